@@ -112,10 +112,10 @@ def _judge(option: Option, torch: str | None) -> Iterator[AllocConfFault]:
         return
     if torch is not None and not _takes(info, torch):
         bound = f"since {info.first}" if info.first and within(torch, before=info.first) else f"up to {info.last}"
-        yield AllocConfFault(f"has {option.key}, which torch supports {bound}; this is {torch}", option.key)
+        yield AllocConfFault(f"has {option.key}, which torch {torch} does not support ({bound})", option.key)
         return
     if expected := _expected(info, option.value):
-        text = f"has {option.key}:{option.value}, but the value must be {expected}"
+        text = f"has {option.key}:{option.value}, which must be {expected}"
         meant = _MEANT.get(option.value.lower()) if info.kind == "flag" else None
         yield AllocConfFault(text, option.key, f"{option.key}:{meant}" if meant else "")
 
@@ -166,7 +166,7 @@ def _expected(info: OptionInfo, value: str) -> str | None:
         case "flag" if value not in ("True", "False"):
             return "exactly True or False"
         case "fraction" if decimal is None or not 0.0 < decimal < 1.0:
-            return "a number between 0.0 and 1.0, both excluded"
+            return "between 0.0 and 1.0 (exclusive)"
         case "share" if decimal is None or not 0.0 <= decimal <= 1.0:
             return "a number from 0.0 to 1.0"
         case "threads" if not _is_power_of_two(number) or number > _MAX_THREADS:
@@ -174,7 +174,7 @@ def _expected(info: OptionInfo, value: str) -> str | None:
         case "backend" if value not in ("native", "cudaMallocAsync", "hipMallocAsync"):
             return "native or cudaMallocAsync"
         case "divisions" if value.startswith("[") and not all(map(_is_division, value.strip("[]").split(","))):
-            return "a list such as [256:1,512:2,>:8]: sizes in MiB and divisions that are powers of two"
+            return "a list such as [256:1,512:2,>:8]"
         case "divisions" if not value.startswith("[") and not _is_power_of_two(number):
             return "a power of two"
     return None
@@ -221,8 +221,7 @@ def _conflicts(options: dict[str, str], torch: str | None) -> Iterator[AllocConf
     if collects and torch is not None and within(torch, before="2.5"):
         # pytorch/pytorch#134338, in 2.5: garbage collection released blocks of expandable segments as if by cudaFree.
         yield AllocConfFault(
-            f"has garbage_collection_threshold with expandable_segments:True, which torch {torch} cannot combine: "
-            "an assertion fails when the memory is nearly full",
+            f"combines garbage_collection_threshold with expandable_segments, which fails in torch {torch}",
             value=",".join(f"{key}:{value}" for key, value in options.items() if key != "garbage_collection_threshold"),
             harmless=True,
         )

@@ -81,9 +81,9 @@ def _simple(info: VariableInfo, name: str, value: str, release: str | None) -> V
         case "address" if not (found := _ADDRESS.fullmatch(value)) or int(found[1]) > 65535:  # the highest TCP port
             return ValueFault("is not an address with a port", "HOST:PORT, or [IPv6]:PORT")
         case "torch-flag" if value.lower() not in _TRUTH:
-            return ValueFault("is not a boolean: PyTorch raises an error when it creates the process group", "0 or 1")
+            return ValueFault("is not a boolean: PyTorch rejects it", "0 or 1")
         case "torch-word" if value.upper() not in info.words:
-            return ValueFault("is not a valid value: PyTorch raises an error on import", ", ".join(info.words))
+            return ValueFault("is not a valid value: PyTorch rejects it on import", ", ".join(info.words))
     return None
 
 
@@ -210,7 +210,7 @@ def _uncovered(value: str, allowed: set[str], release: str | None) -> ValueFault
     lost = [name for name in COLLECTIVES if not enabled[name.casefold()] & _SERVED_BY[name.casefold()]]
     if not lost:
         return None
-    problem = f"leaves no algorithm for {', '.join(lost)}: NCCL rejects these calls"
+    problem = f"leaves no algorithm for {', '.join(lost)}"
     return ValueFault(problem, "a list that includes Ring, which supports every collective", mild=True)
 
 
@@ -259,7 +259,7 @@ def _subnet(info: VariableInfo, name: str, value: str, release: str | None) -> V
 def _torch_number(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
     match = re.match(r"\s*([+-]?\d+)", value)  # std::stoi ignores what follows the digits
     if not match:
-        return ValueFault("is not a number: PyTorch raises an error when it creates the process group", _range(info))
+        return ValueFault("is not a number: PyTorch rejects it", _range(info))
     return ValueFault("is out of range", _range(info)) if _is_outside(info, int(match.group(1))) else None
 
 

@@ -202,9 +202,9 @@ def _contradictions(cuda: str, general: str, ranks: tuple[int, ...]) -> Iterator
     if first == second:
         return
     clashing = [key for key in first if key in second and first[key] != second[key]]
-    shown = ", ".join(f"{key} is {first[key]} and {second[key]}" for key in clashing) or "they have different options"
+    shown = ", ".join(clashing) or "their options"
     yield Finding(
-        f"{_CUDA} and {_GENERAL} are both set and differ: {shown}",
+        f"{_CUDA} and {_GENERAL} differ in {shown}",
         ranks=ranks,
         evidence={_CUDA: cuda, _GENERAL: general},
         effect="Which of them takes effect depends on the option and the PyTorch release.",

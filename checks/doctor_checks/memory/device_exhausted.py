@@ -147,13 +147,12 @@ def _finding(job: Job, found: tuple[OomEvent, ...]) -> Finding:
         unused=mebibytes(group.reserved_unallocated),
         allowed=mebibytes(group.allowed),
     )
-    where = f" (at {first.place})" if first.place else ""
     rank = next((rank for rank in job.ranks if rank.number == first.rank), None)
     snapshot = rank.find(MemorySnapshotFacts) if rank else None
     held = {"snapshot": snapshot.path, "holds_most": _holders(snapshot)} if snapshot else {}
     return finding_from_logs(
         as_event_groups(found),
-        f"{gpu} ran out of memory{wanted}; {reason}{where}",
+        f"{gpu} ran out of memory{wanted}; {reason}",
         evidence={**numbers_of(first), **held},
         fix=_FIXES.get(first.cause) or _fix(job, first, rank),
         severity=Severity.WARNING if all(one.is_caught for one in found) else None,

@@ -144,10 +144,11 @@ def exhaustion_forecast(job: Job, *, horizon: float = 30, least_batches: float =
         first = min(leaks, key=lambda leak: leak.steps.expected)
         who = f"rank {first.holder.rank.number}" + (f" (and {len(leaks) - 1} more)" if len(leaks) > 1 else "")
         steps = first.steps
-        time = f" ({long_time(steps.expected * first.seconds_a_step)})" if first.seconds_a_step else ""
+        rest = f"about {steps.expected:,.0f} batches"
+        if first.seconds_a_step:
+            rest = long_time(steps.expected * first.seconds_a_step)
         yield Finding(
-            f"GPU memory of {who} grows by {_rate(first.line.slope)} per batch and runs out in about "
-            f"{steps.expected:,.0f} batches{time}",
+            f"GPU memory of {who} grows by {_rate(first.line.slope)} per batch and runs out in {rest}",
             ranks=tuple(leak.holder.rank.number for leak in leaks),
             evidence={
                 "by_rank": {str(leak.holder.rank.number): _leak_evidence(leak) for leak in leaks[:16]},

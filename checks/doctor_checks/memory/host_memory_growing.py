@@ -8,7 +8,6 @@ from typing import NamedTuple
 from doctor.analysis.stats.rank_roles import uses_lightning
 from doctor.analysis.stats.step_times import long_time, time_range
 from doctor.analysis.stats.trend import LimitForecast, TrendLine, can_tell, steady_rise
-from doctor.analysis.visible_devices import mebibytes
 from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import HostFacts, Loader, LoaderFacts, MemorySample, ProgressFacts, RunMemoryFacts, TrainingFacts
 from doctor.testing import Fails, JobBuilder, Passes, running
@@ -159,7 +158,6 @@ def _judge(job: Job, local: LocalRanks, growths: list[_Growth], free: int, horiz
     if near and not all(_may_be_a_cache(growth, time.expected) for growth in growths):
         worst = max(growths, key=lambda growth: growth.line.slope)
         ranks = tuple(dict.fromkeys(growth.rank.number for growth in growths))
-        more = f" ({_a_minute(sum(one.line.slope for one in growths))} on the host)" if len(growths) > 1 else ""
         fields = {growth.field for growth in growths}
         process = (
             "find lists that grow in the module or a callback (training_step outputs, predictions), append loss.item() "
@@ -175,7 +173,7 @@ def _judge(job: Job, local: LocalRanks, growths: list[_Growth], free: int, horiz
         fix = "; ".join(([process] if "resident" in fields else []) + ([workers] if "workers" in fields else []))
         yield Finding(
             f"Memory of {WHO[worst.field]} {worst.rank.number} on {local.name} grows by "
-            f"{_a_minute(worst.line.slope)}{more}; the remaining {mebibytes(free)} last "
+            f"{_a_minute(worst.line.slope)} and runs out in "
             f"{long_time(time.expected)}{time_range(time.soonest, time.latest)}",
             ranks=ranks,
             evidence={

@@ -141,10 +141,10 @@ def debug_left_on(job: Job) -> Iterator[Verdict]:
 
 
 _COSTS = {
-    "CUDA_LAUNCH_BLOCKING": "every kernel launch is synchronous; several communicators may deadlock",
+    "CUDA_LAUNCH_BLOCKING": "every kernel launch is synchronous",
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "every tensor allocation calls the CUDA driver",
     "TORCH_NCCL_NAN_CHECK": "every collective first checks its input for NaN",
-    "TORCH_NCCL_BLOCKING_WAIT": "wait() blocks the thread until the collective has ended, so nothing overlaps with it",
+    "TORCH_NCCL_BLOCKING_WAIT": "wait() blocks the thread until the collective has ended",
 }
 _BY_PRESENCE = ("PYTORCH_NO_CUDA_MEMORY_CACHING",)
 """Read by whether they are set, whatever the value (c10/cuda/CUDACachingAllocator.cpp, pytorch issue 145661)."""
@@ -157,7 +157,7 @@ def _cost(stated: EffectiveSetting) -> str | None:
     if name == "NCCL_DEBUG" and value.upper() == "TRACE":
         return _TRACED
     if name in _BY_PRESENCE and value:
-        return f"{_COSTS[name]}; any value enables it, even 0" if value.strip().lower() in _OFF else _COSTS[name]
+        return f"{_COSTS[name]}, whatever the value" if value.strip().lower() in _OFF else _COSTS[name]
     return _COSTS.get(name) if value.strip().lower() not in _OFF else None
 
 
@@ -229,8 +229,8 @@ def _is_over_nccl(identical: IdenticalRanks, training: TrainingFacts | None) -> 
 
 
 _COMPARED = "every collective is first compared over Gloo"
-_CRASHES = "it crashes DistributedDataParallel over Gloo in torch 2.13"
-_MAY_CRASH = "if the loop uses DistributedDataParallel, it crashes in torch 2.13"
+_CRASHES = "DistributedDataParallel crashes over Gloo in torch 2.13"
+_MAY_CRASH = "DistributedDataParallel, if used, crashes in torch 2.13"
 
 
 def _detail_finding(ranks: tuple[int, ...], severity: Severity) -> Finding:

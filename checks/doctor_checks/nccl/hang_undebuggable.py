@@ -186,7 +186,7 @@ def _gaps(environment: EnvironmentFacts, torch: str | None, launcher: str | None
 
 
 _NO_DUMP = "no dump is written on timeout"
-_UNNOTICED = "a failed collective is not detected, and the run hangs indefinitely"
+_UNNOTICED = "the run hangs indefinitely if a collective fails"
 
 
 def _dump(environment: EnvironmentFacts, torch: str | None) -> Iterator[_Gap]:

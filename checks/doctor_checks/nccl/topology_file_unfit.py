@@ -157,5 +157,5 @@ def _wrong(file: ReferencedFile, gpus: GpuFacts | None) -> str | None:
     here = {bus_key(gpu.bus_id) for gpu in gpus.gpus} if gpus else set()
     named = {bus_key(bus_id) for bus_id in file.gpus}
     if here and named and not here & named:
-        return f"describes another machine: none of its {len(named)} GPUs is among the {len(here)} of this host"
+        return f"describes another machine: none of its {len(named)} GPUs is in this host"
     return None

@@ -170,7 +170,7 @@ def _lost(nccl: NcclFacts, gpus: GpuFacts, *, guarded: bool) -> Iterator[Lost]:
     by_pcie = not guarded and any(link.path in _PCIE and link.read == "ok" for link in gpus.links)
     peers = "NVLink" if by_nvlink else "PCIe peer-to-peer" if by_pcie else None
     if not gpus.links and not guarded:
-        peers = peers or "peer-to-peer access, if these GPUs support it (the driver does not report their links)"
+        peers = peers or "peer-to-peer access (the driver does not report the GPU links)"
     off = _switch(nccl, "NCCL_P2P_DISABLE", 1) or _nearest_level(nccl)
     if off and peers:
         yield off, peers, None
@@ -191,7 +191,7 @@ def _lost(nccl: NcclFacts, gpus: GpuFacts, *, guarded: bool) -> Iterator[Lost]:
 def _lost_elsewhere(nccl: NcclFacts) -> Iterator[Lost]:
     """If no GPU is visible (login node, batch script, no driver), the variable still reaches the training host. Most
     hosts do not support NVLS."""
-    where = "on hosts with several GPUs (no GPU is visible here)"
+    where = "on hosts with several GPUs (none is visible here)"
     if off := _switch(nccl, "NCCL_P2P_DISABLE", 1) or _nearest_level(nccl):
         yield off, f"peer-to-peer access {where}", None
     if shm := _switch(nccl, "NCCL_SHM_DISABLE", 1):

@@ -31,7 +31,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "nccl.symbol_missing", by=("symbol",)):
         yield finding_from_logs(
             group,
-            f"The loaded NCCL lacks {group.value('symbol')}: it is older than the NCCL that PyTorch was built with",
+            f"The loaded NCCL lacks {group.value('symbol')}: it is older than PyTorch requires",
             evidence={"symbol": group.value("symbol"), "wanted_by": group.value("lib"), "wheels": sorted(wheels)},
             confidence=0.95 if len(wheels) > 1 else 0.85,
             explains=("NCCL009", "VER002"),

@@ -146,15 +146,13 @@ def _finding(stated: EffectiveSetting, near: str | None, old: VariableInfo | Non
 
 
 def _summary(name: str, near: str | None, note: str = "") -> str:
-    hint = f". Did you mean {near}{note}?" if near else ""
-    return f"Unknown variable {name}: neither NCCL, PyTorch nor a known plugin reads it{hint}"
+    if near:
+        return f"Unknown variable {name}. Did you mean {near}{note}?"
+    return f"Unknown variable {name}: neither NCCL, PyTorch nor a known plugin reads it"
 
 
 def _note(old: VariableInfo | None) -> str:
-    if old is None:
-        return ""
-    reader = "NCCL" if old.reader == "nccl" else "torch"
-    return f" (now {old.replaced_by})" if old.replaced_by else f" (not needed since {reader} {old.superseded})"
+    return f" (now {old.replaced_by})" if old is not None and old.replaced_by else ""
 
 
 _NOT_NEEDED = "None: this release no longer needs the variable that was probably intended."
@@ -171,7 +169,7 @@ def _without_plugin(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Find
     for plugin, settings in owned.items():
         more = f" and {len(settings) - 1} more" if len(settings) > 1 else ""
         yield Finding(
-            f"{settings[0].name}{more}: read only by a network plugin, and NCCL finds no plugin",
+            f"Only a network plugin reads {settings[0].name}{more}, and NCCL finds no plugin",
             ranks=identical.ranks,
             evidence={"names": [setting.name for setting in settings[:16]], "plugin": plugin},
             effect="None if the training process finds the plugin; otherwise the settings are silently ignored.",

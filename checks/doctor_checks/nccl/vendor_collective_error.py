@@ -12,7 +12,7 @@ CODES = {
     "EI0004": ("the rank table is not valid, or does not fit the devices", False),
     "EI0005": ("ranks called a collective with different arguments", False),
     "EI0006": ("a rank did not connect within HCCL_CONNECT_TIMEOUT", True),
-    "EI0013": ("a RoCE transfer was not acknowledged: a link failed, or the peer's process ended", True),
+    "EI0013": ("a RoCE transfer was not acknowledged by the peer", True),
     "EJ0001": ("processes of another run still use the devices, or the run was started twice", False),
     "EJ0003": ("a port of HCCL is in use: processes of another run are left", False),
 }

@@ -46,7 +46,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     if lacking:
         yield finding_from_logs(
             EventGroup(lacking[0].kind, lacking),
-            "NCCL has no code for this GPU: the release is older than the GPU's architecture",
+            "This NCCL release is too old for the GPU: it has no code for its architecture",
             severity=Severity.ERROR,
             confidence=0.75,
             explains=("VER003",),
@@ -179,7 +179,7 @@ def _for_roce(rdma: RdmaFacts | None, nccl: NcclFacts | None) -> Iterator[tuple[
     names = ("NCCL_IB_GID_INDEX", "NCCL_IB_DISABLE", "NCCL_NET")
     settled = nccl is not None and any(nccl.get(name) for name in names)
     if active and not settled:
-        yield "2.21.5", "uses GID index 0 on RoCE, which is not a routable RoCE v2 address"
+        yield "2.21.5", "uses GID index 0 on RoCE, which is not routable"
 
 
 def _for_torch(software: SoftwareFacts, version: str) -> Iterator[tuple[str, str]]:
@@ -187,4 +187,4 @@ def _for_torch(software: SoftwareFacts, version: str) -> Iterator[tuple[str, str
     init_process_group. torch 2.7.1 turned that mode off again."""
     is_affected = software.torch is not None and within(software.torch.version, first="2.7.0", before="2.7.1")
     if is_affected and within(version, first="2.26.2", before="2.26.3"):
-        yield "torch 2.7.1", "may hang with torch 2.7.0 if device_id is passed to init_process_group"
+        yield "torch 2.7.1", "may hang with torch 2.7.0 if init_process_group gets device_id"

@@ -27,13 +27,13 @@ class NamedCause(NamedTuple):
 
 
 def with_cause(finding: Finding, cause: NamedCause | None) -> Finding:
-    """The finding with its cause named first, and the fix of the cause."""
+    """The finding of the cause, with its fix; what was observed becomes evidence."""
     if cause is None:
         return finding
     return Finding(
-        f"{cause.claim}: {finding.summary}",
+        cause.claim,
         ranks=cause.ranks or finding.ranks,
-        evidence={**finding.evidence, **cause.evidence},
+        evidence={"observed": finding.summary, **finding.evidence, **cause.evidence},
         effect=finding.effect,
         fix=cause.fix,
         severity=finding.severity,
@@ -88,7 +88,7 @@ def _unused_parameters(job: Job, found: Diagnosis) -> NamedCause | None:
     )
     return NamedCause(
         f"{ranks_in_words(odd)} left {', '.join(names[:_SHOWN])}{more} out of {'their' if len(odd) > 1 else 'its'} "
-        "loss, and find_unused_parameters is off: DDP waits for these gradients",
+        "loss, so DDP waits for missing gradients",
         odd,
         f"Use {switch}, or add unused parts to the loss of every rank with a factor of 0 "
         "(`loss + 0 * part(x).sum()`), which is faster.",
@@ -139,10 +139,9 @@ def _unfrozen(job: Job) -> NamedCause | None:
     if not known:
         return None
     more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
-    was, now = ("were", "are") if len(known) > 1 else ("was", "is")
+    was = "were" if len(known) > 1 else "was"
     return NamedCause(
-        f"{', '.join(known[:_SHOWN])}{more} {was} frozen when the model was wrapped, and {now} "
-        "trained now: DDP never reduces gradients of parameters that were frozen then",
+        f"{', '.join(known[:_SHOWN])}{more} {was} frozen when DDP wrapped the model: gradients are not reduced",
         None,
         "Wrap the model while all parameters that are ever trained require gradients, with "
         "`find_unused_parameters=True`, and freeze them after that (or by a learning rate of 0); or wrap again after "

@@ -10,14 +10,9 @@ SINCE = "2.8"
 """The release of torch that reads TORCH_FR_BUFFER_SIZE; earlier ones read TORCH_NCCL_TRACE_BUFFER_SIZE."""
 
 
-def recorder_switch(job: Job | None, entries: int = 2000) -> str:
-    """The assignment that enables torch's flight recorder: for the known release of torch, else for both kinds."""
-    first, *older = _assignments(job, entries)
-    return f"{first} (before torch {SINCE} {older[0]})" if older else first
-
-
 def recorder_assignments(job: Job | None, entries: int = 2000) -> str:
-    """The same as arguments of ``export``; both assignments if the release of torch is unknown."""
+    """The assignment that enables torch's flight recorder, as an argument of ``export``; both assignments if the
+    release of torch is unknown."""
     return " ".join(_assignments(job, entries))
 
 

@@ -191,12 +191,18 @@ def _model(job: Job, digest: str) -> ModelFacts:
 def _difference(common: ModelFacts, other: ModelFacts) -> str:
     for position, (usual, own) in enumerate(zip_longest(common.tensors, other.tensors)):
         if usual != own:
+            if usual and own and usual.name == own.name:
+                return f"{own.name} is {_kind(own)} instead of {_kind(usual)}"
             return f"tensor {position} is {_tensor(own)} instead of {_tensor(usual)}"
     return f"{other.count:,} tensors ({other.parameters:,} values) instead of {common.count:,} ({common.parameters:,})"
 
 
 def _tensor(tensor: TensorShape | None) -> str:
-    return f"{tensor.name} {list(tensor.shape)} {tensor.type}" if tensor else "missing"
+    return f"{tensor.name} {_kind(tensor)}" if tensor else "missing"
+
+
+def _kind(tensor: TensorShape) -> str:
+    return f"{list(tensor.shape)} {tensor.type}"
 
 
 def _fix(job: Job) -> str:

@@ -125,7 +125,8 @@ def _claim(group: EventGroup) -> str:
         return f"The backward pass of {function} returned NaN"
     what, value = _named(group.first)
     subject = "a value" if what == "floatingpointerror" else f"the {what}"
-    return f"The program ended because {subject} is {value}"
+    verb = "are" if what.endswith("s") and not what.endswith("ss") else "is"
+    return f"The program ended because {subject} {verb} {value}"
 
 
 @check(
@@ -231,10 +232,10 @@ def non_finite_on_rank(job: Job) -> Iterator[Verdict]:
         yield _finding(job, first, others, step)
     elif len(first) == len(judged) and first[0].first and first[0].first.what == "loss":
         anomaly = "Trainer(gradient_clip_val=1.0)" if uses_lightning(job) else "torch.nn.utils.clip_grad_norm_"
-        who = "all ranks at the same time" if len(first) > 1 else "the only rank"
+        who = "all ranks" if len(first) > 1 else "the only rank"
         yield Finding(
-            f"The loss is {first[0].first.value if first[0].first else 'not finite'} on {who}, for the first time in "
-            f"batch {int(step):,}: no single rank is at fault",
+            f"The loss became {first[0].first.value if first[0].first else 'not finite'} on {who} in batch "
+            f"{int(step):,}: no single rank is at fault",
             ranks=tuple(seen.rank.number for seen in first),
             evidence={"batch": int(step), "ranks": len(first)},
             effect="Harmless if the loop skips such a step, as a gradient scaler does. If the optimizer applies it, "

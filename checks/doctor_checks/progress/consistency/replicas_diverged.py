@@ -227,16 +227,12 @@ def _of_unwrapped(job: Job) -> Finding | None:
     split, seeds = split_values(began), {rank.number: _seed(rank) for rank in ranks}
     why = f", with different seeds ({describe(split_values(seeds))})" if len(set(seeds.values())) > 1 else ""
     return Finding(
-        f"{ranks_in_words(split.odd)} started with different parameters than the other ranks{why}, and they are still "
-        f"different after step {compared[-1].step:,}"
-        if split.common
-        else f"{ranks_in_words(split.odd)} started with different parameters{why}, and they are still different after "
-        f"step {compared[-1].step:,}",
+        f"{ranks_in_words(split.odd)} started with different parameters{why}, which still differ after step "
+        f"{compared[-1].step:,}",
         ranks=split.odd,
         evidence={"initial": _initial(ranks), "seeds": {str(rank): seed for rank, seed in [*seeds.items()][:64]}},
-        fix="The samplers divide one dataset among all ranks, so that they seem to train one model: wrap it in "
-        "`DistributedDataParallel`, which makes all ranks equal to rank 0, or call `torch.manual_seed(seed)` with the "
-        "same seed on every rank before the model is made, or broadcast it: "
+        fix="If the ranks train one model, wrap it in `DistributedDataParallel`, call `torch.manual_seed(seed)` with "
+        "the same seed on every rank before the model is built, or broadcast it: "
         "`for p in model.parameters(): torch.distributed.broadcast(p.data, 0)`.",
         severity=Severity.WARNING,
         confidence=0.7,

@@ -17,19 +17,16 @@ SHOWN = 8
 
 
 def stall_ranks(found: Diagnosis) -> str:
-    """``rank 2 (training, epoch 1, batch 40)``: the faulty ranks, and where the first of them is.
-
-    ``rank 2 (guessed; PID 4711)`` if nothing but the order of the processes numbers it."""
-    parts = [found.first.place if found.first else ""]
+    """``rank 2``: the faulty ranks; ``rank 2 (guessed; PID 4711)`` if nothing but the order of the processes numbers
+    it."""
     progress = found.first.progress if found.first else None
-    if progress is not None and progress.guessed:
-        parts += ["guessed", f"PID {progress.pid}" if progress.pid else ""]
-    place = "; ".join(part for part in parts if part)
-    return ranks_in_words(found.ranks) + (f" ({place})" if place else "")
+    if progress is None or not progress.guessed:
+        return ranks_in_words(found.ranks)
+    return f"{ranks_in_words(found.ranks)} (guessed{f'; PID {progress.pid}' if progress.pid else ''})"
 
 
 def stall_waiters(found: Diagnosis) -> str:
-    """``; ranks 0 and 2-7 have waited 12 s in all_reduce at train.py:54 (step)``.
+    """``; ranks 0 and 2-7 have waited 12 s in all_reduce``.
 
     If no other rank waits, ``, for 12 s``; empty if that is unknown too."""
     least = "at least " if found.states.is_sampled else ""
@@ -37,7 +34,7 @@ def stall_waiters(found: Diagnosis) -> str:
         return f", for {least}{found.seconds:.0f} s" if found.seconds else ""
     site, verb = found.waiting_at, "have" if len(found.waiting) > 1 else "has"
     waited = f" {least}{found.seconds_waited:.0f} s" if found.seconds_waited else ""
-    where = site.text if site else "a collective"
+    where = (site.operation or site.text) if site else "a collective"
     sites = found.waiting_sites
     if found.states.is_sampled and len(sites) > 1:
         (first, _), *_ = sites

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.logs.logging_advice import recorder_switch
+from doctor.analysis.logs.logging_advice import recorder_assignments
 from doctor.analysis.logs.root_event import LaterEvents
 from doctor.analysis.logs.store_keys import rank_of_key, stage_of_key
 from doctor.api import EventGroup, Finding, Job, Severity, finding_from_logs, ranks_in_words
@@ -22,13 +22,12 @@ def waits_for_a_rank(job: Job) -> Iterator[Finding]:
     missing = missing_ranks(group)
     if not missing:
         return
-    awaited = ranks_in_words(missing)
     yield finding_from_logs(
         group,
-        f"{waiting_text(group)}: {awaited} did not start the same collective or barrier",
+        waiting_text(group),
         ranks=missing,
         evidence=waiting_evidence(group),
-        fix=waiting_fix(job, awaited),
+        fix=waiting_fix(job, ranks_in_words(missing)),
         severity=Severity.WARNING,
         confidence=0.5,
         explains=("RUN012", "RUN016"),
@@ -67,13 +66,11 @@ def waiting_evidence(group: EventGroup) -> dict[str, object]:
 
 
 def waiting_fix(job: Job, awaited: str) -> str:
-    """The likely causes in order, and what to collect."""
+    """The likely causes in order, and what to set in the next run."""
     return (
-        f"Check the likely causes in this order. {awaited[:1].upper()}{awaited[1:]} failed or was killed earlier: see "
-        "the end of its log and `dmesg -T`. It was busy for longer than the timeout (tokenizing, a download, a "
-        "checkpoint, compilation): do that work before `init_process_group`, or raise its `timeout`. The ranks do not "
-        f"run the same collectives: look for conditions on the rank. For the next run: `export {recorder_switch(job)} "
-        "TORCH_DISTRIBUTED_DEBUG=DETAIL`."
+        f"Check whether {awaited} failed or was killed earlier (the end of its log, `dmesg -T`), was busy for longer "
+        "than the timeout, or skipped a collective in a rank-dependent branch, and run again with these variables:\n"
+        f"export {recorder_assignments(job)} TORCH_DISTRIBUTED_DEBUG=DETAIL"
     )
 
 

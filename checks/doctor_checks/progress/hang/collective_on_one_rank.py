@@ -27,7 +27,7 @@ from doctor.facts import Collective, ProgressFacts, RecorderFacts, ReplicaFacts,
 from doctor.testing import Fails, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_call, with_group_call, without_recorders
 from doctor_checks.progress._named_causes import cause_of_calls, with_cause
-from doctor_checks.progress.hang._stall_text import stall_evidence, stall_ranks, stall_waiters
+from doctor_checks.progress.hang._stall_text import stall_evidence, stall_ranks
 
 _GATHER = user_frame(57, condition="if self.global_rank == 0, line 56")
 _SYNC = package_frame("lightning/fabric/utilities/distributed.py", 213, "_sync_ddp")
@@ -224,11 +224,17 @@ def _claim(found: Diagnosis, one_sided: OneSidedCall) -> str:
     why = f" [{call.condition}]" if call.condition else ""
     who, several = stall_ranks(found), len(one_sided.ranks) > 1
     if one_sided.extra:
-        return f"Only {who} call{'' if several else 's'} {call.text}{why}{stall_waiters(found)}"
+        return f"Only {who} call{'' if several else 's'} {_short(call)}{why}"
     return (
-        f"{who} skip{'' if several else 's'} {call.text}{why}, which {ranks_in_words(callers)} "
-        f"call{'' if len(callers) > 1 else 's'}, and wait{'' if several else 's'} in {one_sided.others.site.text}"
+        f"{who} skip{'' if several else 's'} {_short(call)}{why}, which {ranks_in_words(callers)} "
+        f"call{'' if len(callers) > 1 else 's'}"
     )
+
+
+def _short(call: CallSite) -> str:
+    """``self.log(..., sync_dist=True) at train.py:57 (step)``: the call in the code of the user, if there is one."""
+    what = call.words if call.words and call.words != "backward" and call.own else call.operation
+    return f"{what} at {call.place}" if call.own and call.place and what else call.text
 
 
 def _effect(one_sided: OneSidedCall) -> str:

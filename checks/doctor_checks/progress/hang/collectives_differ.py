@@ -45,7 +45,7 @@ _RUNNING = re.compile(
 )
 _PARTS = re.compile(r"(SequenceNumber|OpType|TensorShape|TensorDtypes)=(\[[^\]]*\]|\w+)")
 _FINGERPRINT = "SequenceNumber=3, OpType=ALLREDUCE, TensorShape=[%d], TensorDtypes=Float"
-_TIE = "; the sides are equally large, so the faulty one could not be determined"
+_TIE = {"majority": "none: as many ranks make one call as the other"}
 _ORDER = "if rank == 0, line 40"
 
 
@@ -139,16 +139,17 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         words, sure = _NOTICED[group.kind]
         # https://github.com/NVIDIA/nccl/pull/605: different sizes, or different settings of NCCL.
         settings = _SETTINGS if group.kind.partition(".")[2] in ("net_mismatch", "truncated_data") else ""
-        yield finding_from_logs(group, words, fix=_fix("size") + settings, confidence=sure)
+        fix = _fix("size").removesuffix("." if settings else "") + settings
+        yield finding_from_logs(group, words, fix=fix, confidence=sure)
 
 
 _OF_RANK_ZERO = (
-    " Only rank 0 makes that call: look for a reduction under `if rank == 0`, `is_global_zero` or `@rank_zero_only`, "
-    "such as a metric logged with `sync_dist=True` (RUN006)."
+    "Make the call of rank 0 on all ranks: look for a reduction under `if rank == 0`, `is_global_zero` or "
+    "`@rank_zero_only`, such as a metric logged with `sync_dist=True` (RUN006)."
 )
 _SETTINGS = (
-    " Also compare `env | grep NCCL_` on all ranks: a different NCCL_ALGO, NCCL_PROTO or NCCL_BUFFSIZE has the same "
-    "effect."
+    "; also compare `env | grep NCCL_` on all ranks, because a different NCCL_ALGO, NCCL_PROTO or NCCL_BUFFSIZE has "
+    "the same effect."
 )
 
 
@@ -169,8 +170,7 @@ def _of_watchdogs(job: Job) -> Iterator[Finding]:
         )
         yield finding_from_logs(
             EventGroup(events[0].kind, events),
-            "; ".join(f"{ranks_in_words(group.ranks)}: {group.value}" for group in reversed(parted.groups))
-            + ": ranks are at different collectives",
+            _calls({group.ranks: str(group.value) for group in reversed(parted.groups)}),
             ranks=parted.odd or tuple(sorted(calls)),
             fix=_fix(""),
             confidence=0.5,
@@ -193,8 +193,7 @@ def _of_tracebacks(job: Job) -> Iterator[Finding]:
     if len(parted.groups) != 2 or not parted.odd or any(natures[rank] != "timeout" for rank in parted.odd):
         return
     yield Finding(
-        "; ".join(f"{ranks_in_words(group.ranks)}: {group.value}" for group in reversed(parted.groups))
-        + ": they timed out in different collectives",
+        "; ".join(f"{ranks_in_words(group.ranks)} timed out at {group.value}" for group in reversed(parted.groups)),
         ranks=parted.odd,
         evidence={"timed_out_at": {str(rank): place_of_frame(line) for rank, line in sorted(lines.items())[:64]}},
         fix=_fix(""),
@@ -227,22 +226,22 @@ def _of_printed(job: Job, calls: Mapping[int, PrintedCollective], sure: float, *
     is_of_zero = 0 in calls and len(operations) == 2 and len(others) == 1 and calls[0].operation not in others
     return finding_from_logs(
         EventGroup(events[0].kind, events),
-        "; ".join(f"{ranks_in_words(group.ranks)}: {calls[group.ranks[0]].text}" for group in reversed(parted.groups))
-        + (f", number {number} of its group" if number else "")
-        + (_TIE if parted.even and len(calls) > 1 else ""),
+        _calls({group.ranks: calls[group.ranks[0]].text for group in reversed(parted.groups)}),
         ranks=parted.odd or tuple(sorted(calls)),
-        evidence={"calls": {str(rank): calls[rank].text for rank in sorted(calls)[:8]}, "batches_differ": batches},
-        fix=_BATCHES
-        if batches
-        else _fix("size" if len(operations) == 1 else "") + (_OF_RANK_ZERO if is_of_zero else ""),
+        evidence={
+            "calls": {str(rank): calls[rank].text for rank in sorted(calls)[:8]},
+            "batches_differ": batches,
+            **({"number": f"number {number} of its group"} if number else {}),
+            **(_TIE if parted.even and len(calls) > 1 else {}),
+        },
+        fix=_BATCHES if batches else _OF_RANK_ZERO if is_of_zero else _fix("size" if len(operations) == 1 else ""),
         confidence=sure,
     )
 
 
 _BATCHES = (
-    "Only the first dimension differs, so the batch sizes differ (DATA002). Drop or pad the last batch "
-    "(`DataLoader(drop_last=True)`), replace bad samples in the collate function instead of dropping them, or exchange "
-    "the sizes first."
+    "Drop or pad the last batch (`DataLoader(drop_last=True)`), replace bad samples in the collate function instead of "
+    "dropping them, or exchange the batch sizes first (see DATA002)."
 )
 
 
@@ -362,16 +361,12 @@ def collectives_differ(job: Job) -> Iterator[Verdict]:
         parted = split_values(reported)
         line = found.first.site.frame if found.first and found.first.site else None
         yield Finding(
-            "; ".join(
-                f"{ranks_in_words(group.ranks)}: {_headline(str(group.value))}" for group in reversed(parted.groups)
-            )
-            + (f" at {place_of_frame(line)}" if line else "")
-            + " (reported by TORCH_DISTRIBUTED_DEBUG=DETAIL)"
-            + (_TIE if parted.even else ""),
+            _calls({group.ranks: _headline(str(group.value)) for group in reversed(parted.groups)}),
             ranks=parted.odd or found.ranks,
             evidence={
                 **stall_evidence(found),
                 "calls": {str(rank): call[:400] for rank, call in sorted(reported.items())[:8]},
+                **(_TIE if parted.even else {}),
             },
             confidence=0.7 if parted.even else found.confidence,
             explains=("RUN001", "RUN004", "RUN012"),
@@ -385,20 +380,17 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
     variants = divergence.variants
     odd, others = (variants[0], variants[1]) if divergence.is_even else (variants[1], variants[0])
     mine, theirs = _call_in_words(odd.entry), _call_in_words(others.entry)
-    where = _at(odd.site) if odd.key == others.key else ""
-    first = mine if where else f"{mine}{_at(odd.site)}"
-    second = theirs if where else f"{theirs}{_at(others.site)}"
-    place = found.first.place if found.first else ""
+    if odd.entry.operation != others.entry.operation or mine == theirs:
+        mine, theirs = f"{odd.entry.operation}{_at(odd.site)}", f"{others.entry.operation}{_at(others.site)}"
     which = f"number {divergence.sequence} of {found.states.name_of(divergence.group)}" if divergence.sequence else ""
-    text = "; ".join(part for part in (which, place) if part)
     return Finding(
-        f"{ranks_in_words(odd.ranks)}: {first}; {ranks_in_words(others.ranks)}: {second}{where}"
-        + (f" ({text})" if text else "")
-        + (f"; Gloo aborted {ranks_in_words(found.ending.ranks)} because of it" if found.ending else "")
-        + (_TIE if divergence.is_even else ""),
+        _calls({odd.ranks: mine, others.ranks: theirs}),
         ranks=found.ranks,
         evidence={
             **stall_evidence(found),
+            **({"number": which} if which else {}),
+            **({"aborted_by_gloo": list(found.ending.ranks)} if found.ending else {}),
+            **(_TIE if divergence.is_even else {}),
             "calls": {
                 ranks_in_words(one.ranks): _call_in_words(one.entry)
                 + (f" at {one.site.place}" if one.site.place else "")
@@ -432,24 +424,36 @@ def _hint(found: Diagnosis, odd: MismatchGroup, others: MismatchGroup) -> str:
 def _at(site: CallSite) -> str:
     if site.words:
         return f" in {site.words}"
-    return f" at {site.place}" if site.place else ""
+    return f" at {site.place.partition(' (')[0]}" if site.place else ""
+
+
+def _calls(calls: Mapping[tuple[int, ...], str]) -> str:
+    """``rank 2 calls all_reduce of 12 Float elements; ranks 0-1 call all_reduce of 10 Float elements``."""
+    if len(calls) == 1:
+        ((ranks, call),) = calls.items()
+        return f"{ranks_in_words(ranks)} called {call}, which does not match the call of the other ranks"
+    return "; ".join(
+        f"{ranks_in_words(ranks)} call{'' if len(ranks) > 1 else 's'} {call}" for ranks, call in calls.items()
+    )
 
 
 def _of_silence(divergence: Divergence) -> Finding:
     is_shape = divergence.aspect == "shape"
-    calls = "; ".join(
-        f"{ranks_in_words(one.ranks)}: {_call_in_words(one.entry)}{_shaped(one.entry) if is_shape else ''}"
+    calls = {
+        tuple(one.ranks): f"{_call_in_words(one.entry)}{_shaped(one.entry) if is_shape else ''}"
         for one in divergence.variants[::-1][:4]
-    )
+    }
     frame = next((one.site.frame for one in divergence.odd if one.site.frame), None)
     return Finding(
-        f"{calls}, in one call (number {divergence.sequence} of group {divergence.group}){_SILENT[is_shape]}"
-        + (_TIE if divergence.is_even else ""),
+        _calls(calls),
         ranks=divergence.odd_ranks,
         evidence={
+            "number": f"number {divergence.sequence} of group {divergence.group}",
+            **(_TIE if divergence.is_even else {}),
             "sizes": {ranks_in_words(one.ranks): str(one.entry.input_sizes) for one in divergence.variants[:8]},
             "places": {ranks_in_words(one.ranks): one.site.place for one in divergence.variants[:8] if one.site.place},
         },
+        effect=_SILENT[is_shape],
         fix=_fix(divergence.aspect),
         severity=Severity.WARNING if is_shape else Severity.ERROR,
         confidence=0.6 if is_shape else 0.7 if divergence.is_even else 0.9,
@@ -458,8 +462,8 @@ def _of_silence(divergence: Divergence) -> Finding:
 
 
 _SILENT = {
-    False: "; no error was raised, but the results are wrong",
-    True: "; elements are matched by position, whatever their shape",
+    False: "No error is raised, but the results are wrong.",
+    True: "No error is raised: elements are matched by position, regardless of their shape.",
 }
 
 
@@ -469,8 +473,9 @@ def _shaped(entry: Collective) -> str:
 
 def _call_in_words(entry: Collective) -> str:
     size = sum(map(prod, entry.input_sizes or entry.output_sizes))
-    elements = f" of {size:,} elements" if entry.input_sizes or entry.output_sizes else ""
-    return f"{entry.operation}{elements}{' of ' if elements and entry.types else ''}{', '.join(entry.types)}"
+    types = "".join(f" {one}" for one in entry.types)
+    elements = f" of {size:,}{types} elements" if entry.input_sizes or entry.output_sizes else types
+    return f"{entry.operation}{elements}"
 
 
 def _fix(aspect: str) -> str:
@@ -483,11 +488,11 @@ def _fix(aspect: str) -> str:
         return "Pass the same shape on all ranks, unless the difference is intended: the call itself is valid."
     if aspect == "type":
         return (
-            "Pass the same type on all ranks: `tensor.to(torch.float32)` before the call; look for a rank without "
+            "Pass the same type on all ranks (`tensor.to(torch.float32)` before the call), and look for a rank without "
             "autocast."
         )
     return (
-        "Move the call out of the branch on a value that differs between ranks, or make it in both branches. "
+        "Move the call out of the branch on a value that differs between ranks, or make it in both branches; "
         "`TORCH_DISTRIBUTED_DEBUG=DETAIL` on a small run shows the first pair of calls that differ."
     )
 

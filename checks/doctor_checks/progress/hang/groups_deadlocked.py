@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.call_sites import POINT_TO_POINT
+from doctor.analysis.call_sites import POINT_TO_POINT, CallSite
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.api import Finding, Job, Scope, Severity, Verdict, check, ranks_in_words
 from doctor.facts import Collective, Frame, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, JobBuilder, Passes, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_group_call, with_late_ranks, without_recorders
-from doctor_checks.progress.hang._stall_text import stall_evidence, stall_source, stall_waiters
+from doctor_checks.progress.hang._stall_text import stall_evidence, stall_source
 
 
 def _crossed(world: int) -> JobBuilder:
@@ -99,7 +99,7 @@ def groups_deadlocked(job: Job) -> Iterator[Verdict]:
     if found is not None and found.kind == "deadlock":
         transfers = any(one.transfers or one.stack_wait in POINT_TO_POINT for one in found.known)
         yield Finding(
-            f"{_claim(found, transfers)}{stall_waiters(found)}",
+            _claim(found, transfers),
             ranks=found.ranks,
             evidence=stall_evidence(found),
             fix=_PAIR if transfers else _ORDER,
@@ -111,22 +111,26 @@ def groups_deadlocked(job: Job) -> Iterator[Verdict]:
 
 def _claim(found: Diagnosis, transfers: bool, most: int = 4) -> str:
     known = found.known
-    places = ", ".join(
-        f"rank {one.rank} in {one.site.text}" + (f" of {found.states.name_of(one.wait.group)}" if one.wait else "")
-        for one in known[:most]
-        if one.site is not None
-    )
+    places = ", ".join(f"rank {one.rank} in {_short(one.site)}" for one in known[:most] if one.site is not None)
     more = f" and {len(known) - most} more" if len(known) > most else ""
     if len(found.ranks) > 1:
         return f"{ranks_in_words(found.ranks)} wait for each other: {places}{more}"
-    return f"{places or ranks_in_words(found.ranks)} has no counterpart" if transfers else f"only {places}"
+    if transfers:
+        return f"{places.replace(' in ', ' waits in ', 1) or ranks_in_words(found.ranks)} without a matching call"
+    return f"only {places}"
+
+
+def _short(site: CallSite) -> str:
+    """``all_reduce at train.py:30``."""
+    place = site.place.partition(" (")[0]
+    return f"{site.operation} at {place}" if site.operation and place else site.text
 
 
 _ORDER = (
-    "Call the groups in the same order on all ranks. Calls from different threads or streams have no order: use one "
-    "thread per group, or wait for the first call (`work.wait()`, `torch.cuda.synchronize()`) before the second."
+    "Call the groups in the same order on all ranks; across threads or streams, use one thread per group, "
+    "or wait for the first call (`work.wait()`, `torch.cuda.synchronize()`) before the second."
 )
 _PAIR = (
-    "Give every send a matching receive, with the same peer and in the same order. If two ranks exchange data, let one "
+    "Give every send a matching receive, with the same peer and in the same order; if two ranks exchange data, let one "
     "send first and the other receive first, or use `batch_isend_irecv`."
 )

@@ -95,7 +95,7 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
             + (
                 " after the run had ended normally"
                 if peaceful
-                else f", after {line_of(cause)[:160]}"
+                else f", after {line_of(cause)[:60]}"
                 if cause
                 else ": another rank ended earlier, and the logs do not show why"
             ),
@@ -108,7 +108,7 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
     elif waits := _open_waits(job):
         yield finding_from_logs(
             waits,
-            f"{waiting_text(waits)}: it did not set its key, or the store did not respond",
+            waiting_text(waits),
             evidence=waiting_evidence(waits),
             fix=waiting_fix(job, "the other rank"),
             confidence=0.5,
@@ -117,8 +117,7 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
     elif takedown := _takedown(job):
         yield finding_from_logs(
             EventGroup(takedown[0].kind, takedown),
-            "The launcher ended its processes, but this log does not show whether one failed or the launcher was "
-            "stopped",
+            "The launcher ended its processes, but this log does not show why",
             ranks=(),
             confidence=0.35,
             symptoms=False,

@@ -38,10 +38,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         return
     who = f"rank {busy.rank} was" if busy.rank is not None else "a rank was"
     took = f" for {busy.seconds / 60:.0f} min" if busy.seconds else ""
-    most = f" of {busy.limit / 60:.0f} min" if busy.limit else ""
     yield finding_from_logs(
         EventGroup(busy.events[0].kind, busy.events),
-        f"{who} busy with {busy.text!r}{took}, longer than the other ranks' timeout{most}",
+        f"{who} busy with {busy.text!r}{took}, longer than the other ranks' timeout",
         ranks=(busy.rank,) if busy.rank is not None else (),
         evidence={"busy_with": busy.kind, "seconds": busy.seconds, "limit": busy.limit},
         fix=_FIXES.get(busy.kind, f"Do that work before the run or on all ranks; {_TIMEOUT}."),
@@ -180,21 +179,20 @@ _TIMEOUT = (
     "ranks wait longer"
 )
 _FORKED_LOCK = (
-    "A lock that another thread held when the worker was forked is never released in the worker. Start workers by "
-    '`DataLoader(..., multiprocessing_context="spawn")` or "forkserver", take no lock in the dataset that threads of '
-    "the training process use (logging, caches, clients), or start those threads after the workers."
+    'Start workers by `DataLoader(..., multiprocessing_context="spawn")` or "forkserver", take no lock in the dataset '
+    "that threads of the training process use (logging, caches, clients), or start those threads after the workers, "
+    "because a lock that is held during the fork is never released in the worker."
 )
 _FIXES = {
     "evaluating": "Evaluate a part of the data on every rank, or evaluate on rank 0 while no other rank waits; "
     f"{_TIMEOUT}.",
-    "loading": "Check that sample and its storage: use more workers and a larger `prefetch_factor`, data on a local "
-    "disk, samples that are checked and converted before the run. A worker in state D waits for storage, one in state "
-    "T is stopped.",
+    "loading": "Check that sample and its storage (a worker in state D waits for storage, one in state T is stopped), "
+    "and use more workers, a larger `prefetch_factor`, a local disk, or samples that are converted before the run.",
     "saving": f"Save to a local disk and copy later, save fewer and smaller checkpoints "
     f"(`ModelCheckpoint(save_last=False)`, sharded or asynchronous ones); {_TIMEOUT}.",
     "reading": f"Read it from a local disk, or on one rank of a host and broadcast; {_TIMEOUT}.",
-    "tokenising": f"Tokenize once before the run and load the result (`datasets` keeps a cache on disk); in Lightning "
-    f"`prepare_data()` is the place, and its barrier needs the time: {_TIMEOUT}.",
+    "tokenising": f"Tokenize once before the run and load the result (`datasets` keeps a cache on disk), in Lightning "
+    f"in `prepare_data()`; {_TIMEOUT}.",
     "downloading": f"Fetch it before the run, or once a host into a shared cache (`HF_HOME`); {_TIMEOUT}.",
     "compiling": f"Warm the cache up before (`TORCHINDUCTOR_CACHE_DIR` on a local disk, the same on all ranks of a "
     f"host), and give all ranks the same shapes; {_TIMEOUT}.",

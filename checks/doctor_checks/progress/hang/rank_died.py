@@ -421,19 +421,18 @@ def _claim(found: Diagnosis, ending: RunEnd) -> str:
     if found.first is not None and found.first.is_sampled and _is_of_process(ending.failure):
         return _claim_of_processes(found, ending.failure)
     who, several = stall_ranks(found), len(ending.ranks) > 1
-    after = f"; {_consequences(ending)}" if ending.consequences else ""
     if ending.failure is None:
         verb = "are" if several else "is"
-        return f"{who} {verb} gone without a Python error: killed, or aborted by native code{after}"
+        return f"{who} {verb} gone without a Python error: killed, or aborted by native code"
     error, line = _headline(ending.failure), place_of_frame(_line(ending.failure))
     at = f" at {line}" if line else ""
     if ending.nature == "peer":
         left = f"{ranks_in_words(ending.left)}, which had ended the run" if ending.left else ""
         lost = left or f"{'their' if several else 'its'} peers for an unknown reason"
-        return f"{who} lost {lost}: {error}{at}{after}"
+        return f"{who} lost {lost}{at}"
     if several:
-        return f"{who} failed with the same error, rank {ending.first} first: {error}{at}{after}"
-    return f"{who} failed first: {error}{at}{after}"
+        return f"{who} failed with the same error, rank {ending.first} first: {error}{at}"
+    return f"{who} failed first: {error}{at}"
 
 
 def _is_of_process(failure: Failure | None) -> bool:
@@ -449,7 +448,7 @@ def _claim_of_processes(found: Diagnosis, failure: Failure | None) -> str:
     return f"The process{'es' if has == 'have' else ''} of {stall_ranks(found)} {how}{stall_waiters(found)}"
 
 
-def _headline(failure: Failure, most: int = 200) -> str:
+def _headline(failure: Failure, most: int = 80) -> str:
     words = failure.message.strip().partition("\n")[0]
     words = words if words.startswith(failure.kind) else f"{failure.kind}: {words}".rstrip(": ")
     return words if len(words) <= most else f"{words[:most]}…"
@@ -465,9 +464,8 @@ def _fix(found: Diagnosis, ending: RunEnd) -> str:
         host = next(iter(found.hosts), "its host")
         return (
             f"Run `dmesg -T | grep -iE 'killed process|oom|nvrm'` on {host} to look for the OOM killer and Xids, and "
-            f"search the stderr of {ranks_in_words(ending.ranks)} for `terminate called after throwing`. Gloo aborts "
-            "the rank with the smaller tensor if sizes differ (`op.preamble.length <= op.nbytes`): compare the shapes "
-            "and types of that call."
+            f"search the stderr of {ranks_in_words(ending.ranks)} for `terminate called after throwing` or "
+            "`op.preamble.length <= op.nbytes` (Gloo: the ranks pass tensors of different sizes)."
         )
     known = _fix_of_message(ending.failure)
     if known or ending.nature == "peer":

@@ -10,7 +10,7 @@ from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.hang.left_loops import RanksThatLeft
 from doctor.analysis.hang.uneven_loaders import UnevenLoaders
-from doctor.analysis.logs.logging_advice import recorder_switch
+from doctor.analysis.logs.logging_advice import recorder_assignments
 from doctor.analysis.logs.root_event import first_trouble
 from doctor.analysis.stats.rank_roles import uses_lightning
 from doctor.api import (
@@ -151,8 +151,7 @@ def _of_the_others(job: Job, group: EventGroup, missing: tuple[int, ...]) -> Fin
         group,
         f"{ranks_in_words(missing)} did not reach the collective in which {ranks_in_words(group.ranks)} timed out",
         ranks=missing,
-        fix=f"Read the last lines of the log of {ranks_in_words(missing)}; if it still runs, see where: `py-spy "
-        "dump --pid PID`. " + _collect(job),
+        fix=_collect(job, f"Read the last lines of the log of {ranks_in_words(missing)}"),
         confidence=0.6,
         explains=("RUN004", "RUN012", "RUN016"),
         symptoms=False,
@@ -186,11 +185,12 @@ def _of_timeouts(job: Job, group: EventGroup) -> Finding:
     )
 
 
-def _collect(job: Job | None) -> str:
+def _collect(job: Job | None, first: str = "") -> str:
+    run = "run again with these variables, and pass the logs and dumps of all ranks to `doctor diagnose`:"
     return (
-        f"For the next run: `export {recorder_switch(job)}`, `export TORCH_NCCL_DUMP_ON_TIMEOUT=1`, `export "
-        "NCCL_DEBUG=INFO`, for a small run `export TORCH_DISTRIBUTED_DEBUG=DETAIL` too; keep the logs of all ranks "
-        "(`torchrun --tee 3 --log-dir logs`) and pass all of them to `doctor diagnose`."
+        f"{f'{first}, or {run}' if first else run.capitalize()}\n"
+        f"export {recorder_assignments(job)} TORCH_NCCL_DUMP_ON_TIMEOUT=1\n"
+        "export NCCL_DEBUG=INFO TORCH_DISTRIBUTED_DEBUG=DETAIL"
     )
 
 
@@ -343,7 +343,7 @@ def rank_stalled(job: Job) -> Iterator[Verdict]:
         yield Unknown(
             "ranks are blocked, but the missing peer could not be determined",
             found.ranks,
-            f"export {recorder_switch(job)}",
+            f"export {recorder_assignments(job)}",
         )
     elif found.holds_lock or found.driver or found.data_ended:
         return  # RUN016, DATA010
@@ -377,19 +377,19 @@ def _fix_of_stacks(found: Diagnosis, job: Job) -> str:
             "differs between ranks, and data loaders of equal length (DATA001, DATA010)."
         )
     if found.states.is_snapshot:
-        return "One stack of each rank does not distinguish a stuck rank from a slow one. " + (
-            "Collect the stacks again after a minute, and pass both files to `doctor diagnose`."
+        return (
+            "Collect the stacks again after a minute, and pass both files to `doctor diagnose`"
             if is_collected
-            else "Attach again with `--rounds 3`."
-        )
+            else "Attach again with `--rounds 3`"
+        ) + ", because one stack of each rank does not distinguish a stuck rank from a slow one."
     if found.within_limit:
         again = "Collect the stacks again later" if is_collected else "Attach again later, or with `--watch 60`"
-        return f"{again}: a rank that is only slow has left that line then. The other ranks wait meanwhile."
-    host = f"on {found.hosts[0]}, " if found.hosts else ""
+        return f"{again}, to see whether rank {first.rank} has left that line."
+    host = f" on {found.hosts[0]}" if found.hosts else ""
     pid = first.progress.pid if first.progress is not None and first.progress.pid else "PID"
     return (
-        f"Find out what blocks rank {first.rank} in that line: {host}`py-spy dump --native --pid {pid}` shows the "
-        "native function. Move long work of a single rank before the run, or where no rank waits for it."
+        f"Find what blocks rank {first.rank} in that line with `py-spy dump --native --pid {pid}`{host}, and move long "
+        "work of a single rank before the run or where no rank waits for it."
     )
 
 
@@ -416,16 +416,14 @@ def _unresponsive(found: Diagnosis) -> tuple[str, str]:
     ):
         return (
             f"{who} did not report the timeout that other ranks report{stall_waiters(found)}",
-            f"Read the last lines of the log of {ranks_in_words(found.ranks)}, and check whether the process had "
-            "exited. " + _collect(None),
+            _collect(None, f"Check in the log of {ranks_in_words(found.ranks)} whether the process had exited"),
         )
     if found.states.is_from_dumps:
         return (
-            f"{who} left no flight-recorder dump{stall_waiters(found)} for {'them' if several else 'it'}: dead or "
-            "unreachable",
-            f"Read the last lines of the log of {ranks_in_words(found.ranks)}, and run `dmesg -T | tail` on the host "
-            "to look for the OOM killer and Xids. If the rank only had no time to write its dump, "
-            "`export TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC=60000`.",
+            f"{who} left no flight-recorder dump: {'they are' if several else 'it is'} dead or unreachable",
+            f"Read the last lines of the log of {ranks_in_words(found.ranks)}, run `dmesg -T | tail` on the host to "
+            "look for the OOM killer and Xids, and set `TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC=60000` if the rank only "
+            "had no time to write its dump.",
         )
     host = next(iter(found.hosts), "its host")
     progress = first.progress if first else None
@@ -438,9 +436,8 @@ def _unresponsive(found: Diagnosis) -> tuple[str, str]:
         )
     if progress and (progress.stack_from == "signal" or progress.sampled) and first and first.site:
         return (
-            f"{who} {'are' if several else 'is'} unresponsive: C code holds the GIL at "
-            f"{first.site.place}{stall_waiters(found)}",
-            f"Run `py-spy dump --native --pid {pid}` on {host} to see the native call. Release the GIL around long "
+            f"{who} {'are' if several else 'is'} unresponsive: C code holds the GIL at {first.site.place}",
+            f"Run `py-spy dump --native --pid {pid}` on {host} to see the native call, and release the GIL around long "
             "work in your own extensions (ctypes.CDLL instead of PyDLL, Py_BEGIN_ALLOW_THREADS, pybind11's "
             "gil_scoped_release).",
         )
@@ -469,8 +466,8 @@ def _elsewhere(found: Diagnosis) -> tuple[str, str]:
     blocked = blocked_text(found)
     return (
         f"{who} {verb}{place or ' not in a collective'}{blocked}{stall_waiters(found)}",
-        f"Find out what blocks rank {found.ranks[0]}{place}: `py-spy dump --pid {_pid(found)}` shows its stack. Move "
-        "long work of a single rank before the run, or where no rank waits for it.",
+        f"Find what blocks rank {found.ranks[0]}{place} with `py-spy dump --pid {_pid(found)}`, and move long work of "
+        "a single rank before the run or where no rank waits for it.",
     )
 
 
@@ -501,9 +498,10 @@ def _missing(found: Diagnosis) -> tuple[str, str]:
     hosts = f" on {', '.join(found.hosts)}" if found.hosts else ""
     device = f", and the device of {ranks_in_words(found.behind)} has not finished" if found.behind else ""
     return (
-        f"{ranks_in_words(late)} {'have' if several else 'has'} not reached {what}{device}{stall_waiters(found)}",
+        f"{ranks_in_words(late)} {'have' if several else 'has'} not reached {what}{device}"
+        f"{stall_waiters(found).partition(' in ')[0]}",
         f"Read the last lines of the log of {ranks_in_words(late)}{hosts} for an exception, a signal or a blocked data "
-        "loader. If the process still runs, `py-spy dump --native --pid PID` shows whether C code holds the GIL.",
+        "loader, or run `py-spy dump --native --pid PID` if the process still runs.",
     )
 
 
@@ -513,8 +511,8 @@ def _behind_by_count(found: Diagnosis) -> tuple[str, str]:
     return (
         f"{stall_ranks(found)} {'have' if several else 'has'} launched fewer collectives than the others ({reported}, "
         f"as NCCL's RAS service reports){stall_waiters(found)}",
-        f"Compare where {who} {'are' if several else 'is'} with where the others are. A condition, an exception that "
-        "was caught, or an early `continue` lets a rank skip a collective.",
+        f"Compare the stack of {who} with those of the others, and look for a condition, a caught exception or an "
+        "early `continue` that skips a collective.",
     )
 
 
@@ -524,7 +522,7 @@ def _behind(found: Diagnosis) -> tuple[str, str]:
     what = f"{call.operation} ({numbered_call(call, found.states)})" if call else "a collective"
     hosts = ", ".join(found.hosts) or "its host"
     return (
-        f"The device of {who} has not finished {what}, which other ranks have completed{stall_waiters(found)}",
+        f"The device of {who} has not finished {what}, which other ranks have completed",
         f"Check the device and its link, not the program: run `nvidia-smi -q | grep -iE 'xid|ecc|retired'` and "
         f"`dmesg -T | grep -i nvrm` on {hosts}, and restart without that host.",
     )
@@ -542,11 +540,9 @@ def _loader_ended(found: Diagnosis, uneven: UnevenLoaders) -> tuple[str, str]:
         )
     name = {"train": "training", "validate": "validation", "predict": "prediction"}.get(uneven.stage, uneven.stage)
     count = f" after {uneven.batches} batches" if uneven.batches is not None else ""
-    epoch = f" in epoch {uneven.epoch}" if uneven.epoch is not None else ""
     longer = f"{ranks_in_words(uneven.continuing)} {'have' if len(uneven.continuing) > 1 else 'has'}"
     return (
-        f"{ranks_in_words(uneven.ended)} reached the end of the {name} loader{count}{epoch}, "
-        f"and {longer} more batches{_calls_apart(found)}",
+        f"{ranks_in_words(uneven.ended)} reached the end of the {name} loader{count}, but {longer} more",
         "End the loop on all ranks after as many batches as the shortest loader has, or pad the others (see DATA001 "
         "and DATA010).",
     )
@@ -572,31 +568,23 @@ def _of_left(found: Diagnosis, left: RanksThatLeft, lightning: bool) -> Finding:
 
 
 def _left_claim(found: Diagnosis, left: RanksThatLeft) -> str:
-    several, first = len(left.ranks) > 1, found.states.ranks[left.ranks[0]]
-    has, loop = "have" if several else "has", left.loop
+    first, loop = found.states.ranks[left.ranks[0]], left.loop
     what = "ended the watched run" if left.ended else "left the training loop"
     progress = first.progress
     batches = loop.batches if loop is not None else (progress.batch or 0) + 1 if progress is not None else 0
     loaders = found.states.loaders.get(first.rank)
     length = next((one.batches for one in loaders.of("train") if one.batches), None) if loaders else None
-    epoch = loop.epoch if loop is not None else progress.epoch if progress is not None else None
-    where = f" in batch {batches}" + (f" of {length}" if length else "") + (f", epoch {epoch}" if epoch else "")
+    where = f" in batch {batches}" + (f" of {length}" if length else "")
     by = ""
     if loop is not None and loop.frame is not None:
-        how = f" by `{loop.statement}`" if loop.statement else ""
-        condition = f" [{loop.frame.condition}]" if loop.frame.condition else ""
-        by = f"{how} at {place_of_frame(loop.frame)}{condition}"
-    tense = ("was", "were") if found.ending is not None else ("is", "are")
-    others = f"{ranks_in_words(left.continuing)} {tense[len(left.continuing) > 1]} still in it"
-    own = f"; {ranks_in_words(left.ranks)} waits in {first.site.text}" if first.site and not left.ended else ""
-    after = f", and lost {'them' if several else 'it'}" if found.ending is not None else f"{own}{stall_waiters(found)}"
-    return f"{ranks_in_words(left.ranks)} {has} {what}{where}{by}; {others}{after}"
+        by = (f" by `{loop.statement}`" if loop.statement else "") + f" at {place_of_frame(loop.frame)}"
+    return f"{ranks_in_words(left.ranks)} {what}{where}{by}; {ranks_in_words(left.continuing)} did not"
 
 
 _TOGETHER = (
-    "Leave the loop on all ranks after the same batch. A rank that wants to stop sets `stop = torch.tensor(1.0)`, the "
-    "others `torch.tensor(0.0)`; all call `torch.distributed.all_reduce(stop, op=torch.distributed.ReduceOp.MAX)` and "
-    "leave if it is 1."
+    "Leave the loop on all ranks after the same batch: set `stop = torch.tensor(1.0)` on a rank that wants to stop and "
+    "`torch.tensor(0.0)` on the others, call `torch.distributed.all_reduce(stop, op=torch.distributed.ReduceOp.MAX)` "
+    "on all ranks, and leave if it is 1."
 )
 _TOGETHER_IN_LIGHTNING = (
     "Stop all ranks after the same batch: `self.trainer.should_stop = "
@@ -605,28 +593,19 @@ _TOGETHER_IN_LIGHTNING = (
 )
 
 
-def _calls_apart(found: Diagnosis) -> str:
-    if found.divergence is not None:
-        variants = (f"{ranks_in_words(one.ranks)} in {one.site.text}" for one in found.divergence.variants[:4])
-        return f"; they wait in different calls: {', '.join(variants)}"
-    site = found.waiting_at
-    return f"; they wait in different calls, one in {site.text}" if site else ""
-
-
 def _together(found: Diagnosis) -> tuple[str, str]:
     site = found.waiting_at
-    never = ", and no earlier call of this group has completed" if _never_worked(found) else ""
+    where = (site.operation or site.text) if site else "the same collective"
     if found.states.is_sampled:
-        where = site.text if site else "a collective"
         time = f" for at least {found.seconds:.0f} s" if found.seconds else ""
         return (
-            f"all ranks ({ranks_in_words(found.ranks).partition(' ')[2]}) have been in {where}{time}: if it does not "
-            "complete, the network or a device is at fault, not a rank",
+            f"all ranks ({ranks_in_words(found.ranks).partition(' ')[2]}) have been in {where}{time}: the network or a "
+            "device may be at fault",
             _OF_NETWORK,
         )
+    which = f"the first {where} of their group" if _never_worked(found) else where
     return (
-        f"{ranks_in_words(found.ranks)} are all in {site.text if site else 'the same collective'}, which does not "
-        f"complete{stall_waiters(found)}{never}: the network or a device is at fault, not a rank",
+        f"{ranks_in_words(found.ranks)} are all in {which}{stall_waiters(found)}: the network or a device is at fault",
         _OF_NETWORK,
     )
 

@@ -13,7 +13,7 @@ from doctor.testing import Fails, Passes, logged
 
 _WARN = "node1:41:77 [3] transport/net_socket.cc:12 NCCL WARN Net : something that no release said before"
 _AGENT = "torch/distributed/elastic/multiprocessing/api.py"
-_MOST_QUOTED = 200
+_MOST_QUOTED = 80
 """Characters of the error that the summary quotes."""
 
 
@@ -70,14 +70,14 @@ def unexplained_error(job: Job) -> Iterator[Verdict]:
     first = errors[0]
     component = component_of(first)
     name = component.name if component else None
-    collect = f" For {name}: {component.collect.rstrip('.')}." if component and component.collect else ""
+    collect = f" of a run with {component.collect.rstrip('.')}" if component and component.collect else ""
     yield finding_from_logs(
         EventGroup(first.kind, tuple(errors)),
-        f"No check explains this failure; the first error is{_origin(first, name)}: {_shortened(first.text)}",
+        f"No check explains the first error{_origin(first, name)}: {_shortened(first.text)}",
         ranks=(first.rank,) if first.rank is not None else (),
         evidence={"component": name},
-        fix=f"Search the documentation and the issues of {name or 'the program that logged it'} for the first error. "
-        f"Collect the complete logs of all ranks.{collect}",
+        fix=f"Search the documentation and the issues of {name or 'the program that logged it'} for the first error, "
+        f"and collect the complete logs of all ranks{collect}.",
         confidence=0.3,
         explains=("RUN004", "RUN012"),
         symptoms=False,

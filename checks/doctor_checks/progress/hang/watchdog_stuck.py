@@ -20,7 +20,7 @@ from doctor.api import (
 from doctor.facts import ProgressFacts
 from doctor.testing import Fails, Passes, logged, running, stalled, user_frame
 from doctor.testing.stalled_run import with_late_ranks
-from doctor_checks.progress.hang._stall_text import stall_evidence, stall_ranks, stall_source, stall_waiters
+from doctor_checks.progress.hang._stall_text import stall_evidence, stall_ranks, stall_source
 
 _STUCK = (
     "[rank1]:[E ProcessGroupNCCL.cpp:1746] [PG ID 0 PG GUID 0(default_pg) Rank 1] ProcessGroupNCCL's watchdog got "
@@ -103,8 +103,7 @@ def _of_driver(found: Diagnosis) -> Finding:
     host = next(iter(found.hosts), "its host")
     verb = "is" if len(found.ranks) == 1 else "are"
     return Finding(
-        f"{stall_ranks(found)} {verb} blocked in the GPU driver ({found.driver}){f' at {place}' if place else ''}"
-        f"{stall_waiters(found)}",
+        f"{stall_ranks(found)} {verb} blocked in the GPU driver ({found.driver}){f' at {place}' if place else ''}",
         ranks=found.ranks,
         evidence={**stall_evidence(found), "kernel_function": found.driver},
         effect="A driver call that does not return also blocks the NCCL watchdog, and the heartbeat monitor "
@@ -123,8 +122,7 @@ def _of_lock(found: Diagnosis) -> Finding:
     progress = found.first.progress if found.first else None
     pid = progress.pid if progress and progress.pid else "PID"
     return Finding(
-        f"Native code holds the interpreter lock (GIL) of {stall_ranks(found)}{f' at {place}' if place else ''}"
-        f"{stall_waiters(found)}",
+        f"Native code holds the interpreter lock (GIL) of {stall_ranks(found)}{f' at {place}' if place else ''}",
         ranks=found.ranks,
         evidence={**stall_evidence(found), "lock_held": True},
         effect="No Python code of that process runs. If the NCCL watchdog blocks too, the heartbeat monitor terminates "

@@ -328,13 +328,9 @@ def _finding(job: Job, ranks: tuple[Rank, ...], part: str, members: Mapping[int,
     spend, their = ("spends", "its") if len(numbers) == 1 else ("spend up to", "their")
     paused = next((rank.find(RankPausesFacts) for rank in ranks if rank.number == worst), None)
     quota = _throttled(paused) if paused is not None else ""
-    if lag.waited >= NEAR * lag.excess:
-        waits = f"peers wait {milliseconds(lag.waited)} in {PHASES[lag.wait]}"
-    else:
-        waits = f"peers wait {milliseconds(lag.waited_in_all)} on average"
     return Finding(
         f"{who} {spend} {milliseconds(lag.own)} of a {milliseconds(lag.total)} step on {PHASES[part]}, {their} peers "
-        f"{milliseconds(max(0.0, lag.own - lag.excess))}; {waits}{quota}",
+        f"{milliseconds(max(0.0, lag.own - lag.excess))}{quota}",
         ranks=numbers,
         evidence={
             "part": part,
@@ -343,6 +339,7 @@ def _finding(job: Job, ranks: tuple[Rank, ...], part: str, members: Mapping[int,
                 for rank, one in list(members.items())[:16]
             },
             "others_wait_in": lag.wait,
+            "others_wait_seconds": lag.waited,
             "step_seconds": lag.total,
             "goes_along_with": list(together),
             "largest_batch_units": {"own": units[0], "peers_median": units[1]},
@@ -377,9 +374,9 @@ def _delayed(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
             evidence={"pauses": one.delays, "seconds_paused": one.delayed_seconds, "seconds_watched": one.seconds},
             fix=_FIX_OF_QUOTA
             if quota
-            else f"Find the thread that keeps the lock: `py-spy record --gil --native --pid {pid} --duration 30`. "
-            "Release the GIL in native code around long work (ctypes.CDLL instead of PyDLL, pybind11's "
-            "`gil_scoped_release`); move work of a Python background thread to a separate process.",
+            else f"Find the thread that holds the lock with `py-spy record --gil --native --pid {pid} --duration 30`, "
+            "release the GIL in native code around long work (ctypes.CDLL instead of PyDLL, pybind11's "
+            "`gil_scoped_release`), and move work of a Python background thread to a separate process.",
             explains=("RUN013",),
         )
 
@@ -433,8 +430,7 @@ def _rarely_slow(
             continue
         training = next((found for one in ranks if one.number == rank and (found := one.find(TrainingFacts))), None)
         yield Finding(
-            f"Rare long steps of rank {rank} cost {lost:.0f} s of {whole:.0f} s in {PHASES[part]}; peers wait in "
-            f"{PHASES[wait]}",
+            f"Rare long steps of rank {rank} cost {lost:.0f} s of {whole:.0f} s in {PHASES[part]}",
             ranks=(rank,),
             evidence={
                 "part": part,
