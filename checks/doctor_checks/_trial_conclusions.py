@@ -36,11 +36,11 @@ class TrialConclusions(NamedTuple):
         """The changes that resolved the fault, then ``otherwise``; empty without any."""
         if not self.remedies:
             return ""
-        rest = f" Otherwise: {otherwise}" if otherwise else ""
-        # The comment of a command is its location: ``on node2: `command```.
+        rest = f", or {otherwise[:1].lower()}{otherwise[1:]}" if otherwise else "."
+        # The comment of a command is its location: ```command` on node2``.
         parts = (remedy.partition("  # ") for remedy in self.remedies)
-        commands = (f"{where}: `{command}`" if where else f"`{command}`" for command, _, where in parts)
-        return f"{'; or '.join(commands)} (tested: this fixes it).{rest}"
+        commands = (f"`{command}` {where}" if where else f"`{command}`" for command, _, where in parts)
+        return f"Run {' or '.join(commands)} (tested: this fixes it){rest}"
 
 
 def with_trials(

@@ -318,12 +318,12 @@ def test_what_mends_goes_first_and_has_its_numbers():
         "restored by": ["other interface eth1: 612 MB/s, was 1.2 MB/s"],
         "not restored by": ["IPv6 on eth0: 1.3 MB/s, was 1.2 MB/s"],
     }
-    assert found.fix("another.") == "`export GLOO_SOCKET_IFNAME=eth1` (tested: this fixes it). Otherwise: another."
+    assert found.fix("another.") == "Run `export GLOO_SOCKET_IFNAME=eth1` (tested: this fixes it), or another."
 
 
 def test_a_comment_of_a_setting_stands_beside_the_command():
     fix = trial_conclusions(tried(SMALLER), "packet", ranks=(1,)).fix("")
-    assert fix == "on node1: `sudo ip link set dev eth0 mtu 1500` (tested: this fixes it)."
+    assert fix == "Run `sudo ip link set dev eth0 mtu 1500` on node1 (tested: this fixes it)."
 
 
 def test_a_fault_that_comes_and_goes_is_told_as_such():
@@ -374,9 +374,9 @@ def late_and_slow() -> JobBuilder:
 def test_findings_of_collectives_tell_what_mends_them():
     shared, late = Staged(late_and_slow().job()).result("NET027").findings
     assert shared.ranks == (6,)
-    assert shared.fix.startswith("`export NCCL_P2P_DISABLE=1` (tested: this fixes it).")
+    assert shared.fix.startswith("Run `export NCCL_P2P_DISABLE=1` (tested: this fixes it)")
     assert late.fix.startswith(
-        "`export NCCL_P2P_DISABLE=0` (tested: this fixes it). Otherwise: Check with `nvidia-smi topo -m`"
+        "Run `export NCCL_P2P_DISABLE=0` (tested: this fixes it), or check with `nvidia-smi topo -m`"
     )
     assert late.evidence["restored by"] == ["NCCL_P2P_DISABLE=0: 30 µs, was 90 µs"]
 
@@ -404,5 +404,7 @@ def test_a_finding_keeps_its_own_way_out_where_nothing_mends():
     finding = Finding("slow", ranks=(0,), fix="buy a cable", evidence={"paths": 1})
     assert with_trials(tried(HELPS_NOT), finding, "path").fix == "buy a cable"
     assert with_trials(tried(HELPS_NOT), finding, "path").evidence.keys() == {"paths", "not restored by"}
-    assert with_trials(tried(MENDS), finding, "path", otherwise="buy a cable.").fix.endswith("Otherwise: buy a cable.")
+    assert with_trials(tried(MENDS), finding, "path", otherwise="buy a cable.").fix.endswith(
+        "(tested: this fixes it), or buy a cable."
+    )
     assert with_trials(healthy(3, 1).job(), finding, "path") == finding

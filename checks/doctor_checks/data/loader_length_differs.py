@@ -479,8 +479,8 @@ def loader_length_differs_in_scripts(script: Script) -> Iterator[Violation]:
                 if one in behind and not _is_cut(script, one):
                     yield Violation(
                         one,
-                        f"{script.text_of(one)} gives some ranks one sample more, and with it a batch that the others "
-                        f"do not have (loop in line {loop.node.lineno})",
+                        f"{script.text_of(one, 40)} gives some ranks one more sample, and thus one more batch (line "
+                        f"{loop.node.lineno})",
                     )
 
 

@@ -141,7 +141,7 @@ def seeds_unfit(job: Job, *, overlap: float = 0.1) -> Iterator[Verdict]:
             sampler = next(iter(data_ranks.values())).loader.sampler
             assert sampler is not None
             yield Finding(
-                f"{sampler.inner} in {sampler.name} shuffles with a different random state per rank; shards overlap",
+                f"{sampler.inner} in {sampler.name} shuffles with a different random state per rank",
                 ranks=readers.at(data_ranks),
                 evidence={"sampler": sampler.name, "inner": sampler.inner, "global_seed": None},
                 fix=_fix(job),

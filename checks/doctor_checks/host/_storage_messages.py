@@ -63,7 +63,7 @@ def _claim(group: EventGroup, path: str | None) -> str:
         meaning = {**WRITE_ERRORS, **_READ_ERRORS}.get(error, "cannot be used")
         return f"{path or 'A directory'} {meaning}: {error}"
     if target := group.value("target"):
-        return f"A checkpoint could not be renamed: {named} is gone, and {target} may exist already"
+        return f"A checkpoint could not be renamed from {named} to {target}"
     if group.kind == "storage.missing":
         return f"A checkpoint is missing: {named}"
     what = (_first(group, "what", 11) or "").rstrip(".")

@@ -98,8 +98,8 @@ def _unshared(
         some_share = any(len(set(group) - set(split.places)) > 1 for group in split.groups)
         yield Finding(
             f"Checkpoint directory {split.path} is not shared: "
-            + (f"{_names(faulty)} and the other hosts do" if some_share else "the hosts do")
-            + " not see each other's files",
+            + (f"{_names(faulty)} does" if some_share and len(faulty) == 1 else "hosts do")
+            + " not see files of other hosts",
             ranks=_ranks(faulty),
             severity=max(map(severity_of, faulty), key=lambda severity: severity.weight),
             evidence={

@@ -180,13 +180,19 @@ def build_lock_stale(
                 stale.setdefault(lock.path, (lock, []))[1].extend(waiting)
     for lock, ranks in stale.values():
         yield Finding(
-            f"Lock {lock.path} is {_age(lock.age)} old, "
-            + ("and no process holds it" if lock.held is False else "longer than any build takes"),
+            f"Build lock {_tail(lock.path)} is stale: {_age(lock.age)} old"
+            + (", held by no process" if lock.held is False else ""),
             ranks=tuple(ranks),
             evidence={"path": lock.path, "kind": lock.kind, "age_seconds": lock.age, "held": lock.held},
             fix=_removal(lock),
             confidence=1.0 if lock.held is False else 0.8,
         )
+
+
+def _tail(path: str) -> str:
+    """``…/py311_cu128/fused_adam/lock``: the end of a path, which names the extension."""
+    parts = path.rsplit("/", 3)
+    return f"…/{'/'.join(parts[1:])}" if len(parts) == 4 and parts[0] else path
 
 
 def _stuck(local: LocalRanks) -> tuple[Rank, ...]:
@@ -208,12 +214,11 @@ def _stuck_finding(local: LocalRanks, ranks: tuple[Rank, ...]) -> Finding:
     progress = ranks[0].find(ProgressFacts)
     locks = [lock for lock in _batons(local.find(StorageFacts)) if lock.held is not True]
     frame = next((frame for frame in (progress.stack if progress else ()) if frame.user), None)
-    where = f" ({frame.file}:{frame.line})" if frame else ""
     numbers = tuple(rank.number for rank in ranks)
     paths = " ".join(_removal(lock).partition(" ")[2] for lock in locks)
     return Finding(
         f"{ranks_in_words(numbers).capitalize()} on {local.name} {'has' if len(ranks) == 1 else 'have'} waited "
-        f"{_age(progress.idle or 0.0 if progress else 0.0)} for a build lock that no process holds{where}",
+        f"{_age(progress.idle or 0.0 if progress else 0.0)} for a build lock that no process holds",
         ranks=numbers,
         evidence={
             "locks": [{"path": lock.path, "age_seconds": lock.age, "held": lock.held} for lock in locks],

@@ -219,7 +219,7 @@ def master_disagrees(job: Job) -> Iterator[Verdict]:
     wrong = [looks for place, looks in places.items() if place != right]
     where = ""
     if len(wrong) > MOST_FINDINGS:
-        where = f"{len(wrong)} masters, such as "
+        where = f"{len(wrong)} other masters"
         wrong = [[look for looks in wrong for look in looks]]
     for looks in wrong:
         yield _report(looks, places.get(right) if right else None, where)
@@ -276,10 +276,10 @@ def _meet_somewhere(places: dict[MasterEndpoint, list[ReportedMaster]]) -> bool:
 
 def _report(looks: list[ReportedMaster], right: list[ReportedMaster] | None, where: str) -> Finding:
     first, ranks = looks[0], tuple(look.rank for look in looks)
-    elsewhere = f"the others use {_shown(right[0])}" if right else "without a majority"
+    elsewhere = f"the others {_shown(right[0])}" if right else "without a majority"
     verb = "uses" if len(ranks) == 1 else "use"
     return Finding(
-        f"{ranks_in_words(ranks).capitalize()} {verb} {where or 'master '}{_shown(first)}, {elsewhere}",
+        f"{ranks_in_words(ranks).capitalize()} {verb} {where or f'master {_shown(first)}'}, {elsewhere}",
         ranks=ranks,
         evidence={
             "told": first.told,

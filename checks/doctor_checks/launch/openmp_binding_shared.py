@@ -86,7 +86,7 @@ def _judge(local: LocalRanks) -> Iterator[Finding]:
         certain = name != "KMP_AFFINITY" or any(map(_loads_intel_openmp, ranks))
         on = f"{len(ranks)} ranks of a host" if shared else "this rank"
         yield Finding(
-            f"{name}={value} binds the OpenMP threads of {on} to {'the same CPUs' if shared else 'single CPUs'}",
+            f"{name}={value} binds OpenMP threads of {on} to {'the same CPUs' if shared else 'single CPUs'}",
             ranks=tuple(rank.number for rank in ranks),
             evidence={"name": name, "value": value, "ranks_with_the_same_cpus": len(ranks)},
             effect="" if shared else "Data loader workers inherit the CPU of the main thread and share it.",

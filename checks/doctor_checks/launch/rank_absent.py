@@ -95,8 +95,7 @@ def _more_than_world(group: EventGroup, joined: int, world: int) -> Finding:
     """The barrier waits for an exact number, which a restarted job passes if the store kept the keys of an attempt."""
     return finding_from_logs(
         group,
-        f"{joined} processes reached init_process_group() of {world} ranks: the store counts an earlier attempt, or "
-        "another job",
+        f"{joined} processes reached init_process_group() of {world} ranks, probably from an earlier attempt",
         ranks=(),
         evidence={"joined": joined, "world_size": world},
         confidence=0.8,

@@ -80,8 +80,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             continue
         yield finding_from_logs(
             group,
-            f"{len(asked)} GPUs are requested, but each task sees only {'one' if seen else 'some'}: "
-            f"{'SLURM' if slurm else 'the scheduler or CUDA_VISIBLE_DEVICES'} hides the others",
+            f"{len(asked)} GPUs are requested, but {'SLURM' if slurm else 'the environment'} shows each task only "
+            f"{'one' if seen else 'some'}",
             evidence={"asked": group.value("wanted"), "seen": seen or "unknown"},
             severity=Severity.ERROR,
             confidence=0.75 if slurm and seen else 0.5,

@@ -73,7 +73,7 @@ def _mixed(job: Job) -> Iterator[Finding]:
             mixed.setdefault(training.mixed, []).extend(identical.ranks)
     for words, ranks in mixed.items():
         yield Finding(
-            f"This run mixes objects of lightning and pytorch_lightning: {words}",
+            f"lightning and pytorch_lightning are mixed: {words}",
             ranks=tuple(sorted(ranks)),
             evidence={"mixed": words},
             fix="Import from one of them everywhere; this command lists the imports:\n"

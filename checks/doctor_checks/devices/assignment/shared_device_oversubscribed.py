@@ -134,10 +134,9 @@ def _judge_run(crowd: Crowd, crowded_share: float) -> Iterator[Finding]:
     retries = sum((memory.retries or 0) + (memory.failures or 0) for memory in memories)
     need = sum(peaks) + rest
     if need > total or (retries and need > crowded_share * total):
-        refused = f"; {retries} allocations retried" if retries else ""
         yield Finding(
-            f"{len(crowd)} ranks on one GPU of {crowd[0][0].host.name} need {mebibytes(need)} if their peaks coincide, "
-            f"but it has {mebibytes(total)}{refused}",
+            f"{len(crowd)} ranks on one GPU of {crowd[0][0].host.name} need up to {mebibytes(need)}, but it has "
+            f"{mebibytes(total)}",
             ranks=tuple(rank.number for rank, _ in crowd),
             evidence={
                 "device": memories[0].device_id,
@@ -161,8 +160,7 @@ def _judge_turns(crowd: Crowd, busy: float, least: float, room: float) -> Iterat
     if len(looks) < least or median(looks) < busy or not kept < peak or need > room * total:
         return
     yield Finding(
-        f"{len(crowd)} ranks take turns on one GPU of {crowd[0][0].host.name} ({median(looks):.0f} % busy); one rank "
-        f"with {len(crowd)} times the batch would do",
+        f"{len(crowd)} ranks share one GPU of {crowd[0][0].host.name}, which is {median(looks):.0f} % busy",
         ranks=tuple(rank.number for rank, _ in crowd),
         evidence={
             "device": memories[0].device_id,

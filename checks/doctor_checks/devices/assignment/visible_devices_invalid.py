@@ -128,7 +128,7 @@ def _uuids_for_torch_1_13(job: Job) -> Iterator[Finding]:
         torch = software.torch.version if software and software.torch else ""
         if text.startswith(("GPU-", "MIG-")) and torch and within(torch, "1.13", before="2.0"):
             yield Finding(
-                f"CUDA_VISIBLE_DEVICES={text} lists UUIDs: torch.cuda.device_count() of PyTorch {torch} returns 0",
+                f"CUDA_VISIBLE_DEVICES={text} lists UUIDs, which PyTorch {torch} does not count",
                 ranks=identical.ranks,
                 evidence={"CUDA_VISIBLE_DEVICES": text, "torch": torch},
                 effect="Programs that count devices find none, although CUDA shows them.",

@@ -131,8 +131,7 @@ def _finding(job: Job, idle: list[_Idle]) -> Finding:
         words.append('Trainer(precision="bf16-mixed")' if uses_lightning(job) else "torch.autocast in bfloat16")
     return Finding(
         f"{who} busy at most {worst.busy:.0f} % of the time, with {mebibytes(left)} of "
-        f"{mebibytes(worst.memory.total)} free at the peak"
-        + (f"; a batch {worst.times} times larger fits" if worst.times > 1 else ""),
+        f"{mebibytes(worst.memory.total)} free",
         ranks=tuple(one.rank.number for one in idle),
         evidence={
             "busy_per_cent_by_rank": {str(one.rank.number): one.busy for one in idle[:16]},

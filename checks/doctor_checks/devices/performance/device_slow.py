@@ -199,8 +199,8 @@ def _slow_messages(near: SlowNeighbour) -> Finding:
     others = {"sending": "to", "receiving": "from"}.get(near.way, "to and from")
     whose = "messages to each other" if len(near.ranks) > 1 else f"messages {others} other GPUs of the host"
     return Finding(
-        f"{ranks_in_words(near.ranks).capitalize()} on {near.host}: {whose} reach {near.share * 100:.2g} % of the "
-        f"usual bandwidth ({worst.value / 1e9:.1f} of {usual / 1e9:.1f} GB/s)",
+        f"{ranks_in_words(near.ranks).capitalize()} on {near.host}: {whose} reach {worst.value / 1e9:.1f} of "
+        f"{usual / 1e9:.1f} GB/s",
         ranks=near.ranks,
         evidence={
             "messages": {
@@ -271,16 +271,16 @@ def _claim(slow: SlowDevice) -> str:
         way = "to" if slow.what == "to_device" else "from"
         return f"copies {way} {slow.sample.device} run at {speeds}"
     where = slow.sample.device if slow.sample.device.startswith("cuda") else "the CPU"
-    return f"matrix products on {where} run at {speeds}{_share(slow)}"
+    return f"matrix products on {where} run at {speeds}"
 
 
-def _share(slow: SlowDevice) -> str:
+def _share(slow: SlowDevice) -> dict[str, object]:
     share, usual = slow.sample.processor_share, slow.usual_share
     if share is None or usual is None:
-        return ""
+        return {}
     if share > 0.8 * usual:
-        return "; its CPU is slow, but not shared"
-    return f"; it gets {share:.0%} of {_processors(slow.sample)}, which other processes use"
+        return {"cause": "its CPU is slow, but not shared"}
+    return {"cause": f"it gets {share:.0%} of {_processors(slow.sample)}, which other processes use"}
 
 
 def _where(sample: DeviceSpeed) -> str:
@@ -297,6 +297,7 @@ def _processors(sample: DeviceSpeed) -> str:
 def _of_processor(slow: SlowDevice) -> dict[str, object]:
     share, usual = slow.sample.processor_share, slow.usual_share
     return {
+        **_share(slow),
         "processor_share": None if share is None else round(share, 3),
         "usual_processor_share": None if usual is None else round(usual, 3),
         "pinned_to": list(slow.sample.pinned_to[:32]),

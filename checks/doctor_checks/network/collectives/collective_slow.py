@@ -136,9 +136,13 @@ def _broken(job: Job, broken: Sequence[BrokenCollective]) -> Finding:
     along = [one.operation for one in broken if one.axis == first.axis and one.operation != "collective"]
     what = f"{along[0] if along else 'Collective'} along {first.axis}" if first.axis else "Process group"
     how = "failed" if first.axis else "could not be created"
-    rest = f"; {ranks_in_words(waiting)} waited" if waiting else ""
-    summary = f"{what} on {first.backend or 'no backend'} {how} ({ranks_in_words(ranks)}): {first.error}{rest}"
-    evidence = {"said_by_rank": said, "axis": first.axis, "goes_along_with": list(correlates(job, ranks))}
+    summary = f"{what} on {first.backend or 'no backend'} {how} ({ranks_in_words(ranks)}): {first.error}"
+    evidence = {
+        "said_by_rank": said,
+        "waiting_ranks": list(waiting[:64]),
+        "axis": first.axis,
+        "goes_along_with": list(correlates(job, ranks)),
+    }
     return Finding(summary, ranks=ranks, evidence=evidence, severity=Severity.ERROR)
 
 
@@ -149,7 +153,7 @@ def _shared(job: Job, slow: Sequence[SlowGroup], ranks: tuple[int, ...]) -> Find
     evidence: dict[str, object] = {"slow_groups": [_shown(one) for one in slow[:8]], "axes": axes}
     if len(hosts) == 1:
         evidence["exclude"] = list(hosts)
-    summary = f"{ranks_in_words(ranks).capitalize()} {verb} in slow groups of {' and '.join(axes)}: {_shown(slow[0])}"
+    summary = f"{ranks_in_words(ranks).capitalize()} {verb} in slow groups of {' and '.join(axes)}"
     return Finding(summary, ranks=ranks, evidence=evidence, confidence=0.9)
 
 

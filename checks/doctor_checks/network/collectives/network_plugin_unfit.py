@@ -49,9 +49,7 @@ def _warnings_of_libfabric(job: Job) -> Iterator[Finding]:
     """Report plugin warnings about failures that no other log event explains."""
     if not is_logged(job, "nccl.ofi_failed", "nccl.ofi_error"):
         for group in event_groups(job, "nccl.ofi_warned"):
-            yield finding_from_logs(
-                group, f"The network plugin for EFA and libfabric failed: {group.value('what')}", confidence=0.5
-            )
+            yield finding_from_logs(group, f"The EFA network plugin failed: {group.value('what')}", confidence=0.5)
 
 
 def _of_libfabric(job: Job) -> Iterator[Finding]:
@@ -64,7 +62,7 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
             group,
             f"NCCL cannot use its network plugin: {group.value('what2')}"
             if group.value("what2")
-            else f"NCCL cannot use the network plugin for EFA and libfabric: {group.value('what')}",
+            else f"NCCL cannot use the EFA network plugin: {group.value('what')}",
             severity=Severity.WARNING if fallen_back and spans_hosts(job) else Severity.INFO if fallen_back else None,
             confidence=0.85,
             fix="Make sure that `fi_info -p efa` lists devices on the host and in the container "

@@ -52,15 +52,15 @@ def _finding(job: Job, rails: Sequence[SlowRail]) -> Finding:
     ranks = tuple(sorted({rank for rail in rails for rank in rail.ranks}))
     backends = {facts.backend for facts, same in job.facts(CollectiveFacts) if set(same.ranks).intersection(ranks)}
     over = "/".join(sorted(filter(None, backends)))
-    usual = f"{rate_in_words(part.value)} over {over}, usually {rate_in_words(worst.usual)} ({part.share * 100:.2g} %)"
-    seen = f"in {part.suspect.slow} of {part.suspect.readings} messages"
+    usual = f"{rate_in_words(part.value)} over {over}, usually {rate_in_words(worst.usual)}"
     evidence = bandwidth_evidence(part, worst.usual, worst.spread)
+    evidence["slow messages"] = f"{part.suspect.slow} of {part.suspect.readings}"
     if part.kind in WHOLE_HOSTS:
         evidence["exclude"] = list(part.hosts)
     return Finding(
         f"{ranks_in_words(ranks).capitalize()} on {' and '.join(part.hosts)}: "
         f"{_DIRECTIONS.get(part.kind, 'sends and receives')} at "
-        f"{usual}{' at times' if part.suspect.intermittent else ''}, {seen}",
+        f"{usual}{', at times' if part.suspect.intermittent else ''}",
         ranks=ranks,
         evidence=evidence,
         fix=_fix(part),

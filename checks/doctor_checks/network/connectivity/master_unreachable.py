@@ -205,7 +205,7 @@ def _finding(attempts: tuple[Reach, ...], ranks: tuple[int, ...]) -> Finding | N
     way = f" (over {worst.interface} from {worst.source_address})" if worst.interface else ""
     claim = {
         "refused": f"Nothing listens on the master port {worst.address}:{worst.port}",
-        "silent": f"No response from the master port {worst.address}:{worst.port}: filtered, or the wrong network",
+        "silent": f"No response from the master port {worst.address}:{worst.port}",
         "unroutable": f"No route to the master {worst.address}:{worst.port}",
     }
     evidence = {

@@ -135,7 +135,7 @@ def path_lossy(
 def _losing(lossy: PacketLoss) -> str:
     first, *others = lossy.hosts
     return {
-        "host": f"Packet loss on {first} in both directions",
+        "host": f"Packet loss on {first}",
         "sending": f"Packet loss from {first}",
         "receiving": f"Packet loss to {first}",
         "link": f"Packet loss between {first} and {', '.join(others)}",

@@ -193,8 +193,7 @@ def path_slow(
 def _finding(part: SlowPart, slow: SlowParts, ranks: Mapping[str, tuple[int, ...]]) -> Finding:
     hosts = (*part.hosts, *part.others)
     suspect = part.suspect
-    usual = f"{rate_in_words(part.value)}, usually {rate_in_words(slow.typical)} ({part.share * 100:.2g} %)"
-    seen = f"in {suspect.slow} of {suspect.readings} transfers"
+    usual = f"{rate_in_words(part.value)}, usually {rate_in_words(slow.typical)}"
     evidence = bandwidth_evidence(part, slow.typical, slow.spread) | {
         "slow transfers": f"{suspect.slow} of {suspect.readings}",
         "rounds": slow.rounds,
@@ -204,7 +203,7 @@ def _finding(part: SlowPart, slow: SlowParts, ranks: Mapping[str, tuple[int, ...
     elif part.kind != "link":
         evidence["exclude"] = list(part.hosts)
     return Finding(
-        f"{_named(part)} {usual}{' at times' if suspect.intermittent else ''}, {seen}",
+        f"{_named(part)} {usual}{', at times' if suspect.intermittent else ''}",
         ranks=tuple(sorted(rank for host in hosts for rank in ranks.get(host, ()))),
         evidence=evidence,
         fix=_fix(part),
@@ -254,8 +253,7 @@ def _below_interfaces(job: Job, known: HostBandwidths, share: float) -> Iterator
         best, roofline = rate_in_words(slow.best), rate_in_words(slow.roofline)
         who = "Both hosts" if len(known.hosts) == 2 else f"All {len(known.hosts)} hosts"
         yield Finding(
-            f"{who} are slow: at most {best} between two hosts, but their interfaces and one connection "
-            f"support {roofline}",
+            f"{who} are slow: at most {best} between two hosts, but their interfaces support {roofline}",
             ranks=tuple(rank.number for rank in job.ranks),
             evidence={"best bandwidth": best, "interfaces and one connection": roofline},
             fix="Check what limits all hosts: the rate of the switch ports, the cloud instance type, traffic control "
@@ -272,7 +270,7 @@ def _below_links(job: Job, share: float, *, by_tcp: bool) -> Iterator[Finding]:
     best, roofline = rate_in_words(slow.best.value), rate_in_words(slow.roofline)
     links = "their RDMA ports" if slow.by_rdma else "their interfaces"
     yield Finding(
-        f"NCCL messages between the {slow.hosts} hosts are slow: at most {best}, but {links} support {roofline}",
+        f"NCCL messages between hosts are slow: at most {best}, but {links} support {roofline}",
         ranks=slow.ranks,
         evidence={
             "best bandwidth": best,

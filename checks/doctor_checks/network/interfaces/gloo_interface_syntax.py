@@ -33,7 +33,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if looks_like_nccl_syntax(value) or name:
             yield finding_from_logs(
                 group,
-                f"GLOO_SOCKET_IFNAME={value} uses NCCL syntax; Gloo accepts only exact interface names",
+                f"GLOO_SOCKET_IFNAME={value} uses NCCL syntax, but Gloo accepts only exact names",
                 evidence={"GLOO_SOCKET_IFNAME": value, "meant": name},
                 confidence=0.95,
                 explains=("NET007",),

@@ -151,7 +151,7 @@ def _hint(wanted: NcclList, interfaces: InterfaceFacts) -> str:
     for entry, _ in wanted.entries:
         plain = entry.strip()
         if entry != plain and any(name.startswith(plain) for name in names):
-            return f": the space in {entry!r} is part of the name"
+            return f": {entry!r} contains a space"
         if any(name.lower() == plain.lower() or name.lower().startswith(plain.lower()) for name in names):
             return f": {entry!r} is not an exact name" if wanted.exact else f": {entry!r} is case-sensitive"
         if parse_address(plain):

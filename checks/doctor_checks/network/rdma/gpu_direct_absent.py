@@ -60,7 +60,7 @@ def gpu_direct_absent(job: Job) -> Iterator[Verdict]:
         why = "NCCL_DMABUF_ENABLE=0 is set" if switched_off else "the kernel is older than 5.12"
         found.append(
             Finding(
-                f"Network cards cannot access GPU memory: nvidia_peermem is not loaded, and {why}",
+                f"Network cards cannot access GPU memory: no nvidia_peermem, and {why}",
                 ranks=identical.ranks,
                 evidence={
                     "peer_memory_modules": list(rdma.peer_memory),

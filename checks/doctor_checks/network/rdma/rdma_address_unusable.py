@@ -126,14 +126,14 @@ def _unanswered(job: Job) -> Iterator[Finding]:
         is_infiniband = (group.value("dev") or "").endswith("/IB")
         if group.value("msg2") and not is_infiniband and not has_worked(job, group.first):
             yield finding_from_logs(
-                group, "UCX received no response over RDMA: with RoCE, usually the wrong GID", confidence=0.5
+                group, "UCX received no response over RDMA, usually due to a wrong GID", confidence=0.5
             )
     for group in event_groups(job, "nccl.ib_wc"):
         silent = "12" in (*group.values("status"), *group.values("status2"))
         if silent and not has_worked(job, group.first):
             yield finding_from_logs(
                 group,
-                "The first RDMA transfer received no response (completion status 12): with RoCE, usually the wrong GID",
+                "The first RDMA transfer received no response (completion status 12), usually due to a wrong GID",
                 evidence={"peers": group.values("peer"), "gids": [*group.values("lgid"), *group.values("rgid")]},
                 confidence=0.75,
             )
@@ -268,11 +268,9 @@ def _judge(used: list[_ChosenGid]) -> Iterator[Finding]:
         if one.gid is None:
             yield _finding(one, "is empty", None)
         elif len(counts) > 1 and one.kind != common:
-            yield _finding(one, f"is {_words(one.kind)}; most other ports use {_words(common)}", None)
+            yield _finding(one, f"is {_words(one.kind)}, unlike most other ports", None)
         elif one.fixed and one.kind == ("RoCE v2", False) and any(map(is_routable_gid, one.choice.port.gids)):
-            yield _finding(
-                one, "is a link-local address, which routers and many switches do not forward", Severity.WARNING
-            )
+            yield _finding(one, "is a link-local address, which routers do not forward", Severity.WARNING)
         elif one.fixed and one.kind[0] == "RoCE v1" and any(map(_is_routable_v2, one.choice.port.gids)):
             yield _finding(one, "is RoCE v1, which is limited to one Ethernet segment", Severity.INFO)
 
@@ -333,7 +331,7 @@ def _finding(one: _ChosenGid, fault: str, severity: Severity | None, told: Basel
     good = [gid.index for gid in one.choice.port.gids if _is_routable_v2(gid)]
     fix = "unset NCCL_IB_GID_INDEX" if one.fixed else ""
     return Finding(
-        f"GID index {one.entry} ({by}) of {one.choice.name} {fault}",
+        f"GID index {one.entry} of {one.choice.name} ({by}) {fault}",
         ranks=one.identical.ranks,
         severity=severity,
         evidence={

@@ -107,7 +107,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             # Earlier transfers succeeded, or the ports do not use addresses that can be wrong.
             yield finding_from_logs(
                 group,
-                "The RDMA port of a peer stopped responding (completion status 12): its process, a cable or a switch",
+                "The RDMA port of a peer stopped responding (completion status 12)",
                 evidence={"peers": group.values("peer")},
                 severity=Severity.ERROR,
                 confidence=0.6,

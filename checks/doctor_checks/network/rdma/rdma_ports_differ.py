@@ -168,7 +168,7 @@ def _minority(
         return
     others = (group.value for group in parted.groups if group.value != odd[0].ports)
     usual = parted.common.value if parted.common else next(others)
-    summary = f"RDMA ports differ: {_words(odd[0].ports)} here, {_words(usual)} on other ranks"
+    summary = f"RDMA ports differ: {_words(odd[0].ports)} here, {_words(usual)} elsewhere"
     yield _finding(job, summary, odd, everybody, severity)
 
 
