@@ -166,7 +166,7 @@ def _expected(info: OptionInfo, value: str) -> str | None:
         case "flag" if value not in ("True", "False"):
             return "exactly True or False"
         case "fraction" if decimal is None or not 0.0 < decimal < 1.0:
-            return "between 0.0 and 1.0 (exclusive)"
+            return "strictly between 0.0 and 1.0"
         case "share" if decimal is None or not 0.0 <= decimal <= 1.0:
             return "a number from 0.0 to 1.0"
         case "threads" if not _is_power_of_two(number) or number > _MAX_THREADS:

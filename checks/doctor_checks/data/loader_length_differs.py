@@ -479,7 +479,7 @@ def loader_length_differs_in_scripts(script: Script) -> Iterator[Violation]:
                 if one in behind and not _is_cut(script, one):
                     yield Violation(
                         one,
-                        f"{script.text_of(one, 40)} gives some ranks one more sample, and thus one more batch (line "
+                        f"{script.text_of(one, 40)} gives some ranks one more sample and batch (line "
                         f"{loop.node.lineno})",
                     )
 

@@ -12,4 +12,4 @@ def list_fault(value: str) -> str:
         if entry.startswith(("'", '"')):
             return f"the quotation marks are part of the name {entry}"
     wrong = next((entry for entry in others if entry.startswith(("^", "="))), None)
-    return f"{wrong[0]} is valid only before the whole list, so {wrong} matches nothing" if wrong else ""
+    return f"{wrong} matches nothing, because {wrong[0]} must precede the whole list" if wrong else ""

@@ -97,7 +97,7 @@ def _is_in_other_branch(script: Script, statement: ast.stmt, inner: ast.AST, wor
     return word in words
 
 
-_DEPENDENCIES = {"data": "each rank's data", "time": "each rank's clock", "signal": "a signal to one rank"}
+_DEPENDENCIES = {"data": "local data", "time": "the local clock", "signal": "a local signal"}
 
 
 def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: ast.expr, kind: str) -> Violation:

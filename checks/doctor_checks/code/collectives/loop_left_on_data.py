@@ -182,7 +182,7 @@ def _without_loss(script: Script) -> Iterator[Violation]:
                     yield Violation(
                         left,
                         f"training_step returns no loss if {script.text_of(branch.test, 40)} (line {branch.lineno}), "
-                        "which depends on each rank's data",
+                        "which depends on local data",
                         evidence=(("condition", script.text_of(branch.test)), ("line_of_condition", branch.lineno)),
                         confidence=0.85,
                     )

@@ -126,7 +126,7 @@ def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
         if backward is not None and step is not None and not _is_decided_by_context(script, loop, backward, wrapper):
             yield Violation(
                 backward,
-                f"Gradients are averaged in every backward pass, but used only {step}",
+                f"Gradients are averaged in each micro-step, but used only {step}",
                 severity=Severity.INFO if _is_off_by_default(script, loop) else None,
                 evidence=(("wrapped_at_line", wrapper.lineno),),
                 fix=_FIXES.get(script.name(wrapper.func), ""),

@@ -186,9 +186,9 @@ def fault_text(fault: VisibleListFault, there: int) -> str:
         case "absent" if fault.entry.isdigit():
             return f"names device {fault.entry}, but this host has {there} GPU{'' if there == 1 else 's'}"
         case "absent":
-            return f"names {fault.entry}, which does not exist on this host"
+            return f"names {_short(fault.entry)}, which does not exist on this host"
         case _:
-            return f"names {fault.entry}, which matches several devices"
+            return f"names {_short(fault.entry)}, which matches several devices"
 
 
 @rule(
@@ -215,3 +215,8 @@ def visible_devices_invalid_in_files(file: EnvironmentSource) -> Iterator[Violat
                 f"CUDA_VISIBLE_DEVICES={value} {fault_text(fault, 0)}",
                 evidence=(("value", value),),
             )
+
+
+def _short(entry: str) -> str:
+    """A UUID cut to its first part: the whole value is in front of it."""
+    return entry if len(entry) <= 16 else f"{entry[:12]}…"

@@ -98,12 +98,12 @@ def path_lossy(
         own = [rank for host in lossy.hosts for rank in ranks.get(host, ())]
         blamed = {"exclude": list(lossy.hosts)} if lossy.end in ("host", "sending", "receiving") else {}
         finding = Finding(
-            f"{_losing(lossy)}: {lossy.share:.1%} of TCP segments retransmitted ({lossy.again:,} of "
-            f"{lossy.sent:,}), in {len(lossy.ways)} of {lossy.of} transfers",
+            f"{_losing(lossy)}: {lossy.share:.1%} of TCP segments retransmitted ({lossy.again:,} of {lossy.sent:,})",
             ranks=tuple(sorted(own)),
             evidence={
                 "segments_sent": lossy.sent,
                 "segments_retransmitted": lossy.again,
+                "lossy transfers": f"{len(lossy.ways)} of {lossy.of}",
                 "transfers": list(lossy.ways[:8]),
                 **blamed,
             },

@@ -93,7 +93,7 @@ def gloo_interface_syntax(job: Job) -> Iterator[Verdict]:
         interfaces = identical.find(InterfaceFacts)
         why = _fault(value, interfaces) if value else None
         if value and why:
-            summary = f"GLOO_SOCKET_IFNAME={value}: Gloo accepts only exact interface names, but {why}"
+            summary = f"GLOO_SOCKET_IFNAME={value}: Gloo accepts only exact names, but {why}"
             found.append(_finding(summary, value, interfaces, identical))
     yield from merge(found)
 

@@ -182,7 +182,7 @@ def _missing(
     variable: str, value: str, absent: list[str], interfaces: InterfaceFacts, identical: IdenticalRanks
 ) -> Finding:
     words = ", ".join(repr(name) for name in absent)
-    why = " (an address, not an interface name)" if parse_address(absent[0]) else ""
+    why = " (an address)" if parse_address(absent[0]) else ""
     return Finding(
         f"{variable}={value} names {words}, which {'does' if len(absent) == 1 else 'do'} not exist on this host{why}",
         ranks=identical.ranks,

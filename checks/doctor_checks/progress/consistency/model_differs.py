@@ -192,13 +192,13 @@ def _difference(common: ModelFacts, other: ModelFacts) -> str:
     for position, (usual, own) in enumerate(zip_longest(common.tensors, other.tensors)):
         if usual != own:
             if usual and own and usual.name == own.name:
-                return f"{own.name} is {_kind(own)} instead of {_kind(usual)}"
-            return f"tensor {position} is {_tensor(own)} instead of {_tensor(usual)}"
+                return f"{own.name} is {_kind(own)}, not {_kind(usual)}"
+            return f"tensor {position} is {_name(own)} instead of {_name(usual)}"
     return f"{other.count:,} tensors ({other.parameters:,} values) instead of {common.count:,} ({common.parameters:,})"
 
 
-def _tensor(tensor: TensorShape | None) -> str:
-    return f"{tensor.name} {_kind(tensor)}" if tensor else "missing"
+def _name(tensor: TensorShape | None) -> str:
+    return tensor.name if tensor else "missing"
 
 
 def _kind(tensor: TensorShape) -> str:

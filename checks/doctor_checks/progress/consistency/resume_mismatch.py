@@ -121,7 +121,7 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
             name = first.value("key") or first.value("key2")
             yield finding_from_logs(
                 EventGroup(group.kind, of_shards),
-                f"{name} in the checkpoint is a different shard than this job expects",
+                f"{name} in the checkpoint is sharded differently than in this job",
                 ranks=(),
                 evidence={"written": first.value("was"), "wanted": first.value("now")},
                 confidence=0.75,

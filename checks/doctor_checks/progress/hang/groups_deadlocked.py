@@ -111,13 +111,13 @@ def groups_deadlocked(job: Job) -> Iterator[Verdict]:
 
 def _claim(found: Diagnosis, transfers: bool, most: int = 4) -> str:
     known = found.known
-    places = ", ".join(f"rank {one.rank} in {_short(one.site)}" for one in known[:most] if one.site is not None)
-    more = f" and {len(known) - most} more" if len(known) > most else ""
+    places = [f"rank {one.rank} in {_short(one.site)}" for one in known[:most] if one.site is not None]
     if len(found.ranks) > 1:
-        return f"{ranks_in_words(found.ranks)} wait for each other: {places}{more}"
-    if transfers:
-        return f"{places.replace(' in ', ' waits in ', 1) or ranks_in_words(found.ranks)} without a matching call"
-    return f"only {places}"
+        *others, last = [*places, *([f"{len(known) - most} more"] if len(known) > most else [])] or [""]
+        who = f"{', '.join(others)} and {last}" if others else ranks_in_words(found.ranks)
+        return f"{who} wait for each other"
+    place = places[0].replace(" in ", " waits in ", 1) if places else ranks_in_words(found.ranks)
+    return f"{place} without a matching call" if transfers else f"only {place}"
 
 
 def _short(site: CallSite) -> str:

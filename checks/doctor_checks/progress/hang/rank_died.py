@@ -431,7 +431,7 @@ def _claim(found: Diagnosis, ending: RunEnd) -> str:
         lost = left or f"{'their' if several else 'its'} peers for an unknown reason"
         return f"{who} lost {lost}{at}"
     if several:
-        return f"{who} failed with the same error, rank {ending.first} first: {error}{at}"
+        return f"{who} failed with the same error: {error}{at}"
     return f"{who} failed first: {error}{at}"
 
 

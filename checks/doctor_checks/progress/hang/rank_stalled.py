@@ -522,7 +522,7 @@ def _behind(found: Diagnosis) -> tuple[str, str]:
     what = f"{call.operation} ({numbered_call(call, found.states)})" if call else "a collective"
     hosts = ", ".join(found.hosts) or "its host"
     return (
-        f"The device of {who} has not finished {what}, which other ranks have completed",
+        f"The device of {who} has not finished {what}, unlike other ranks",
         f"Check the device and its link, not the program: run `nvidia-smi -q | grep -iE 'xid|ecc|retired'` and "
         f"`dmesg -T | grep -i nvrm` on {hosts}, and restart without that host.",
     )
