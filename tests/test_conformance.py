@@ -12,6 +12,7 @@ from doctor.facts import GpuFacts, SoftwareFacts, TorchBuild
 from doctor.testing import Fails, Passes, healthy
 from tests.lab.cases import assert_each
 from tests.lab.shell import fault_of_fix
+from tests.lab.wording import fault_of_prose, fault_of_summary
 
 CHECKS = sorted(builtin_checks(), key=lambda check: check.id)
 BY_ID = [(check.id, (check,)) for check in CHECKS]
@@ -81,6 +82,8 @@ def _gives_the_result(check, case):
     result = _run(check, case.sketch)
     _assert_as_claimed(check, case, result)
     assert [fault for finding in result.findings if (fault := fault_of_fix(finding.fix))] == []
+    assert [(fault, one.summary) for one in result.findings if (fault := fault_of_summary(one.summary))] == []
+    assert [(fault, one.fix) for one in result.findings if (fault := fault_of_prose(one.fix))] == []
     if not check.uses_baseline:  # then a baseline may not change the result
         expecting = _run(check, case.sketch.expecting(_UNLIKE))
         assert (expecting.status, expecting.reason) == (result.status, result.reason)

@@ -190,6 +190,48 @@ def named_hosts(finding: ReportFinding) -> list[str]:
     return [host for host in finding.hosts if host != UNKNOWN_HOST]
 
 
+_LABELS = {
+    "along_with": "correlates with",
+    "asked": "requested",
+    "asked_for": "requested",
+    "awaited": "missing rank",
+    "batch_could_be_times": "batch size factor that fits",
+    "called_instead": "other ranks called",
+    "came": "joined",
+    "contents_alike": "share of identical samples",
+    "elsewhere": "other ranks",
+    "elsewhere_resolved": "resolved on other ranks",
+    "elsewhere_told": "configured on other ranks",
+    "first_trouble": "first error",
+    "foreshadows": "may cause",
+    "goes_along_with": "correlates with",
+    "goes_with": "correlates with",
+    "holds_most": "largest allocations",
+    "may_mean": "possible cause",
+    "meant": "intended value",
+    "met_by_rank": "largest batch was on rank",
+    "near": "similar name",
+    "others_were_in": "other ranks were in",
+    "parts_at_batch": "ranks diverge at batch",
+    "ranks_that_came": "ranks that joined",
+    "room": "remaining",
+    "said_by_rank": "errors by rank",
+    "share_of_places": "share of equal positions",
+    "sharing_asked_for": "sharing requested",
+    "siblings": "groups compared",
+    "sockets_asked": "sockets requested",
+    "sockets_most": "sockets allowed",
+    "told": "configured",
+    "turns": "repetitions",
+    "units_seen": "largest batch so far",
+    "units_to_come": "largest batch on any rank",
+    "wanted": "requested",
+    "wanted_by": "required by",
+    "wanted_bytes": "requested",
+}
+"""Labels of evidence whose names, which programs read, are not terms of the field."""
+
+
 def evidence_lines(evidence: Mapping[str, object]) -> list[str]:
     """Return the values that are not empty: ``name: value``, for ``where`` a line per rank, for ``said`` the lines."""
     lines: list[str] = []
@@ -199,7 +241,7 @@ def evidence_lines(evidence: Mapping[str, object]) -> list[str]:
         elif name == "said" and isinstance(value, (list, tuple)):
             lines += map(str, value)
         elif value not in ("", (), [], {}):
-            label = name if name.isupper() else name.removesuffix("_bytes").replace("_", " ")
+            label = name if name.isupper() else _LABELS.get(name) or name.removesuffix("_bytes").replace("_", " ")
             lines.append(f"{label}: {_value(name, value)}")
     return lines
 

@@ -225,7 +225,7 @@ def raises(me: Ranks) -> None:
     for number in range(8):
         _step(me, number)
         if me.rank == 1 and number == 3:
-            raise ValueError("the loss is no number")
+            raise ValueError("the loss is not finite")
 
 
 def holds_the_lock(me: Ranks) -> None:

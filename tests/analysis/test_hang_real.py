@@ -47,7 +47,7 @@ EXPECTED: dict[str, tuple[str, tuple[int, ...], str]] = {
     "sleeps_in_data": ("RUN010", (1,), "is loading data at hanging.py"),
     "saves_slowly": ("RUN010", (0,), "is saving a checkpoint at hanging.py"),
     "killed": ("RUN004", (1,), "is gone"),
-    "raises": ("RUN004", (1,), "ValueError: the loss is no number at hanging.py"),
+    "raises": ("RUN004", (1,), "ValueError: the loss is not finite at hanging.py"),
     "send_without_receive": ("RUN015", (0,), "send at hanging.py"),
     "both_receive": ("RUN015", (0, 1), "recv at hanging.py"),
     "crossed_groups": ("RUN015", (0, 1), "of group 1"),

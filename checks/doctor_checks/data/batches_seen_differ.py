@@ -264,7 +264,7 @@ def _of_early_end(ending: RunEnd) -> Finding:
         ranks=ending.left,
         evidence={"ended": list(ending.left[:64]), "continuing": list(lost[:64])},
         fix="Give every rank the same number of batches: `DistributedSampler` or `drop_last=True` for a dataset with a "
-        "length, shards of equal length for an iterable one. If the lengths are equal, look for a `return`, `break` or "
+        "length, shards of equal length for an iterable one; if the lengths are equal, look for a `return`, `break` or "
         "`sys.exit(0)` that depends on the rank.",
         confidence=0.65,
         explains=("RUN004", "RUN006", "RUN012"),

@@ -15,7 +15,7 @@ _READ_ERRORS = {
     "Input/output error": "returns I/O errors of its disk or server",
     "Remote I/O error": "returns I/O errors of its disk or server",
     "Transport endpoint is not connected": "is no longer mounted",
-    "Cannot send after transport endpoint shutdown": "was disconnected by its server (Lustre eviction)",
+    "Cannot send after transport endpoint shutdown": "was disconnected by its Lustre server",
     "Not enough disk space": "is full",
     "No locks available": "has no lock manager (NFS without `rpc.statd`)",
     "Function not implemented": "does not support file locks",

@@ -161,7 +161,7 @@ _INTERRUPTED = (
 )
 _FIX_OF_SIGNAL = (
     "Find what sent the signal: the scheduler (`sacct -j JOB --format=JobID,State,ExitCode,Reason` or "
-    "`kubectl describe pod POD`), the script or controller that started torchrun, or an operator. Check the torchrun "
+    "`kubectl describe pod POD`), the script or controller that started torchrun, or an operator; check the torchrun "
     "logs of the other hosts, whose workers may have failed first, then resume from the last checkpoint."
 )
 

@@ -99,8 +99,8 @@ def _more_than_world(group: EventGroup, joined: int, world: int) -> Finding:
         ranks=(),
         evidence={"joined": joined, "world_size": world},
         confidence=0.8,
-        fix="End all processes of the earlier attempt, and start again with another port or --rdzv-id. The first error "
-        "of that attempt is the root cause.",
+        fix="End all processes of the earlier attempt, fix its first error, and start again with another port or "
+        "--rdzv-id.",
     )
 
 

@@ -114,8 +114,8 @@ def _judge_floors(floors: list[tuple[Rank, RunMemoryFacts]]) -> Iterator[Finding
             f"No batch fits: parameters, gradients and optimizer state need {mebibytes(floor)} of {mebibytes(room)}",
             ranks=tuple(rank.number for rank in ranks),
             evidence={"floor_bytes": floor, "room_bytes": room},
-            fix="Shard them (FSDP, ZeRO), keep parameters in bf16, or use an optimizer with less state; a smaller "
-            "batch does not help. `doctor estimate` shows the savings of each.",
+            fix="Shard them (FSDP, ZeRO), keep parameters in bf16, or use an optimizer with less state; "
+            "`doctor estimate` shows the savings of each, and a smaller batch does not help.",
             confidence=0.9,  # parameters that never get a gradient have no state either
             explains=("MEM011",),
         )

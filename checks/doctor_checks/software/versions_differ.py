@@ -185,7 +185,7 @@ def _unlike_others(job: Job, differences: list[_Difference]) -> Finding:
         for difference in differences
     )
     return Finding(
-        f"Releases differ between ranks: {parts}",
+        f"Releases differ between ranks: {parts}" + (f" ({along[0]})" if along else ""),
         ranks=ranks,
         evidence={
             "own": {difference.part.word: difference.group.value for difference in differences},

@@ -61,8 +61,8 @@ def amd_device_fault(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the ROCm runtime aborts the process, or the driver resets the GPU, which ends all processes on it.
     The other ranks wait until their timeout.
-    Fix: Check `sudo dmesg -T | grep -i amdgpu` and `rocm-smi --showrasinfo all` on the host. After memory errors, a
-    hang or a reset, exclude the host from the next job.
+    Fix: Check `sudo dmesg -T | grep -i amdgpu` and `rocm-smi --showrasinfo all` on the host, and exclude the host from
+    the next job after memory errors, a hang or a reset.
     """
     for group in event_groups(job, "amd.device", by=("pci", "node")):
         yield _of_device(group)

@@ -43,7 +43,7 @@ def device_fault(job: Job) -> Iterator[Verdict]:
     Why it hurts: CUDA reports the fault at a later call, often in NCCL's watchdog, and the CUDA context is lost. That
     rank exits, and the others wait for it until their timeout.
     Fix: Run again with CUDA_LAUNCH_BLOCKING=1, or run one process under `compute-sanitizer`, to find the call that
-    fails. For a failed assertion, check whether labels and token ids are out of range.
+    fails; for a failed assertion, check whether labels and token ids are out of range.
     """
     assertions = list(event_groups(job, "gpu.assertion", by=("expression",)))
     if not assertions and is_logged(job, "amd.kernel_fault", "amd.device"):
@@ -52,7 +52,7 @@ def device_fault(job: Job) -> Iterator[Verdict]:
         who = f" first on {ranks_in_words((group.first.rank,))}" if group.first.rank is not None else ""
         condition = assertions[0].value("expression") if assertions else None
         fault = group.value("fault", "fault2")
-        words = f"{fault}" + (f": the assertion `{condition}` failed" if condition else "")
+        words = f"the assertion `{condition}` does not hold" if condition else f"{fault}"
         yield finding_from_logs(
             group,
             f"A kernel failed{who}: {words}",

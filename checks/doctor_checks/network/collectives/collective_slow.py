@@ -128,6 +128,10 @@ def collective_slow(
         yield with_trials(job, finding, "collective", otherwise=_OTHERWISE_LATE, unit=_TIME)
 
 
+_SHOWN = 50
+"""Characters of an error in a summary; the evidence has all of it."""
+
+
 def _broken(job: Job, broken: Sequence[BrokenCollective]) -> Finding:
     ranks = culprits_of(broken)
     first = next((one for one in broken if one.rank in ranks), broken[0])
@@ -136,7 +140,7 @@ def _broken(job: Job, broken: Sequence[BrokenCollective]) -> Finding:
     along = [one.operation for one in broken if one.axis == first.axis and one.operation != "collective"]
     what = f"{along[0] if along else 'Collective'} along {first.axis}" if first.axis else "Process group"
     how = "failed" if first.axis else "could not be created"
-    summary = f"{what} on {first.backend or 'no backend'} {how} ({ranks_in_words(ranks)}): {first.error}"
+    summary = f"{what} on {first.backend or 'no backend'} {how} ({ranks_in_words(ranks)}): {first.error[:_SHOWN]}"
     evidence = {
         "said_by_rank": said,
         "waiting_ranks": list(waiting[:64]),

@@ -288,7 +288,7 @@ def _judge_by(expected: BaselineValue, used: list[_ChosenGid]) -> Iterator[Findi
                 "GID", _words(expected.value), _words(one.kind) if one.gid else "none", expected.source
             )
             told = BaselineDeviation((row,), drifted and one.gid is not None)
-            yield _finding(one, f"{fault}, unlike the baseline ({row.source})", None, told)
+            yield _finding(one, f"{fault}, unlike the baseline", None, told)
 
 
 def _on_other_rails(used: list[_ChosenGid]) -> Iterator[Finding]:

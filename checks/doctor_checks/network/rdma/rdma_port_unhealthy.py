@@ -139,8 +139,8 @@ def _of_ucx(job: Job) -> Iterator[Finding]:
                 evidence={"port": device},
                 severity=Severity.ERROR,
                 confidence=0.6,
-                fix="Look on the peers for an earlier error of a process; then `ibstat`, `ibqueryerrors` and `dmesg -T "
-                "| grep mlx5` on both hosts. A longer UCX_RC_TIMEOUT rides out short losses.",
+                fix="Check the peers for an earlier error of a process, run `ibstat`, `ibqueryerrors` and `dmesg -T "
+                "| grep mlx5` on both hosts, and increase UCX_RC_TIMEOUT to bridge short losses.",
                 explains=("NET021",),
             )
 
@@ -154,7 +154,7 @@ def _of_efa(job: Job) -> Iterator[Finding]:
             evidence={"peers": group.values("peer")},
             severity=Severity.ERROR,
             confidence=0.6,
-            fix="Look on the peer of the line for an earlier error of its process; then `ethtool -S` and `dmesg "
+            fix="Check the peer in the log line for an earlier error of its process, run `ethtool -S` and `dmesg "
             "-T | grep -i efa` on both hosts, and compare the versions of libfabric and aws-ofi-nccl.",
         )
 

@@ -233,8 +233,11 @@ def _claim(found: Diagnosis, one_sided: OneSidedCall) -> str:
 
 def _short(call: CallSite) -> str:
     """``self.log(..., sync_dist=True) at train.py:57``: the call in the code of the user, if there is one."""
-    what = call.words if call.words and call.words != "backward" and call.own else call.operation
-    return f"{what} at {call.place.partition(' (')[0]}" if call.own and call.place and what else call.text
+    what = call.words if call.words and call.words != "backward" else call.operation
+    place = call.place.partition(" ")[0]
+    if not place or not what:
+        return call.text
+    return f"{what} at {place}" if call.own else f"{what} ({place})"
 
 
 def _effect(one_sided: OneSidedCall) -> str:

@@ -46,7 +46,7 @@ _FLAG = (
     cases=lambda: (
         Passes(
             "the cause is logged",
-            logged("[rank0]: ValueError: the loss is no number", _RECV.format(rank=1)),
+            logged("[rank0]: ValueError: the loss is not finite", _RECV.format(rank=1)),
             silent=False,
         ),
         Passes(

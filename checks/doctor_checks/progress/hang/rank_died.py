@@ -227,7 +227,7 @@ def _rank_of(cause: Event, same: list[Event]) -> int | None:
         Fails(
             "log of an error on one rank, and of peers that lose it",
             logged(
-                "[rank2]: ValueError: the loss is no number",
+                "[rank2]: ValueError: the loss is not finite",
                 f"[rank0]: RuntimeError: {_CLOSED}",
                 f"[rank1]: RuntimeError: {_CLOSED}",
             ),
@@ -286,7 +286,7 @@ def _rank_of(cause: Event, same: list[Event]) -> int | None:
                 with_failure(stalled(1, 3), (0, 2), "RuntimeError", _CLOSED, at=0.2),
                 (1,),
                 "ValueError",
-                "the loss is no number",
+                "the loss is not finite",
                 _STEP,
             ),
             ranks=(1,),
@@ -425,7 +425,7 @@ def _claim(found: Diagnosis, ending: RunEnd) -> str:
         verb = "are" if several else "is"
         return f"{who} {verb} gone without a Python error: killed, or aborted by native code"
     error, line = _headline(ending.failure), place_of_frame(_line(ending.failure))
-    at = f" at {line}" if line else ""
+    at = f" at {line}" if line and len(error) <= _MOST_WITH_PLACE else ""
     if ending.nature == "peer":
         left = f"{ranks_in_words(ending.left)}, which had ended the run" if ending.left else ""
         lost = left or f"{'their' if several else 'its'} peers for an unknown reason"
@@ -446,6 +446,10 @@ def _claim_of_processes(found: Diagnosis, failure: Failure | None) -> str:
     if failure is not None and failure.kind == "exit code":
         how = f"{has} ended with exit code {failure.message}"
     return f"The process{'es' if has == 'have' else ''} of {stall_ranks(found)} {how}{stall_waiters(found)}"
+
+
+_MOST_WITH_PLACE = 60
+"""Characters of an error up to which its line is part of the summary; it always is in the evidence."""
 
 
 def _headline(failure: Failure, most: int = 80) -> str:

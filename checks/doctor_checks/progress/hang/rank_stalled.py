@@ -509,8 +509,7 @@ def _behind_by_count(found: Diagnosis) -> tuple[str, str]:
     several, who = len(found.ranks) > 1, ranks_in_words(found.ranks)
     reported = found.first.progress.reported[0] if found.first and found.first.progress else ""
     return (
-        f"{stall_ranks(found)} {'have' if several else 'has'} launched fewer collectives than the others ({reported}, "
-        f"as NCCL's RAS service reports){stall_waiters(found)}",
+        f"{stall_ranks(found)} {'have' if several else 'has'} launched fewer collectives than the others ({reported})",
         f"Compare the stack of {who} with those of the others, and look for a condition, a caught exception or an "
         "early `continue` that skips a collective.",
     )

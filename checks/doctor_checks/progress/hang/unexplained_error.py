@@ -13,7 +13,7 @@ from doctor.testing import Fails, Passes, logged
 
 _WARN = "node1:41:77 [3] transport/net_socket.cc:12 NCCL WARN Net : something that no release said before"
 _AGENT = "torch/distributed/elastic/multiprocessing/api.py"
-_MOST_QUOTED = 60
+_MOST_QUOTED = 50
 """Characters of the error that the summary quotes."""
 
 
