@@ -62,7 +62,7 @@ def diagnose_sample(folder: Path) -> str:
     (folder / "job.log").write_bytes(log)
     output = run(["doctor", "diagnose", "--isolated", "--quiet", "job.log"], folder).strip()
     summary = output.partition("\n\n")[0].replace(f"{folder}/", "")
-    return shown("doctor diagnose job.log --quiet | head -5        # four ranks under torchrun", summary)
+    return shown("doctor diagnose job.log --quiet | head -4        # four ranks under torchrun", summary)
 
 
 def lint_sample(folder: Path) -> str:
