@@ -75,7 +75,7 @@ def _judge(job: Job, name: str, size_name: str, whole: str) -> Iterator[Finding]
     for size, found in outside.items():
         first = found[0][0]
         yield Finding(
-            _summary(name, first, size_name, size) + (f" (and {len(found) - 1} more)" if len(found) > 1 else ""),
+            _summary(name, first, size_name, size),
             ranks=tuple(number for _, identical in found for number in identical.ranks),
             evidence={name: [rank for rank, _ in found[:8]], size_name: size},
             fix=_fix(name, first, size_name, size, whole),

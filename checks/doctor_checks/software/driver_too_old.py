@@ -152,7 +152,7 @@ def _mismatched(job: Job) -> Iterator[Finding]:
         missing, drivers = identical.missing(GpuFacts), identical.find(DriverFacts)
         if missing is not None and missing.reason.startswith(DRIVER_MISMATCH):
             yield Finding(
-                "Driver/library version mismatch: the NVIDIA libraries do not match the loaded kernel driver",
+                "The installed NVIDIA libraries do not match the loaded kernel driver",
                 ranks=identical.ranks,
                 evidence={"nvml": missing.reason, "kernel_driver": drivers.kernel_driver if drivers else None},
                 effect="CUDA and nvidia-smi fail on this host until the kernel modules are reloaded.",

@@ -453,7 +453,7 @@ _MOST_WITH_PLACE = 60
 
 
 def _headline(failure: Failure, most: int = 80) -> str:
-    words = failure.message.strip().partition("\n")[0]
+    words = failure.message.strip().partition("\n")[0].removesuffix(".")
     words = words if words.startswith(failure.kind) else f"{failure.kind}: {words}".rstrip(": ")
     return words if len(words) <= most else f"{words[:most]}…"
 

@@ -568,7 +568,7 @@ def _of_left(found: Diagnosis, left: RanksThatLeft, lightning: bool) -> Finding:
 
 def _left_claim(found: Diagnosis, left: RanksThatLeft) -> str:
     first, loop = found.states.ranks[left.ranks[0]], left.loop
-    what = "ended the watched run" if left.ended else "left the training loop"
+    what = "ended the run" if left.ended else "left the training loop"
     progress = first.progress
     batches = loop.batches if loop is not None else (progress.batch or 0) + 1 if progress is not None else 0
     loaders = found.states.loaders.get(first.rank)
