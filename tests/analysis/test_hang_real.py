@@ -30,14 +30,14 @@ EXPECTED: dict[str, tuple[str, tuple[int, ...], str]] = {
     "gather_without_a_word_of_ranks": ("RUN006", (1,), "all_gather"),
     "gather_after_return": ("RUN006", (2,), "after if me.rank != 2: return"),
     "most_gather": ("RUN006", (1,), "skips all_gather"),
-    "skipped_batch": ("RUN006", (1,), "skips all_reduce of backward"),
+    "skipped_batch": ("RUN006", (1,), "skips all_reduce at hanging.py"),
     "shifted_in_silence": ("RUN006", (1,), "all_reduce"),
     "one_of_a_group": ("RUN006", (1,), "all_reduce"),
     "gather_unrecorded": ("RUN006", (0,), "all_gather"),
     "other_order": ("RUN002", (0, 1), "barrier"),
     "other_operation": ("RUN002", (0, 1), "broadcast"),
     "other_type": ("RUN002", (2,), "Double"),
-    "nonsense": ("RUN002", (2,), "all_reduce of 10 elements of Int; ranks 0-1: all_reduce of 10 elements of Float"),
+    "nonsense": ("RUN002", (2,), "all_reduce of 10 Int elements; ranks 0-1 call all_reduce of 10 Float elements"),
     "other_size": ("RUN004", (0,), "aborted by native code"),
     "sleeps_in_step": ("RUN001", (2,), "is at hanging.py"),
     "sleeps_unrecorded": ("RUN001", (2,), "is at hanging.py"),
@@ -50,7 +50,7 @@ EXPECTED: dict[str, tuple[str, tuple[int, ...], str]] = {
     "raises": ("RUN004", (1,), "ValueError: the loss is not finite at hanging.py"),
     "send_without_receive": ("RUN015", (0,), "send at hanging.py"),
     "both_receive": ("RUN015", (0, 1), "recv at hanging.py"),
-    "crossed_groups": ("RUN015", (0, 1), "of group 1"),
+    "crossed_groups": ("RUN015", (0, 1), "wait for each other"),
 }
 
 

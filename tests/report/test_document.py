@@ -90,7 +90,7 @@ def test_a_page_is_well_formed_and_its_parts_are_named(stalled_page):
 def test_the_verdict_stands_first(stalled_page):
     words = shown(stalled_page).partition("<main>")[2]
     order = (
-        "Rank 2 on node0 (training, epoch 1, batch 40)",
+        "Rank 2 on node0",
         "Fix",
         "Timeline",
         "Ranks",

@@ -497,9 +497,10 @@ def _missing(found: Diagnosis) -> tuple[str, str]:
     )
     hosts = f" on {', '.join(found.hosts)}" if found.hosts else ""
     device = f", and the device of {ranks_in_words(found.behind)} has not finished" if found.behind else ""
+    timed = found.seconds_waited and found.waiting and not found.states.is_snapshot
+    waited = f" after {found.seconds_waited:.0f} s" if timed else ""
     return (
-        f"{ranks_in_words(late)} {'have' if several else 'has'} not reached {what}{device}"
-        f"{stall_waiters(found).partition(' in ')[0]}",
+        f"{ranks_in_words(late)} {'have' if several else 'has'} not reached {what}{device}{waited}",
         f"Read the last lines of the log of {ranks_in_words(late)}{hosts} for an exception, a signal or a blocked data "
         "loader, or run `py-spy dump --native --pid PID` if the process still runs.",
     )
@@ -532,8 +533,7 @@ def _loader_ended(found: Diagnosis, uneven: UnevenLoaders) -> tuple[str, str]:
         several = len(uneven.ended) > 1
         return (
             f"{ranks_in_words(uneven.ended)} {'have' if several else 'has'} left the loop that "
-            f"{ranks_in_words(uneven.continuing)} {'are' if len(uneven.continuing) > 1 else 'is'} still in: "
-            f"{found.places_apart}",
+            f"{ranks_in_words(uneven.continuing)} {'are' if len(uneven.continuing) > 1 else 'is'} still in",
             "End the loop on all ranks after the same number of steps: the same `range` or `max_steps`, and data "
             "loaders of equal length (DATA001, DATA010); or wrap the loop in `model.join()` of DDP.",
         )
