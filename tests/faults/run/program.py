@@ -272,7 +272,7 @@ SETTINGS = (
         "a layer frozen when it was wrapped, and trained later",
         "RUN007",
         run("loops.unfrozen", (0, 1)),
-        says=("frozen when the model was wrapped", "extra.weight"),
+        says=("frozen when DDP wrapped the model", "extra.weight"),
     ),
 )
 
@@ -460,7 +460,7 @@ NUMBERS = (
         "RUN003",
         run("loops.lock_taken", (1,), seconds=120.0),
         severity="warning",
-        says=("interpreter's lock",),
+        says=("interpreter lock",),
     ),
     RunScene(
         "a tenth of a CPU for rank 1",
