@@ -117,7 +117,7 @@ def _claim(found: Diagnosis, transfers: bool, most: int = 4) -> str:
         who = f"{', '.join(others)} and {last}" if others else ranks_in_words(found.ranks)
         return f"{who} wait for each other"
     place = places[0].replace(" in ", " waits in ", 1) if places else ranks_in_words(found.ranks)
-    return f"{place} without a matching call" if transfers else f"only {place}"
+    return f"{place} without a matching call" if transfers else f"Only {place}"
 
 
 def _short(site: CallSite) -> str:
