@@ -20,7 +20,8 @@ recorded sysfs tree), the plugins and the files of that machine exist; the GPUs 
 tests.
 ``exported`` marks rows that were written from what a launcher is known to export. ``caused`` of a fault says whether
 it is caused for real in the namespaces, is only a setting, or comes from a recorded tree or a driver library;
-``wrapper`` starts the process with fewer capabilities. A fault with ``variant_of`` has the mechanism of another one.
+``wrapper`` starts the process with fewer capabilities or on fewer CPUs, ``siblings`` are more processes of its host. A
+fault with ``variant_of`` has the mechanism of another one.
 
 Every finding of severity error or warning in a recommended environment is an alarm. A fault is found if one of its ids
 has a finding of any severity with the words of ``says`` in it. Exits with 1 if fewer faults are found or more
@@ -142,21 +143,39 @@ def _host(number: int, machine: Mapping[str, Any], entry: Mapping[str, Any], var
     # The driver library of the tests stays in the path of the loader.
     rest = {"LD_LIBRARY_PATH": ':"$LD_LIBRARY_PATH"'}
     verbs = ['export LD_LIBRARY_PATH="$HOME/verbs:$LD_LIBRARY_PATH"'] if machine.get("rdma") else []
-    exports = [f"export {name}={_in_home(value, files)}{rest.get(name, '')}" for name, value in variables.items()]
+    exports = [
+        [f"export {name}={_in_home(value, files)}{rest.get(name, '')}" for name, value in one.items()]
+        for one in (variables, *entry.get("siblings", ()))
+    ]
     limit = "ulimit -l unlimited 2>/dev/null || true"
     gpus = tuple(machine.get("gpus", ()))
     packages = tuple(machine.get("packages", CUDA if gpus else ()))
-    shell = "\n".join([limit, *verbs, *exports, entry.get("shell", "")])
-    process = Process(shell=shell, gpus=gpus, packages=packages, wrapper=entry.get("wrapper", ""))
+    processes = tuple(
+        Process(
+            shell="\n".join([limit, *verbs, *lines, entry.get("shell", "")]),
+            gpus=gpus,
+            packages=packages,
+            wrapper=entry.get("wrapper", ""),
+        )
+        for lines in exports
+    )
     setup = [
         f"hostname node{number}",
+        *(_OWN_BOOT if "peer" in entry else ()),
         "printf '127.0.0.1 localhost\\n10.7.0.1 node0\\n10.7.0.2 node1\\n' > names; mount --bind names /etc/hosts",
         *_interfaces(machine, number),
         *_rdma(machine.get("rdma", {}), gpus),
         *_files(files),
         entry.get("setup", ""),
     ]
-    return Host((process,), ("net", "mount", "uts"), "\n".join(setup))
+    return Host(processes, ("net", "mount", "uts"), "\n".join(setup))
+
+
+_OWN_BOOT = (
+    "cat /proc/sys/kernel/random/uuid > boot; mount --bind boot /proc/sys/kernel/random/boot_id",
+    "hostname | md5sum | cut -c1-32 > machine; [ ! -e /etc/machine-id ] || mount --bind machine /etc/machine-id",
+)
+"""Two hosts are two machines: each has its own boot and its own machine id."""
 
 
 def _in_home(value: str, files: Sequence[str]) -> str:
@@ -180,7 +199,8 @@ def _interfaces(machine: Mapping[str, Any], number: int) -> list[str]:
     lines = []
     for place, (name, address) in enumerate(addresses.items()):
         last = address.replace(".1/", f".{number + 1}/")
-        lines.append(f"ip link add {name} type veth peer name peer{place}; ip link set peer{place} up")
+        # The other end is no interface of the machine: without an address, no library chooses it.
+        lines.append(f"ip link add {name} type veth peer name peer{place}; ip link set peer{place} addrgenmode none up")
         lines += [f"ip addr add {last} dev {name}"] if last else []
         lines.append(f"ip link set {name} up")
     return [*lines, *machine.get("network", ())]

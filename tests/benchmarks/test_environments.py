@@ -29,6 +29,8 @@ def test_sizes_and_unique_names():
         "faults_2": 65,
         "recommended_3": 82,
         "faults_3": 54,
+        "recommended_4": 87,
+        "faults_4": 61,
     }
     assert len(names) == len(set(names))
 
