@@ -23,13 +23,16 @@ _MAX_THREADS = 128  # CUDAAllocatorConfig::pinned_max_register_threads
 
 class OptionInfo(msgspec.Struct, frozen=True):
     """An option: ``kind`` names the rule for its value, ``minimum`` is a bound; ``first`` and ``last``: releases of
-    torch that accept it, as far as known; ``native``: the cudaMallocAsync backend ignores it. Options of pinned memory
-    concern the host allocator (ATen/cuda/CachingHostAllocator.cpp), whichever backend allocates on the device."""
+    torch that accept it, as far as known; ``rocm``: the first one whose build for ROCm accepts this spelling beside
+    the one with ``hip`` (pytorch/pytorch#110715); ``native``: the cudaMallocAsync backend ignores it. Options of
+    pinned memory concern the host allocator (ATen/cuda/CachingHostAllocator.cpp), whichever backend allocates on the
+    device."""
 
     kind: Literal["size", "flag", "fraction", "share", "threads", "backend", "divisions", "any"]
     minimum: int | None = None
     first: str | None = None
     last: str | None = None
+    rocm: str | None = None
     native: bool = True
 
 
@@ -89,9 +92,9 @@ def _read_value(tokens: list[str], position: int) -> tuple[str, int]:
     return "".join(tokens[position:end]), end
 
 
-def alloc_conf_faults(text: str, torch: str | None = None) -> Iterator[AllocConfFault]:
+def alloc_conf_faults(text: str, torch: str | None = None, *, is_rocm: bool = False) -> Iterator[AllocConfFault]:
     """All faults of the value ``text`` under torch release ``torch``; if that is ``None``, the faults under every
-    release."""
+    release. ``is_rocm``: that torch is built for ROCm."""
     plain = text.strip().strip("'\"")
     if plain != text.strip():
         yield AllocConfFault("has quotation marks, which must not be part of the value", fix=plain)
@@ -99,10 +102,20 @@ def alloc_conf_faults(text: str, torch: str | None = None) -> Iterator[AllocConf
     options, broken = split_options(text)
     for option in options:
         if broken is None or broken.option != option.key:
-            yield from _judge(option, torch)
+            yield from (_judge_on_rocm(option, torch) if is_rocm else None) or _judge(option, torch)
     if broken:
         yield broken
     yield from _conflicts(dict(options), torch)
+
+
+def _judge_on_rocm(option: Option, torch: str | None) -> list[AllocConfFault] | None:
+    """The fault of a spelling that hipify had replaced in that build; ``None`` if the build accepts it."""
+    info = _options().get(option.key)
+    if info is None or info.rocm is None or torch is None or not within(torch, before=info.rocm):
+        return None
+    name = option.key.replace("cuda", "hip")
+    text = f"has {option.key}, which builds of torch {torch} for ROCm call {name}"
+    return [AllocConfFault(text, option.key, f"{name}:{option.value}")]
 
 
 def _judge(option: Option, torch: str | None) -> Iterator[AllocConfFault]:

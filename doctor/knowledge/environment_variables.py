@@ -112,7 +112,7 @@ _LOOK_ALIKE = str.maketrans("01", "OI")
 
 @cache
 def _library_variables() -> tuple[frozenset[str], dict[str, str]]:
-    """The variables of PyTorch, Gloo, TensorPipe, UCX and libfabric, and each in its spelling without 0 and 1.
+    """The variables of PyTorch, Gloo, TensorPipe, UCX, libfabric, CUDA, ROCm and OpenMP, and each without 0 and 1.
 
     The file lists them by library, with the release or commit that the names were extracted from."""
     listed = read("library_variables.json", dict[str, frozenset[str]]).values()
@@ -120,12 +120,12 @@ def _library_variables() -> tuple[frozenset[str], dict[str, str]]:
     return names, {name.translate(_LOOK_ALIKE): name for name in sorted(names)}
 
 
-_LIBRARIES = ("TORCH_", "PYTORCH_", "GLOO_", "TP_", "UCX_", "FI_")
+_LIBRARIES = ("TORCH_", "PYTORCH_", "GLOO_", "TP_", "UCX_", "FI_", "CUDA_", "HIP_", "ROCR_", "OMP_")
 
 
 @cache
 def misspelled(name: str) -> str | None:
-    """The variable of PyTorch, NCCL, Gloo, TensorPipe, UCX or libfabric that ``name`` misspells by one letter.
+    """The variable of NCCL or of one of these libraries that ``name`` misspells by one letter.
 
     0 and 1 count as the letters O and I. CCL_ is the prefix of oneCCL, and of NCCL without its first letter. ``None``
     if the name is a known one or resembles none, as a variable of a script with such a prefix does."""

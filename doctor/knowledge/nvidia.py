@@ -5,6 +5,9 @@ from __future__ import annotations
 DRIVER_MISMATCH = "the NVIDIA libraries and the loaded kernel driver are of different releases"
 """Why the GPUs of a host are not visible after NVML_ERROR_LIB_RM_VERSION_MISMATCH."""
 
+NVML_UNKNOWN_ERROR = "(NVML code 999)"
+"""The end of the reason why NVML does not start, for NVML_ERROR_UNKNOWN."""
+
 CLOCK_REASONS = {
     0x001: "gpu-idle",
     0x002: "application-clocks",

@@ -30,6 +30,7 @@ from doctor.facts import (
     SoftwareFacts,
     TorchBuild,
 )
+from doctor.knowledge.nvidia import NVML_UNKNOWN_ERROR
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 
 _FIXES = {
@@ -112,6 +113,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             "the driver does not answer",
             _container("/dev/nvidia-uvm").drop(GpuFacts, MissingReason.TIMEOUT, "reading gpus took longer than 10 s"),
         ),
+        Fails(
+            "the device cgroup no longer admits the GPUs",
+            _container().drop(GpuFacts, MissingReason.HIDDEN, "NVML does not start: Unknown Error (NVML code 999)"),
+            ranks=tuple(range(4)),
+        ),
         Fails("nvidia-uvm is missing", _container("/dev/nvidia-uvm"), ranks=(2, 3)),
         Fails("the file of one GPU is missing", _container("/dev/nvidia1"), ranks=(2, 3)),
         Fails("InfiniBand without its verbs files", _without_verbs(), ranks=(2, 3)),
@@ -144,7 +150,9 @@ def container_device_absent(job: Job) -> Iterator[Verdict]:
     missing: dict[tuple[str, str, Severity], list[int]] = {}
     for local in contained:
         lack = local.hosts[0].missing(GpuFacts)
-        if lack and lack.lack is not MissingReason.ABSENT:
+        if lack and NVML_UNKNOWN_ERROR in lack.reason:
+            yield _shut(local, lack.reason)
+        elif lack and lack.lack is not MissingReason.ABSENT:
             yield Unknown(f"the GPUs of the container are unknown: {lack.reason}", local.ranks, lack.unhide)
         for files, words, severity in (*_missing(job, local), *_missing_of_amd(local)):
             missing.setdefault((files, words, severity), []).extend(local.ranks)
@@ -159,6 +167,20 @@ def container_device_absent(job: Job) -> Iterator[Verdict]:
             or "Run `nvidia-modprobe -u -c 0` on the host, then start the container with `docker run --gpus all` or "
             "the GPU device plugin.",
         )
+
+
+def _shut(local: LocalRanks, reason: str) -> Finding:
+    """The device cgroup of a running container was written anew without its GPUs, whose files are still there
+    (NVIDIA Container Toolkit, troubleshooting: "Containers losing access to GPUs")."""
+    return Finding(
+        "NVML fails with Unknown Error: the container has lost access to its GPUs",
+        ranks=local.ranks,
+        evidence={"nvml": reason},
+        effect="No process that is started in this container can use a GPU.",
+        fix="Restart the container. To keep it from happening on `systemctl daemon-reload`, inject the GPUs by CDI, or "
+        "pass their files with `docker run --device /dev/nvidia0 --device /dev/nvidiactl --device /dev/nvidia-uvm`.",
+        explains=("GPU019", "GPU021"),
+    )
 
 
 def _is_contained(local: LocalRanks) -> bool:

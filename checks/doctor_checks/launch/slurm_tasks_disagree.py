@@ -64,6 +64,22 @@ SHOWN = (
 """Variables shown in the evidence."""
 
 
+def _torchrun_per_node(world: str) -> JobBuilder:
+    """One rank of torchrun with eight ranks a node, which one task of a step on two nodes started."""
+    return healthy(per_host=1).launched(
+        WORLD_SIZE=world,
+        LOCAL_WORLD_SIZE="8",
+        TORCHELASTIC_RUN_ID="7",
+        SLURM_JOB_ID="7",
+        SLURM_NTASKS="2",
+        SLURM_PROCID="0",
+        SLURM_LOCALID="0",
+        SLURM_STEP_ID="0",
+        SLURM_STEP_NUM_NODES="2",
+        SLURM_STEP_TASKS_PER_NODE="1(x2)",
+    )
+
+
 def _by_index(job: Job) -> Iterator[Finding]:
     """Report a Lightning local rank beyond the Trainer's list of devices: SLURM started more tasks than devices."""
     if job.evidence is None or not is_logged(job, "slurm."):
@@ -134,6 +150,13 @@ def _by_waiting(job: Job) -> Iterator[Finding]:
     compares_ranks=False,
     from_logs=(_by_slurm, _by_waiting, _by_index),
     cases=lambda: (
+        Passes("torchrun on each of two nodes for one job", _torchrun_per_node(world="16")),
+        Fails(
+            "torchrun on each of two nodes for itself, because the rendezvous is localhost",
+            _torchrun_per_node(world="8"),
+            ranks=(0,),
+            severity=Severity.WARNING,
+        ),
         Fails(
             "Lightning finds no device for a task",
             logged(
@@ -238,6 +261,8 @@ def slurm_tasks_disagree(job: Job) -> Iterator[Verdict]:
         inside = True
         if inner_launcher(launch) is None:
             findings.extend(islice(_contradictions(job, launch, identical), 1))
+        else:
+            findings.extend(_judge_torchrun(launch, identical))
     yield from merge(findings)
     if not inside:
         yield Skip("not inside a SLURM job")
@@ -324,6 +349,24 @@ def _judge_step(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Find
         fix=f"Start all tasks with `srun --ntasks={needed} python train.py`, not inside another srun, without "
         "--preserve-env and without exporting SLURM_NTASKS.",
     )
+
+
+def _judge_torchrun(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
+    """Report torchrun that srun started once on each of several nodes, and that forms a world of one node alone."""
+    step, nodes = slurm_step(launch), launch_number(launch, "SLURM_STEP_NUM_NODES")
+    world, local = launch_number(launch, "WORLD_SIZE"), launch_number(launch, "LOCAL_WORLD_SIZE")
+    if "TORCHELASTIC_RUN_ID" not in launch.filled or step is None or step.most_per_node != 1 or nodes is None:
+        return
+    if nodes > 1 and world is not None and world == local:
+        yield Finding(
+            f"torchrun runs on {nodes} nodes (SLURM_STEP_NUM_NODES), but WORLD_SIZE={world} covers one of them",
+            ranks=identical.ranks,
+            evidence={"SLURM_STEP_NUM_NODES": nodes, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": local},
+            effect="Each node trains a model of its own, or waits for ranks that have joined another rendezvous.",
+            fix="Pass --nnodes=$SLURM_NNODES and --rdzv-endpoint with the name of the first node to torchrun on every "
+            "node, not localhost or --standalone.",
+            severity=Severity.WARNING,
+        )
 
 
 def _judge_trainer(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:

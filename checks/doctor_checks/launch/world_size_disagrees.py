@@ -100,6 +100,10 @@ def _too_many(job: Job) -> Iterator[Finding]:
             "one task a node that starts its ranks itself, WORLD_SIZE exported for them",
             healthy(hosts=2, per_host=1).by_srun().launched(WORLD_SIZE="16"),
         ),
+        Passes(
+            "one task a node that starts its ranks itself and tells each of them its numbers, as composer does",
+            healthy(hosts=2, per_host=1).by_srun().launched(WORLD_SIZE="16", RANK="0", LOCAL_WORLD_SIZE="8"),
+        ),
         Fails(
             "one host was started with another number of nodes",
             healthy(hosts=3, per_host=2).alter(LaunchFacts, ranks=(4, 5), world_size=8),
@@ -197,7 +201,8 @@ def _judge_launcher(direct: DirectLaunch, launch: LaunchFacts, identical: Identi
     stated = launch_number(launch, "WORLD_SIZE")
     if direct.size is None or stated is None or stated == direct.size:
         return
-    if direct.most_per_node == 1 and "RANK" not in launch.filled and stated > direct.size:
+    own = "RANK" not in launch.filled or stated == direct.size * (launch_number(launch, "LOCAL_WORLD_SIZE") or 0)
+    if direct.most_per_node == 1 and own and stated > direct.size:
         return  # One task per node that starts the ranks of the node itself; WORLD_SIZE is theirs.
     yield Finding(
         f"WORLD_SIZE={stated}, but {direct.program} started {direct.size} processes ({direct.size_name}={direct.size})",

@@ -93,6 +93,19 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
             ranks=(0, 1),
         ),
         Fails(
+            "the spelling of CUDA on a build for ROCm that knows its own alone",
+            healthy()
+            .alter(SoftwareFacts, torch=TorchBuild("2.1.0+rocm5.6", hip="5.6.31061"))
+            .environ(PYTORCH_CUDA_ALLOC_CONF="release_lock_on_cudamalloc:True"),
+            ranks=(0, 1),
+        ),
+        Passes(
+            "the same on a build that knows both",
+            healthy()
+            .alter(SoftwareFacts, torch=TorchBuild("2.2.0+rocm5.7", hip="5.7.31921"))
+            .environ(PYTORCH_CUDA_ALLOC_CONF="release_lock_on_cudamalloc:True"),
+        ),
+        Fails(
             "the two names with different values",
             healthy()
             .alter(SoftwareFacts, torch=_NEW_TORCH)
@@ -140,11 +153,11 @@ def allocator_setting_invalid(job: Job) -> Iterator[Verdict]:
     Fix: Write option:value pairs separated by commas, for example `export
     PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
     """
-    for (cuda, general, torch), ranks in group_by_value(
+    for (cuda, general, torch, is_rocm), ranks in group_by_value(
         job, EnvironmentFacts, lambda own, identical: _values(own, identical.find(SoftwareFacts)), also=(SoftwareFacts,)
     ):
         if cuda is not None:
-            yield from _complaints(_CUDA, cuda, torch, ranks)
+            yield from _complaints(_CUDA, cuda, torch, is_rocm, ranks)
         if general is None:
             continue
         if torch is not None and within(torch, before="2.9"):
@@ -158,18 +171,25 @@ def allocator_setting_invalid(job: Job) -> Iterator[Verdict]:
                     severity=Severity.INFO,
                 )
             continue
-        yield from _complaints(_GENERAL, general, torch, ranks)
+        yield from _complaints(_GENERAL, general, torch, is_rocm, ranks)
         if cuda is not None:
             yield from _contradictions(cuda, general, ranks)
 
 
-def _values(environment: EnvironmentFacts, software: SoftwareFacts | None) -> tuple[str | None, str | None, str | None]:
-    torch = software.torch.version if software and software.torch else None
-    return environment.get(_CUDA), environment.get(_GENERAL), torch
+def _values(
+    environment: EnvironmentFacts, software: SoftwareFacts | None
+) -> tuple[str | None, str | None, str | None, bool]:
+    torch = software.torch if software else None
+    return (
+        environment.get(_CUDA),
+        environment.get(_GENERAL),
+        torch.version if torch else None,
+        bool(torch and torch.hip),
+    )
 
 
-def _complaints(name: str, text: str, torch: str | None, ranks: tuple[int, ...]) -> Iterator[Finding]:
-    for complaint in allocator_complaints(text, torch):
+def _complaints(name: str, text: str, torch: str | None, is_rocm: bool, ranks: tuple[int, ...]) -> Iterator[Finding]:
+    for complaint in allocator_complaints(text, torch, is_rocm=is_rocm):
         yield Finding(
             f"{name} {complaint.text}",
             ranks=ranks,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl, only_torch
 from doctor.api import Finding, Job, Script, Severity, Verdict, Violation, check, is_older, merge, rule, source_of
-from doctor.facts import EnvironmentFacts, NcclLibrary, SoftwareFacts, TorchBuild
+from doctor.facts import EnvironmentFacts, NcclLibrary, Setting, SoftwareFacts, TorchBuild
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.releases import within
 from doctor.lint.launch.launch_file import EnvironmentSource
@@ -97,10 +97,16 @@ def _findings(job: Job) -> Iterator[Finding]:
                     ranks=stated.ranks,
                     evidence=_evidence(stated, since, info.replaced_by),
                     fix=_fix(stated, info.replaced_by),
-                    effect=_WITHOUT_LOSS.get(stated.setting.name, ""),
-                    severity=Severity.INFO if info.still_read or stated.setting.name in _WITHOUT_LOSS else None,
+                    effect=_without_loss(stated.setting),
+                    severity=Severity.INFO if info.still_read or _without_loss(stated.setting) else None,
                     source=source_of(stated.setting),
                 )
+
+
+def _without_loss(setting: Setting) -> str:
+    """What the loss of a removed name leaves as it was; empty if it changes something."""
+    switched_off = setting.name == "NCCL_IB_CUDA_SUPPORT" and setting.value.strip() == "0"
+    return "" if switched_off else _WITHOUT_LOSS.get(setting.name, "")
 
 
 def _perhaps(stated: EffectiveSetting, since: str, replacement: str | None) -> Finding:
@@ -126,6 +132,7 @@ def _evidence(stated: EffectiveSetting, since: str, replacement: str | None) -> 
 
 
 _WITHOUT_LOSS = {
+    "NCCL_IB_CUDA_SUPPORT": "None: NCCL uses GPUDirect RDMA by itself where the devices permit it.",
     "NCCL_CHECKS_DISABLE": "None: the checks of arguments that it turned off are off by default (NCCL_CHECK_POINTERS).",
     "NCCL_WORK_FIFO_DEPTH": "The queue of kernel work has its default size; NCCL chooses and communicates as before.",
 }

@@ -67,6 +67,9 @@ _NET_PLUGIN = NcclPlugin("net", "libnccl-net.so", path="/opt/amazon/ofi-nccl/lib
         Fails("a variable of Gloo, written with zeroes", healthy().environ(GL00_SOCKET_IFNAME="eth0"), ranks=(0, 1)),
         Fails("a letter of torch's is missing", healthy().environ(TORCH_DISTRIBUTED_DEBG="DETAIL"), ranks=(0, 1)),
         Fails("two letters of UCX's are swapped", healthy().environ(UCX_TSL="rc,cuda"), ranks=(0, 1)),
+        Fails("a letter of CUDA's is missing", healthy().environ(CUDA_VISIBLE_DEVICE="0,1"), ranks=(0, 1)),
+        Fails("a letter of OpenMP's is missing", healthy().environ(OMP_NUM_THREAD="8"), ranks=(0, 1)),
+        Passes("folders of CUDA", healthy().environ(CUDA_HOME="/usr/local/cuda", CUDA_PATH="/usr/local/cuda")),
         Fails("a letter of libfabric's is missing", healthy().environ(FI_PROVIDR="efa"), ranks=(0, 1)),
         Fails(
             "variables of plugins on a host that has none",
@@ -98,10 +101,10 @@ _NET_PLUGIN = NcclPlugin("net", "libnccl-net.so", path="/opt/amazon/ofi-nccl/lib
     ),
 )
 def variable_unknown(job: Job) -> Iterator[Verdict]:
-    """Ask whether every NCCL_* variable is known and no variable of PyTorch, Gloo, UCX or libfabric is misspelled.
+    """Ask whether every NCCL_* variable is known and no variable of PyTorch, Gloo, UCX, CUDA or OpenMP is misspelled.
 
     Why it hurts: a misspelled variable is silently ignored.
-    Fix: Write the name as in the documentation of NCCL, PyTorch, UCX or libfabric.
+    Fix: Write the name as in the documentation of NCCL, PyTorch, UCX, libfabric, CUDA or OpenMP.
     """
     releases = {"nccl": only_nccl(job), "torch": only_torch(job)}
     findings = []

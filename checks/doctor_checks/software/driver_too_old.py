@@ -75,6 +75,14 @@ _CONSEQUENCES = ("GPU021", "GPU022", "NCCL008")
             ranks=(2, 3),
         ),
         Fails(
+            "a forward-compatibility package for a GeForce card whose driver does not need it",
+            _drivers("525.147.05", "12.0", "12.1", "545.23.08").gpu(
+                0, hosts=("node1",), name="NVIDIA GeForce RTX 3060"
+            ),
+            ranks=(2, 3),
+        ),
+        Passes("the same on a data center GPU", _drivers("525.147.05", "12.0", "12.1", "545.23.08")),
+        Fails(
             "a compatibility package of CUDA 11.7 under a driver for 12.8",
             _drivers("570.124.06", "12.8", "12.8", "515.65.01"),
             ranks=(2, 3),
@@ -119,8 +127,8 @@ def driver_too_old(job: Job) -> Iterator[Verdict]:
         if software.torch is None or software.torch.cuda is None:
             continue
         need = _need(software.torch.cuda, gpus, identical.find(DriverFacts))
-        if older := _older_libcuda(need.driver, identical):
-            yield older
+        if unfit := _unfit_libcuda(need, gpus, identical):
+            yield unfit
             continue
         if need.driver is None:
             yield Unknown("the driver version could not be read", identical.ranks, "cat /proc/driver/nvidia/version")
@@ -161,6 +169,12 @@ def _mismatched(job: Job) -> Iterator[Finding]:
             )
 
 
+def _unfit_libcuda(need: _DriverRequirement, gpus: GpuFacts, identical: IdenticalRanks) -> Finding | None:
+    """A forward-compatibility package that CUDA rejects; not if the driver is too old without one, which is told."""
+    older = _older_libcuda(need.driver, identical)
+    return older or (None if _is_too_old(need) else _unsupported_libcuda(need.driver, gpus, identical))
+
+
 def _older_libcuda(driver: str | None, identical: IdenticalRanks) -> Finding | None:
     """A forward-compatibility package that is older than the kernel driver, which CUDA rejects (error 803)."""
     drivers = identical.find(DriverFacts)
@@ -174,6 +188,26 @@ def _older_libcuda(driver: str | None, identical: IdenticalRanks) -> Finding | N
         effect="CUDA fails: `Error 803: system has unsupported display driver / cuda driver combination`.",
         fix="Remove the compat directory from LD_LIBRARY_PATH or /etc/ld.so.conf.d.",
     )
+
+
+def _unsupported_libcuda(driver: str | None, gpus: GpuFacts, identical: IdenticalRanks) -> Finding | None:
+    """A forward-compatibility package that is newer than the driver, on a GPU that CUDA does not support it on."""
+    drivers = identical.find(DriverFacts)
+    package = drivers.forward_compatibility if drivers else None
+    if not package or not driver or not _is_desktop(gpus) or not is_older(driver, package):
+        return None
+    return Finding(
+        f"The loader finds libcuda {package} of a CUDA compat package, which GeForce cards do not support",
+        ranks=identical.ranks,
+        evidence={"driver": driver, "forward_compatibility": package, "gpus": sorted({one.name for one in gpus.gpus})},
+        effect="CUDA fails: `Error 804: forward compatibility was attempted on non supported HW`.",
+        fix="Remove the compat directory from LD_LIBRARY_PATH or /etc/ld.so.conf.d; update the driver if the CUDA "
+        "release of PyTorch needs it.",
+    )
+
+
+def _is_desktop(gpus: GpuFacts) -> bool:
+    return any("GeForce" in gpu.name for gpu in gpus.gpus)
 
 
 class _DriverRequirement(NamedTuple):
@@ -190,8 +224,7 @@ def _need(cuda: str, gpus: GpuFacts, drivers: DriverFacts | None) -> _DriverRequ
     driver = gpus.driver_version or (drivers.kernel_driver if drivers else None)
     # Forward compatibility supports data center GPUs and some workstation GPUs (CUDA compatibility guide); on others,
     # CUDA fails with error 804.
-    desktop = any("GeForce" in gpu.name for gpu in gpus.gpus)
-    compatibility = drivers.forward_compatibility if drivers and not desktop else None
+    compatibility = drivers.forward_compatibility if drivers and not _is_desktop(gpus) else None
     return _DriverRequirement(cuda, minimum_driver(cuda), driver, gpus.cuda_version, compatibility)
 
 

@@ -27,7 +27,17 @@ from doctor.api import (
     merge,
     source_of,
 )
-from doctor.facts import GpuFacts, NcclFacts, NcclPlugin, RdmaDevice, RdmaFacts, RdmaPort, SoftwareFacts, TrainerFacts
+from doctor.facts import (
+    EnvironmentFacts,
+    GpuFacts,
+    NcclFacts,
+    NcclPlugin,
+    RdmaDevice,
+    RdmaFacts,
+    RdmaPort,
+    SoftwareFacts,
+    TrainerFacts,
+)
 from doctor.knowledge.interface_syntax import parse_nccl_integer
 from doctor.knowledge.net_plugins import readable_interfaces
 from doctor.testing import Fails, Passes, healthy, logged
@@ -91,6 +101,12 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
         ),
         Fails("the plugin's library is missing", healthy(2, 1).alter(NcclFacts, plugins=_GONE), ranks=(0, 1)),
         Fails(
+            "the library is missing where NCCL's own network uses RDMA",
+            healthy(2, 1, rdma=2).alter(NcclFacts, plugins=_GONE),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+        Fails(
             "a network of a plugin that is not installed",
             healthy(2, 1).environ(ranks=(1,), NCCL_NET="AWS Libfabric"),
             ranks=(1,),
@@ -109,6 +125,15 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
             ranks=(0, 1, 2, 3),
         ),
         Passes("the same on one host", healthy(1, 2).put(_SHUT_EFA).alter(NcclFacts, plugins=_GOOD)),
+        Fails(
+            "EFA is asked for and not there",
+            healthy(2, 2).alter(NcclFacts, plugins=_GOOD).environ(FI_PROVIDER="efa"),
+            ranks=(0, 1, 2, 3),
+        ),
+        Passes(
+            "another provider of libfabric",
+            healthy(2, 2).alter(NcclFacts, plugins=_GOOD).environ(FI_PROVIDER="^efa"),
+        ),
         Fails("EFA without its plugin", healthy(2, 2).put(_EFA), ranks=(0, 1, 2, 3)),
         Fails("EFA without its plugin on one host", healthy(1, 2).put(_EFA), ranks=(0, 1), severity=Severity.INFO),
         Passes(
@@ -139,11 +164,15 @@ def network_plugin_unfit(job: Job) -> Iterator[Verdict]:
     `export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:$LD_LIBRARY_PATH`.
     """
     found: list[Finding] = []
-    for nccl, identical in job.each(NcclFacts, also=(RdmaFacts, SoftwareFacts, GpuFacts, TrainerFacts)):
+    for nccl, identical in job.each(NcclFacts, also=_ALSO):
         found += [*_missing(nccl, identical), *_stale(nccl, identical), *_network(nccl, identical)]
         found += _elastic_fabric(nccl, identical, job.is_multi_host)
+        found += _absent_fabric(nccl, identical, job.is_multi_host)
     yield from merge(found)
     yield from _on_some_ranks(job)
+
+
+_ALSO = (RdmaFacts, SoftwareFacts, GpuFacts, TrainerFacts, EnvironmentFacts)
 
 
 def _on_some_ranks(job: Job) -> Iterator[Finding]:
@@ -173,6 +202,7 @@ def _missing(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
             # src/plugin/tuner.cc: initialization succeeds without a tuner. Google's profiles name one that does not
             # exist (UNUSED) to disable it.
             is_tuner = plugin.kind == "tuner"
+            is_harmless = is_tuner or _has_own_network(nccl, identical)
             setting = nccl.setting(variable)
             name = setting_text(setting) if setting and plugin.requested else plugin.path or plugin.name
             yield Finding(
@@ -185,10 +215,25 @@ def _missing(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
                     "error": plugin.error,
                 },
                 fix=f"Run `unset {variable}`, or add the directory of {plugin.name} to LD_LIBRARY_PATH.",
-                effect="NCCL uses its internal tuner, as it does with NCCL_TUNER_PLUGIN=none." if is_tuner else "",
-                severity=Severity.INFO if is_tuner else None,
+                effect=_INTERNAL[plugin.kind] if is_harmless else "",
+                severity=Severity.INFO if is_harmless else None,
                 source=source_of(setting),
             )
+
+
+_INTERNAL = {
+    "tuner": "NCCL uses its internal tuner, as it does with NCCL_TUNER_PLUGIN=none.",
+    "net": "NCCL uses its own network IB, as it does with NCCL_NET_PLUGIN=none.",
+}
+
+
+def _has_own_network(nccl: NcclFacts, identical: IdenticalRanks) -> bool:
+    """Whether NCCL's own network uses RDMA here without the plugin (src/plugin/net.cc: a library that is not found
+    leaves the internal networks). Oracle's settings for GB200 name a plugin that does not exist (sys) for that."""
+    rdma = identical.find(RdmaFacts)
+    if rdma is None or any(device.driver == "efa" for device in rdma.devices):
+        return False
+    return nccl.setting("NCCL_NET") is None and _why_no_rdma(nccl, identical) is None
 
 
 def _stale(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
@@ -259,6 +304,28 @@ def _elastic_fabric(nccl: NcclFacts, identical: IdenticalRanks, multi_host: bool
             fix="Install aws-ofi-nccl, then run:\nexport LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:$LD_LIBRARY_PATH",
         )
     ]
+
+
+def _absent_fabric(nccl: NcclFacts, identical: IdenticalRanks, multi_host: bool) -> Iterator[Finding]:
+    """Report FI_PROVIDER=efa on a host without an EFA device: libfabric then offers no provider to the plugin."""
+    environment, rdma = identical.find(EnvironmentFacts), identical.find(RdmaFacts)
+    missing = identical.missing(RdmaFacts)
+    wanted = (environment.get("FI_PROVIDER") if environment else None) or ""
+    if "efa" not in wanted.split(",") or loaded_net_plugin(nccl) is None or not nccl_matters(identical):
+        return
+    if rdma is None and (missing is None or missing.lack.value != "absent"):
+        return
+    if rdma is None or not any(device.driver == "efa" for device in rdma.devices):
+        yield Finding(
+            f"FI_PROVIDER={wanted}, but no EFA device is here: libfabric offers no provider",
+            ranks=identical.ranks,
+            severity=Severity.ERROR if multi_host else Severity.INFO,
+            evidence={"FI_PROVIDER": wanted, "devices": [device.name for device in rdma.devices[:8]] if rdma else []},
+            effect="NCCL uses sockets, or fails if NCCL_NET names the plugin.",
+            fix="Use an instance type with EFA and pass its devices to the container (`docker run "
+            "--device=/dev/infiniband/uverbs0 ...`, or the resource vpc.amazonaws.com/efa in Kubernetes), or run "
+            "`unset FI_PROVIDER`.",
+        )
 
 
 def _closed_fabric(devices: list[str], identical: IdenticalRanks) -> Finding:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator
 
-from doctor.analysis.interface_choice import CARRIES_NOTHING, CHOICE_SECTIONS, InterfaceEndpoint, choice_of
+from doctor.analysis.interface_choice import (
+    CARRIES_NOTHING,
+    CHOICE_SECTIONS,
+    InterfaceEndpoint,
+    choice_of,
+    data_goes_by_sockets,
+    rdma_ports_of,
+)
 from doctor.api import (
     BaselineDeviation,
     Finding,
@@ -21,8 +28,20 @@ from doctor.api import (
     check,
     split_groups,
 )
-from doctor.facts import Interface, InterfaceFacts, NcclFacts, PathFacts, PathSample, Trial, TrialFacts
-from doctor.testing import Fails, Passes, healthy
+from doctor.facts import (
+    Gid,
+    Interface,
+    InterfaceFacts,
+    NcclFacts,
+    PathFacts,
+    PathSample,
+    RdmaDevice,
+    RdmaFacts,
+    RdmaPort,
+    Trial,
+    TrialFacts,
+)
+from doctor.testing import Fails, JobBuilder, Passes, healthy
 from doctor_checks._trial_conclusions import with_trials
 
 
@@ -30,6 +49,17 @@ def _mtu(size: int) -> InterfaceFacts:
     (facts, _), *_ = healthy(2, 1).job().each(InterfaceFacts)
     lo, eth0 = facts.interfaces
     return InterfaceFacts(interfaces=(lo, Interface("eth0", mtu=size, addresses=eth0.addresses)), routes=facts.routes)
+
+
+def _roce(first: int, second: int) -> JobBuilder:
+    """Two hosts whose RoCE port has an interface of its own, with these MTUs."""
+    port = RdmaPort(1, "ACTIVE", "LinkUp", 400.0, "Ethernet", gids=(Gid(3, "::ffff:10.9.0.1", "RoCE v2", "rdma0"),))
+    sketch = healthy(2, 1).put(RdmaFacts(devices=(RdmaDevice("mlx5_0", (port,), has_uverbs=True),)))
+    for host, size in (("node0", first), ("node1", second)):
+        sketch = sketch.alter(
+            InterfaceFacts, hosts=(host,), interfaces=lambda old, size=size: (*old, Interface("rdma0", mtu=size))
+        )
+    return sketch
 
 
 _LOST = PathFacts(samples=(PathSample("node0", "10.0.0.1", full_size_arrived=False),))
@@ -74,6 +104,9 @@ _CONSEQUENCES = ("NET013", "NET014", "NET015", "NET027")
         ),
         Fails("one host of three has 1500", healthy(3, 2).put(_mtu(1500), hosts=("node1",)), ranks=(2, 3)),
         Fails("two hosts disagree", healthy(2, 1).put(_mtu(1500), hosts=("node1",)), ranks=(0, 1)),
+        Passes("RoCE ports of one MTU", _roce(9000, 9000)),
+        Passes("RoCE ports of two MTUs that NCCL does not use", _roce(1500, 9000).environ(NCCL_IB_DISABLE="1")),
+        Fails("RoCE ports of two MTUs behind equal training interfaces", _roce(1500, 9000), ranks=(0, 1)),
         Fails(
             "large packets are lost on the path",
             healthy(3, 1).put(_mtu(1500), hosts=("node1",)).put(_LOST, hosts=("node1",)),
@@ -106,7 +139,7 @@ _CONSEQUENCES = ("NET013", "NET014", "NET015", "NET027")
     ),
 )
 def mtu_differs(job: Job) -> Iterator[Verdict]:
-    """Ask whether all hosts use the same MTU on the training interface, and whether packets of that size arrive.
+    """Ask whether all hosts use the same MTU on the training interfaces, and whether packets of that size arrive.
 
     Why it hurts: if path MTU discovery is filtered, small messages pass and large ones are dropped: initialization
     succeeds, and the first large all_reduce blocks until the timeout.
@@ -129,6 +162,40 @@ def mtu_differs(job: Job) -> Iterator[Verdict]:
         sizes.setdefault(endpoint.interface.mtu, []).extend(identical.ranks)
     for finding in _judge(members, split_groups(sizes, expected=expected), _lost(job)):
         yield with_trials(job, finding, "packet", otherwise=_OTHERWISE)
+    if job.is_multi_host:
+        yield from _of_rdma(job)
+
+
+def _of_rdma(job: Job) -> Iterator[Finding]:
+    """Report hosts whose RoCE ports have interfaces of different MTUs: the MTU of RDMA follows from them, and releases
+    of NCCL that do not agree on the smaller one hang (NVIDIA/nccl#1524, NVIDIA/nccl#2135)."""
+    sizes: dict[Hashable, list[int]] = {}
+    names: set[str] = set()
+    for interfaces, nccl, identical in job.each(InterfaceFacts, NcclFacts, also=CHOICE_SECTIONS):
+        if data_goes_by_sockets(nccl, identical.find(RdmaFacts)):
+            continue
+        ports = (one.port for one in rdma_ports_of(identical) if one.port.link_layer == "Ethernet")
+        own = {gid.interface for port in ports for gid in port.gids if gid.interface}
+        used = [one for one in interfaces.interfaces if one.name in own and one.mtu]
+        if used:
+            sizes.setdefault(tuple(sorted({one.mtu for one in used if one.mtu})), []).extend(identical.ranks)
+            names |= {f"{one.name} ({one.mtu})" for one in used}
+    parted = split_groups(sizes)
+    if not parted.minorities:
+        return
+    words = ", ".join(
+        f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'} with {' and '.join(map(str, size))}"
+        for size, ranks in parted.groups[:4]
+        if isinstance(size, tuple)
+    )
+    yield Finding(
+        f"Interfaces of the RoCE ports differ in MTU: {words} bytes",
+        ranks=parted.odd,
+        evidence={
+            "interfaces": sorted(names)[:16],
+            "ranks_by_mtu_bytes": {str(one): len(n) for one, n in parted.groups},
+        },
+    )
 
 
 def _used(job: Job) -> Iterator[tuple[InterfaceEndpoint, InterfaceFacts, IdenticalRanks]]:
