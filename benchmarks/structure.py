@@ -68,7 +68,7 @@ ROOMS: dict[str, str] = {
     "doctor_checks.code": "api testing knowledge lint.fix.trainer_arguments lint.launch lint.python",
     "doctor_checks.data": f"{CHECK} analysis.call_sites analysis.hang lint.python",
     "doctor_checks.devices": f"{CHECK} analysis.device_speed analysis.fabric knowledge lint.launch",
-    "doctor_checks.host": f"{CHECK} analysis.storage_speed",
+    "doctor_checks.host": f"{CHECK} knowledge analysis.storage_speed",
     "doctor_checks.launch": f"{CHECK} knowledge.launcher_index analysis.launch_origin lint.launch",
     "doctor_checks.memory": f"{CHECK} knowledge analysis.call_sites analysis.effective_settings lint.launch",
     "doctor_checks.nccl": f"{CHECK} knowledge analysis.effective_settings lint.launch",

@@ -170,7 +170,7 @@ def container_device_absent(job: Job) -> Iterator[Verdict]:
 
 
 def _shut(local: LocalRanks, reason: str) -> Finding:
-    """The device cgroup of a running container was written anew without its GPUs, whose files are still there
+    """The device cgroup of a running container was replaced by one without its GPUs, whose files are still there
     (NVIDIA Container Toolkit, troubleshooting: "Containers losing access to GPUs")."""
     return Finding(
         "NVML fails with Unknown Error: the container has lost access to its GPUs",

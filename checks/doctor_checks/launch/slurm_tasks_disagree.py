@@ -362,7 +362,7 @@ def _judge_torchrun(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[
             f"torchrun runs on {nodes} nodes (SLURM_STEP_NUM_NODES), but WORLD_SIZE={world} covers one of them",
             ranks=identical.ranks,
             evidence={"SLURM_STEP_NUM_NODES": nodes, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": local},
-            effect="Each node trains a model of its own, or waits for ranks that have joined another rendezvous.",
+            effect="Each node trains a separate model, or waits for ranks that have joined another rendezvous.",
             fix="Pass --nnodes=$SLURM_NNODES and --rdzv-endpoint with the name of the first node to torchrun on every "
             "node, not localhost or --standalone.",
             severity=Severity.WARNING,

@@ -170,7 +170,7 @@ def _mismatched(job: Job) -> Iterator[Finding]:
 
 
 def _unfit_libcuda(need: _DriverRequirement, gpus: GpuFacts, identical: IdenticalRanks) -> Finding | None:
-    """A forward-compatibility package that CUDA rejects; not if the driver is too old without one, which is told."""
+    """A forward-compatibility package that CUDA rejects, unless the driver is too old without one."""
     older = _older_libcuda(need.driver, identical)
     return older or (None if _is_too_old(need) else _unsupported_libcuda(need.driver, gpus, identical))
 

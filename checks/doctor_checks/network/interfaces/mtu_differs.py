@@ -52,7 +52,7 @@ def _mtu(size: int) -> InterfaceFacts:
 
 
 def _roce(first: int, second: int) -> JobBuilder:
-    """Two hosts whose RoCE port has an interface of its own, with these MTUs."""
+    """Two hosts whose RoCE port has a separate interface, with these MTUs."""
     port = RdmaPort(1, "ACTIVE", "LinkUp", 400.0, "Ethernet", gids=(Gid(3, "::ffff:10.9.0.1", "RoCE v2", "rdma0"),))
     sketch = healthy(2, 1).put(RdmaFacts(devices=(RdmaDevice("mlx5_0", (port,), has_uverbs=True),)))
     for host, size in (("node0", first), ("node1", second)):
