@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +18,15 @@ import pytest
 import yaml
 from kubernetes.client import ApiClient
 
+from tests.lab.speed import patience
+
 Document: TypeAlias = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 SERVICE, JOB = yaml.safe_load_all((ROOT / "examples" / "kubernetes_job.yaml").read_text())
 DEBUG = yaml.safe_load((ROOT / "examples" / "kubernetes_debug_container.yaml").read_text())
 PYTORCH = yaml.safe_load((ROOT / "examples" / "pytorchjob.yaml").read_text())
+NODE_CHECK = yaml.safe_load((ROOT / "examples" / "kubernetes_node_check.yaml").read_text())
+CHECK_SERVICE, CHECK_JOB = yaml.safe_load_all((ROOT / "examples" / "kubernetes_check_job.yaml").read_text())
 PAGE = ROOT / "docs" / "how-to" / "my-job-hangs-now.md"
 POD = JOB["spec"]["template"]["spec"]
 TRACER = {"add": ["SYS_PTRACE"]}
@@ -54,6 +61,9 @@ def test_the_api_knows_every_field() -> None:
     assert _is_kept(SERVICE, "V1Service")
     assert _is_kept(JOB, "V1Job")
     assert _is_kept(_debug_container(DEBUG), "V1EphemeralContainer")
+    assert _is_kept(NODE_CHECK, "V1DaemonSet")
+    assert _is_kept(CHECK_SERVICE, "V1Service")
+    assert _is_kept(CHECK_JOB, "V1Job")
 
 
 CONTAINERS = ("spec", "template", "spec")
@@ -69,6 +79,9 @@ CONTAINERS = ("spec", "template", "spec")
         (JOB, "V1Job", _put(*CONTAINERS, "volumes", 1, persistentVolumeClaim={"name": "shared"})),
         (_debug_container(DEBUG), "V1EphemeralContainer", _put("securityContext", capability=TRACER)),
         (_debug_container(DEBUG), "V1EphemeralContainer", _put(target="train")),
+        (NODE_CHECK, "V1DaemonSet", _put("spec", replicas=2)),
+        (NODE_CHECK, "V1DaemonSet", _put(*CONTAINERS, runtimeClass="nvidia")),
+        (CHECK_JOB, "V1Job", _put(*CONTAINERS, affinity={"podAntiAffinity": {"required": []}})),
     ],
 )
 def test_a_wrong_form_is_noticed(part: Document, model: str, spoil: Callable[[Document], None]) -> None:
@@ -89,6 +102,36 @@ def test_names_fit_together() -> None:
     volumes = {one["name"] for one in POD["volumes"]}
     mounts = [mount for one in (*POD["initContainers"], *POD["containers"], DEBUG) for mount in one["volumeMounts"]]
     assert {mount["name"] for mount in mounts} == volumes
+
+
+def test_names_of_the_checks_fit_together() -> None:
+    pod = CHECK_JOB["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    name = CHECK_JOB["metadata"]["name"]
+    (term,) = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert pod["subdomain"] == CHECK_SERVICE["metadata"]["name"]
+    assert CHECK_SERVICE["spec"]["selector"] == term["labelSelector"]["matchLabels"] == {"job-name": name}
+    assert f" WORLD_SIZE={CHECK_JOB['spec']['completions']} " in container["args"][0]
+    assert f" MASTER_ADDR={name}-0.{pod['subdomain']} " in container["args"][0]
+    labels = NODE_CHECK["spec"]["template"]["metadata"]["labels"]
+    assert NODE_CHECK["spec"]["selector"]["matchLabels"] == labels
+    for one in (pod, NODE_CHECK["spec"]["template"]["spec"]):
+        mounted = {mount["name"] for box in one["containers"] for mount in box["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in one["volumes"]}
+
+
+def test_the_loop_of_the_node_check_writes_gauges_whatever_is_found(tmp_path: Path) -> None:
+    (container,) = NODE_CHECK["spec"]["template"]["spec"]["containers"]
+    script = container["args"][0].replace("/textfile/", f"{tmp_path}/").replace("sleep 3600", "break")
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    for odd, code in (({}, ""), ({"NCCL_SOCKET_IFNAME": "eth9"}, "exit code 1\n")):
+        command = [*container["command"], script]
+        done = subprocess.run(
+            command, env={**environment, **odd}, capture_output=True, text=True, timeout=patience(60), check=True
+        )
+        gauges = (tmp_path / "rankdoctor.prom").read_text()
+        assert done.stdout == code
+        assert ('id="NET007"' in gauges) == bool(code)
 
 
 def test_one_container_may_trace_the_processes_of_the_other() -> None:

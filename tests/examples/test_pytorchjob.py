@@ -176,7 +176,8 @@ def test_the_operator_takes_it(manifest: dict[str, Any], spoil: Spoil, why: str)
 
 def test_every_manifest_of_the_examples_is_tested() -> None:
     texts = {path: path.read_text() for path in MANIFEST.parent.rglob("*.y*ml")}
-    tested = {MANIFEST, MANIFEST.with_name("kubernetes_job.yaml")}
+    others = ("kubernetes_job", "kubernetes_node_check", "kubernetes_check_job", "trainjob")
+    tested = {MANIFEST, *(MANIFEST.with_name(f"{name}.yaml") for name in others)}
     assert {path for path, text in texts.items() if re.search("^apiVersion:", text, re.MULTILINE)} == tested
 
 

@@ -26,7 +26,7 @@ HEIGHT = 300
 MOST_LABELED = 12
 """Hosts up to which each cell of a matrix has its value."""
 MOST_TITLED = 16
-"""Lanes up to which each span has a text of its own; of more, only those that did not end."""
+"""Lanes up to which each span has its text; of more, only those that did not end."""
 LEVELS = 5
 """Colors of cells, from good to bad."""
 _TICKS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400)
@@ -230,7 +230,7 @@ def legend_of(timeline: Timeline) -> list[tuple[Markup, str]]:
 
 
 def memory_svg(chart: MemoryChart) -> Markup:
-    """Return the memory of each rank by step; the lines of blamed ranks stand out."""
+    """Return the memory of each rank by step; the lines of blamed ranks are emphasized."""
     steps = [step for line in chart.lines for step, _ in line.points]
     low, high = min(steps), max(steps)
     highest = max(line.highest[1] for line in chart.lines)
@@ -258,7 +258,7 @@ def memory_svg(chart: MemoryChart) -> Markup:
 
 
 FEW_LINES = 8
-"""Lines up to which each has a color of its own."""
+"""Lines up to which each has its own color."""
 
 
 def _ink(line: MemoryLine, index: int, chart: MemoryChart) -> str:
@@ -269,7 +269,7 @@ def _ink(line: MemoryLine, index: int, chart: MemoryChart) -> str:
 
 
 def memory_legend(chart: MemoryChart) -> list[tuple[str, str]]:
-    """Return the classes of the lines that have a color of their own, and the names of their ranks."""
+    """Return the classes of the lines that have their own color, and the names of their ranks."""
     ordered = sorted(chart.lines, key=lambda one: one.blamed)
     inks = [(_ink(line, index, chart), line) for index, line in enumerate(ordered)]
     named = [(ink, f"rank {line.rank}") for ink, line in inks if ink != "other"][:FEW_LINES]
