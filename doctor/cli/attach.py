@@ -121,8 +121,9 @@ def command(
     """Show where each rank of a running job is, and which rank the others wait for.
 
     Reads the stacks of the training processes on this host several times, from outside: nothing has to be installed
-    in the job, and the job keeps running. Run it on every host to compare all ranks: `srun --overlap --jobid=ID doctor
-    attach`, `mpirun ... doctor attach`, or by ssh or kubectl exec with `--share DIR`.
+    in the job, and the job keeps running. Run it on every host to compare all ranks: `srun --overlap --jobid=ID
+    --nodes=N --ntasks-per-node=1 doctor attach`, `mpirun ... doctor attach`, or by ssh or kubectl exec with
+    `--share DIR`.
 
     Example: doctor attach --pid 4711
 

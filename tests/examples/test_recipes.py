@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from tests.lab.openmpi import mpirun
 from tests.lab.slurm import SlurmCluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+DOCS = EXAMPLES.with_name("docs") / "how-to"
 TRAIN = "import os; print('trained', os.environ.get('RANK', os.environ.get('SLURM_PROCID')))"
 
 pytest.importorskip("torch")
@@ -60,6 +63,28 @@ def _batch(recipe: str, *, tasks: int) -> str:
     kept = [line for line in lines if not line.startswith(("#SBATCH --gpus", "#SBATCH --time"))]
     text = "\n".join(kept).replace("--ntasks-per-node=8", f"--ntasks-per-node={tasks}")
     return text.replace("srun python", f"srun {sys.executable}") + "\n"
+
+
+@pytest.mark.parametrize("page", ["slurm.md", "my-job-hangs-now.md"])
+def test_the_command_for_a_job_that_hangs_reaches_every_node(
+    slurm_cluster: Callable[..., SlurmCluster], page: str
+) -> None:
+    """From outside of the job, as a user starts it: srun's default there is a single node."""
+    cluster = slurm_cluster(2)
+    first = cluster.hosts[0]
+    submitted = first.run(["sbatch", "--parsable", "--nodes=2", "--output=/dev/null", "--wrap", "srun sleep 60"])
+    job = submitted.stdout.strip()
+    (command,) = re.findall(r"^srun --overlap .*", (DOCS / page).read_text(), re.MULTILINE)
+    try:
+        for _ in range(100):
+            if "RUNNING" in first.run(["squeue", "--noheader", f"--jobs={job}", "--format=%T"]).stdout:
+                break
+            time.sleep(0.1)
+        done = first.run(["bash", "-c", command.replace("JOBID", job).replace("doctor attach", "hostname")])
+    finally:
+        first.run(["scancel", job])
+        cluster.wait_until_idle()
+    assert sorted(done.stdout.split()) == [host.name for host in cluster.hosts], done.stderr
 
 
 def test_slurm_job_checks_in_a_step_and_trains(slurm_cluster: Callable[..., SlurmCluster], script: Path) -> None:
