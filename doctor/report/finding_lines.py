@@ -96,7 +96,7 @@ def result_lines(result: CheckResult, style: FindingStyle) -> Iterator[StyledLin
 
 
 def state_row(state: str, line: StyledLine, width: int) -> Iterator[StyledLine]:
-    """Yield a line beside the mark and the name of a state."""
+    """Yield a line next to the mark and the name of a state."""
     mark, style = _STATES[state]
     yield from beside([(f"{mark} {state}", style)], _STATE, line, width)
 

@@ -80,7 +80,7 @@ def make_console(stream: IO[str], *, width: int | None = None) -> Console:
 
 
 def look_of_console(console: Console) -> TerminalLook:
-    """Return how findings look beside what ``console`` shows."""
+    """Return how findings look next to what ``console`` shows."""
     styled = console.color_system is not None
     return TerminalLook(console.width, styled, styled and not console.no_color)
 
