@@ -49,7 +49,7 @@ TESTED = {
     r"python3 -m pip wheel --wheel-dir|\(cd wheels|tar -|python3 -m venv /opt|/opt/": "air_gapped",
     r"torchrun --nnodes": "examples/test_recipes.py::test_torchrun_trains_on_healthy_hosts",
     r"srun doctor check|srun python": "examples/test_recipes.py::test_slurm_job_checks_in_a_step_and_trains",
-    r"srun doctor check --probe full|(srun|sbatch) --exclude": "faults/live/test_full_probes.py::test_all_options_at_once",
+    r"srun doctor check --probe full|(srun|sbatch) --exclude": "faults/live/test_full_probes.py",
     r"srun doctor capture": "core/test_baseline_file.py::test_a_file_and_a_folder_of_the_files_of_all_ranks",
     r"srun --overlap": "examples/test_recipes.py::test_the_command_for_a_job_that_hangs_reaches_every_node",
     r"mpirun --host": "examples/test_recipes.py::test_mpirun_checks_and_trains",
