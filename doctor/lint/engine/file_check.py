@@ -194,7 +194,7 @@ class FileChecker:
             if is_test and rule.id.startswith("CODE") and rule.id not in _IN_TESTS:
                 verdict.judged.add(number)
                 continue
-            if mentions and not any(word in page.text for word in mentions):
+            if mentions and not any(map(page.has, mentions)):
                 verdict.judged.add(number)
                 continue
             began = time.perf_counter()
@@ -244,6 +244,13 @@ class _LintedText:
         self.comments = comments
         self._path = path
         self._notebook = notebook
+        self._words: dict[str, bool] = {}
+
+    def has(self, word: str) -> bool:
+        """Whether the text contains a word; many rules ask for the same ones."""
+        if word not in self._words:
+            self._words[word] = word in self.text
+        return self._words[word]
 
     @cached_property
     def _lines(self) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from doctor.lint.engine.discovery import LintTarget, UnreadableFile, read_text
@@ -36,6 +36,7 @@ class ProjectFiles:
     def __init__(self, targets: Iterable[LintTarget]) -> None:
         python = (one for one in targets if one.kind == "python" and one.skipped is None)
         self._targets = {os.path.abspath(one.path): one for one in python}  # noqa: PTH100 - Path.absolute keeps ".."
+        self._names = {name for path in self._targets for name in Path(path).with_suffix("").parts}
         self._summaries: dict[str, ModuleSummary | None] = {}
         self._scans: dict[str, tuple[bool, tuple[str, ...]]] = {}
         self._relevant: dict[str, bool] = {}
@@ -98,6 +99,9 @@ class ProjectFiles:
         return self._scans[location]
 
     def _locate(self, importer: str, module: str) -> str | None:
+        last = module.rpartition(".")[2]
+        if last and last not in self._names:  # most imports are of other distributions
+            return None
         folder = os.path.dirname(importer)  # noqa: PTH120 - called for each import of each file
         key = (folder, module)
         if key not in self._located:

@@ -17,6 +17,8 @@ R = TypeVar("R")
 
 PER_PROCESS = 12
 """Pieces per process: with fewer, its start costs more than it saves."""
+_THRESHOLDS = (20_000, 20, 50)
+"""Of the garbage collector: syntax trees have many objects, and few that only it can free."""
 _JOIN_TIMEOUT = 1.0
 """Seconds to wait for a killed child."""
 
@@ -91,6 +93,7 @@ class _WorkerPool(Generic[T, R]):
         """Run in the child: process pieces until the parent closes the pipe."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         gc.freeze()
+        gc.set_threshold(*_THRESHOLDS)
         gc.enable()
         for one in (other_end, *(worker.pipe for worker in self._workers)):
             one.close()
