@@ -177,8 +177,8 @@ def _shut(local: LocalRanks, reason: str) -> Finding:
         ranks=local.ranks,
         evidence={"nvml": reason},
         effect="No process that is started in this container can use a GPU.",
-        fix="Restart the container. To keep it from happening on `systemctl daemon-reload`, inject the GPUs by CDI, or "
-        "pass their files with `docker run --device /dev/nvidia0 --device /dev/nvidiactl --device /dev/nvidia-uvm`.",
+        fix="Restart the container, with its GPUs injected by CDI or with `docker run --device /dev/nvidia0 --device "
+        "/dev/nvidiactl --device /dev/nvidia-uvm`, so that `systemctl daemon-reload` does not take them away again.",
         explains=("GPU019", "GPU021"),
     )
 
