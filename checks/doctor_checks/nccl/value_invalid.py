@@ -122,8 +122,8 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
 def value_invalid(job: Job) -> Iterator[Verdict]:
     """Ask whether every known variable has a valid value.
 
-    Why it hurts: NCCL reads text as 0 and silently ignores unknown words, so the setting does not have the intended
-    effect. PyTorch raises an error when it creates the process group.
+    Why it hurts: NCCL reads text as 0 and silently ignores values that it does not know, so the setting does not have
+    the intended effect. For TORCH_ variables, PyTorch raises an error when it creates the process group.
     Fix: Set the variable to a valid value, or unset it.
     """
     release = only_nccl(job)
