@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from doctor.analysis.launch_origin import PORT_CHOOSERS, whole_number
 from doctor.api import (
+    FilePasses,
     Finding,
     IdenticalRanks,
     Job,
@@ -155,6 +156,17 @@ def _judge_ephemeral(port: int, identical: IdenticalRanks) -> Iterator[Finding]:
         shell_passes("a port", "export MASTER_PORT=29500", "srun python train.py"),
         shell_passes("any", "torchrun --rdzv-backend=c10d --rdzv-endpoint=localhost:0 train.py"),
         shell_passes("by the job", "export MASTER_PORT=$((10000 + RANDOM % 50000))", "srun python train.py"),
+        shell_passes(
+            "old arithmetic of bash", "for run in 1 2; do", "torchrun --master_port $[29500 + run] x.py", "done"
+        ),
+        shell_fails("old arithmetic beyond it", "torchrun --master_port $[65000 + 1000] train.py  # !"),
+        shell_passes("escapes that are not followed", r"export MASTER_PORT=$'\x32\x39500'", "srun python train.py"),
+        shell_passes("to be filled in", "export MASTER_PORT=your_free_port", "torchrun --nproc_per_node=8 train.py"),
+        FilePasses(
+            "an option of a template",
+            "PORT='a free port'\ntorchrun --nproc_per_node=8 --master_port $PORT train.py\n",
+            name="run.sh",
+        ),
         shell_passes("not of this file", "MASTER_PORT=70000", "echo $MASTER_PORT; python x.py"),
     ),
 )

@@ -269,6 +269,17 @@ _BATCH = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1")
             "#SBATCH --nodes=2",
             "torchrun --nnodes=2 --nproc_per_node=8 train.py",
         ),
+        shell_passes(
+            "an address to be filled in, in several words",
+            "MASTER_ADDR='address of the first host'",
+            'JOB="--nnodes 2 --master_addr $MASTER_ADDR --node_rank $RANK_OF_HOST"',
+            "torchrun $JOB train.py",
+        ),
+        shell_fails(
+            "an address to be filled in, and no number",
+            "MASTER_ADDR='address of the first host'",
+            "torchrun --nnodes 2 --nproc_per_node 8 --master_addr $MASTER_ADDR train.py  # !",
+        ),
         shell_passes("one host", "torchrun --nproc_per_node=8 train.py"),
     ),
 )

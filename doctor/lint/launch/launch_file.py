@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from doctor.knowledge.launcher_index import COMMANDS
 from doctor.knowledge.launchers import LaunchCommand
 from doctor.lint.engine.rule import SourceLocation
-from doctor.lint.launch.partial_text import is_known, names_in, whole_number
+from doctor.lint.launch.partial_text import is_known, is_placeholder, names_in, whole_number
 
 _NO_LAUNCHER = LaunchCommand("", starts="", default_processes=1)
 
@@ -30,8 +30,8 @@ class EnvironmentSetting:
 
     @property
     def known_value(self) -> str | None:
-        """The value if all of it is known."""
-        return self.value if is_known(self.value) else None
+        """The value if all of it is known; that of a template is not."""
+        return self.value if is_known(self.value) and not is_placeholder(self.name, self.value) else None
 
     @property
     def number(self) -> int | None:
@@ -102,9 +102,11 @@ class Launch:
         return next((self.options[name] for name in spelled if name in self.options), None)
 
     def known_option(self, *names: str) -> str | None:
-        """The same value if all of it is known."""
+        """The same value if all of it is known; that of a template is not."""
         value = self.option(*names)
-        return value if value is not None and is_known(value) else None
+        if value is None or not is_known(value) or any(is_placeholder(name, value) for name in names):
+            return None
+        return value
 
     def number(self, *names: str) -> int | None:
         """The same value as an integer."""

@@ -14,6 +14,16 @@ OUTPUT = "…"
 IN_STEP = "step."
 """Prefix of names whose value differs between the tasks of a SLURM step."""
 
+_TO_FILL = re.compile(
+    r"<[^<>\n]+>|\{\{[^{}\n]*\}\}|(?<![A-Za-z])(?:xxx+|x{1,3}(?:[.:]x{1,3})+)(?![A-Za-z])"
+    r"|(?<![a-z])(?:your|todo|tbd|(?:change|replace|fill)[ _-]?(?:me|this))(?![a-z])",
+    re.IGNORECASE,
+)
+"""What templates write for a value: ``<port>``, ``{{ port }}``, ``xxx``, ``your_address``, ``CHANGE_ME``."""
+_SINGLE = re.compile(r"(?:^|[_-])(?:addr|address|ip|port|rank|host|hostname|endpoint)$", re.IGNORECASE)
+"""Ends of names whose value is one word."""
+_PROSE = re.compile(r"[^\W\d]+(?:[ \t]+[^\W\d]+)+")
+
 _MARK = re.compile(f"{OPEN}([^{OPEN}{CLOSE}]*){CLOSE}")
 
 
@@ -40,6 +50,14 @@ def names_in(text: str) -> tuple[str, ...]:
 def shown(text: str) -> str:
     """The text for reports: ``$NAME``, ``$(…)``."""
     return _MARK.sub(lambda match: "$(…)" if match[1] == OUTPUT else f"${match[1].removeprefix(IN_STEP)}", text)
+
+
+def is_placeholder(name: str, text: str) -> bool:
+    """Whether a value of ``name`` has to be filled in: a template's mark, or words where one address or number belongs.
+
+    ``name``: a variable, or an option with dashes.
+    """
+    return bool(_TO_FILL.search(text)) or bool(_SINGLE.search(name) and _PROSE.fullmatch(text.strip()))
 
 
 def whole_number(text: str | None) -> int | None:

@@ -9,10 +9,8 @@ from typing import NamedTuple
 from doctor.knowledge.launcher_index import STEP
 from doctor.lint.launch.launch_file import Launch, LaunchFile
 from doctor.lint.launch.partial_text import is_known, whole_number
-from doctor.lint.launch.shell.reader import ShellFile
+from doctor.lint.launch.shell.reader import LOOPBACK, ShellFile
 from doctor.lint.launch.slurm_batch import Allocation
-
-LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1|\[::1\]")
 
 
 class ProcessLaunch(NamedTuple):

@@ -255,6 +255,17 @@ spec:
             _JOB + "                - {name: MASTER_ADDR, value: llm-master-0}\n",
             name="job.yaml",
         ),
+        shell_passes(
+            "a template that asks for the address",
+            "# Change this to the host that runs rank 0",
+            "HEAD=localhost",
+            "torchrun --nnodes=2 --node_rank=$1 --master_addr=$HEAD train.py",
+        ),
+        shell_fails(
+            "a comment on something else",
+            "HEAD=localhost  # for torchrun",
+            "torchrun --nnodes=2 --node_rank=$1 --master_addr=$HEAD train.py  # !",
+        ),
         shell_passes("options that can't be told", "torchrun --nnodes=2 $RDZV train.py"),
     ),
 )

@@ -30,7 +30,7 @@ _ASSIGNED = re.compile(r"[A-Za-z_]\w*\+?=")
 _DOUBLE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _WITHIN_DOUBLE = re.compile(r'[^"$`\\]+')
 _ORDINARY = re.compile(r"[^\s'\"$`\\;&|()<>]+|.", re.DOTALL)
-_STOPS = {"{": re.compile(r"[\\{}\n]"), "(": re.compile(r"[\\()'\"#\n]")}
+_STOPS = {"{": re.compile(r"[\\{}\n]"), "[": re.compile(r"[\\\[\]\n]"), "(": re.compile(r"[\\()'\"#\n]")}
 """Special characters between brackets."""
 _BLANK = " \t\r"
 DEPTH = 20
@@ -202,6 +202,10 @@ class _Lexer:
             return ArithmeticExpansion(self._between("(", ")")[1:-1])
         if rest[:1] == "(":
             return _output(self._between("(", ")"), quoted)
+        if rest[:1] == "[":  # an older spelling of $((…)), which bash still accepts (parse.y, subst.c)
+            return ArithmeticExpansion(self._between("[", "]"))
+        if rest[:1] in ("'", '"') and not quoted:
+            return self._translated(rest[0])
         if rest[:1] == "{":
             return self._braces(self._between("{", "}"), quoted)
         match = _NAME.match(self._text, self._at + 1)
@@ -213,6 +217,14 @@ class _Lexer:
             return Opaque(rest[:1] if rest[:1] not in "#$" else OUTPUT)
         self._at += 1
         return Literal("$")
+
+    def _translated(self, quote: str) -> Part:
+        """``$'…'``, whose escapes are not followed, or ``$"…"``, whose text follows; the dollar sign is not in it."""
+        self._at += 1
+        if quote == '"':
+            return Literal("")
+        text = self._single()
+        return Opaque(OUTPUT) if "\\" in text else Literal(text)
 
     def _between(self, opening: str, closing: str) -> str:
         self._at += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -9,8 +10,9 @@ from doctor.lint.engine.rule import SourceLocation
 from doctor.lint.launch.command_line import CommandContext, read_command
 from doctor.lint.launch.launch_file import EnvironmentSetting, Launch, LaunchFile
 from doctor.lint.launch.launcher_options import CommandWord
-from doctor.lint.launch.partial_text import unknown_mark
+from doctor.lint.launch.partial_text import is_placeholder, unknown_mark
 from doctor.lint.launch.shell.expansion import Value, Variables
+from doctor.lint.launch.shell.lexer import comments
 from doctor.lint.launch.shell.statements import Statement, assigned_name, split_script
 from doctor.lint.launch.shell.tokens import Literal, Word
 from doctor.lint.launch.slurm_batch import Allocation, read_headers, read_late_headers
@@ -21,6 +23,13 @@ MOST_SCRIPTS = 100
 """Nested scripts of one file that are followed."""
 MOST_COMMANDS = 5000
 """Commands of one script; longer scripts are generated."""
+LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1|\[::1\]")
+_ASKS = re.compile(
+    r"\b(?:your|change|replace|fill|modify|adjust|edit)\b|\bmaster(?:[ _-]?node)?(?:'s)?[ _-](?:ip|addr)"
+    r"|(?:\bip|\baddress) of (?:the )?(?:master|main|first|head|rank)|主节点|修改|替换|填写|改为|改成",
+    re.IGNORECASE,
+)
+"""Comments of templates on an address: what to do with it, or which one belongs there."""
 _HARMLESS = ("activate", "bashrc", "profile", "conda.sh", "zshrc", "bash_profile", "modules", "module.sh", ".env")
 """Ends of names of sourced files that set nothing relevant."""
 
@@ -59,6 +68,16 @@ def read_shell(path: str, text: str) -> ShellFile:
     )
 
 
+def _asking_lines(text: str) -> frozenset[int]:
+    """The lines with a comment, or with one above them, that asks for another value or describes the right one."""
+    if _ASKS.search(text) is None:
+        return frozenset()
+    lines = text.split("\n")
+    asking = [line for line, comment in comments(text) if _ASKS.search(comment)]
+    above = (line + 1 for line in asking if lines[line - 1].lstrip().startswith("#"))
+    return frozenset((*asking, *above))
+
+
 class ScriptReader:
     """``given``: variables with known values; ``settings``: the environment of the script."""
 
@@ -76,6 +95,7 @@ class ScriptReader:
         self.settings: list[EnvironmentSetting] = []
         self.launches: list[Launch] = []
         self.waits: dict[int, bool] = {}  # lines, and whether they stand in a loop
+        self._asking = frozenset[int]()  # lines whose comments ask for another address
         self._variables = Variables(given, inside_step=inside_step)
         self._current = dict(settings or {})
         self._inside_step = inside_step
@@ -88,6 +108,7 @@ class ScriptReader:
         """Go through a script."""
         script = split_script(text)
         self._variables.doubtful |= script.doubtful
+        self._asking = _asking_lines(text)
         for statement in script.statements[:MOST_COMMANDS]:
             self._statement(statement)
         if len(script.statements) > MOST_COMMANDS:
@@ -127,6 +148,8 @@ class ScriptReader:
     def _assign(self, word: Word, statement: Statement, *, exported: bool | None) -> None:
         name = assigned_name(word) or ""
         value, append = self._value_of(word)
+        if isinstance(value, str) and self._is_to_fill(name, value, word):
+            value = unknown_mark(name)
         self._variables.assign(name, value, append=append)
         known = self._variables.values.get(name, value)
         old = self._current.get(name)
@@ -134,6 +157,10 @@ class ScriptReader:
         setting = self._setting(name, known if isinstance(known, str) else "", statement, exported=is_exported)
         self._current[name] = setting
         self.settings.append(setting)
+
+    def _is_to_fill(self, name: str, value: str, word: Word) -> bool:
+        """Whether the user has to replace a value before the first run, so that nothing follows from it."""
+        return is_placeholder(name, value) or (word.line in self._asking and bool(LOOPBACK.fullmatch(value)))
 
     def _value_of(self, word: Word) -> tuple[Value, bool]:
         first = word.parts[0]

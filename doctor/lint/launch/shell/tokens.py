@@ -21,7 +21,7 @@ class ParameterExpansion(NamedTuple):
 
 
 class ArithmeticExpansion(NamedTuple):
-    """``$((text))``."""
+    """``$((text))`` or ``$[text]``."""
 
     text: str
 
