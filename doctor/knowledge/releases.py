@@ -1,6 +1,6 @@
 """Releases that belong together: Lightning and torch, CUDA and the driver, NCCL and the GPU.
 
-Sources: metadata of the lightning wheels for Linux x86_64; NVIDIA's CUDA release notes, table of minimum
+Sources: metadata of the lightning and torch wheels for Linux x86_64; NVIDIA's CUDA release notes, table of minimum
 drivers under minor-version compatibility; NCCL makefiles/common.mk by tag for the architectures.
 """
 
@@ -27,6 +27,7 @@ class LightningRelease(msgspec.Struct, frozen=True):
 class _Releases(msgspec.Struct, frozen=True):
     minimum_driver: dict[str, str]
     minimum_nccl: dict[str, str]
+    bundled_nccl: dict[str, str]
     lightning: dict[str, LightningRelease]
 
 
@@ -75,6 +76,17 @@ def minimum_driver(cuda: str) -> str | None:
 def minimum_nccl(compute_capability: str) -> str | None:
     """Return the first NCCL with code for a GPU of this compute capability (``9.0``); ``None`` if unknown."""
     return _table().minimum_nccl.get(compute_capability.partition(".")[0])
+
+
+def bundled_nccl(torch: str) -> str | None:
+    """Return the newest NCCL that wheels of a torch release may come with (``2.4.0``, or ``2.4`` for all of its line).
+
+    Torch before 2.0 has that of 2.0 or an older one. ``None`` for newer lines than the table's, and without a version.
+    """
+    numbers, table = release(torch)[:2], _table().bundled_nccl
+    if numbers and numbers < (2,):
+        return table["2.0"]
+    return table.get(".".join(map(str, numbers)))
 
 
 class LightningMatch(NamedTuple):

@@ -52,9 +52,18 @@ def test_minimum_driver_and_nccl() -> None:
     assert releases.minimum_nccl("3.5") is None
 
 
+def test_the_nccl_of_a_torch_is_that_of_its_line() -> None:
+    assert releases.bundled_nccl("2.2.2+cu118") == "2.19.3"
+    assert releases.bundled_nccl("1.12.1") == releases.bundled_nccl("2.0")
+    assert releases.bundled_nccl("2") is None  # all of 2.x
+    assert releases.bundled_nccl("2.99.0") is None
+    assert releases.bundled_nccl("") is None
+
+
 def test_every_line_of_the_table_is_a_release() -> None:
     table = releases._table()
     versions = [*table.lightning, *table.minimum_driver.values(), *table.minimum_nccl.values()]
+    versions += [*table.bundled_nccl, *table.bundled_nccl.values()]
     assert all(releases.release(version) for version in versions)
 
 

@@ -23,6 +23,15 @@ from doctor.lint.engine.releases import Releases
         ('install_requires=["torch>=1.8", "lightning <= 1.9.5"]', {"lightning": "1.9.5"}),
         ("lightning>=2.0\ntorch\nray!=2.1\ntrain.py --lightning=3", {}),
         ("lightning<0", {}),
+        ("  - pytorch=2.1.0=py3.10_cuda11.8_cudnn8.7.0_0\n", {"torch": "2.1.0"}),
+        ("  - pytorch::pytorch=2.1\n  - conda-forge::lightning<2.1\n", {"torch": "2.1", "lightning": "2.0"}),
+        ("  - pytorch-cuda=11.8=h7e8668a_5\n  - pytorch\n", {"pytorch-cuda": "11.8"}),
+        (
+            "# Name      Version     Build    Channel\n"
+            "pytorch     1.13.1      py3.10_cuda11.7_cudnn8.5.0_0    pytorch\n"
+            "ray         2.9.3       pypi_0\n",
+            {"torch": "1.13.1", "ray": "2.9.3"},
+        ),
     ],
 )
 def test_the_newest_release_within_the_bounds(text, expected):

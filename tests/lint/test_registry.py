@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -35,7 +36,7 @@ def source_of(rule, case, text=None):
 
     source = read_launch_file(case.name, text)
     assert isinstance(source, rule.reads), f"{case.title!r} is read as {type(source).__name__}"
-    return source
+    return replace(source, releases=dict(case.releases))
 
 
 def hits_of(rule, case, text=None):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl
-from doctor.api import Finding, Job, Severity, Verdict, Violation, check, merge, rule, source_of
+from doctor.api import FileFails, FilePasses, Finding, Job, Severity, Verdict, Violation, check, merge, rule, source_of
 from doctor.facts import EnvironmentFacts, NcclFacts, NcclLibrary, Setting, SettingsFile, SoftwareFacts
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.interface_syntax import parse_nccl_integer
+from doctor.knowledge.releases import bundled_nccl
 from doctor.knowledge.variable_values import ValueFault
 from doctor.knowledge.variable_values import fault as value_fault
 from doctor.lint.launch.launch_file import EnvironmentSource
@@ -214,6 +215,18 @@ def _files(job: Job) -> Iterator[Finding]:
         shell_fails("an unknown log level", "NCCL_DEBUG=DEBUG srun python train.py  # !"),
         shell_fails("a level in small letters", "export NCCL_P2P_LEVEL=nvl  # !", "srun python train.py"),
         shell_fails("an algorithm that not every collective has", "export NCCL_ALGO=Tree  # !", "torchrun train.py"),
+        FilePasses(
+            "an algorithm that not every collective has, and a torch whose NCCL falls back to another one",
+            "export NCCL_ALGO=Tree\ntorchrun train.py\n",
+            name="run.sh",
+            releases=(("torch", "2.5.1"),),
+        ),
+        FileFails(
+            "the same with a newer torch",
+            "export NCCL_ALGO=Tree  # !\ntorchrun train.py\n",
+            name="run.sh",
+            releases=(("torch", "2.8.0"),),
+        ),
         shell_fails("no level of torch", "export TORCH_DISTRIBUTED_DEBUG=1  # !", "torchrun train.py"),
         shell_passes(
             "sound values", "export NCCL_IB_DISABLE=1 NCCL_DEBUG=info", "export NCCL_P2P_LEVEL=NVL", "torchrun train.py"
@@ -225,10 +238,12 @@ def _files(job: Job) -> Iterator[Finding]:
 )
 def value_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether every known variable of a launch file has a valid value."""
+    nccl = bundled_nccl(file.releases.get("torch", ""))
     for setting in file.settings:
-        if not setting.is_exported or setting.known_value is None or known_variable(setting.name) is None:
+        info = known_variable(setting.name)
+        if not setting.is_exported or setting.known_value is None or info is None:
             continue
-        fault = value_fault(setting.name, setting.known_value)
+        fault = value_fault(setting.name, setting.known_value, release=nccl if info.reader == "nccl" else None)
         if fault is not None:
             yield Violation(
                 setting.place,

@@ -148,7 +148,8 @@ class FileChecker:
             verdict.kind, verdict.dull = "unknown", not target.is_named
             verdict.skipped = "it is not a known kind of launch file"
             return
-        verdict.kind, verdict.notes = "launch", getattr(launch, "notes", ())
+        launch = replace(launch, releases=self._releases.of_project(target.path, target.root))
+        verdict.kind, verdict.notes = "launch", launch.notes
         page = _LintedText(target.shown, text.text, comments_in(text.text, is_python=False))
         self._apply(lambda: launch, type(launch), page, verdict)
 

@@ -18,11 +18,16 @@ MOST_FILES = 40
 """Requirement files of one folder that are read."""
 _FILES = frozenset({"pyproject.toml", "setup.cfg", "setup.py", "pipfile"})
 _PIN = re.compile(
-    r"(?<![\w./-])(?P<name>[A-Za-z][\w-]{1,40})(?:\[[\w, -]{0,60}\])?"
+    r"(?<![\w./-])(?:[\w-]{1,40}::)?(?P<name>[A-Za-z][\w-]{1,40})(?:\[[\w, -]{0,60}\])?"
     r"(?:[ \t]*=[ \t]*(?:\{[ \t]*version[ \t]*=[ \t]*)?[\"'](?P<quoted>[^\"'\n]{1,80})[\"']"
     r"|[ \t]*(?P<bare>[=<>~!][^;#\"'\n\]]{1,80}))"
 )
 """A requirement of Poetry or Pipenv (``name = "^1.9"``), or of pip, conda or setuptools (``name<2``)."""
+_LISTED = re.compile(
+    r"^(?P<name>[A-Za-z][\w.-]{1,40})[ \t]+(?P<release>\d[\w.]{0,20})[ \t]+[\w.]+(?:[ \t]+[\w./-]+)?[ \t]*$",
+    re.MULTILINE,
+)
+"""A row of ``conda list``: name, version, build and channel."""
 _INSTALLS = re.compile(r"\b(?:pip3?|conda|mamba|uv)[ \t]+(?:install|add)\b(?P<given>[^\n#;&|`]*)")
 """A command of a page or a script that installs distributions."""
 _PAGES = re.compile(r"^(?:readme|install(?:ation)?)(?:\.(?:md|rst|txt))?$|^dockerfile|^(?:install|setup)\w*\.sh$")
@@ -108,7 +113,15 @@ def bounds(text: str) -> Iterator[tuple[str, str]]:
         ranges = (pin["quoted"] or pin["bare"]).split(",")
         limits = [_newest(bound) for one in ranges if (bound := _BOUND.match(one))]
         if any(limits):
-            yield pin["name"].lower().replace("_", "-"), min(filter(None, limits), key=release)
+            yield _distribution(pin["name"]), min(filter(None, limits), key=release)
+    for row in _LISTED.finditer(text):
+        yield _distribution(row["name"]), ".".join(map(str, release(row["release"])))
+
+
+def _distribution(name: str) -> str:
+    """The name on PyPI of a distribution, which conda calls otherwise for torch."""
+    plain = name.lower().replace("_", "-")
+    return "torch" if plain == "pytorch" else plain
 
 
 def _newest(bound: re.Match[str]) -> str:

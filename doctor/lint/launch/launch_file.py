@@ -45,7 +45,10 @@ class EnvironmentSetting:
 
 
 class EnvironmentSource:
-    """A file that sets environment variables: a launch file, or a script by ``os.environ``."""
+    """A file that sets environment variables: a launch file, or a script by ``os.environ``. ``releases``: of
+    distributions, as its project permits, or as they are installed."""
+
+    releases: Mapping[str, str]
 
     @property
     def settings(self) -> tuple[EnvironmentSetting, ...]:
@@ -120,9 +123,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class LaunchFile(EnvironmentSource):
-    """``launches``: the outermost programs in the order of the text. ``notes``: what was not read, and why."""
+    """``launches``: the outermost programs in the order of the text. ``notes``: what was not read, and why.
+    ``releases``: of distributions that its project permits."""
 
     path: str
     settings: tuple[EnvironmentSetting, ...] = ()
     launches: tuple[Launch, ...] = ()
     notes: tuple[str, ...] = ()
+    releases: Mapping[str, str] = field(default_factory=dict, kw_only=True)
