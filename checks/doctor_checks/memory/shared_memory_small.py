@@ -33,6 +33,7 @@ from doctor.facts import Filesystem, GpuFacts, HostFacts, NcclFacts, PeerLink, S
 from doctor.knowledge.releases import within
 from doctor.lint.launch.kubernetes import Container, Workload
 from doctor.lint.launch.manifest import Manifest
+from doctor.lint.launch.process_launches import option_of, processes_of
 from doctor.testing import Fails, Passes, healthy, logged
 
 GIB = 1 << 30
@@ -345,6 +346,20 @@ def _job(command: str, gpus: str) -> str:
         ),
         FilePasses("an emptyDir in memory", _job("torchrun, train.py", "8") + _MOUNT, name="job.yaml"),
         FilePasses("one GPU", _job("python, train.py", "1"), name="job.yaml"),
+        FilePasses(
+            "one rank on a GPU of several", _job("torchrun, --nproc_per_node=1, train.py", "2"), name="job.yaml"
+        ),
+        FilePasses(
+            "a script that is told to be alone", _job('python, train.py, --world-size, "1"', "2"), name="job.yaml"
+        ),
+        FileFails(
+            "a script that starts its ranks", _job('python, train.py, --world_size, "2"', "2  # !"), name="job.yaml"
+        ),
+        FileFails(
+            "one rank with data workers",
+            _job('python, train.py, --world_size=1, --num_workers, "4"', "2  # !"),
+            name="job.yaml",
+        ),
         FilePasses("no data workers", _job("python, train.py, --num_workers=0", "1"), name="job.yaml"),
         FilePasses(
             "the host's own",
@@ -374,12 +389,26 @@ def shared_memory_small_in_files(file: Manifest) -> Iterator[Violation]:
                     )
 
 
+def _starts_one(box: Container) -> bool:
+    """Whether each command says that it starts one rank; a script alone may start more."""
+    starts = [next((one for one in first.chain() if one.is_agent), [*first.chain()][-1]) for first in box.launches]
+    return bool(starts) and all(
+        option_of(one, *one.command.processes) is not None and processes_of(one) == 1
+        if one.is_agent
+        else one.program == "python" and _ALONE.search(" ".join(one.arguments))
+        for one in starts
+    )
+
+
+_ALONE = re.compile(r"(?:^| )--world[_-]size[= ]1(?: |$)")
+
+
 def _why(job: Workload, box: Container) -> str:
     """With peer access over NVLink, little shared memory is enough, but the manifest does not show the links."""
     trains = job.kind in ("PyTorchJob", "MPIJob") or any(one.program != "other" for one in box.chain())
     if not trains:
         return ""
-    if (box.gpus or 0) > 1:
+    if (box.gpus or 0) > 1 and not _starts_one(box):
         return f"{box.gpus} GPUs share a pod"
     workers = re.search(r"num[_-]workers[= ]+(\d+)", box.words)
     return f"The pod uses {workers[1]} data workers" if workers and workers[1] != "0" else ""

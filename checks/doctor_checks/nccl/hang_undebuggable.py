@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from doctor.analysis.visible_devices import uses_nccl
-from doctor.api import Finding, Job, Rank, Severity, Verdict, Violation, check, merge, rule
+from doctor.api import Finding, Job, Rank, Script, Severity, Verdict, Violation, check, merge, rule
 from doctor.facts import (
     Directory,
     EnvironmentFacts,
@@ -23,7 +23,7 @@ from doctor.knowledge.releases import within
 from doctor.knowledge.variable_values import effective as effective_value
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing import Fails, Passes, healthy
-from doctor.testing.script_cases import fails, shell_fails, shell_passes
+from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 
 _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0", nccl="2.29.7", backends=("gloo", "nccl"))
 _RECORDED = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
@@ -249,11 +249,29 @@ _OFF = {
 }
 
 
+_CAPTURES = (
+    *("torch.cuda.graph", "torch.cuda.graphs.graph", "torch.cuda.CUDAGraph", "torch.cuda.graphs.CUDAGraph"),
+    *("torch.cuda.make_graphed_callables", "torch.cuda.graphs.make_graphed_callables"),
+)
+"""To capture DDP's backward pass, PyTorch requires that asynchronous error handling is off (docs, CUDA semantics, on
+the usage of graphs with DistributedDataParallel)."""
+_CAPTURED = """\
+os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+dist.init_process_group("nccl")
+step = torch.cuda.CUDAGraph()
+with torch.cuda.graph(step):
+    model(fixed).sum().backward()
+"""
+_NO_DUMP_TOO = ('"0"\n', '"0"\nos.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"  # !\n')
+
+
 @rule(
     check=hang_undebuggable,
     reads=EnvironmentSource,
     cases=lambda: (
         fails("in a script", 'os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = str(0)  # !\n'),
+        passes("a CUDA graph of a whole backward pass", _CAPTURED),
+        fails("a dump is no matter of CUDA graphs", _CAPTURED.replace(*_NO_DUMP_TOO)),
         shell_fails("errors are not handled", "export TORCH_NCCL_ASYNC_ERROR_HANDLING=0  # !", "torchrun train.py"),
         shell_fails("wait() blocks", "TORCH_NCCL_BLOCKING_WAIT=1 torchrun train.py  # !"),
         shell_fails("no dump", "export TORCH_NCCL_DUMP_ON_TIMEOUT=0  # !", "srun python train.py"),
@@ -271,7 +289,10 @@ def hang_undebuggable_in_files(file: EnvironmentSource) -> Iterator[Violation]:
 
     Fix: Remove the variable, and set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1.
     """
+    captures = isinstance(file, Script) and any(True for _ in file.calls(*_CAPTURES))
     for setting in file.settings:
+        if captures and setting.name.endswith("ASYNC_ERROR_HANDLING"):
+            continue
         value, why = _OFF.get(setting.name, ("", ""))
         if (
             setting.is_exported
