@@ -81,12 +81,33 @@ def test_arrays_give_their_words():
         ("N=${1:-8}",),
         ("N=${OTHER%x}",),
         ("N=$((X * 2))",),
+        ("N=$[X * 2]",),
+        ("N=$'\\x38'",),
+        ("N=4", "let N=N+4"),
+        ("N=4", "((N++))"),
+        ("N=4", "((--N))"),
+        ("N=4", "(( N *= 2 ))"),
+        ("N='number of your GPUs'",),
+        ("N='<gpus>'",),
+        ("N=xxx",),
     ],
 )
 def test_what_may_hold_something_else_is_not_known(lines):
     launch = last(*lines, "torchrun --nproc_per_node=$N train.py")
     assert launch.option("nproc-per-node") is not None
     assert launch.known_option("nproc-per-node") is None
+
+
+@pytest.mark.parametrize("value", ["$[2 + 2 * 3]", '"$[4 * 2]"', "$'8'", '$"8"'])
+def test_old_arithmetic_and_quotes_behind_a_dollar_sign(value):
+    assert last(f"N={value}", "torchrun --nproc_per_node=$N train.py").known_option("nproc-per-node") == "8"
+
+
+@pytest.mark.parametrize("value", ["AWS Libfabric", "eth0 eth1", "xxl", "yours-1", "a<b", "node-x1", "master"])
+def test_values_that_are_no_placeholders(value):
+    launch = last(f"export NCCL_NET='{value}' MASTER_ADDR=master", "torchrun train.py")
+    assert launch.setting("NCCL_NET") == value
+    assert launch.setting("MASTER_ADDR") == "master"
 
 
 def test_sourcing_an_environment_changes_nothing_of_interest():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -16,6 +17,8 @@ _WITHIN = frozenset(("then", "do", "else", "elif", "!", "time"))
 _NEVER_FAILING = ("export", "cd", "set", "source", ".", "module", "ml")
 """Commands that are not expected to fail."""
 _LOOPS = frozenset(("for", "while", "until", "select"))
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_COUNTED = re.compile(r"(?:\+\+|--)([A-Za-z_]\w*)|([A-Za-z_]\w*)(?:\+\+|--|[-+*/%]?=[^=].*)")
 _TESTS = ("[", "[[", "test")
 DECLARING = ("export", "declare", "typeset", "local", "readonly")
 
@@ -53,7 +56,18 @@ def split_script(text: str) -> ShellScript:
         is_assignment = statement.words[0].plain in DECLARING or None not in assigned  # not of a program alone
         if (statement.in_branch or statement.is_chained) and is_assignment:
             names.update(filter(None, assigned))
+        names.update(_computed(statement))
     return ShellScript(found, frozenset(names))
+
+
+def _computed(statement: Statement) -> Iterator[str]:
+    """The variables that ``let`` or ``((…))`` changes."""
+    first, *others = (word.plain or "" for word in statement.words)
+    if first == "let":
+        literals = (part.text for word in statement.words[1:] for part in word.parts if isinstance(part, Literal))
+        yield from (name for text in literals for name in _NAME.findall(text))
+    elif statement.in_branch and (match := _COUNTED.fullmatch("".join((first, *others)))):
+        yield match[1] or match[2]
 
 
 def _read_in(words: Iterable[Word]) -> Iterator[str]:
