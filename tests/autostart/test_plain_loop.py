@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -37,6 +38,8 @@ def loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[LoopWatch]:
     monkeypatch.setattr(plain_loop, "distributed", lambda: True)
     monkeypatch.setattr(plain_loop, "torch_rank", lambda environ: TorchRank(0, 2))
     monkeypatch.setattr(plain_loop.os, "register_at_fork", lambda **functions: None)
+    # Another test of this process may have imported it.
+    monkeypatch.delitem(sys.modules, plain_loop.TRAINER_MODULE, raising=False)
     monkeypatch.setattr(Adapter, "claimed", False)
     monkeypatch.setattr(Adapter, "stand_in", None)
     monkeypatch.setattr(LoopWatch, "current", None)

@@ -57,13 +57,13 @@ CUES = (
 
 _ONE_LINE = re.compile(r"Traceback \(most recent call last\):\s+File \"")
 _PARTS = (
-    (re.compile(r"\s*(Traceback \(most recent call last\):)\s*"), r"\n\1\n"),
+    (re.compile(r"(Traceback \(most recent call last\):)\s*"), r"\n\1\n"),
     (
-        re.compile(r"\s*(File \"[^\"\n]{1,1000}\", line \d{1,9}(?:, in (?:<\w{1,80}>|\w{1,200}))?)(?:\s+|$)"),
+        re.compile(r"(File \"[^\"\n]{1,1000}\", line \d{1,9}(?:, in (?:<\w{1,80}>|\w{1,200}))?)(?:\s+|$)"),
         r"\n  \1\n    ",
     ),
     (
-        re.compile(r"\s*(During handling of the above [^\n:]{1,80}:|The above exception was [^\n:]{1,80}:)\s*"),
+        re.compile(r"(During handling of the above [^\n:]{1,80}:|The above exception was [^\n:]{1,80}:)\s*"),
         r"\n\n\1\n",
     ),
 )
@@ -74,9 +74,10 @@ def lines_of_collapsed(text: str) -> list[str] | None:
     ``None`` if it is not."""
     if not _ONE_LINE.search(text):
         return None
-    for part, lines in _PARTS:
-        text = part.sub(lines, text)
-    return [line for one in text.split("\n") for line in _LAST.sub(r"\1\n\2", one, count=1).split("\n") if line.strip()]
+    for part, below in _PARTS:
+        text = part.sub(below, text)
+    lines = (line for one in text.split("\n") for line in _LAST.sub(r"\1\n\2", one, count=1).split("\n"))
+    return [line.rstrip() for line in lines if line.strip()]
 
 
 Note = Callable[[LineOrigin, ParsedException, int], StoredEvent]
