@@ -45,6 +45,14 @@ def test_what_others_made_is_passed_by_unless_it_is_given(tmp_path):
     assert names(tmp_path / "own") == ["m.py"]
 
 
+@pytest.mark.parametrize("folder", ["third_party", "vendor", "src/_vendor", "extern"])
+def test_copies_of_other_projects_are_passed_by_unless_they_are_given(tmp_path, folder):
+    put(tmp_path, "x.py", "vendors.py", "externals/y.py", f"{folder}/other/train.py")
+    assert names(tmp_path) == ["vendors.py", "x.py", "externals/y.py"]
+    assert names(tmp_path / folder) == names(tmp_path / folder)[:1] == ["other/train.py"]
+    assert names(tmp_path / folder / "other") == ["train.py"]
+
+
 def test_a_file_without_an_ending_is_told_by_its_first_line(tmp_path):
     put(tmp_path, "launch", text="#!/usr/bin/env bash\nsrun python t.py\n")
     put(tmp_path, "train", text="#!/usr/bin/python3\n")

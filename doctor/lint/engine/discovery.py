@@ -16,9 +16,13 @@ MOST_BYTES = {"python": 4 << 20, "notebook": 32 << 20, "shell": 1 << 20, "config
 """Larger files are generated; JSON of this size is data, not configuration."""
 MOST_FILES = 100_000
 _SKIPPED_FOLDERS = frozenset(
-    {"__pycache__", "node_modules", "site-packages", "dist-packages", "__pypackages__", ".ipynb_checkpoints"}
+    {
+        *("__pycache__", "node_modules", "site-packages", "dist-packages", "__pypackages__", ".ipynb_checkpoints"),
+        *("third_party", "thirdparty", "third-party", "vendor", "vendored", "_vendor", "external", "extern"),
+    }
 )
-"""Folders that are entered only if they are given themselves, as virtual environments and hidden folders are."""
+"""Folders that are entered only if they are given themselves, as virtual environments and hidden folders are: caches,
+and copies of other projects, which are corrected there."""
 _KINDS = {
     ".py": "python",
     ".pyw": "python",

@@ -17,6 +17,8 @@ LONGEST_MODULE = 300_000
 """Characters of a module that is followed; longer ones are generated, or data."""
 MOST_FOLDERS = 12
 """Folders above a file in which an absolute import is searched."""
+MOST_TEXTS = 3_000
+"""Files that are searched for a word."""
 MOST_RELATED = 40
 """Modules that are searched for the words of collectives, from one on."""
 _SOURCE_FOLDERS = ("", "src")
@@ -34,7 +36,9 @@ class ProjectFiles:
     and so is ``memo``, what rules derived from them."""
 
     def __init__(self, targets: Iterable[LintTarget]) -> None:
-        python = (one for one in targets if one.kind == "python" and one.skipped is None)
+        read = [one for one in targets if one.skipped is None]
+        python = (one for one in read if one.kind == "python")
+        self._texts = [one for one in read if one.kind in ("python", "shell", "config")]
         self._targets = {os.path.abspath(one.path): one for one in python}  # noqa: PTH100 - Path.absolute keeps ".."
         self._names = {name for path in self._targets for name in Path(path).with_suffix("").parts}
         self._summaries: dict[str, ModuleSummary | None] = {}
@@ -46,6 +50,15 @@ class ProjectFiles:
     def has(self, importer: str, module: str) -> bool:
         """Whether there is a module of that dotted name, as a file at ``importer`` imports it."""
         return self._locate(importer, module) is not None
+
+    def mentioning(self, word: str) -> tuple[tuple[str, str], ...]:
+        """The shown path and the text of each script and launch file with a word."""
+        key = ("mentioning", word)
+        if key not in self.memo:
+            texts = ((one.shown, _text_of(one)) for one in self._texts[:MOST_TEXTS])
+            self.memo[key] = tuple((shown, text) for shown, text in texts if word in text)
+        found: tuple[tuple[str, str], ...] = self.memo[key]
+        return found
 
     def find(self, importer: str, module: str, *, whole: bool) -> ModuleSummary | None:
         """Its summary; ``None`` if there is none, or it cannot be read, or, unless ``whole``, if neither it nor what it
@@ -65,12 +78,7 @@ class ProjectFiles:
             return None
 
     def _text(self, location: str) -> str:
-        """The text of a module; empty if it is too long or cannot be read."""
-        try:
-            text = read_text(self._targets[location]).text
-        except UnreadableFile:
-            return ""
-        return text if len(text) <= LONGEST_MODULE else ""
+        return _text_of(self._targets[location])
 
     def _is_relevant(self, location: str) -> bool:
         if location not in self._relevant:
@@ -108,6 +116,15 @@ class ProjectFiles:
             found = (path for path in _candidates(folder, module) if path in self._targets)
             self._located[key] = next(found, None)
         return self._located[key]
+
+
+def _text_of(target: LintTarget) -> str:
+    """The text of a file; empty if it is too long or cannot be read."""
+    try:
+        text = read_text(target).text
+    except UnreadableFile:
+        return ""
+    return text if len(text) <= LONGEST_MODULE else ""
 
 
 def _imported(package: str | None, name: str | None, module: str | None) -> tuple[str, ...]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from doctor.api import Edit, Script, SetArgument, Severity, Violation, location_of, rule
+from doctor.lint.python.collectives import METRIC
 from doctor.lint.python.rank_branches import RankCondition, rank_condition
 from doctor.lint.python.script import step_at
 from doctor.testing.script_cases import fails, passes
@@ -24,8 +27,11 @@ from doctor.testing.script_cases import fails, passes
             fixed=_VALIDATION.replace("loss)  # !", "loss, rank_zero_only=True)"),
         ),
         fails("a callback", _CALLBACK),
+        fails("what a checkpoint monitors", _VALIDATION + _TRAINER.replace("lr", "val_loss")),
+        fails("a metric, which its epoch reduces", _METRIC),
         fails("a hook of rank 0", _HOOK, fixed=_HOOK.replace("})  # !", "}, rank_zero_only=True)")),
         fails("a method that returns on the others", _RETURNS),
+        passes("a number that nothing monitors", _VALIDATION.replace("  # !", "") + _TRAINER),
         passes("on all ranks", _VALIDATION.replace("        if self.global_rank == 0:\n    ", "")),
         passes("said to be of rank 0", _VALIDATION.replace("loss)  # !", "loss, rank_zero_only=True)")),
         passes(
@@ -54,8 +60,10 @@ def log_in_rank_condition(script: Script) -> Iterator[Violation]:
             script.argument(call, "rank_zero_only") is None
             and script.value(script.argument(call, "sync_dist")) is not True
             and not _is_by_step(script, call)
+            and (severity := _severity(script, call)) is not None
         ):
-            yield _hit(script, call, condition)
+            hit = _hit(script, call, condition)
+            yield replace(hit, severity=severity, edits=hit.edits if severity is Severity.INFO else ())
 
 
 def _is_lightnings(script: Script, call: ast.Call) -> bool:
@@ -76,6 +84,62 @@ def _is_by_step(script: Script, call: ast.Call) -> bool:
     by_step = script.value(script.argument(call, "on_step")) is True
     by_epoch = script.argument(call, "on_epoch")
     return by_step and (by_epoch is None or script.value(by_epoch) is False) and "monitor" not in script.text
+
+
+_MONITOR = re.compile(r"(?<![\w.])monitor[\"']?\s*[=:]\s*(?:[frb]?[\"']([^\"'\n]+)[\"']|([^\s,#)]+))")
+_TRAINS = re.compile(r"\bTrainer\(|\.Trainer\b")
+_NO_NAME = frozenset({"None", "null", "???", "~"})
+
+
+def _severity(script: Script, call: ast.Call) -> Severity | None:
+    """A warning if the metric is monitored, or reduced at the end of the epoch; ``None`` if the project makes a Trainer
+    and monitors nothing of that name, so that only the logger of rank 0 reads it."""
+    values = [*script.inside(call, ast.Name), *script.inside(call, ast.Attribute)]
+    if any(METRIC.match(script.name(one)) for one in values):
+        return Severity.WARNING
+    texts = [(script.path, script.text)]
+    if script.modules is not None:
+        texts += [one for word in ("monitor", "Trainer") for one in script.modules.mentioning(word)]
+    known, has_others = _monitored(texts)
+    logged = re.compile("|".join(_names_of(call)))
+    if any(map(logged.fullmatch, known)):
+        return Severity.INFO if logged.pattern == ".*" else Severity.WARNING
+    return Severity.INFO if has_others or not any(_TRAINS.search(text) for _, text in texts) else None
+
+
+def _monitored(texts: list[tuple[str, str]]) -> tuple[set[str], bool]:
+    """The names that callbacks and schedulers monitor, and whether there are others that a variable holds."""
+    known, others = set(), False
+    for path, text in texts:
+        for quoted, bare in _MONITOR.findall(text):
+            if bare in _NO_NAME or quoted in _NO_NAME:
+                continue
+            if quoted or (not path.endswith(".py") and "$" not in bare):
+                known.add(quoted or bare)
+            else:
+                others = True
+    return known, others
+
+
+def _names_of(call: ast.Call) -> Iterator[str]:
+    """Patterns of the names under which values are logged; ``.*`` for what the code does not say."""
+    first = call.args[0] if call.args else next((one.value for one in call.keywords if one.arg == "name"), None)
+    if isinstance(first, ast.Dict):
+        yield from (_pattern(key) for key in first.keys)
+    elif isinstance(first, ast.DictComp):
+        yield _pattern(first.key)
+    else:
+        yield _pattern(first)
+
+
+def _pattern(name: ast.expr | None) -> str:
+    if isinstance(name, ast.Constant) and isinstance(name.value, str):
+        return re.escape(name.value)
+    if isinstance(name, ast.JoinedStr):
+        return "".join(map(_pattern, name.values))
+    if isinstance(name, ast.BinOp) and isinstance(name.op, ast.Add):
+        return _pattern(name.left) + _pattern(name.right)
+    return ".*"
 
 
 def _hit(script: Script, call: ast.Call, condition: RankCondition) -> Violation:
@@ -139,6 +203,25 @@ class Net(LightningModule):
         if not self.trainer.is_global_zero:
             return
         self.log("fid", self.fid())  # !
+"""
+_TRAINER = """
+checkpoint = pl.callbacks.ModelCheckpoint(monitor="lr")
+pl.Trainer(devices=4, callbacks=[checkpoint]).fit(Net())
+"""
+_METRIC = """\
+import lightning.pytorch as pl
+from torchmetrics.classification import BinaryAccuracy
+
+class Net(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.accuracy = BinaryAccuracy()
+
+    def on_validation_epoch_end(self):
+        if self.global_rank == 0:
+            self.log("accuracy", self.accuracy)  # !
+
+pl.Trainer(devices=4).fit(Net())
 """
 _LOGGER = """\
 import lightning.pytorch as pl
