@@ -28,10 +28,11 @@ from doctor.lint.engine.discovery import LINE_END, LintTarget, SourceText, Unrea
 from doctor.lint.engine.project_files import ProjectFiles
 from doctor.lint.engine.registry import Rulebook
 from doctor.lint.engine.releases import Releases
-from doctor.lint.engine.rule import FlowStep, SourceLocation, Violation
+from doctor.lint.engine.rule import FlowStep, Rule, SourceLocation, Violation
 from doctor.lint.engine.suppressions import UNUSED_SUPPRESSION, SuppressionComment, Suppressions, comments_in
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.lint.python.notebooks import Notebook, read_notebook
+from doctor.lint.python.one_process import as_placed
 from doctor.lint.python.script import Script, parsed
 
 T = TypeVar("T")
@@ -200,7 +201,7 @@ class FileChecker:
                 continue
             began = time.perf_counter()
             try:
-                for count, violation in enumerate(rule.violations(source())):
+                for count, violation in enumerate(_violations(rule, source())):
                     if count >= MOST_VIOLATIONS:
                         raise OverflowError(f"it hits more than {MOST_VIOLATIONS} lines of one file")
                     reason = ignores.reason_for(rule, page.lines_of(violation))
@@ -217,6 +218,14 @@ class FileChecker:
             verdict.found += [page.found(self._vain, violation, None) for violation in unused]
             verdict.judged.add(self._vain)
         verdict.found.sort(key=lambda one: (one.place, one.rule))
+
+
+def _violations(rule: Rule, source: Any) -> Iterator[Violation]:
+    """The violations of a rule, in scripts without those that cannot happen where they are."""
+    for found in rule.violations(source):
+        violation = as_placed(source, rule.id, found) if isinstance(source, Script) else found
+        if violation is not None:
+            yield violation
 
 
 def _is_of_tests(target: LintTarget) -> bool:

@@ -51,11 +51,12 @@ class ProjectFiles:
         """Whether there is a module of that dotted name, as a file at ``importer`` imports it."""
         return self._locate(importer, module) is not None
 
-    def mentioning(self, word: str) -> tuple[tuple[str, str], ...]:
-        """The shown path and the text of each script and launch file with a word."""
-        key = ("mentioning", word)
+    def mentioning(self, word: str, *, launches: bool = False) -> tuple[tuple[str, str], ...]:
+        """The shown path and the text of each script and launch file with a word; ``launches``: of launch files."""
+        key = ("mentioning", word, str(launches))
         if key not in self.memo:
-            texts = ((one.shown, _text_of(one)) for one in self._texts[:MOST_TEXTS])
+            read = [one for one in self._texts if not launches or one.kind != "python"]
+            texts = ((one.shown, _text_of(one)) for one in read[:MOST_TEXTS])
             self.memo[key] = tuple((shown, text) for shown, text in texts if word in text)
         found: tuple[tuple[str, str], ...] = self.memo[key]
         return found

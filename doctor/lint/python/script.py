@@ -55,8 +55,8 @@ class ProjectModules(Protocol):
     def has(self, importer: str, module: str) -> bool:
         """Whether the project has a module of that dotted name, as a file at ``importer`` imports it."""
 
-    def mentioning(self, word: str) -> tuple[tuple[str, str], ...]:
-        """The shown path and the text of each script and launch file with a word."""
+    def mentioning(self, word: str, *, launches: bool = False) -> tuple[tuple[str, str], ...]:
+        """The shown path and the text of each script and launch file with a word; ``launches``: of launch files."""
 
     def find(self, importer: str, module: str, *, whole: bool) -> Any:
         """Its summary; ``None`` if there is none, or it cannot be read, or, unless ``whole``, if neither it nor what it

@@ -1,0 +1,173 @@
+"""Places of a script that never run, or that only one process runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import PurePath
+
+from doctor.core.finding import Severity
+from doctor.lint.engine.rule import Violation
+from doctor.lint.launch.file_type import read_launch_file
+from doctor.lint.launch.process_launches import hosts_of, option_of, processes_of, starts_of
+from doctor.lint.python.script import FunctionNode, Script, per_script
+from doctor.lint.python.training import ACCELERATOR
+
+OF_SEVERAL_RANKS = frozenset(
+    f"CODE{number:03}" for number in (1, 4, 5, 6, 8, 10, 12, 13, 14, 15, 16, 17, 29, 30, 32, 41)
+)
+"""Rules about what happens between ranks, or on each of them."""
+_NUMBER_OF_RANKS = re.compile(
+    r"\b(?:device_count|world_?size|get_world_size|num_processes|nprocs|ws|n?_?gpus?)\b", re.IGNORECASE
+)
+_STARTS_RANKS = re.compile(r"\b(?:spawn|start_processes|notebook_launcher|debug_launcher)\(")
+_LEAVING = (ast.Raise, ast.Return, ast.Break, ast.Continue)
+_DEPTH = 4
+
+
+def as_placed(script: Script, rule: str, violation: Violation) -> Violation | None:
+    """The violation of a rule over scripts as its place deserves: ``None`` where it cannot happen, an info where it
+    needs more processes than the project starts."""
+    if not isinstance(violation.at, ast.AST):
+        return violation
+    if never_runs(script, violation.at):
+        return None
+    if rule not in OF_SEVERAL_RANKS:
+        return violation
+    if runs_in_one_process(script, violation.at):
+        return None
+    return replace(violation, severity=Severity.INFO) if is_made_for_one(script) else violation
+
+
+def never_runs(script: Script, node: ast.AST) -> bool:
+    """Whether a place is in the branch of a constant condition that is never taken, below a statement that leaves its
+    block, or in a private function of the module that nothing in its file or its project names."""
+    inner = node
+    for outer in script.around(node):
+        if isinstance(outer, ast.If) and isinstance(outer.test, ast.Constant):
+            if inner in (outer.orelse if outer.test.value else outer.body):
+                return True
+        if any(isinstance(one, _LEAVING) for one in _above(outer, inner)):
+            return True
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)) and _is_never_named(script, outer):
+            return True
+        inner = outer
+    return False
+
+
+def _above(outer: ast.AST, inner: ast.AST) -> list[ast.stmt]:
+    """The statements above one in its block."""
+    block = _block_of(outer, inner)
+    return block[: block.index(inner)] if isinstance(inner, ast.stmt) and inner in block else []
+
+
+def _block_of(outer: ast.AST, inner: ast.AST) -> list[ast.stmt]:
+    blocks = (getattr(outer, name, None) for name in ("body", "orelse", "finalbody"))
+    return next((one for one in blocks if isinstance(one, list) and inner in one), [])
+
+
+def _is_never_named(script: Script, function: FunctionNode) -> bool:
+    name = function.name
+    if not name.startswith("_") or name.startswith("__") or function.decorator_list or script.modules is None:
+        return False
+    if not isinstance(script.parent(function), ast.Module):
+        return False  # a base class may call a method
+    named = re.compile(rf"\b{re.escape(name)}\b")
+    if len(named.findall(script.text)) > 1:
+        return False
+    others = (text for shown, text in script.modules.mentioning(name) if shown != script.path)
+    return not any(map(named.search, others))
+
+
+def runs_in_one_process(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
+    """Whether a statement beside a place, or beside each use of its function, stops jobs of several ranks: ``assert
+    world_size == 1``, or ``raise`` under ``if world_size > 1``."""
+    if any(_stops_several(script, one) for one in _statements_beside(script, node)):
+        return True
+    function = script.function_of(node)
+    if function is None or depth == 0 or not isinstance(script.parent(function), ast.Module):
+        return False
+    uses = [one for one in script.all(ast.Name) if one.id == function.name and script.definition(one) is function]
+    return (
+        bool(uses)
+        and all(never_runs(script, one) or runs_in_one_process(script, one, depth - 1) for one in uses)
+        and not _is_used_elsewhere(script, function.name)
+    )
+
+
+def _is_used_elsewhere(script: Script, name: str) -> bool:
+    """Whether another file of the project may import a function of this one."""
+    if script.modules is None:
+        return False
+    module = PurePath(script.path).stem
+    imports = re.compile(rf"import\b[^#\n]*\b{re.escape(module)}\b|\b{re.escape(module)}\s+import\b")
+    return any(
+        shown != script.path and imports.search(text) and re.search(rf"\b{re.escape(name)}\b", text)
+        for shown, text in script.modules.mentioning(module)
+    )
+
+
+def _statements_beside(script: Script, node: ast.AST) -> Iterator[ast.stmt]:
+    """The statements that run in a job that reaches a place: those of its blocks, and of the blocks around them."""
+    inner = node
+    for outer in script.around(node):
+        yield from _block_of(outer, inner)
+        if isinstance(outer, ast.If) and inner in outer.orelse:
+            yield outer
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return
+        inner = outer
+
+
+def _stops_several(script: Script, statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Assert):
+        return _compares(script, statement.test, ast.Eq)
+    if isinstance(statement, ast.If) and statement.body and isinstance(statement.body[0], ast.Raise):
+        return _compares(script, statement.test, ast.Gt) or _compares(script, statement.test, ast.NotEq)
+    return False
+
+
+def _compares(script: Script, test: ast.expr, operator: type[ast.cmpop]) -> bool:
+    """Whether a test compares the number of ranks with one."""
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], operator):
+        return False
+    if script.value(test.comparators[0]) != 1:
+        return False
+    texts = [ast.unparse(one) for one in (test.left, *script.values_of(test.left))]
+    return any(map(_NUMBER_OF_RANKS.search, texts))
+
+
+@per_script
+def is_made_for_one(script: Script) -> bool:
+    """Whether a script is used with one process, as far as its project shows, though it may run with more: its only
+    Accelerator is one of the CPU, or the launchers that start it in the project's files get one process each."""
+    accelerators = list(script.calls(ACCELERATOR))
+    if accelerators and all(script.value(script.argument(one, "cpu")) is True for one in accelerators):
+        return True
+    if script.modules is None or _STARTS_RANKS.search(script.text):
+        return False
+    counts = list(_counts_of_launches(script))
+    return bool(counts) and all(count == 1 for count in counts)
+
+
+def _counts_of_launches(script: Script) -> Iterator[int | None]:
+    """The processes of each launcher in the project's files that starts the script; ``None`` if unknown."""
+    name = PurePath(script.path).name
+    texts = script.modules.mentioning(".py", launches=True) if script.modules is not None else ()
+    for shown, text in texts:
+        if name not in text:
+            continue
+        try:
+            file = read_launch_file(shown, text)
+        except Exception:  # noqa: BLE001 - the file's own reading reports it; here nothing is known of it
+            yield None
+            continue
+        for start in starts_of(file) if file is not None else ():
+            if PurePath(start.launch.script).name != name or not start.launch.is_agent:
+                continue
+            launch = start.launch
+            is_said = option_of(launch, *launch.command.processes) is not None
+            is_one_host = start.outer is None and hosts_of(launch) == 1
+            yield processes_of(launch) if is_one_host and is_said else None

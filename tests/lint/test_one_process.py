@@ -1,0 +1,111 @@
+"""Places that never run, and scripts that stop several processes, or are started as one."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from doctor.core.settings import Settings
+from doctor.lint.engine.registry import Rulebook, builtin_rules
+from doctor.lint.engine.releases import Releases
+from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
+
+BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("CODE005", "CODE009")))
+HEAD = "import torch\nimport torch.distributed as dist\nfrom accelerate import Accelerator\n\n"
+HANG = "if dist.get_rank() == 0:\n    dist.barrier()\n"
+
+
+def found(folder, files):
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    asked = LintRequest(BOOK, Settings(), {one.id: one.family for one in BOOK.rules}, Releases({}))
+    report = build_report(lint_paths([folder], asked), asked, started=time.time())
+    assert not [result for result in report.results if result.crash]
+    return [(result.id, one.severity.value) for result in report.results for one in result.findings]
+
+
+def indented(text, by=4):
+    return "".join(" " * by + line for line in text.splitlines(keepends=True))
+
+
+LEFT_OUT = {
+    "the branch of a constant": "if False:\n" + indented(HANG),
+    "the other branch of one": "if 1:\n    print()\nelse:\n" + indented(HANG),
+    "below a return": "def run():\n    return 1\n" + indented(HANG),
+    "a helper that nothing names": "def _old():\n" + indented(HANG),
+    "an assertion": "world_size = dist.get_world_size()\nassert world_size == 1\n" + HANG,
+    "an assertion below": HANG + "assert torch.cuda.device_count() == 1\n",
+    "an error of several": "if dist.get_world_size() > 1:\n    raise NotImplementedError\n" + HANG,
+    "a function that is called there": "def run():\n" + indented(HANG) + "\nassert dist.get_world_size() == 1\nrun()\n",
+}
+KEPT = {
+    "a branch that is taken": "if True:\n" + indented(HANG),
+    "a return of some": "def run(x):\n    if x:\n        return\n" + indented(HANG),
+    "a helper that is called": "def _now():\n" + indented(HANG) + "\n_now()\n",
+    "a helper that is registered": "@torch.no_grad()\ndef _now():\n" + indented(HANG),
+    "another assertion": "depth = 1\nassert depth == 1\n" + HANG,
+    "an assertion of several": "assert dist.get_world_size() == 8\n" + HANG,
+    "an assertion in a branch": "if torch.cuda.is_available():\n    assert torch.cuda.device_count() == 1\n" + HANG,
+    "an error of one": "if dist.get_world_size() == 1:\n    raise ValueError\n" + HANG,
+    "a function that is also called elsewhere": "def run():\n"
+    + indented(HANG)
+    + "\ndef one():\n    assert dist.get_world_size() == 1\n    run()\n\nrun()\n",
+}
+
+
+@pytest.mark.parametrize("text", LEFT_OUT.values(), ids=LEFT_OUT)
+def test_a_place_that_several_ranks_never_reach_is_left_out(tmp_path, text):
+    assert found(tmp_path, {"train.py": HEAD + text}) == []
+
+
+@pytest.mark.parametrize("text", KEPT.values(), ids=KEPT)
+def test_other_places_are_reported(tmp_path, text):
+    assert found(tmp_path, {"train.py": HEAD + text}) == [("CODE005", "error")]
+
+
+def test_a_private_helper_that_another_file_imports_is_reported(tmp_path):
+    files = {"train.py": HEAD + "def _wait():\n" + indented(HANG), "run.py": "from train import _wait\n_wait()\n"}
+    assert ("CODE005", "error") in found(tmp_path, files)
+
+
+def test_a_function_that_another_file_imports_may_run_there(tmp_path):
+    train = (
+        HEAD + "def wait():\n" + indented(HANG) + "\ndef main():\n    assert dist.get_world_size() == 1\n    wait()\n"
+    )
+    assert found(tmp_path, {"train.py": train}) == []
+    assert ("CODE005", "error") in found(tmp_path, {"run.py": "from train import wait\nwait()\n"})
+
+
+@pytest.mark.parametrize(
+    ("launches", "severity"),
+    [
+        (["torchrun --nproc_per_node=1 train.py"], "info"),
+        (["torchrun --nproc_per_node=1 train.py", "torchrun --nproc-per-node 8 train.py"], "error"),
+        (["torchrun --nproc_per_node=1 --nnodes=4 train.py"], "error"),
+        (["srun -N 4 torchrun --nproc_per_node=1 train.py"], "error"),
+        (["torchrun --nproc_per_node=$GPUS train.py"], "error"),
+        (["torchrun --nproc_per_node=1 other.py"], "error"),
+        (["python train.py"], "error"),
+        ([], "error"),
+    ],
+)
+def test_launch_scripts_say_how_many_processes_a_script_has(tmp_path, launches, severity):
+    scripts = {f"run{number}.sh": f"#!/bin/bash\n{line}\n" for number, line in enumerate(launches)}
+    assert found(tmp_path, {"train.py": HEAD + HANG} | scripts) == [("CODE005", severity)]
+
+
+def test_an_accelerator_of_the_cpu_is_one_process_unless_it_is_launched(tmp_path):
+    text = (
+        HEAD + "accelerator = Accelerator({})\nif accelerator.is_main_process:\n    accelerator.wait_for_everyone()\n"
+    )
+    assert found(tmp_path, {"train.py": text.format("cpu=True")}) == [("CODE005", "info")]
+    assert found(tmp_path, {"train.py": text.format("")}) == [("CODE005", "error")]
+
+
+def test_what_concerns_one_process_is_reported_there(tmp_path):
+    text = (
+        "import torch\nassert torch.cuda.device_count() == 1\nmodel = torch.nn.DataParallel(Net())\n"
+        "for x in loader:\n    model(x).sum().backward()\n"
+    )
+    assert found(tmp_path, {"train.py": text}) == [("CODE009", "warning")]
