@@ -24,6 +24,7 @@ _COMPUTES = frozenset({"float", "int", "bool", "abs", "max", "min", "sum", "any"
 _COUNTS = frozenset({"len", "numel"})
 _SELECTS = frozenset({"nonzero", "masked_select", "argwhere", "unique"})
 _ADDS = frozenset({"append", "extend", "add"})
+_PARTS_OF_MODELS = re.compile(r"^(?:named_)?(?:layers|modules|children|parameters|blocks|gates|experts|buffers|heads)$")
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _STEPS = 4
 
@@ -182,11 +183,32 @@ def _is_selected(script: Script, node: ast.expr) -> bool:
 
 def _selects(value: ast.AST | str) -> bool:
     if isinstance(value, _COMPREHENSIONS):
+        if all(_asks_the_model(part) for part in value.generators):
+            return False
         tests = [test for part in value.generators for test in part.ifs]
         return bool(tests) and any(_OWN.search(word) for part in value.generators for word in _words(part))
     if isinstance(value, ast.Subscript):
         return isinstance(value.slice, ast.Compare) or "mask" in last_name(value.slice)
     return isinstance(value, ast.Call) and last_name(value.func) in _SELECTS
+
+
+def _asks_the_model(part: ast.comprehension) -> bool:
+    """Whether it runs over the parts of a model and asks for what they are: ``[one.loss for one in net.layers if
+    one.has_loss]``. Ranks have the same model, so that these lists are equally long."""
+    source = part.iter.func if isinstance(part.iter, ast.Call) else part.iter
+    return bool(_PARTS_OF_MODELS.search(last_name(source))) and all(map(_asks_for_kind, part.ifs))
+
+
+def _asks_for_kind(test: ast.expr) -> bool:
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _asks_for_kind(test.operand)
+    if isinstance(test, ast.BoolOp):
+        return all(map(_asks_for_kind, test.values))
+    if isinstance(test, ast.Compare):
+        return isinstance(test.ops[0], (ast.Is, ast.IsNot))
+    if isinstance(test, ast.Call):
+        return last_name(test.func) in ("isinstance", "hasattr", "getattr")
+    return isinstance(test, (ast.Name, ast.Attribute))
 
 
 def _is_added_by_data(script: Script, call: ast.Call) -> bool:

@@ -33,6 +33,11 @@ from doctor.testing.script_cases import fails, passes
         fails("a metric of torchmetrics that has seen something", _METRIC),
         fails("a checkpoint of all ranks where this one was told to stop", _SIGNAL),
         fails("the backward pass where something is labeled", _LABELED),
+        fails(
+            "what the layers computed from its own data",
+            _LAYERS.replace("has_loss", "loss > 0.1").replace("s[0])", "s[0])  # !"),
+        ),
+        passes("the layers of the model that have something", _LAYERS),
         passes("the metric in a script of one process", _METRIC.replace("devices=4", "devices=1")),
         passes("ranks agree whether one was told to stop", _SIGNAL_AGREED),
         passes("all gather, then look at what all found", _GATHERED),
@@ -261,6 +266,13 @@ def train(net, loader):
         losses = torch.nn.functional.cross_entropy(model(image), labels, reduction="none")
         if known.sum() > 0:
             losses[known].mean().backward()  # !
+"""
+_LAYERS = """\
+def balance(model):
+    losses = [one.loss for one in model.blocks if one.has_loss]
+    if len(losses) == 0:
+        return
+    dist.all_reduce(losses[0])
 """
 _GATHERED = """\
 def mine(model, loader):

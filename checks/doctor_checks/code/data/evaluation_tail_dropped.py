@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
-from doctor.lint.python.loader_calls import evaluates, is_endless, loaders, target_name
+from doctor.lint.python.loader_calls import belongs_to_lightning, evaluates, is_endless, loaders, target_name
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import run_by_all
-from doctor.lint.python.training import SAMPLER, is_test, several_ranks
+from doctor.lint.python.training import SAMPLER, is_test, several_ranks, shards_loaders_itself
 from doctor.testing.script_cases import fails, passes
 
 _WHOLE_BATCHES = re.compile(r"fp8|float8|torch_xla|transformer_engine|static_shape|fsdp|fully_?shard", re.IGNORECASE)
@@ -24,7 +24,7 @@ _WHOLE_BATCHES = re.compile(r"fp8|float8|torch_xla|transformer_engine|static_sha
     mentions=("drop_last",),
     foreshadows=("DATA007",),
     cases=lambda: (
-        fails("the loader of the test", _script("DataLoader(test_set, batch_size=64, drop_last=True)  # !")),
+        fails("the loader of the test", _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)  # !")),
         fails("returned by a function, where the names of the data say nothing", _FUNCTION),
         fails(
             "its sampler",
@@ -39,13 +39,18 @@ _WHOLE_BATCHES = re.compile(r"fp8|float8|torch_xla|transformer_engine|static_sha
             _script("DataLoader(test_set)", "train_loader = DataLoader(train_set, drop_last=True)"),
         ),
         passes("a module that is tried out in one process", _TRIED_OUT),
-        passes("kept", _script("DataLoader(test_set, drop_last=False)")),
+        passes("all of it on each rank", _script("DataLoader(test_set, batch_size=64, drop_last=True)")),
+        passes(
+            "all of it, because there is no sampler yet",
+            _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)", "shares = None"),
+        ),
+        passes("kept", _script("DataLoader(test_set, sampler=shares, drop_last=False)")),
         passes(
             "prompts without end",
-            _script("DataLoader(test_set, 64, drop_last=True)")
+            _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)")
             + "def prompts():\n    while True:\n        for batch in test_loader:\n            yield batch\n",
         ),
-        passes("one sample a batch", _script("DataLoader(test_set, batch_size=1, drop_last=True)")),
+        passes("one sample a batch", _script("DataLoader(test_set, sampler=shares, drop_last=True)")),
         passes(
             "the samplers' rest by itself",
             _script("DataLoader(test_set, 64)", "test_sampler = DistributedSampler(test_set, drop_last=True)")
@@ -55,7 +60,10 @@ _WHOLE_BATCHES = re.compile(r"fp8|float8|torch_xla|transformer_engine|static_sha
             "one loader for both",
             _script("0", "def make(dataset, is_train):\n    return DataLoader(dataset, drop_last=is_train)"),
         ),
-        passes("one process", _script("DataLoader(test_set, drop_last=True)").replace("dist.init_process_group()", "")),
+        passes(
+            "one process",
+            _script("DataLoader(test_set, 64, sampler=s, drop_last=True)").replace("dist.init_process_group()", ""),
+        ),
     ),
 )
 def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
@@ -73,6 +81,7 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
             or _is_tried_out(script, loader.call)
             or _is_whole(script, loader.call)
             or is_endless(script, loader.call, loader.name)
+            or not _is_divided(script, loader.call)
         ):
             continue
         if script.value(script.argument(loader.call, "drop_last", 8)) is True:
@@ -96,6 +105,19 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
                 "without drop_last=True, as many samples are counted twice.",
                 severity=Severity.INFO,
             )
+
+
+def _is_divided(script: Script, loader: ast.Call) -> bool:
+    """Whether each rank reads its share of the data. Without a sampler all read the same, and drop the same tail
+    however many they are."""
+    samplers = [script.argument(loader, name) for name in ("sampler", "batch_sampler")]
+    given = any(one is not None and not _is_none(script, one) for one in samplers)
+    return given or script.is_open(loader) or belongs_to_lightning(script, loader) or shards_loaders_itself(script)
+
+
+def _is_none(script: Script, sampler: ast.expr) -> bool:
+    values = script.values_of(sampler)
+    return bool(values) and all(isinstance(one, ast.Constant) and one.value is None for one in values)
 
 
 def _is_tried_out(script: Script, call: ast.Call) -> bool:
