@@ -254,6 +254,47 @@ def is_endless(script: Script, loader: ast.Call, name: str) -> bool:
     )
 
 
+_KEEPS = frozenset({"append", "extend", "write", "writerow", "writerows", "concatenate"})
+_WITHOUT_ORDER = re.compile(r"loss|time|acc|metric|norm|correct|total|score|nll|psnr|ssim|iou|error", re.IGNORECASE)
+_ANSWERS = re.compile(r"label|target|truth|\bgts?\b|gt_", re.IGNORECASE)
+
+
+def is_collected(script: Script, name: str) -> bool:
+    """Whether a loop over a loader keeps its results in order, here or in a function of the file that gets the loader;
+    not numbers to be averaged, and not results that are kept beside the labels of the same batches."""
+    kept = [call for loop in _loops_over(script, name) for call in script.inside(loop, ast.Call) if _keeps(call)]
+    texts = [ast.unparse(one) for one in kept]
+    return any(not _WITHOUT_ORDER.search(one) for one in texts) and not any(map(_ANSWERS.search, texts))
+
+
+def _keeps(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr in _KEEPS and bool(call.args)
+
+
+def _loops_over(script: Script, name: str) -> Iterator[ast.For]:
+    if not name:
+        return
+    handed: set[tuple[ast.AST | None, str]] = set()
+    for call in script.all(ast.Call):
+        function = script.definition(call.func)
+        given = [number for number, one in enumerate(call.args) if last_name(one) == name]
+        if function is None:
+            continue
+        parameters = [one.arg for one in function.args.args]
+        skipped = 1 if parameters[:1] == ["self"] else 0
+        handed |= {(function, parameters[at + skipped]) for at in given if at + skipped < len(parameters)}
+        handed |= {(function, one.arg) for one in call.keywords if one.arg and last_name(one.value) == name}
+    for loop in script.all(ast.For):
+        source = unwrapped(loop.iter)
+        values = [source, *script.values_of(source)]
+        read = {
+            last_name(part) for one in values for part in ast.walk(one) if isinstance(part, (ast.Name, ast.Attribute))
+        }
+        function = script.function_of(loop)
+        if name in read or any((function, one) in handed for one in read):
+            yield loop
+
+
 def belongs_to_lightning(script: Script, node: ast.AST) -> bool:
     """Whether it is in a LightningModule or LightningDataModule, for whose loaders the Trainer adds samplers."""
     return script.derives(script.class_of(node), MODULE, DATA_MODULE)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from doctor.api import Script, SetArgument, Severity, Violation, location_of, rule
-from doctor.lint.python.loader_calls import belongs_to_lightning, evaluates, is_endless, loaders, target_name
+from doctor.lint.python.loader_calls import (
+    belongs_to_lightning,
+    evaluates,
+    is_collected,
+    is_endless,
+    loaders,
+    target_name,
+)
 from doctor.lint.python.script import last_name
-from doctor.lint.python.training import RANK_WORDS, SAMPLER, is_test, several_ranks, unwrapped
+from doctor.lint.python.training import RANK_WORDS, SAMPLER, is_test, several_ranks, shards_loaders_itself, unwrapped
 from doctor.testing.script_cases import fails, passes
 
 
@@ -26,10 +34,25 @@ from doctor.testing.script_cases import fails, passes
         ),
         fails("by position", _script("DataLoader(val_set, 64, True)  # !")),
         fails(
-            "in a data module of Lightning",
-            _DATA_MODULE,
-            _DATA_MODULE.replace("shuffle=True, num", "shuffle=False, num"),
+            "in a function that gets the loader",
+            _script("DataLoader(val_set, shuffle=True)  # !", loop=_FUNCTION),
+            _script("DataLoader(val_set, shuffle=False)", loop=_FUNCTION),
         ),
+        fails(
+            "a sampler with another tail to drop in each epoch",
+            _script(_TAIL, "val_sampler = DistributedSampler(val_set)  # !", loop=_MOVED),
+            _script(_TAIL, "val_sampler = DistributedSampler(val_set, shuffle=False)", loop=_MOVED),
+        ),
+        passes("sums, which have no order", _script("DataLoader(val_set, 64, shuffle=True)", loop=_SUMS)),
+        passes(
+            "sums with a sampler",
+            _script(
+                "DataLoader(val_set, sampler=val_sampler)", "val_sampler = DistributedSampler(val_set)", loop=_SUMS
+            ),
+        ),
+        passes("results beside their labels", _script("DataLoader(val_set, shuffle=True)", loop=_PAIRS)),
+        passes("a loader that nothing reads", _script("DataLoader(val_set, shuffle=True)", loop="")),
+        passes("in a data module of Lightning, which adds a sampler", _DATA_MODULE),
         fails(
             "a sampler, which shuffles unless it is told not to",
             _script("DataLoader(val_set, sampler=val_sampler)", "val_sampler = DistributedSampler(val_set)  # !"),
@@ -61,9 +84,8 @@ from doctor.testing.script_cases import fails, passes
 def evaluation_shuffled(script: Script) -> Iterator[Violation]:
     """Ask whether evaluation reads its data in order.
 
-    Why it hurts: on several ranks, the sampler repeats samples until all ranks have the same number. With shuffling,
-    these samples differ each time: the metric of the same model varies, and gathered results do not match the order of
-    the dataset.
+    Why it hurts: gathered results do not match the order of the dataset, and where the last batch is dropped, each
+    epoch drops other samples: the metric of the same model varies.
     Fix: Pass `shuffle=False`, also to DistributedSampler, whose default is `shuffle=True`.
     """
     if several_ranks(script) is None or is_test(script):
@@ -84,11 +106,13 @@ def evaluation_shuffled(script: Script) -> Iterator[Violation]:
             and script.value(shuffled) is True
             and loader.name not in looked_at
             and not is_endless(script, loader.call, loader.name)
+            and not _is_resharded(script, loader.call)
+            and is_collected(script, loader.name)
         ):
             named = any(one.arg == "shuffle" for one in loader.call.keywords)
             yield Violation(
                 loader.call,
-                f"{loader.title} shuffles the evaluation data: {_effect(script, loader.call)}",
+                f"{loader.title} shuffles the evaluation data: the order of its results differs between ranks",
                 edits=(SetArgument(location_of(loader.call), "shuffle", "False"),) if named else (),
             )
     for call in script.calls(SAMPLER):
@@ -97,7 +121,12 @@ def evaluation_shuffled(script: Script) -> Iterator[Violation]:
         evaluates_it = (
             evaluates(name) if evaluates(name) is not None else evaluates(script.text_of(data) if data else "")
         )
-        if evaluates_it and not script.is_given(call, "shuffle", 3) and not _is_of_endless(script, call):
+        if (
+            evaluates_it
+            and not script.is_given(call, "shuffle", 3)
+            and not _is_of_endless(script, call)
+            and _matters(script, call, name)
+        ):
             yield Violation(
                 call,
                 f"{name or 'DistributedSampler'} (line {call.lineno}) shuffles the evaluation data, because "
@@ -116,10 +145,36 @@ def _is_of_endless(script: Script, sampler: ast.Call) -> bool:
     return bool(bound) and all(is_endless(script, one.call, one.name) for one in bound)
 
 
-def _effect(script: Script, call: ast.Call) -> str:
-    if belongs_to_lightning(script, call):
-        return "each epoch repeats different samples"
-    return "the order of its results differs between ranks"
+def _is_resharded(script: Script, loader: ast.Call) -> bool:
+    """Whether a framework gives the loader a sampler of its own, with one order for all ranks."""
+    return belongs_to_lightning(script, loader) or shards_loaders_itself(script)
+
+
+def _matters(script: Script, sampler: ast.Call, name: str) -> bool:
+    """Whether the order of a sampler shows in the results: they are collected in order, or each epoch drops others."""
+    of_it = [one for one in loaders(script) if _has_sampler(script, one.call, sampler, name)]
+    names = {one.name for one in of_it}
+    drops = any(
+        script.value(script.argument(one.call, "drop_last", 8)) is True
+        or (script.is_open(one.call) and _DROPS.search(script.text))
+        for one in of_it
+    )
+    moves = any(
+        _OF_SAMPLER.sub("", ast.unparse(call.func)) in names | {name} for call in script.method_calls("set_epoch")
+    )
+    return (drops and moves) or any(is_collected(script, one) for one in names)
+
+
+_DROPS = re.compile(r"drop_last[\"']?\s*[:=]\s*True")
+_OF_SAMPLER = re.compile(r"(?:\.(?:batch_)?sampler)?\.set_epoch$")
+
+
+def _has_sampler(script: Script, loader: ast.Call, sampler: ast.Call, name: str) -> bool:
+    given = script.argument(loader, "sampler", 3)
+    parts = list(ast.walk(given)) if given is not None else []
+    return sampler in parts or any(
+        isinstance(one, (ast.Name, ast.Attribute)) and last_name(one) == name for one in parts
+    )
 
 
 _ENDLESS = """\
@@ -130,7 +185,32 @@ def prompts():
 """
 
 
-def _script(loader: str, before: str = "pass") -> str:
+_COLLECTS = """\
+for x, y in val_loader:
+    results.append(model(x))
+"""
+_FUNCTION = """\
+def predict(model, batches):
+    for step, batch in enumerate(batches):
+        numbers.extend(model(batch).tolist())
+
+predict(model, val_loader)
+"""
+_SUMS = """\
+for x, y in val_loader:
+    losses.append(criterion(model(x), y).item())
+    right += (model(x).argmax(1) == y).sum()
+"""
+_TAIL = "DataLoader(val_set, sampler=val_sampler, drop_last=True)"
+_MOVED: str = _SUMS + "val_sampler.set_epoch(1)\n"
+_PAIRS = """\
+for x, labels in val_loader:
+    results.append(model(x))
+    everything.append(labels)
+"""
+
+
+def _script(loader: str, before: str = "pass", loop: str = _COLLECTS) -> str:
     return f"""\
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
@@ -139,9 +219,7 @@ dist.init_process_group()
 train_set, val_set = load()
 {before}
 val_loader = {loader}
-for x, y in val_loader:
-    evaluate(x, y)
-"""
+{loop}"""
 
 
 _DATA_MODULE = """\
@@ -152,7 +230,7 @@ class Cats(pl.LightningDataModule):
         return DataLoader(self.train_set, batch_size=32, shuffle=True)
 
     def val_dataloader(self):
-        return DataLoader(self.held_out, batch_size=32, shuffle=True, num_workers=4)  # !
+        return DataLoader(self.held_out, batch_size=32, shuffle=True, num_workers=4)
 
 pl.Trainer(devices=8, accelerator="gpu").fit(model, Cats())
 """
