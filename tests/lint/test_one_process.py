@@ -109,3 +109,13 @@ def test_what_concerns_one_process_is_reported_there(tmp_path):
         "for x in loader:\n    model(x).sum().backward()\n"
     )
     assert found(tmp_path, {"train.py": text}) == [("CODE009", "warning")]
+
+
+@pytest.mark.parametrize(
+    ("beside", "severity"),
+    [("train_ddp.py", "info"), ("model.py", "warning"), ("trainer.py", "warning")],
+)
+def test_data_parallel_beside_the_same_with_a_process_per_gpu_is_an_info(tmp_path, beside, severity):
+    train = "import torch\nmodel = torch.nn.DataParallel(Net())\nfor x in loader:\n    model(x).sum().backward()\n"
+    other = "import torch\nmodel = torch.nn.parallel.DistributedDataParallel(Net())\n"
+    assert found(tmp_path, {"train.py": train, beside: other}) == [("CODE009", severity)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import PurePath
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone
@@ -61,7 +63,18 @@ def data_parallel(script: Script) -> Iterator[Violation]:
             together = script.function_of(call) is script.function_of(shown)
             certain = together and script.nearest(call, ast.If, ast.IfExp) is None
         if certain:
-            yield _hit(script, call, shown)
+            found = _hit(script, call, shown)
+            yield replace(found, severity=Severity.INFO) if shown is None and _has_other_way(script) else found
+
+
+def _has_other_way(script: Script) -> bool:
+    """Whether a file beside this one, with its name and more, does the same with one process per GPU:
+    ``train_distributed.py`` beside ``train.py``."""
+    if script.modules is None:
+        return False
+    own = PurePath(script.path)
+    others = (PurePath(shown) for shown, _ in script.modules.mentioning("DistributedDataParallel"))
+    return any(one.parent == own.parent and re.match(rf"{re.escape(own.stem)}_\w", one.stem) for one in others)
 
 
 _NAMED = re.compile(
