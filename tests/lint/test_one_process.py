@@ -115,7 +115,7 @@ def test_what_concerns_one_process_is_reported_there(tmp_path):
     ("beside", "severity"),
     [("train_ddp.py", "info"), ("model.py", "warning"), ("trainer.py", "warning")],
 )
-def test_data_parallel_beside_the_same_with_a_process_per_gpu_is_an_info(tmp_path, beside, severity):
+def test_threads_are_an_info_beside_the_same_with_a_process_per_gpu(tmp_path, beside, severity):
     train = "import torch\nmodel = torch.nn.DataParallel(Net())\nfor x in loader:\n    model(x).sum().backward()\n"
     other = "import torch\nmodel = torch.nn.parallel.DistributedDataParallel(Net())\n"
     assert found(tmp_path, {"train.py": train, beside: other}) == [("CODE009", severity)]
