@@ -74,6 +74,13 @@ if dist.get_rank() == 0:
     {work}
 dist.barrier()
 """
+_FIRST = """\
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+with accelerator.main_process_first():
+    {call}
+"""
 _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
 
 
@@ -98,6 +105,8 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         ("CODE005", _ONE_RANK.format(call="print(accelerator.get_state_dict(net))"), Severity.INFO),
         ("CODE005", _ONE_RANK.format(call="print(model(x))"), Severity.WARNING),
         ("CODE005", _ONE_RANK.format(call="with torch.no_grad():\n            print(model(x))"), Severity.INFO),
+        ("CODE005", _FIRST.format(call="accelerator.gather(x)"), Severity.ERROR),
+        ("CODE005", _FIRST.format(call="accelerator.wait_for_everyone()"), Severity.WARNING),
         ("CODE030", _PREPARED.format(work="data.map(tokenize)"), Severity.INFO),
         ("CODE030", _PREPARED.format(work="snapshot_download(args.name)"), Severity.WARNING),
         ("CODE012", _SAMPLER.format(hosts="  # torchrun --nnodes 2"), Severity.ERROR),

@@ -176,10 +176,19 @@ def _is_of_one_device(script: Script, call: ast.Call) -> bool:
     )
 
 
+_BARRIERS = frozenset({"barrier", "wait_for_everyone"})
+
+
 def _waited_for(script: Script, one: CollectiveCall, first: ast.Call) -> Violation:
+    """A barrier meets the one at which the others wait to enter, so that nothing blocks, and they enter too early;
+    another collective meets that barrier and blocks."""
+    is_barrier = {one.word, *one.reached} <= _BARRIERS
+    what = "lets the other ranks enter" if is_barrier else "deadlocks inside"
     return Violation(
         one.call,
-        f"{_words(script, one)} deadlocks inside `with {script.text_of(first, 50)}` (line {first.lineno})",
+        f"{_words(script, one)} {what} `with {script.text_of(first, 50)}` (line {first.lineno})"
+        + (" before the first one has left it" if is_barrier else ""),
+        severity=Severity.WARNING if is_barrier else None,
         fix=f"Move line {one.call.lineno} below the block, so that all ranks make the call after it.",
         evidence=(("condition", script.text_of(first)), ("line_of_condition", first.lineno), ("collective", one.word)),
     )
