@@ -32,7 +32,7 @@ from doctor.lint.engine.rule import FlowStep, Rule, SourceLocation, Violation
 from doctor.lint.engine.suppressions import UNUSED_SUPPRESSION, SuppressionComment, Suppressions, comments_in
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.lint.python.notebooks import Notebook, read_notebook
-from doctor.lint.python.one_process import as_placed
+from doctor.lint.python.project.one_process import as_placed
 from doctor.lint.python.script import Script, parsed
 
 T = TypeVar("T")
