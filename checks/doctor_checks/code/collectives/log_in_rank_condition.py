@@ -93,7 +93,7 @@ _NO_NAME = frozenset({"None", "null", "???", "~"})
 
 def _severity(script: Script, call: ast.Call) -> Severity | None:
     """A warning if the metric is monitored, or reduced at the end of the epoch; ``None`` if the project makes a Trainer
-    and monitors nothing of that name, so that only the logger of rank 0 reads it."""
+    and does not monitor that name, so that only the logger of rank 0 reads it."""
     values = [*script.inside(call, ast.Name), *script.inside(call, ast.Attribute)]
     if any(METRIC.match(script.name(one)) for one in values):
         return Severity.WARNING

@@ -146,7 +146,7 @@ def _is_of_endless(script: Script, sampler: ast.Call) -> bool:
 
 
 def _is_resharded(script: Script, loader: ast.Call) -> bool:
-    """Whether a framework gives the loader a sampler of its own, with one order for all ranks."""
+    """Whether a framework gives the loader its own sampler, with one order for all ranks."""
     return belongs_to_lightning(script, loader) or shards_loaders_itself(script)
 
 

@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import PurePath
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone
@@ -68,13 +67,12 @@ def data_parallel(script: Script) -> Iterator[Violation]:
 
 
 def _has_other_way(script: Script) -> bool:
-    """Whether a file beside this one, with its name and more, does the same with one process per GPU:
-    ``train_distributed.py`` beside ``train.py``."""
+    """Whether a file next to this one, with its name and more, does the same with one process per GPU:
+    ``train_distributed.py`` next to ``train.py``."""
     if script.modules is None:
         return False
-    own = PurePath(script.path)
-    others = (PurePath(shown) for shown, _ in script.modules.mentioning("DistributedDataParallel"))
-    return any(one.parent == own.parent and re.match(rf"{re.escape(own.stem)}_\w", one.stem) for one in others)
+    longer = re.compile(rf"{re.escape(script.path.removesuffix('.py'))}_\w+\.py")
+    return any(longer.fullmatch(shown) for shown, _ in script.modules.mentioning("DistributedDataParallel"))
 
 
 _NAMED = re.compile(
