@@ -18,7 +18,9 @@ pytest.importorskip("torch")
 
 from tests.frameworks.jobs import NEEDS, JobOutcome, run_job
 from tests.lab.ray_nodes import OVERDUE
+from tests.lab.sample import long_only
 
+IN_BENCHMARK = long_only("benchmarks/frameworks.py plays it")
 OWN_ENVIRONMENT = "; benchmarks/frameworks/environment makes an environment with it"
 
 
@@ -76,8 +78,8 @@ def started_job(*arguments: Any, **options: Any) -> JobOutcome:
 @pytest.mark.parametrize(
     "framework",
     [
-        *("late_rich", "fsdp1", "fsdp2", "accelerate", "fabric", "lightning", "transformers"),
-        *("zero1", "zero2", "zero3", "trl_sft", "trl_dpo", "ray"),
+        *("late_rich", "fsdp1", "lightning", "transformers", "zero1", "zero2", "zero3", "trl_sft", "trl_dpo", "ray"),
+        *(pytest.param(name, marks=IN_BENCHMARK) for name in ("fsdp2", "accelerate", "fabric")),
     ],
 )
 def test_the_numbers_are_those_of_the_job_without_it(framework: str, tmp_path: Path) -> None:
@@ -95,7 +97,9 @@ def test_the_numbers_are_those_of_the_job_without_it(framework: str, tmp_path: P
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("framework", ["zero2", "zero3", "zero_edited", "trl_sft", "ray"])
+@pytest.mark.parametrize(
+    "framework", ["zero2", "zero3", "zero_edited", "trl_sft", pytest.param("ray", marks=IN_BENCHMARK)]
+)
 def test_a_crash_of_rank_1_is_named(framework: str, tmp_path: Path) -> None:
     need(framework)
     done = started_job(tmp_path, framework, "crash", watched=framework != "zero_edited")

@@ -85,7 +85,7 @@ def test_a_rank_on_a_busy_processor(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     [finding] = found.result("GPU024").findings
     assert (finding.severity, finding.ranks, finding.hosts) == (Severity.WARNING, (1,), ("node1",))
-    assert "of CPU 0, which other processes use" in finding.summary
+    assert "of CPU 0, which other processes use" in finding.evidence["cause"]
     assert finding.evidence["processor_share"] < 0.6 * finding.evidence["usual_processor_share"]
     assert "exclude" not in finding.evidence, "the host is well"
     assert [[sample.confirms for sample in own] for own in samples] == [[False, True, True]] * RANKS
