@@ -89,6 +89,8 @@ def measured_contexts(job: Job) -> tuple[DeviceContext, ...]:
         for sample in speeds.samples if speeds is not None else ():
             if sample.context is not None and 0 < sample.context <= MOST_CONTEXT:
                 largest[sample.name] = max(sample.context, largest.get(sample.name, 0))
+    if not largest:  # the default itself, which msgspec omits; before Python 3.11 an empty tuple may be another one
+        return ()
     return tuple(DeviceContext(name, size) for name, size in sorted(largest.items()))
 
 
