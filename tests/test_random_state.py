@@ -87,7 +87,10 @@ def _third_party() -> set[str]:
             *("import lightning.pytorch", "from doctor import DoctorCallback\nDoctorCallback()", "lightning"),
             marks=long_only("it is run where it is imported before Lightning"),
         ),
-        ("import transformers", "from doctor import HFDoctorCallback\nHFDoctorCallback()", "transformers"),
+        pytest.param(
+            *("import transformers", "from doctor import HFDoctorCallback\nHFDoctorCallback()", "transformers"),
+            marks=long_only("test_frameworks.py compares the numbers of a whole job of Transformers"),
+        ),
     ],
 )
 def test_no_door_draws_or_spares_a_draw(before: str, ours: str, needs: str, tmp_path: Path) -> None:
