@@ -87,7 +87,8 @@ def pytest_report_header() -> list[str]:
     """The measurement, for whoever reads a failure, and what is sampled without being skipped."""
     lines = [f"machine: {slowness():.2f} times as slow as the reference; deadlines follow"]
     if not ALL:
-        part = f"one of {ONE_OF_EXAMPLES} examples of slow fuzz tests and one of {ONE_OF_PATTERNS} patterns of modules"
+        part = f"one of {ONE_OF_EXAMPLES} examples of slow fuzz tests, one of {ONE_OF_PATTERNS} patterns of modules"
+        part += ", and unredacted reports of the corpus against their schema"
         lines.append(f"sample: {part}, and what is listed as skipped in the end; DOCTOR_LONG_TESTS=1 runs all")
     return lines
 
