@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.lint.python.script import Script, last_name, per_script
-from doctor.lint.python.training import DATA_MODULE, LOADER, MODULE, hooks, unwrapped
+from doctor.lint.python.training import DATA_MODULE, LOADER, MODULE, hooks, shards_loaders_itself, unwrapped
 
 LOADERS = (
     LOADER,
@@ -295,6 +295,11 @@ def _loops_over(script: Script, name: str) -> Iterator[ast.For]:
             yield loop
 
 
-def belongs_to_lightning(script: Script, node: ast.AST) -> bool:
+def is_sharded_by_framework(script: Script, loader: ast.Call) -> bool:
+    """Whether a framework gives the loader its own sampler, with one order for all ranks."""
+    return _belongs_to_lightning(script, loader) or shards_loaders_itself(script)
+
+
+def _belongs_to_lightning(script: Script, node: ast.AST) -> bool:
     """Whether it is in a LightningModule or LightningDataModule, for whose loaders the Trainer adds samplers."""
     return script.derives(script.class_of(node), MODULE, DATA_MODULE)

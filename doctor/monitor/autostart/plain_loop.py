@@ -315,11 +315,7 @@ class LoopWatch(Adapter[LoopRun]):
         Not for Trainers that will begin a run of their own. Random states are those of the program, so nothing here
         may draw.
         """
-        if (
-            Adapter.claimed
-            or TRAINER_MODULE in sys.modules
-            or not any(unwrapped(one).training for one in self._known())
-        ):
+        if Adapter.claimed or TRAINER_MODULE in sys.modules or not self._will_train():
             return
         with self._begins:
             if self._run is None and self._may_begin():

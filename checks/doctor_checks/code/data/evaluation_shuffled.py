@@ -8,15 +8,15 @@ from collections.abc import Iterator
 
 from doctor.api import Script, SetArgument, Severity, Violation, location_of, rule
 from doctor.lint.python.loader_calls import (
-    belongs_to_lightning,
     evaluates,
     is_collected,
     is_endless,
+    is_sharded_by_framework,
     loaders,
     target_name,
 )
 from doctor.lint.python.script import last_name
-from doctor.lint.python.training import RANK_WORDS, SAMPLER, is_test, several_ranks, shards_loaders_itself, unwrapped
+from doctor.lint.python.training import RANK_WORDS, SAMPLER, is_test, several_ranks, unwrapped
 from doctor.testing.script_cases import fails, passes
 
 
@@ -106,7 +106,7 @@ def evaluation_shuffled(script: Script) -> Iterator[Violation]:
             and script.value(shuffled) is True
             and loader.name not in looked_at
             and not is_endless(script, loader.call, loader.name)
-            and not _is_resharded(script, loader.call)
+            and not is_sharded_by_framework(script, loader.call)
             and is_collected(script, loader.name)
         ):
             named = any(one.arg == "shuffle" for one in loader.call.keywords)
@@ -143,11 +143,6 @@ def _is_of_endless(script: Script, sampler: ast.Call) -> bool:
         if sampler in script.values_of(script.argument(loader.call, "sampler", 3) or loader.call)
     ]
     return bool(bound) and all(is_endless(script, one.call, one.name) for one in bound)
-
-
-def _is_resharded(script: Script, loader: ast.Call) -> bool:
-    """Whether a framework gives the loader its own sampler, with one order for all ranks."""
-    return belongs_to_lightning(script, loader) or shards_loaders_itself(script)
 
 
 def _matters(script: Script, sampler: ast.Call, name: str) -> bool:

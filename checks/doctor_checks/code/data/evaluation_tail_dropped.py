@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
-from doctor.lint.python.loader_calls import belongs_to_lightning, evaluates, is_endless, loaders, target_name
+from doctor.lint.python.loader_calls import evaluates, is_endless, is_sharded_by_framework, loaders, target_name
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import run_by_all
-from doctor.lint.python.training import SAMPLER, is_test, several_ranks, shards_loaders_itself
+from doctor.lint.python.training import SAMPLER, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
 
 _WHOLE_BATCHES = re.compile(r"fp8|float8|torch_xla|transformer_engine|static_shape|fsdp|fully_?shard", re.IGNORECASE)
@@ -112,7 +112,7 @@ def _is_divided(script: Script, loader: ast.Call) -> bool:
     however many they are."""
     samplers = [script.argument(loader, name) for name in ("sampler", "batch_sampler")]
     given = any(one is not None and not _is_none(script, one) for one in samplers)
-    return given or script.is_open(loader) or belongs_to_lightning(script, loader) or shards_loaders_itself(script)
+    return given or script.is_open(loader) or is_sharded_by_framework(script, loader)
 
 
 def _is_none(script: Script, sampler: ast.expr) -> bool:
