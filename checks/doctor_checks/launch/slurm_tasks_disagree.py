@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from uuid import UUID
 
 from doctor.analysis.launch_origin import (
     inner_launcher,
@@ -64,12 +65,12 @@ SHOWN = (
 """Variables shown in the evidence."""
 
 
-def _torchrun_per_node(world: str) -> JobBuilder:
+def _torchrun_per_node(world: str, run_id: str = "7") -> JobBuilder:
     """One rank of torchrun with eight ranks a node, which one task of a step on two nodes started."""
     return healthy(per_host=1).launched(
         WORLD_SIZE=world,
         LOCAL_WORLD_SIZE="8",
-        TORCHELASTIC_RUN_ID="7",
+        TORCHELASTIC_RUN_ID=run_id,
         SLURM_JOB_ID="7",
         SLURM_NTASKS="2",
         SLURM_PROCID="0",
@@ -156,6 +157,12 @@ def _by_waiting(job: Job) -> Iterator[Finding]:
             _torchrun_per_node(world="8"),
             ranks=(0,),
             severity=Severity.WARNING,
+        ),
+        Fails(
+            "torchrun --standalone on each of two nodes, as a sweep of independent runs has it",
+            _torchrun_per_node(world="8", run_id="0e8f4d7c-52a1-4c0e-9b57-6f6f3d1f8a11"),
+            ranks=(0,),
+            severity=Severity.INFO,
         ),
         Fails(
             "Lightning finds no device for a task",
@@ -358,15 +365,27 @@ def _judge_torchrun(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[
     if "TORCHELASTIC_RUN_ID" not in launch.filled or step is None or step.most_per_node != 1 or nodes is None:
         return
     if nodes > 1 and world is not None and world == local:
+        standalone = _is_standalone(launch)
         yield Finding(
             f"torchrun runs on {nodes} nodes (SLURM_STEP_NUM_NODES), but WORLD_SIZE={world} covers one of them",
             ranks=identical.ranks,
             evidence={"SLURM_STEP_NUM_NODES": nodes, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": local},
-            effect="Each node trains a separate model, or waits for ranks that have joined another rendezvous.",
+            effect="Each node trains a separate model, which is intended only for independent runs."
+            if standalone
+            else "Each node trains a separate model, or waits for ranks that have joined another rendezvous.",
             fix="Pass --nnodes=$SLURM_NNODES and --rdzv-endpoint with the name of the first node to torchrun on every "
             "node, not localhost or --standalone.",
-            severity=Severity.WARNING,
+            severity=Severity.INFO if standalone else Severity.WARNING,
         )
+
+
+def _is_standalone(launch: LaunchFacts) -> bool:
+    """Whether torchrun got ``--standalone``, which makes a random UUID of the run (torch/distributed/run.py): a job of
+    one node on purpose, for example one run of a sweep."""
+    try:
+        return UUID(launch.get("TORCHELASTIC_RUN_ID") or "").version == 4
+    except ValueError:
+        return False
 
 
 def _judge_trainer(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
