@@ -292,6 +292,20 @@ def test_a_newer_library_by_ld_library_path_everywhere(cluster: Cluster, site: P
     }
 
 
+def test_a_newer_wheel_than_torch_requires(cluster: Cluster, site: Path) -> None:
+    """As `pip install nvidia-nccl-cu12==2.30.7` leaves it: the same folder, other metadata."""
+    nccl(site / "nvidia/nccl/lib", "2.30.7")
+    metadata = site / "nvidia_nccl_cu12-2.27.3.dist-info"
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia_nccl_cu12\nVersion: 2.30.7\n\n")
+    metadata.rename(site / "nvidia_nccl_cu12-2.30.7.dist-info")
+    new = software_of(site)
+    for number in range(2):
+        cluster.rank(f"node{number}", new)
+    assert {name: found for name, found in cluster.judge().items() if name in ("NCCL008", "NCCL010")} == {
+        "NCCL010": (("info", (0, 1)),)
+    }
+
+
 def test_the_wheel_alone_is_silent(cluster: Cluster, site: Path) -> None:
     sound = software_of(site)
     for number in range(2):

@@ -205,6 +205,11 @@ def test_the_master_as_the_ranks_see_it(needs_namespaces: None, tmp_path: Path) 
     first = member(0, "node0")
     assert blamed(judged(job(first, member(1, "localhost")), "NET005")) == {1}
     assert blamed(judged(job(first, member(1, "node0", "10.7.0.2 node1")), "NET004")) == {1}
+    at_home = judged(job(member(0, "127.0.0.1"), member(1, "node0")), "NET005")
+    assert (at_home.severity, blamed(at_home)) == (Severity.INFO, {0})
+    assert "export MASTER_ADDR=node0" in at_home.findings[0].fix
+    debian = member(0, "node0", "127.0.1.1 node0\n10.7.0.2 node1")
+    assert judged(job(debian, member(1, "node0")), "NET005").findings == ()
     well = job(first, member(1, "node0"))
     assert {judged(well, check).status for check in ("NET004", "NET005")} == {Status.PASS}
 
@@ -280,12 +285,12 @@ def rdma_host(root: Path, **edits: str) -> RdmaFacts:
     return collect_rdma(machine)
 
 
-def rdma_job(*hosts: RdmaFacts, **environ: str) -> Job:
-    """One rank with GPUs on each of these hosts, with real NCCL settings made from ``environ``."""
+def rdma_job(*hosts: RdmaFacts | None, gpus: int = 1, **environ: str) -> Job:
+    """One rank on each of these hosts with ``gpus``, with real NCCL settings from ``environ``; ``None``: no RDMA."""
     settings = collect_nccl(Machine(environ={"HOME": "/nonexistent", **environ}))
-    sketch = healthy(len(hosts), 1).put(settings)
+    sketch = healthy(len(hosts), 1, gpus=gpus).put(settings)
     for number, rdma in enumerate(hosts):
-        sketch = sketch.put(rdma, hosts=(f"node{number}",))
+        sketch = sketch.put(rdma, hosts=(f"node{number}",)) if rdma is not None else sketch
     return sketch.job()
 
 
@@ -314,6 +319,51 @@ def test_rdma_ports(tmp_path: Path) -> None:
     assert loud(judged(rdma_job(*well, half, NCCL_IB_HCA=NDR), "NET020")) == {2}
     mixed = judged(rdma_job(*well), "NET022")
     assert (mixed.severity, blamed(mixed)) == (Severity.ERROR, {0, 1})
+
+
+def test_rdma_devices_without_their_files(tmp_path: Path) -> None:
+    """A pod sees the devices of its machine in /sys and the files of some of them."""
+    well, part = rdma_host(tmp_path / "well"), tmp_path / "part"
+    machine = plant(TREE, part)
+    for number in (3, 5):
+        (part / f"dev/infiniband/uverbs{number}").unlink()
+    (part / "usr/lib").mkdir(parents=True)
+    (part / "usr/lib/libibverbs.so.1").touch()
+    some = collect_rdma(machine)
+    found = judged(rdma_job(some, some, gpus=8, NCCL_IB_HCA=NDR), "NET019")
+    assert (found.severity, blamed(found)) == (Severity.INFO, {0, 1})
+    assert "5 of 7 active RDMA devices: no device file of mlx5_4, mlx5_6" in found.findings[0].summary
+    assert judged(rdma_job(some, some, gpus=4, NCCL_IB_HCA=NDR), "NET019").findings == ()
+    assert judged(rdma_job(well, well, gpus=8, NCCL_IB_HCA=NDR), "NET019").findings == ()
+    assert blamed(judged(rdma_job(well, well, some, gpus=8, NCCL_IB_HCA=NDR), "NET022")) == {2}
+
+
+def elastic_host(root: Path) -> RdmaFacts:
+    """The recorded host with its first card turned into one of EFA, and no other."""
+    machine = plant(TREE, root)
+    devices = root / "sys/class/infiniband"
+    for device in devices.iterdir():
+        if device.name != "mlx5_0":
+            device.unlink() if device.is_symlink() else shutil.rmtree(device)
+    driver = (devices / "mlx5_0/device/driver").resolve().parent / "efa"
+    driver.mkdir(exist_ok=True)
+    (devices / "mlx5_0/device/driver").unlink()
+    (devices / "mlx5_0/device/driver").symlink_to(driver)
+    (root / PORT.format(device="mlx5_0", file="link_layer")).write_text("Unspecified\n")
+    return collect_rdma(machine)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C compiler")
+def test_elastic_fabric_on_one_host_of_two(tmp_path: Path) -> None:
+    source = tmp_path / "plugin.c"
+    source.write_text("void *ncclNetPlugin_v10[8] = {0};\n")
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", tmp_path / "libnccl-net.so", source], check=True)
+    environ = {"LD_LIBRARY_PATH": str(tmp_path)}
+    efa = elastic_host(tmp_path / "efa")
+    assert [device.driver for device in efa.devices] == ["efa"]
+    assert blamed(judged(rdma_job(efa, None, **environ), "NET026")) == {1}
+    assert judged(rdma_job(efa, efa, **environ), "NET026").findings == ()
+    assert judged(rdma_job(None, None, **environ), "NET026").findings == ()
 
 
 def test_rdma_addresses(tmp_path: Path) -> None:

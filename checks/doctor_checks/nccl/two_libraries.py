@@ -57,10 +57,19 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 ),
             ),
         ),
-        Passes(
-            "a newer wheel, installed on purpose",
+        Fails(
+            "a newer wheel than torch asks for",
             healthy().alter(
                 SoftwareFacts, nccl_libraries=(NcclLibrary(_WHEEL, "2.30.7", "wheel nvidia-nccl-cu12", chosen=True),)
+            ),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+        Passes(
+            "the same release for another CUDA",
+            healthy().alter(
+                SoftwareFacts,
+                nccl_libraries=(NcclLibrary(_WHEEL, "2.27.3+cuda12.9", "wheel nvidia-nccl-cu12", chosen=True),),
             ),
         ),
         Passes(
@@ -149,18 +158,23 @@ def _judge(found: _Found, ranks: tuple[int, ...]) -> Iterator[Verdict]:
         yield _finding(
             found, ranks, f"PyTorch loads NCCL {version}, older than the {found.wanted} it was built with", None
         )
-    elif several and is_older(found.wanted, version):
+    elif is_older(found.wanted, version):
+        # A newer wheel is often installed on purpose, although torch requires one release exactly (Requires-Dist:
+        # nvidia-nccl-cu12==2.27.3), and torch.cuda.nccl.version() keeps returning that one.
         summary = f"PyTorch loads NCCL {version}, newer than the {found.wanted} it was built with"
-        yield _finding(found, ranks, summary, Severity.WARNING)
+        effect = f"The newer release keeps NCCL's C interface; PyTorch was tested with {found.wanted} only."
+        yield _finding(found, ranks, summary, Severity.WARNING if several else Severity.INFO, effect)
     elif len(found.wheels) > 1:
         summary = f"{' and '.join(found.wheels)} are installed in the same folder"
         yield _finding(found, ranks, summary, Severity.INFO)
 
 
-def _finding(found: _Found, ranks: tuple[int, ...], summary: str, severity: Severity | None) -> Finding:
+def _finding(
+    found: _Found, ranks: tuple[int, ...], summary: str, severity: Severity | None, effect: str = ""
+) -> Finding:
     chosen = found.chosen
     return Finding(
-        f"{summary} (from {chosen.origin or chosen.path})" if severity is not Severity.INFO else summary,
+        f"{summary} (from {chosen.origin or chosen.path})" if summary.startswith("PyTorch") else summary,
         ranks=ranks,
         evidence={
             "loaded": f"{chosen.path} {chosen.version}",
@@ -168,6 +182,7 @@ def _finding(found: _Found, ranks: tuple[int, ...], summary: str, severity: Seve
             "others": [f"{one.path} {one.version} ({one.origin})" for one in found.others],
             "wheels": list(found.wheels),
         },
+        effect=effect,
         fix=_fix(found),
         severity=severity,
     )

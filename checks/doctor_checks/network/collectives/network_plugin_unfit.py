@@ -124,6 +124,12 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
             healthy(2, 2).put(_SHUT_EFA).alter(NcclFacts, plugins=_GOOD),
             ranks=(0, 1, 2, 3),
         ),
+        Fails(
+            "one host of two has the plugin and no EFA device",
+            healthy(2, 1).put(_EFA, ranks=(0,)).alter(NcclFacts, plugins=_GOOD),
+            ranks=(1,),
+        ),
+        Passes("no host has EFA, and the plugin is in the image", healthy(2, 1).alter(NcclFacts, plugins=_GOOD)),
         Passes("the same on one host", healthy(1, 2).put(_SHUT_EFA).alter(NcclFacts, plugins=_GOOD)),
         Fails(
             "EFA is asked for and not there",
@@ -170,6 +176,7 @@ def network_plugin_unfit(job: Job) -> Iterator[Verdict]:
         found += _absent_fabric(nccl, identical, job.is_multi_host)
     yield from merge(found)
     yield from _on_some_ranks(job)
+    yield from _fabric_on_some_ranks(job)
 
 
 _ALSO = (RdmaFacts, SoftwareFacts, GpuFacts, TrainerFacts, EnvironmentFacts)
@@ -192,6 +199,30 @@ def _on_some_ranks(job: Job) -> Iterator[Finding]:
             evidence={"with": sorted(present)[:64], "without": sorted(absent)[:64], "paths": sorted(paths)},
             effect="Ranks that choose different networks can't connect: the job hangs or fails when NCCL starts.",
             fix="Use one image on all hosts, or `export NCCL_NET_PLUGIN=none` on all of them.",
+        )
+
+
+def _fabric_on_some_ranks(job: Job) -> Iterator[Finding]:
+    """Report ranks without an EFA device whose plugin is loaded on ranks with one; without one, it gives way to NCCL's
+    own networks (`NET/OFI No eligible providers were found`)."""
+    present: list[int] = []
+    absent: list[int] = []
+    for nccl, identical in job.each(NcclFacts, also=_ALSO):
+        rdma, missing = identical.find(RdmaFacts), identical.missing(RdmaFacts)
+        if not nccl_matters(identical) or loaded_net_plugin(nccl) is None:
+            continue
+        if rdma is None and (missing is None or missing.lack.value != "absent"):
+            continue
+        has_fabric = rdma is not None and any(device.driver == "efa" for device in rdma.devices)
+        (present if has_fabric else absent).extend(identical.ranks)
+    if present and absent and job.is_multi_host:
+        yield Finding(
+            f"EFA devices are found on {len(present)} of {len(present) + len(absent)} ranks only",
+            ranks=tuple(sorted(absent)),
+            evidence={"with": sorted(present)[:64], "without": sorted(absent)[:64]},
+            effect="The plugin offers EFA on some ranks, and NCCL uses sockets on the others: they cannot connect.",
+            fix="Use one instance type with EFA on all hosts, and pass the devices to every container (`docker run "
+            "--device=/dev/infiniband/uverbs0 ...`, or the resource vpc.amazonaws.com/efa in Kubernetes).",
         )
 
 

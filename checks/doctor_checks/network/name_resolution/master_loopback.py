@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
-from doctor.analysis.interface_choice import is_loopback
+from doctor.analysis.interface_choice import good_interfaces, is_loopback
 from doctor.analysis.logs.event_timeline import set_up_after, spans_hosts
 from doctor.api import (
     FileFails,
     FilePasses,
     Finding,
+    IdenticalRanks,
     Job,
     LaunchFile,
     Rank,
@@ -24,7 +26,7 @@ from doctor.api import (
     is_logged,
     rule,
 )
-from doctor.facts import LaunchFacts, MasterFacts, ProcessFacts
+from doctor.facts import InterfaceFacts, LaunchFacts, MasterFacts, ProcessFacts
 from doctor.lint.launch.kubernetes import Workload
 from doctor.lint.launch.launch_file import Launch
 from doctor.lint.launch.manifest import Manifest
@@ -85,6 +87,18 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             "the master's own host may know itself as 127.0.1.1",
             healthy(2, 2).put(_OWN_NAME, ranks=(0, 1)),
         ),
+        Fails(
+            "localhost on the master's own host alone",
+            healthy(2, 2).put(_LOCALHOST, ranks=(0, 1)),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+        Fails(
+            "localhost on the master's own host, seen without the other hosts",
+            healthy(2, 2).put(_LOCALHOST).only((0, 1)),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
         Fails("localhost in a job of two hosts", healthy(2, 2).put(_LOCALHOST), ranks=(2, 3)),
         Fails(
             "one host takes the master's name for its own",
@@ -135,11 +149,17 @@ def master_loopback(job: Job) -> Iterator[Verdict]:
     `scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1` prints its name.
     """
     first = next((rank for rank in job.ranks if rank.number == 0), None)
-    for master, identical in job.each(MasterFacts):
+    others = [one for one, _ in job.each(MasterFacts) if not all(map(is_loopback, one.resolved))]
+    at_home: list[tuple[MasterFacts, IdenticalRanks]] = []
+    is_reported = False
+    for master, identical in job.each(MasterFacts, also=(InterfaceFacts,)):
         if not master.resolved or not all(map(is_loopback, master.resolved)):
             continue
         judged = {rank.number: _shares_host(rank, first, job.is_multi_host) for rank in identical.members}
         strange = tuple(number for number, shares in judged.items() if shares is False)
+        is_reported |= bool(strange)
+        if not strange and all(judged.values()) and is_loopback_name(master.address):
+            at_home.append((master, identical))
         if strange:
             yield Finding(
                 (
@@ -155,6 +175,26 @@ def master_loopback(job: Job) -> Iterator[Verdict]:
         doubtful = tuple(number for number, shares in judged.items() if shares is None)
         if doubtful:
             yield Unknown("the host of rank 0 is unknown", doubtful, "gather all ranks")
+    if job.is_multi_host and not is_reported:
+        yield from (_only_at_home(master, identical, others) for master, identical in at_home)
+
+
+def _only_at_home(master: MasterFacts, identical: IdenticalRanks, others: list[MasterFacts]) -> Finding:
+    """A loopback address on the host of rank 0. The store listens on all addresses (torch TCPStore.cpp), so its own
+    ranks reach it, but no other host can use the value. A name that resolves to 127.0.1.1 there can be passed on.
+    """
+    interfaces = identical.find(InterfaceFacts)
+    known = [one.address for one in others]
+    known += [one.addresses[0].address for one in (good_interfaces(interfaces) if interfaces else ())]
+    return Finding(
+        f"MASTER_ADDR={master.address} on the host of rank 0: no other host can use this address",
+        ranks=identical.ranks,
+        severity=Severity.INFO,
+        evidence={"MASTER_ADDR": master.address, "elsewhere": sorted({one.address for one in others})[:8]},
+        effect="The job starts only if every other host is given an address of this host. Older releases of torchrun "
+        "and scripts that are shared by all hosts pass the loopback address on to them.",
+        fix=f"Use one address on all hosts:\nexport MASTER_ADDR={shlex.quote(known[0])}" if known else "",
+    )
 
 
 def _shares_host(rank: Rank, first: Rank | None, multi_host: bool) -> bool | None:

@@ -74,6 +74,7 @@ class _RankRdmaPorts(NamedTuple):
             ranks=(4, 5),
         ),
         Fails("one host has none at all", healthy(3, 1, rdma=2).drop(RdmaFacts, hosts=("node0",)), ranks=(0,)),
+        Fails("one host of two has none", healthy(2, 1, rdma=2).drop(RdmaFacts, hosts=("node0",)), ranks=(0,)),
         Fails(
             "InfiniBand and a management port of Ethernet together",
             healthy(2, 2, rdma=4).alter(RdmaFacts, devices=lambda old: (*old, _ROCE)),
@@ -159,6 +160,8 @@ def _minority(
     if not parted.minorities:
         return
     odd_ports = {group.value for group in parted.minorities}
+    if parted.common is None and () in odd_ports:
+        odd_ports = {()}  # Of as many hosts with and without ports, those without are at fault.
     odd = [member for member in members if member.ports in odd_ports]
     layers = {layer for member in members for layer, _ in member.ports}
     severity = Severity.ERROR if len(layers) > 1 else Severity.WARNING

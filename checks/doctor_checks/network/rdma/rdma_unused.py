@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.interface_choice import loaded_net_plugin, nccl_matters, setting_text, what_forces_sockets
+from doctor.analysis.interface_choice import (
+    loaded_net_plugin,
+    nccl_matters,
+    nccl_rdma_ports,
+    setting_text,
+    what_forces_sockets,
+)
 from doctor.analysis.logs.event_timeline import spans_hosts
 from doctor.api import (
     EventGroup,
@@ -20,14 +26,23 @@ from doctor.api import (
     merge,
     source_of,
 )
-from doctor.facts import GpuFacts, NcclFacts, NcclPlugin, RdmaFacts, Setting, SoftwareFacts, TrainerFacts
-from doctor.knowledge.interface_syntax import parse_nccl_integer
-from doctor.testing import Fails, Passes, healthy, logged
+from doctor.facts import GpuFacts, NcclFacts, NcclPlugin, RdmaDevice, RdmaFacts, Setting, SoftwareFacts, TrainerFacts
+from doctor.knowledge.interface_syntax import nccl_device_list, parse_nccl_integer
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 _OFI = (
     NcclPlugin("net", "libnccl-net.so", path="/opt/amazon/ofi-nccl/lib/libnccl-net.so", symbols=("ncclNetPlugin_v10",)),
 )
 _FILE = (Setting("NCCL_IB_DISABLE", "1", "system file", "/etc/nccl.conf", 3),)
+
+
+def _shut_second(gpus: int = 2) -> JobBuilder:
+    """Hosts of two RDMA devices, of which mlx5_1 has no device file."""
+
+    def shut(old: tuple[RdmaDevice, ...]) -> tuple[RdmaDevice, ...]:
+        return (old[0], *(RdmaDevice(one.name, one.ports, has_uverbs=False) for one in old[1:]))
+
+    return healthy(2, 1, gpus=gpus, rdma=2).alter(RdmaFacts, devices=shut)
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
@@ -84,6 +99,9 @@ def _switches_off(group: EventGroup) -> bool:
             "a line in /etc/nccl.conf", healthy(2, 1, rdma=2).alter(NcclFacts, ranks=(1,), settings=_FILE), ranks=(1,)
         ),
         Fails("the image has no libibverbs", healthy(2, 1, rdma=2).alter(RdmaFacts, verbs_library=False), ranks=(0, 1)),
+        Fails("one of two devices has no device file", _shut_second(), ranks=(0, 1), severity=Severity.INFO),
+        Passes("one GPU and one device of two, as a device plugin assigns them", _shut_second(gpus=1)),
+        Passes("NCCL_IB_HCA selects the one that can be opened", _shut_second().environ(NCCL_IB_HCA="=mlx5_0")),
         Passes(
             "one host, no RDMA",
             logged(
@@ -135,7 +153,8 @@ def rdma_unused(job: Job) -> Iterator[Verdict]:
     found = []
     for nccl, rdma, identical in job.each(NcclFacts, RdmaFacts, also=(SoftwareFacts, GpuFacts, TrainerFacts)):
         if nccl_matters(identical):
-            found += [one for one in (_by_setting(nccl, rdma, identical), _by_system(nccl, rdma, identical)) if one][:1]
+            causes = (_by_setting(nccl, rdma, identical), _by_system(nccl, rdma, identical))
+            found += [one for one in (*causes, _in_part(nccl, rdma, identical)) if one][:1]
     yield from merge(found)
 
 
@@ -171,4 +190,38 @@ def _by_system(nccl: NcclFacts, rdma: RdmaFacts, identical: IdenticalRanks) -> F
         fix="Install libibverbs in the image (`apt-get install libibverbs1`)."
         if openable
         else "Pass the devices to the container (`docker run --device=/dev/infiniband`).",
+    )
+
+
+def _in_part(nccl: NcclFacts, rdma: RdmaFacts, identical: IdenticalRanks) -> Finding | None:
+    """Report selected active devices that libibverbs leaves out because their device file is missing
+    (libibverbs/init.c, try_access_device).
+
+    A pod sees all devices of its machine in /sys, but has the files of those it was assigned; where it has no more GPUs
+    than such devices, nothing is reported."""
+    gpus, wanted = identical.find(GpuFacts), nccl_device_list(nccl.get("NCCL_IB_HCA"))
+    shut = [
+        device.name
+        for device in rdma.devices
+        if device.has_uverbs is False
+        and any(
+            port.state == "ACTIVE"
+            and port.link_layer in (None, "InfiniBand", "Ethernet")
+            and wanted.selects(device.name, port.number)
+            for port in device.ports
+        )
+    ]
+    usable = {choice.device.name for choice in nccl_rdma_ports(nccl, rdma)}
+    if not shut or not usable or gpus is None or len(usable) >= len(gpus.gpus) or loaded_net_plugin(nccl) is not None:
+        return None
+    names = ", ".join(shut[:4]) + (" …" if len(shut) > 4 else "")
+    return Finding(
+        f"NCCL can open {len(usable)} of {len(usable) + len(shut)} active RDMA devices: no device file of {names}",
+        ranks=identical.ranks,
+        severity=Severity.INFO,
+        evidence={"usable": sorted(usable)[:16], "closed": shut[:16], "gpus": len(gpus.gpus)},
+        effect=f"The traffic of {len(gpus.gpus)} GPUs shares {len(usable)} device{'s' if len(usable) > 1 else ''}; "
+        "libibverbs does not list the others, and NCCL logs nothing about them.",
+        fix="Pass all devices to the container (`docker run --device=/dev/infiniband`; in Kubernetes, request as many "
+        "RDMA resources as the job has cards).",
     )
