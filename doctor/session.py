@@ -242,6 +242,7 @@ def with_command_line(
     plugins: Iterable[Path] = (),
     timeout: float | None = None,
     commands: bool = False,
+    preview: bool = False,
 ) -> Settings:
     """The settings with the command-line options applied over the configured ones."""
     select, ignore = tuple(select), tuple(ignore)
@@ -256,4 +257,5 @@ def with_command_line(
         typed=frozenset((*select, *ignore)),
         replaced=settings.select if select else (),
         commands=commands,
+        preview=preview or settings.preview,
     )

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="CPU cores of the machine on which the scripts will run.",
 )
+@click.option("--preview", is_flag=True, help="Report findings that are in preview, too.")
 @click.option("--explain-flow", is_flag=True, help="Show the branches and calls that lead to findings on collectives.")
 @detail_options
 @with_common_options
@@ -72,6 +73,7 @@ def command(
     diff: bool,
     lightning: str | None,
     cores: int | None,
+    preview: bool,
     explain_flow: bool,
 ) -> None:
     """Find code that hangs, diverges or wastes memory on several ranks.
@@ -91,7 +93,7 @@ def command(
     if (fix and diff) or (diff and options.redact):
         raise click.UsageError(f"--diff and {'--fix' if fix else '--redact'} exclude each other.")
     started = time.time()
-    settings = options.settings()
+    settings = options.settings(preview=preview)
     print_notes(settings)
     with redirect_stdout(sys.stderr), spooled_paths(paths, ending_of) as files:  # plugins may print
         request = lint_request(

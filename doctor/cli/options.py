@@ -39,10 +39,11 @@ class CommonOptions(NamedTuple):
     verbose: bool = False
     timeout: float | None = None
 
-    def settings(self, *, commands: bool = False) -> Settings:
+    def settings(self, *, commands: bool = False, preview: bool = False) -> Settings:
         """Return the settings of the file that applies, overridden by these options.
 
-        ``commands``: the output of commands that collectors run is kept."""
+        ``commands``: the output of commands that collectors run is kept; ``preview``: findings in preview are
+        reported."""
         from doctor.core.settings import read_settings
         from doctor.session import with_command_line
 
@@ -56,6 +57,7 @@ class CommonOptions(NamedTuple):
             plugins=self.plugins,
             timeout=self.timeout,
             commands=commands,
+            preview=preview,
         )
 
 

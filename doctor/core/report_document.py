@@ -54,7 +54,8 @@ class CheckResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``seen`` and ``expected`` count ranks, or hosts if the scope is the host. ``crash``: the exception that the
     check raised after its findings, so that ``status`` is ``fail``; otherwise omitted. ``origin``: the distribution
-    or file of a check that is not built in; otherwise omitted.
+    or file of a check that is not built in; otherwise omitted. ``hidden``: findings in preview that ``doctor lint``
+    leaves out without ``--preview``; omitted if there are none.
     """
 
     id: str
@@ -69,6 +70,7 @@ class CheckResult(msgspec.Struct, frozen=True, omit_defaults=True):
     findings: tuple[ReportFinding, ...]
     crash: str | None = None
     origin: str | None = None
+    hidden: int = 0
 
 
 class ReportTool(msgspec.Struct, frozen=True):

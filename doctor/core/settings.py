@@ -89,6 +89,7 @@ class SettingsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
         list[IgnoreEntry], Meta(description="Accepted findings. They stay visible and do not change the exit code.")
     ] = []
     fail_on: Annotated[FailOn, Meta(description="The severity from which the exit code is 1.")] = "error"
+    preview: Annotated[bool, Meta(description="Report findings of `doctor lint` that are in preview, too.")] = False
     timeout: Annotated[
         float | None,
         Meta(
@@ -111,7 +112,7 @@ class Settings(msgspec.Struct, frozen=True):
     plugins that the file names but is not trusted to load. ``notes``: sentences for stderr about files and plugins
     that are ignored. ``typed``: patterns from the command line or the callback. ``commands``: show the arguments of
     other users' processes. ``replaced``: patterns of the file that the command line overrides; a typing error in them
-    is reported, too."""
+    is reported, too. ``preview``: report findings over files that are in preview."""
 
     select: tuple[str, ...] = ()
     ignore: tuple[IgnoreEntry, ...] = ()
@@ -125,6 +126,7 @@ class Settings(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     typed: frozenset[str] = frozenset()
     replaced: tuple[str, ...] = ()
+    preview: bool = False
 
     def to_be_known(self) -> list[str]:
         """The patterns of ``select`` and ``ignore`` that must match something. Those of a file whose plugins are not
@@ -177,6 +179,7 @@ def _settings_in(file: UserSettingsFile, notes: list[str]) -> Settings:
         select=tuple(known.select),
         ignore=_located(known.ignore, file),
         fail_on=known.fail_on,
+        preview=known.preview,
         timeout=_seconds(known.timeout, path),
         plugins=tuple(_plugins(known.plugins, path)) if file.may_name_code else (),
         limits=dict(_flat(known.limits, path)),

@@ -37,7 +37,7 @@ LONGEST = 240
 """Characters of a line of evidence in a terminal."""
 
 
-CODE_EVIDENCE = ("code", "column", "end_column", "end_line", "line_in_cell", "cell", "fixable", "flow")
+CODE_EVIDENCE = ("code", "column", "end_column", "end_line", "line_in_cell", "cell", "fixable", "flow", "preview")
 """Names of evidence by which rules of ``doctor lint`` locate a line; reports show the line instead."""
 
 
@@ -294,7 +294,15 @@ def counts_line(report: Report) -> str:
         if count:
             parts.append(f"{count} {severity if severity == 'info' or count == 1 else severity + 's'}")
     ignored = sum(not finding.stands for finding in findings)
-    return (", ".join(parts) or NO_FINDING) + (f" ({ignored} ignored)" if ignored else "")
+    hidden = hidden_previews(report)
+    rest = [f"{ignored} ignored"] if ignored else []
+    rest += [f"{hidden} in preview not shown"] if hidden else []
+    return (", ".join(parts) or NO_FINDING) + (f" ({', '.join(rest)})" if rest else "")
+
+
+def hidden_previews(report: Report) -> int:
+    """Return how many findings of ``doctor lint`` are left out because they are in preview."""
+    return sum(result.hidden for result in report.results)
 
 
 def coverage_line(report: Report) -> str:

@@ -75,7 +75,7 @@ class FileResult:
     """The result of one file. ``kind``: ``python``, ``notebook``, ``launch`` or ``unknown``; ``skipped``: why it was
     not read, ``decisive``: whether that makes the report inconclusive; ``ran_out``: it timed out; ``dull``: a file of a
     folder that is not reported; ``notes``: parts that were not read. ``judged``: indices of the rules that finished;
-    ``crashes`` and ``seconds`` by index of the rule."""
+    ``crashes``, ``seconds`` and ``hidden`` (how many findings in preview are not in ``found``) by index of the rule."""
 
     target: LintTarget
     kind: str
@@ -88,6 +88,7 @@ class FileResult:
     judged: set[int] = field(default_factory=set)
     crashes: dict[int, str] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
+    hidden: dict[int, int] = field(default_factory=dict)
 
 
 class FileChecker:
@@ -328,6 +329,7 @@ def portable(violation: Violation) -> Violation:
         tuple(violation.edits),
         evidence,
         tuple(violation.flow),
+        bool(violation.preview),
     )
 
 

@@ -88,7 +88,8 @@ class Violation:
 
     ``summary``: one line, the claim first. ``fix``: replaces the rule's own words. ``severity`` overrides the declared
     one. ``confidence``: 0 to 1. ``edits``: what ``--fix`` does, all of it or nothing. ``flow``: the steps that lead to
-    it, which ``--explain-flow`` shows.
+    it, which ``--explain-flow`` shows. ``preview``: of a kind that few readers act on, or that is not measured yet;
+    reported only with ``--preview``, as all findings of a rule in preview.
     """
 
     at: ast.AST | SourceLocation
@@ -99,6 +100,7 @@ class Violation:
     edits: tuple[Edit, ...] = ()
     evidence: tuple[tuple[str, object], ...] = ()
     flow: tuple[FlowStep, ...] = ()
+    preview: bool = False
 
     @property
     def place(self) -> SourceLocation:
@@ -166,7 +168,8 @@ class Rule:
 
     ``reads``: the type of its argument (:class:`doctor.lint.python.script.Script`, or a launch file). ``mentions``:
     every file that can violate it has one of these words; others are not parsed for it. ``foreshadows``: ids of the
-    checks that find the same fault in a run. ``state``: as of a check.
+    checks that find the same fault in a run. ``state``: as of a check; findings of a rule in
+    preview are reported only with ``--preview``, or if its id is selected.
 
     Raises:
         ValueError: the state is unknown.

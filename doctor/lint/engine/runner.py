@@ -38,6 +38,10 @@ class LintRequest:
     processors: int | None = None
     strict: bool = False
 
+    def shows_previews_of(self, rule: Rule) -> bool:
+        """Whether findings of a rule that are in preview are reported: all are, or its id is selected in full."""
+        return self.settings.preview or rule.id in map(str.upper, self.settings.select)
+
 
 def lint_paths(paths: Sequence[Path], asked: LintRequest) -> list[FileResult]:
     """The results of all files; raises ``UnusableError`` if none of them can be read."""
@@ -67,12 +71,27 @@ def lint_targets(
         known=asked.known,
         project=targets if project is None else project,
     )
-    return map_in_workers(
+    results = map_in_workers(
         targets,
         judge.judge,
         lambda target, why: FileResult(target, target.kind, why, ran_out=True),
         deadline=DEADLINE + GRACE,
     )
+    for one in results:
+        _hide_previews(one, asked)
+    return results
+
+
+def _hide_previews(result: FileResult, asked: LintRequest) -> None:
+    """Leave out what is in preview and not asked for. Comments that accept such findings have had their effect."""
+    shown = []
+    for one in result.found:
+        rule = asked.book.rules[one.rule]
+        if asked.shows_previews_of(rule) or not (one.violation.preview or rule.state == "preview"):
+            shown.append(one)
+        elif not (one.ignored or asked.settings.ignored_in(rule, result.target.shown)):
+            result.hidden[one.rule] = result.hidden.get(one.rule, 0) + 1
+    result.found = shown
 
 
 def build_report(verdicts: Sequence[FileResult], asked: LintRequest, *, started: float) -> Report:
@@ -131,7 +150,7 @@ def _finding(rule: Rule, found: LocatedViolation, target: LintTarget, ignored: I
 
 def _evidence(rule: Rule, found: LocatedViolation) -> dict[str, object]:
     """``column`` counts characters from 1; ``end_column`` is exclusive; ``fixable``: ``--fix`` can fix it;
-    ``flow``: the steps that lead to it."""
+    ``preview``: it is reported because previews are asked for; ``flow``: the steps that lead to it."""
     place = found.place
     evidence: dict[str, object] = {"code": found.code, "column": place.column + 1}
     if place.end_line is not None and place.end_column is not None:
@@ -142,6 +161,8 @@ def _evidence(rule: Rule, found: LocatedViolation) -> dict[str, object]:
         evidence["foreshadows"] = list(rule.foreshadows)
     if found.violation.edits and found.cell is None:
         evidence["fixable"] = True
+    if found.violation.preview or rule.state == "preview":
+        evidence["preview"] = True
     if found.violation.flow:
         evidence["flow"] = [one._asdict() for one in found.violation.flow]
     return evidence | dict(found.violation.evidence)
@@ -158,6 +179,8 @@ def _result(
     crash = _crash(numbers, verdicts)
     census = _RuleCoverage(numbers, rules, verdicts)
     status, reason = _status(own, crash, census)
+    if status is Status.PASS and not any(_is_applied(rule, asked) for rule in rules):
+        status, reason = Status.SKIP, "in preview: --preview applies it"
     gravest = max((one.severity for one in (own or rules)), key=lambda severity: severity.weight)
     return CheckResult(
         id=rules[0].id,
@@ -172,7 +195,12 @@ def _result(
         findings=own,
         crash=crash if status is Status.FAIL else None,
         origin=None if rules[0].origin == "built-in" else rules[0].origin,
+        hidden=sum(one.hidden.get(number, 0) for one in verdicts for number in numbers),
     )
+
+
+def _is_applied(rule: Rule, asked: LintRequest) -> bool:
+    return rule.state != "preview" or asked.shows_previews_of(rule)
 
 
 def _crash(numbers: Sequence[int], verdicts: Iterable[FileResult]) -> str | None:

@@ -66,7 +66,10 @@ def _rule(result: CheckResult, rule: Rule | None) -> dict[str, Any]:
         "fullDescription": {"text": rule.effect},
         "help": {"text": rule.fix, "markdown": page},
         "defaultConfiguration": {"level": _LEVEL[rule.severity]},
-        "properties": {"tags": [result.family, "distributed-training"], "precision": "high"},
+        "properties": {
+            "tags": [result.family, "distributed-training"],
+            "precision": "high" if rule.state == "stable" else "medium",
+        },
     }
 
 
@@ -114,7 +117,11 @@ def _result(
         "message": {"text": f"{finding.summary}. {finding.fix}".replace("`", "")},
         "rank": round(100 * finding.confidence, 1),
         "partialFingerprints": {"rankdoctorLine/v1": fingerprint},
-        "properties": {"effect": finding.effect, "confidence": finding.confidence},
+        "properties": {
+            "effect": finding.effect,
+            "confidence": finding.confidence,
+            **({"state": "preview"} if finding.evidence.get("preview") else {}),
+        },
     }
     if finding.source is not None:
         entry["locations"] = [_region_of(finding)]

@@ -7,11 +7,20 @@ from typing import NamedTuple
 
 from doctor.core.report_document import CheckResult, Report, ReportFinding
 from doctor.report.finding_lines import STATE_STYLES
-from doctor.report.formatting import code_excerpt, crash_of, evidence_lines, explaining, printable, some
+from doctor.report.formatting import (
+    CODE_EVIDENCE,
+    code_excerpt,
+    crash_of,
+    evidence_lines,
+    explaining,
+    hidden_previews,
+    printable,
+    some,
+)
 from doctor.report.rich_names import Console, Padding, Text
 from doctor.report.terminal import verdict_text
 
-_SHOWN_ELSEWHERE = ("code", "column", "end_column", "end_line", "line_in_cell", "foreshadows", "fixable", "flow")
+_SHOWN_ELSEWHERE = (*CODE_EVIDENCE, "foreshadows")
 """Evidence that is not listed, because it is shown in another form."""
 _MOST_SKIPPED = 10
 """Skipped files that make the report inconclusive and are named, except with ``verbose``."""
@@ -76,6 +85,7 @@ def _draw_hit(hit: _FileFinding, console: Console, *, brief: bool, shown: set[tu
     place = [file, *([str(line)] if line else []), *([str(hit.number("column"))] if line and not cell else [])]
     where = ":".join(place) + f"{cell}:"
     head = Text.assemble((where, "bold"), " ", (word, STATE_STYLES[word]), " ", (hit.result.id, "bold"), " ")
+    head.append("(preview) " if hit.finding.evidence.get("preview") else "", "dim")
     head.append(_plain(finding.summary))
     console.print(head, soft_wrap=True)
     if brief:
@@ -122,7 +132,7 @@ def _parts(hit: _FileFinding, shown: set[tuple[str, str]], *, verbose: bool) -> 
         yield "fix", finding.fix.rstrip(".") + (". Apply with --fix." if finding.evidence.get("fixable") else ".")
     if not is_new:
         return
-    rest = {name: value for name, value in finding.evidence.items() if name not in (*_SHOWN_ELSEWHERE, "cell")}
+    rest = {name: value for name, value in finding.evidence.items() if name not in _SHOWN_ELSEWHERE}
     if verbose and rest:
         yield "evidence", "; ".join(evidence_lines(rest))
     foreshadows = finding.evidence.get("foreshadows")
@@ -147,6 +157,8 @@ def _draw_summary(report: Report, console: Console, *, verbose: bool, quiet: boo
         if (crash := crash_of(result)) is not None:
             console.print(Text(f"{result.id} {result.name} failed to run: {crash}", style="magenta"), soft_wrap=True)
     _draw_skipped(report, console, verbose=verbose, quiet=quiet)
+    if (hidden := hidden_previews(report)) and not quiet:
+        console.print(f"{_counted(hidden, 'finding')} in preview not shown: --preview reports them too")
     fixable = sum(bool(one.evidence.get("fixable")) for one in findings)
     if fixable and not quiet:
         console.print(f"{fixable} can be fixed automatically: --fix applies the changes, --diff shows them")

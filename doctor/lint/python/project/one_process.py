@@ -28,8 +28,8 @@ _DEPTH = 4
 
 
 def as_placed(script: Script, rule: str, violation: Violation) -> Violation | None:
-    """The violation of a rule over scripts as its place deserves: ``None`` where it cannot happen, an info where it
-    needs more processes than the project starts."""
+    """The violation of a rule over scripts as its place deserves: ``None`` where it cannot happen, an info in preview
+    where it needs more processes than the project starts."""
     if not isinstance(violation.at, ast.AST):
         return violation
     if never_runs(script, violation.at):
@@ -38,7 +38,7 @@ def as_placed(script: Script, rule: str, violation: Violation) -> Violation | No
         return violation
     if runs_in_one_process(script, violation.at):
         return None
-    return replace(violation, severity=Severity.INFO) if is_made_for_one(script) else violation
+    return replace(violation, severity=Severity.INFO, preview=True) if is_made_for_one(script) else violation
 
 
 def never_runs(script: Script, node: ast.AST) -> bool:
