@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 from evidence_pages import write_between
 from lint_scripts import COUNTS, SETS, kept
 
+from doctor.lint.engine.registry import builtin_rules
+
 READINGS = Path(__file__).with_name("lint_readings.json")
 VERDICTS = ("right", "arguable", "wrong")
 EXCEPTIONS = VERDICTS[1:]
@@ -97,6 +99,43 @@ def reading_table(reading: Reading) -> str:
     )
 
 
+LEAST_READ, LEAST_RIGHT = 5, 0.9
+"""Hits that are read before a rule may be in preview, and the share of right ones below which it is."""
+
+
+def measured(readings: Sequence[Reading]) -> dict[str, list[ReadHit]]:
+    """The hits of all readings, by rule."""
+    found: dict[str, list[ReadHit]] = {}
+    for hit in sorted(hit for reading in readings for hit in reading.hits):
+        found.setdefault(hit.rule, []).append(hit)
+    return dict(sorted(found.items()))
+
+
+def is_below(hits: Sequence[ReadHit]) -> bool:
+    """Whether enough hits of a rule were read, and too few of them were right."""
+    return len(hits) >= LEAST_READ and sum(hit.verdict == "right" for hit in hits) < LEAST_RIGHT * len(hits)
+
+
+def rules_table(readings: Sequence[Reading]) -> str:
+    """Markdown: the shares of each rule over all readings, and what of it is in preview."""
+    states: dict[str, str] = {}
+    for rule in builtin_rules():
+        is_preview = rule.state == "preview"
+        states[rule.id] = "all" if is_preview else "infos" if rule.preview_infos else states.get(rule.id, "")
+    rows = [
+        f"| {rule} | {' | '.join(shares(hits))} | {states.get(rule, '')} |" for rule, hits in measured(readings).items()
+    ]
+    return "\n".join(
+        [
+            "All readings, by rule:",
+            "",
+            "| rule | read | right | arguable | wrong | right, arguable left out | right of all | in preview |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- |",
+            *rows,
+        ]
+    )
+
+
 def _summed(entry: dict[str, Any]) -> list[str]:
     counts: Counter[str] = Counter()
     for group in entry["groups"].values():
@@ -119,7 +158,8 @@ def main() -> None:
     """Print the tables, or write them into the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
-    readings = "\n\n".join(map(reading_table, read_readings()))
+    kept_readings = read_readings()
+    readings = "\n\n".join([*map(reading_table, kept_readings), rules_table(kept_readings)])
     if parser.parse_args().write:
         write_between("lint-scripts", scripts_table())
         write_between("lint-readings", readings)

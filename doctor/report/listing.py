@@ -73,6 +73,7 @@ def _table(checks: Iterable[Check | Rule], marks: str) -> Table:
         title = f"{check.name}: {title_of(check)}".rstrip(": ")
         origin = "" if check.origin == "built-in" else f" ({check.origin})"
         origin += " (preview)" if check.state == "preview" else ""
+        origin += " (infos: preview)" if isinstance(check, Rule) and check.preview_infos else ""
         mark = check.when if isinstance(check, Check) else _reads(check)
         table.add_row(*map(spelt_out, (check.id, check.severity.value, mark, title + origin)))
     return table

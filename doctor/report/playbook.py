@@ -29,6 +29,7 @@ _HEAD = re.compile(
 )
 _ID = re.compile(r"[A-Z]+\d{3}")
 _PREVIEW = "state: preview"
+_INFOS = "its infos: preview"
 _LIMIT = re.compile(r"`(?P<name>[A-Z]+\d{3}\.\w+) = (?P<value>[^`]+)`")
 
 
@@ -106,6 +107,7 @@ def _facts(check: Check | Rule) -> str:
     scope = check.scope.value if isinstance(check, Check) else "file"
     facts = [f"severity: {check.severity.value}", f"family: {check.family}", f"scope: {scope}"]
     facts += [_PREVIEW] if check.state == "preview" else []
+    facts += [_INFOS] if not isinstance(check, Check) and check.preview_infos else []
     title = f"{title_of(check)}\n\n" if title_of(check) else ""
     lines = [f"# {check.id} {check.name}\n\n{title}{' · '.join(facts)} · detected: {stages}\n"]
     limits = [f"`{name} = {value!r}`" for name, value in limits_of(check).items()]

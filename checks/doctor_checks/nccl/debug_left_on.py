@@ -35,7 +35,14 @@ from doctor.facts import (
 )
 from doctor.knowledge.releases import within
 from doctor.lint.launch.launch_file import EnvironmentSource
-from doctor.lint.launch.process_launches import starts_of, visible_devices
+from doctor.lint.launch.process_launches import (
+    ProcessLaunch,
+    hosts_of,
+    option_of,
+    processes_of,
+    starts_of,
+    visible_devices,
+)
 from doctor.testing import Fails, JobBuilder, Passes, healthy, running
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 
@@ -260,21 +267,53 @@ import kernels
 os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
 print(kernels.time_matmul(4096))
 """
+_DETERMINISTIC = """\
+def repeatable():
+    os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
+    torch.use_deterministic_algorithms(True)
+
+repeatable()
+Trainer(devices=4).fit(model)
+"""
 
 
 def _is_one_process(file: EnvironmentSource) -> bool:
-    """Whether the file runs one process on one GPU, or is a script that mentions neither ranks nor training."""
+    """Whether the file runs one process, or is a script that mentions neither ranks nor training."""
     if isinstance(file, Script):
         return _RANKS.search(file.text) is None
     starts = list(starts_of(file)) if isinstance(file, LaunchFile) else []
-    return bool(starts) and all(
-        one.launch.program == "python" and (visible_devices(one.launch) or ("", 0))[1] == 1 for one in starts
-    )
+    return bool(starts) and all(_is_alone(file, one) for one in starts)
+
+
+def _is_alone(file: EnvironmentSource, start: ProcessLaunch) -> bool:
+    """Whether a command starts one process on one GPU, one rank, or a script of the project without a group."""
+    launch = start.launch
+    if launch.is_agent:
+        is_said = option_of(launch, *launch.command.processes) is not None
+        one = is_said and start.outer is None and processes_of(launch) == 1 and hosts_of(launch) == 1
+    else:
+        one = launch.program == "python" and (visible_devices(launch) or ("", 0))[1] == 1
+    modules = file.modules if isinstance(file, LaunchFile) else None
+    return one or (modules is not None and launch.script.endswith(".py") and modules.runs_alone(launch.script))
+
+
+_OTHER_DEVICES = re.compile(r"^(?:HCCL_|ASCEND_|HABANA_|NEURON_|XLA_)")
+"""Variables of accelerators that read neither the variables of CUDA nor those of NCCL."""
+
+
+def _is_for_determinism(file: EnvironmentSource, line: int) -> bool:
+    """Whether a function sets a variable beside PyTorch's switch for deterministic algorithms."""
+    if not isinstance(file, Script):
+        return False
+    switches = file.calls("torch.use_deterministic_algorithms")
+    functions = [file.function_of(one) for one in switches]
+    return any(one is not None and one.lineno <= line <= (one.end_lineno or line) for one in functions)
 
 
 @rule(
     check=debug_left_on,
     reads=EnvironmentSource,
+    state="preview",
     cases=lambda: (
         fails("in a script", 'os.putenv("CUDA_LAUNCH_BLOCKING", "1")  # !\nTrainer().fit(model)\n'),
         passes("in a script, on demand", 'if args.debug:\n    os.environ["CUDA_LAUNCH_BLOCKING"] = "1"\n'),
@@ -284,6 +323,13 @@ def _is_one_process(file: EnvironmentSource) -> bool:
             "export CUDA_VISIBLE_DEVICES=0",
             "export CUDA_LAUNCH_BLOCKING=1",
             "python serve.py",
+        ),
+        passes("for deterministic results", _DETERMINISTIC),
+        shell_passes("one rank", "export CUDA_LAUNCH_BLOCKING=1", "torchrun --nproc-per-node=1 train.py"),
+        shell_passes(
+            "devices of another kind",
+            "export HCCL_CONNECT_TIMEOUT=1800 CUDA_LAUNCH_BLOCKING=1",
+            "torchrun --nproc-per-node=8 train.py",
         ),
         shell_fails("launches wait", "export CUDA_LAUNCH_BLOCKING=1  # !", "torchrun train.py"),
         shell_fails("all is compared", "TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun train.py  # !"),
@@ -300,9 +346,11 @@ def debug_left_on_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     some releases it crashes.
     Fix: Remove CUDA_LAUNCH_BLOCKING and TORCH_DISTRIBUTED_DEBUG, and set NCCL_DEBUG=WARN.
     """
-    if _is_one_process(file):
+    if _is_one_process(file) or any(_OTHER_DEVICES.match(one.name) for one in file.settings):
         return
     for setting in file.settings:
+        if _is_for_determinism(file, setting.place.line):
+            continue
         if not setting.is_exported or not setting.is_certain or setting.known_value is None:
             continue
         value = setting.known_value.strip()

@@ -150,7 +150,7 @@ class FileChecker:
             verdict.kind, verdict.dull = "unknown", not target.is_named
             verdict.skipped = "it is not a known kind of launch file"
             return
-        launch = replace(launch, releases=self._releases.of_project(target.path, target.root))
+        launch = replace(launch, releases=self._releases.of_project(target.path, target.root), modules=self._modules)
         verdict.kind, verdict.notes = "launch", launch.notes
         page = _LintedText(target.shown, text.text, comments_in(text.text, is_python=False))
         self._apply(lambda: launch, type(launch), page, verdict)

@@ -27,6 +27,13 @@ _RELEVANT = re.compile(
     r"fsdp|FSDP|deepspeed|horovod|RANK|get_rank|_rank\b|is_main|is_master"
 )
 """Words of modules with a collective or a test of the rank."""
+_JOINS = re.compile(
+    r"distributed|\bdist\.|nccl|WORLD_SIZE|world_size|RANK|accelerat|lightning|fabric|deepspeed|horovod|fairscale|"
+    r"data_?parallel|fsdp|\bDDP\b|trainer|transformers|\btrl\b|\bray\b|mmcv|mmengine|detectron|fairseq|megatron|nemo|"
+    r"composer|ultralytics|\bspawn\b",
+    re.IGNORECASE,
+)
+"""Words of programs that are for several ranks, or may be: of PyTorch, and of libraries that create the group."""
 _IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+(\w+)|import[ \t]+([.\w]+))", re.MULTILINE)
 _FRAMEWORKS = frozenset({"torch", "lightning", "pytorch_lightning", "accelerate", "transformers", "deepspeed", "numpy"})
 
@@ -60,6 +67,15 @@ class ProjectFiles:
             self.memo[key] = tuple((shown, text) for shown, text in texts if word in text)
         found: tuple[tuple[str, str], ...] = self.memo[key]
         return found
+
+    def runs_alone(self, script: str) -> bool:
+        """Whether a program that a launch file names is a file of the project, and neither it nor the modules that it
+        imports from the project mention ranks or a library that joins a job."""
+        parts = tuple(part for part in PurePath(script).parts if part not in ("/", ".", ".."))
+        places = [one for one in self._targets if parts and PurePath(one).parts[-len(parts) :] == parts]
+        return bool(places) and not any(
+            _JOINS.search(self._text(one)) for place in places for one in self._related(place)
+        )
 
     def find(self, importer: str, module: str, *, whole: bool) -> ModuleSummary | None:
         """Its summary; ``None`` if there is none, or it cannot be read, or, unless ``whole``, if neither it nor what it

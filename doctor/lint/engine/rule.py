@@ -169,7 +169,8 @@ class Rule:
     ``reads``: the type of its argument (:class:`doctor.lint.python.script.Script`, or a launch file). ``mentions``:
     every file that can violate it has one of these words; others are not parsed for it. ``foreshadows``: ids of the
     checks that find the same fault in a run. ``state``: as of a check; findings of a rule in
-    preview are reported only with ``--preview``, or if its id is selected.
+    preview are reported only with ``--preview``, or if its id is selected. ``preview_infos``: so are those of severity
+    info, while the others are stable.
 
     Raises:
         ValueError: the state is unknown.
@@ -188,6 +189,7 @@ class Rule:
     foreshadows: tuple[str, ...] = ()
     origin: str = "built-in"
     state: State = "stable"
+    preview_infos: bool = False
     when: str = field(default="L", init=False)
 
     def __post_init__(self) -> None:
@@ -198,6 +200,11 @@ class Rule:
     def family(self) -> str:
         """The name of its family, derived from the letters of its id."""
         return family_of(self.id)
+
+    def is_preview(self, violation: Violation) -> bool:
+        """Whether a violation is reported only if findings in preview are asked for."""
+        is_info = (violation.severity or self.severity) is Severity.INFO
+        return self.state == "preview" or violation.preview or (self.preview_infos and is_info)
 
     def violations(self, source: Any) -> Iterator[Violation]:
         """The violations in a file, at most one per line."""
@@ -217,14 +224,15 @@ def rule(
     mentions: tuple[str, ...] = (),
     foreshadows: tuple[str, ...] = (),
     state: State | None = None,
+    preview_infos: bool = False,
     cases: Callable[[], Iterable[FileCase]] = tuple,
 ) -> Callable[[Callable[[Any], Iterable[Violation]]], Rule]:
     """Make a function ``(source) -> Iterator[Violation]`` a rule, named after the function.
 
     Its docstring holds a question, then ``Why it hurts:`` and ``Fix:``, the defaults of a violation. ``check``: the
     check that finds the same fault before or during a run, in the same module. The rule has its id and its name, and
-    takes its severity, its state and each part of its docstring unless it gives its own. ``cases`` is called by tests
-    alone.
+    takes its severity, its state and each part of its docstring unless it gives its own. ``preview_infos``: findings
+    of severity info are in preview. ``cases`` is called by tests alone.
 
     Raises:
         ValueError: the rule has no check, and no id or severity of its own.
@@ -251,6 +259,7 @@ def rule(
             mentions=mentions,
             foreshadows=foreshadows,
             state=state or (check.state if check is not None else "stable"),
+            preview_infos=preview_infos,
         )
 
     return make

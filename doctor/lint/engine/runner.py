@@ -87,7 +87,7 @@ def _hide_previews(result: FileResult, asked: LintRequest) -> None:
     shown = []
     for one in result.found:
         rule = asked.book.rules[one.rule]
-        if asked.shows_previews_of(rule) or not (one.violation.preview or rule.state == "preview"):
+        if asked.shows_previews_of(rule) or not rule.is_preview(one.violation):
             shown.append(one)
         elif not (one.ignored or asked.settings.ignored_in(rule, result.target.shown)):
             result.hidden[one.rule] = result.hidden.get(one.rule, 0) + 1
@@ -161,7 +161,7 @@ def _evidence(rule: Rule, found: LocatedViolation) -> dict[str, object]:
         evidence["foreshadows"] = list(rule.foreshadows)
     if found.violation.edits and found.cell is None:
         evidence["fixable"] = True
-    if found.violation.preview or rule.state == "preview":
+    if rule.is_preview(found.violation):
         evidence["preview"] = True
     if found.violation.flow:
         evidence["flow"] = [one._asdict() for one in found.violation.flow]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from doctor.knowledge.launcher_index import COMMANDS
 from doctor.knowledge.launchers import LaunchCommand
 from doctor.lint.engine.rule import SourceLocation
 from doctor.lint.launch.partial_text import is_known, is_placeholder, names_in, whole_number
+
+if TYPE_CHECKING:
+    from doctor.lint.engine.project_files import ProjectFiles
 
 _NO_LAUNCHER = LaunchCommand("", starts="", default_processes=1)
 
@@ -124,10 +128,11 @@ class Launch:
 @dataclass(frozen=True)
 class LaunchFile(EnvironmentSource):
     """``launches``: the outermost programs in the order of the text. ``notes``: what was not read, and why.
-    ``releases``: of distributions that its project permits."""
+    ``releases``: of distributions that its project permits; ``modules``: the files of its project."""
 
     path: str
     settings: tuple[EnvironmentSetting, ...] = ()
     launches: tuple[Launch, ...] = ()
     notes: tuple[str, ...] = ()
     releases: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    modules: ProjectFiles | None = field(default=None, kw_only=True)

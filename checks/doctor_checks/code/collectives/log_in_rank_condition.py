@@ -17,6 +17,7 @@ from doctor.testing.script_cases import fails, passes
 @rule(
     id="CODE006",
     severity=Severity.WARNING,
+    preview_infos=True,
     reads=Script,
     mentions=(".log(", ".log_dict("),
     foreshadows=("RUN006",),

@@ -27,6 +27,7 @@ _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
 @rule(
     id="CODE025",
     severity=Severity.WARNING,
+    preview_infos=True,
     reads=Script,
     mentions=(_PORT, _ADDRESS, *_INTERFACES, "tcp://"),
     foreshadows=("ENV008", "NET007"),
@@ -42,6 +43,7 @@ _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
         passes("the address of ranks that tell themselves which they are", _OF_RANKS),
         passes("one process that needs a group", _ONE_PROCESS),
         passes("a world of one rank", _WORLD_OF_ONE),
+        passes("a group of one rank beside one of several", _GROUP_OF_ONE),
         passes("ranks that meet in a file", _IN_A_FILE),
         passes("ranks that meet by a URL, which is an option", _BY_OPTION),
         fails("an option that leaves it to the variables", _BY_OPTION_OF_VARIABLES),
@@ -123,9 +125,11 @@ def _default_of(script: Script, option: str) -> ast.expr | None:
 
 
 def _is_one_rank(script: Script, at: ast.AST, writes: list[_Write]) -> bool:
-    """Whether the same function makes it a job of one rank: ``os.environ["WORLD_SIZE"] = "1"``."""
+    """Whether the same function makes it a job of one rank: ``os.environ["WORLD_SIZE"] = "1"``, or a group of one."""
     function = script.function_of(at)
-    return any(
+    groups = script.calls("torch.distributed.init_process_group", "torch.distributed.rpc.init_rpc")
+    sizes = [script.value(script.argument(one, "world_size")) for one in groups if script.function_of(one) is function]
+    return (bool(sizes) and all(size == 1 for size in sizes)) or any(
         one.name == "WORLD_SIZE" and one.value == "1" and script.function_of(one.at) is function for one in writes
     )
 
@@ -317,6 +321,15 @@ def prepare():
     os.environ["WORLD_SIZE"] = "1"
     os.environ["MASTER_ADDR"] = "localhost"
     os.environ["MASTER_PORT"] = "29500"
+"""
+_GROUP_OF_ONE = """\
+def try_sharding():
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = "5679"
+    torch.distributed.init_process_group("nccl", rank=0, world_size=1)
+
+def train():
+    torch.distributed.init_process_group("nccl")
 """
 _IN_A_FILE = """\
 def worker(rank, size, path):

@@ -23,6 +23,7 @@ from doctor.testing.script_cases import fails, passes
 @rule(
     id="CODE014",
     severity=Severity.INFO,
+    state="preview",
     reads=Script,
     mentions=RANK_WORDS,
     foreshadows=("DATA007",),

@@ -18,7 +18,6 @@ _SUPPORTED = (0, 18, 3)
 @rule(
     id="CODE038",
     severity=Severity.ERROR,
-    state="preview",
     reads=Script,
     mentions=("deepspeed",),
     cases=lambda: (

@@ -15,7 +15,6 @@ _CONVERTS = "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
 @rule(
     id="CODE040",
     severity=Severity.INFO,
-    state="preview",
     reads=Script,
     mentions=("convert_sync_batchnorm",),
     cases=lambda: (

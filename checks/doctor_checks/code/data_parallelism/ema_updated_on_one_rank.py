@@ -25,7 +25,6 @@ _METHODS = frozenset({"update", "update_parameters", "step", "apply_update", "up
 @rule(
     id="CODE036",
     severity=Severity.WARNING,
-    state="preview",
     reads=Script,
     mentions=RANK_WORDS,
     cases=lambda: (

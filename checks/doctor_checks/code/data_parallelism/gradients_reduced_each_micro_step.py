@@ -145,11 +145,15 @@ def _is_off_by_default(script: Script, loop: Loop) -> bool:
     for part in script.inside(loop.node, ast.BinOp):
         if isinstance(part.op, ast.Mod) and isinstance(part.right, (ast.Name, ast.Attribute)):
             values = [script.value(one) for one in script.values_of(part.right)]
-            if "accum" in last_name(part.right).lower() and (
+            if _COUNTS_STEPS.search(last_name(part.right)) and (
                 1 in values or _default(script, last_name(part.right)) == 1
             ):
                 return True
     return False
+
+
+_COUNTS_STEPS = re.compile(r"accum|update_?(?:freq|every|interval)|iter_?size", re.IGNORECASE)
+"""Options for the number of micro-steps."""
 
 
 def _default(script: Script, option: str) -> object:

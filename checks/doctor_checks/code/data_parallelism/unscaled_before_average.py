@@ -17,7 +17,6 @@ _CLIPS = frozenset({"clip_grad_norm_", "clip_grad_value_"})
 @rule(
     id="CODE037",
     severity=Severity.ERROR,
-    state="preview",
     reads=Script,
     mentions=("all_reduce",),
     cases=lambda: (

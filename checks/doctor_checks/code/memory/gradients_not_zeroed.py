@@ -41,7 +41,6 @@ _SET_UP = re.compile(r"^lightning\.fabric\.Fabric\(\)\.setup_optimizers\(\)$")
 @rule(
     id="CODE042",
     severity=Severity.ERROR,
-    state="preview",
     reads=Script,
     mentions=("backward",),
     cases=lambda: (

@@ -11,7 +11,7 @@ from doctor.lint.python.loader_calls import words_behind
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import FunctionNode, last_name
 from doctor.lint.python.single_rank import may_run_alone
-from doctor.lint.python.training import RANK_WORDS, calls_of, is_test, only_infers, several_ranks, unwrapped
+from doctor.lint.python.training import RANK_WORDS, TRAINER, calls_of, is_test, only_infers, several_ranks, unwrapped
 from doctor.lint.python.value_flow import computed_from, handed_in
 from doctor.testing.script_cases import fails, passes
 
@@ -40,6 +40,7 @@ _LOADER = re.compile(r"loader|(?:^|_)dl$", re.IGNORECASE)
 @rule(
     id="CODE029",
     severity=Severity.ERROR,
+    preview_infos=True,
     reads=Script,
     mentions=(*RANK_WORDS, "num_proc"),
     cases=lambda: (
@@ -69,6 +70,11 @@ _LOADER = re.compile(r"loader|(?:^|_)dl$", re.IGNORECASE)
             _script("pass", "import torchvision\ndata = torchvision.datasets.MNIST('d', download=True)  # !"),
         ),
         fails("a data set that every rank maps in many processes", _MAPPED),
+        passes("a download before a Trainer starts the other ranks", _DOWNLOADED_BEFORE_FIT),
+        fails(
+            "a download on each of several hosts",
+            _DOWNLOADED_BEFORE_FIT.replace("True)", "True)  # !").replace("devices=4", "devices=4, num_nodes=2"),
+        ),
         passes("mapped by the main process first", _MAPPED_FIRST),
         passes(
             "a download of rank 0, while the others wait",
@@ -160,7 +166,8 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
     yield from _mapped(script)
     if ranks is None:
         return
-    yield from _downloaded(script)
+    if not _starts_ranks_later(script, ranks):
+        yield from _downloaded(script)
     # Scripts that train nothing are often started as one process.
     infers = only_infers(script, ranks) or not _OPTIMIZES.search(script.text)
     for call, where in _written(script):
@@ -181,6 +188,14 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
                 severity=_severity_of(script, call, infers=infers),
                 fix=f"Put line {call.lineno} under `if torch.distributed.get_rank() == 0:`.",
             )
+
+
+def _starts_ranks_later(script: Script, ranks: ast.Call) -> bool:
+    """Whether a Trainer starts the other ranks, which run the script again after rank 0 has come to ``fit()``: what it
+    has downloaded is complete then."""
+    if script.name(ranks.func) != TRAINER or script.is_given(ranks, "num_nodes"):
+        return False
+    return not script.is_open(ranks) and not _LAUNCHED.search(script.text)
 
 
 def _downloaded(script: Script) -> Iterator[Violation]:
@@ -479,6 +494,14 @@ def main(rank, world_size):
 
 if __name__ == "__main__":
     mp.spawn(main, nprocs=4, args=(4,))
+"""
+_DOWNLOADED_BEFORE_FIT = """\
+import lightning as L
+from torchvision.datasets import CIFAR10
+
+digits = CIFAR10("data", download=True)
+trainer = L.Trainer(devices=4, accelerator="gpu")
+trainer.fit(model, DataLoader(digits))
 """
 _MAPPED = """\
 # torchrun --nproc-per-node 8 train.py

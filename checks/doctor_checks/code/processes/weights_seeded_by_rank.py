@@ -27,7 +27,6 @@ _EQUALIZES = (*WRAPPERS, ACCELERATOR, FABRIC, TRAINER, "deepspeed.initialize", "
 @rule(
     id="CODE039",
     severity=Severity.ERROR,
-    state="preview",
     reads=Script,
     mentions=("manual_seed", "seed_everything", "set_seed"),
     cases=lambda: (

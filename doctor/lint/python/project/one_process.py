@@ -101,12 +101,23 @@ def _is_used_elsewhere(script: Script, name: str) -> bool:
     """Whether another file of the project may import a function of this one."""
     if script.modules is None:
         return False
-    module = PurePath(script.path).stem
-    imports = re.compile(rf"import\b[^#\n]*\b{re.escape(module)}\b|\b{re.escape(module)}\s+import\b")
+    module = re.escape(PurePath(script.path).stem)
+    by_name = rf"from\s+([.\w]+)\s+import\b[^#\n]*\b{module}\b"
+    imports = re.compile(rf"^[ \t]*(?:{by_name}|(?:from|import)\s+([.\w]*\b{module})\b)", re.MULTILINE)
     return any(
-        shown != script.path and imports.search(text) and re.search(rf"\b{re.escape(name)}\b", text)
-        for shown, text in script.modules.mentioning(module)
+        shown != script.path
+        and re.search(rf"\b{re.escape(name)}\b", text)
+        and any(_may_be(script, *found.groups()) for found in imports.finditer(text))
+        for shown, text in script.modules.mentioning(PurePath(script.path).stem)
     )
+
+
+def _may_be(script: Script, package: str | None, module: str | None) -> bool:
+    """Whether an import may be of this file: the folders in its name are those above the file."""
+    place = PurePath(script.location or script.path).with_suffix("")
+    dotted = module if module is not None else f"{package}.{place.name}"
+    named = [one for one in dotted.split(".") if one]
+    return all(map(str.__eq__, reversed(named), reversed(place.parts)))
 
 
 def _statements_beside(script: Script, node: ast.AST) -> Iterator[ast.stmt]:
