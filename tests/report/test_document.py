@@ -12,8 +12,10 @@ from doctor.api import Finding, Severity, check
 from doctor.core.check_registry import CheckRegistry
 from doctor.core.report_document import ReportInput
 from doctor.core.settings import IgnoreEntry, Settings
-from doctor.facts import HostFacts, SoftwareFacts
+from doctor.facts import HostFacts, ProgressFacts, SoftwareFacts
 from doctor.report.html.document import render_html
+from doctor.report.html.rank_groups import rank_groups
+from doctor.report.rank_table import rank_rows, used_columns
 from doctor.session import examine, judge
 from doctor.testing import healthy, running
 from tests.lab.command import run_doctor
@@ -212,10 +214,36 @@ def test_names_of_hosts_in_charts_are_text():
     assert len(page.all("script")) == 1
 
 
-def test_a_report_with_charts_is_small(stalled_page):
-    assert "<svg" in stalled_page
-    assert len(stalled_page.encode()) < 200_000
-    assert len(page_of(stalled_job(8, 8)).encode()) < 400_000
+@pytest.mark.parametrize("hosts", [1, 8, 16, 128])
+def test_a_page_with_charts_is_small_for_any_number_of_ranks(hosts):
+    page = page_of(stalled_job(hosts, 8))
+    assert Page(page).open == []
+    assert {"timeline", "ranks", "memory"} | ({"pairs"} if hosts > 1 else set()) <= set(
+        re.findall(r'<section id="([\w-]+)"', page)
+    )
+    assert len(page.encode()) < 200_000
+
+
+def test_ranks_in_the_same_state_share_a_row():
+    page = page_of(stalled_job(8, 8))
+    table = re.search(r'<table id="rank-table">.*?</table>', page, flags=re.DOTALL)[0]
+    assert re.findall(r'<th scope="row" data-order="\d+">([^<]+)<', table) == ["0-20,22-63", "21"]
+    assert "node0, node1, node2, node3 and 4 more" in table
+    assert 'data-hosts="node0 node1 node2 node3 node4 node5 node6 node7"' in table
+    assert "Ranks in the same state share a row." in page
+    assert "Ranks in the same state share a row." not in page_of(stalled_job(2, 8))
+
+
+def test_of_many_different_ranks_those_of_findings_have_rows():
+    sketch = running(16, 8)
+    for rank in range(128):
+        sketch = sketch.alter(ProgressFacts, ranks=(rank,), step=1000 + rank)
+    job = sketch.job()
+    rows = rank_rows(examine(job), job)
+    rows[100] = rows[100]._replace(findings=("RUN001",))
+    groups = rank_groups(rows, used_columns(rows))
+    assert (len(groups.rows), groups.left_out, groups.ranks) == (64, 64, 128)
+    assert [group.name for group in groups.rows if group.findings] == ["100"]
 
 
 def test_inputs_are_listed_those_passed_over_first():

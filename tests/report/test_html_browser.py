@@ -17,7 +17,7 @@ def browser():
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    jobs = {"stalled": stalled_job(), "logged": logged_job()}
+    jobs = {"stalled": stalled_job(), "logged": logged_job(), "large": stalled_job(8, 8)}
     for name, job in jobs.items():
         (folder / f"{name}.html").write_text(render_html(examine(job), job), encoding="utf-8")
     return {name: folder / f"{name}.html" for name in jobs}
@@ -47,6 +47,23 @@ def test_ranks_are_filtered(stalled):
     page.get_by_label("Filter", exact=True).fill("")
     page.get_by_label("only ranks named in a finding").check()
     assert ranks_shown(page) == [2]
+
+
+def test_rows_of_many_ranks_are_filtered_by_rank_and_host(browser, paths):
+    watched = Watched(browser, paths["large"])
+    page = watched.page
+    rows = page.locator("#rank-table tbody tr:visible th")
+    for words, shown in (
+        ("node7", ["0-20,22-63"]),
+        ("21", ["21"]),
+        ("40-50", ["0-20,22-63"]),
+        ("", ["0-20,22-63", "21"]),
+    ):
+        page.get_by_label("Filter", exact=True).fill(words)
+        assert rows.all_inner_texts() == shown
+    assert page.locator("#rank-count").inner_text() == "64 ranks"
+    assert watched.is_quiet(), (watched.complaints, watched.requests)
+    watched.context.close()
 
 
 def test_ranks_are_sorted_by_keyboard(stalled):

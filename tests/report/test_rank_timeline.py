@@ -19,7 +19,8 @@ from doctor.facts import (
     TransferFacts,
 )
 from doctor.report.html.charts import memory_and_pairs
-from doctor.report.html.charts.memory_and_pairs import ALL_POINTS, memory_of, pairs_of
+from doctor.report.html.charts.lane_band import columns_of, marks_of
+from doctor.report.html.charts.memory_and_pairs import ALL_POINTS, BAND_POINTS, memory_of, pairs_of
 from doctor.report.html.charts.rank_timeline import MOST_LANES, MOST_MESSAGES, timeline_of
 from doctor.report.html.charts.svg import memory_svg, pairs_svg, period_of, timeline_svg
 from doctor.report.narrative import Narrative, narrative_of
@@ -140,9 +141,55 @@ def test_of_many_ranks_those_to_blame_are_drawn():
     job = with_failure(stalled(32, 8), (201,), "KeyError", "'label'", user_frame(8, "step"), at=-5.0).job()
     found = timeline(job)
     assert len(found.lanes) <= MOST_LANES
-    assert found.left_out == 256 - len(found.lanes)
+    assert len(found.lanes) + len(found.others) == 256
     assert 201 in {lane.rank for lane in found.lanes}
     assert [lane.rank for lane in found.lanes] == sorted(lane.rank for lane in found.lanes)
+
+
+def test_the_other_lanes_are_a_band_that_shows_how_many_did_what():
+    found = timeline(stalled_job(8, 8))
+    columns = columns_of(found)
+    assert len(found.others) == 64 - len(found.lanes)
+    assert columns[-1].shares["still"] == pytest.approx(1)
+    assert columns[-1].shares["open"] == pytest.approx(1)
+    middle = [column for column in columns if found.focus < column.begin and column.end < NOON - IDLE]
+    assert all(
+        sum(column.shares[kind] for kind in ("work", "data") if kind in column.shares) > 0.99 for column in middle
+    )
+    spent = sum(span.end - span.begin for lane in found.others for span in lane.spans if span.kind == "data")
+    drawn = sum(column.shares.get("data", 0) * (column.end - column.begin) for column in columns)
+    assert drawn * len(found.others) == pytest.approx(spent)
+    shapes = shapes_of(timeline_svg(found))
+    assert f"no progress: at most {len(found.others)} of {len(found.others)} at once" in [title for *_, title in shapes]
+
+
+def test_marks_of_the_other_lanes_are_counted_by_column():
+    events = [said(100.0, rank, line=rank + 1, kind="python.exception", text=f"E{rank}") for rank in range(40)]
+    found = timeline(with_events(said(0.0, 0, line=99), *events, per_host=40))
+    ((mark, many),) = [one for one in marks_of(found) if one[0].kind == "error"]
+    assert (mark.at, many) == (100.0, len(found.others))
+    assert f"and {many - 1} more at this time" in timeline_svg(found)
+
+
+def test_ranks_that_ended_alike_share_a_row_of_the_last_activities():
+    first, second = timeline(stalled_job(8, 8)).activities
+    assert (first.name, first.blamed) == ("rank 21 · node2", True)
+    assert (second.name, second.began) == ("ranks 0-20,22-63", (NOON - IDLE, NOON - IDLE))
+
+
+def test_memory_of_many_ranks_is_a_band():
+    job = stalled_job(8, 8)
+    chart = memory_of(story(job), job)[0]
+    assert [(line.rank, line.blamed) for line in chart.lines if line.blamed] == [(21, True)]
+    assert len(chart.lines) + chart.others == 64
+    assert len(chart.band) <= BAND_POINTS
+    assert all(one.lowest <= one.median <= one.highest for one in chart.band)
+    others = [rank for rank in job.ranks if rank.number not in {line.rank for line in chart.lines}]
+    highest = max(sample.reserved for rank in others for sample in rank.find(RunMemoryFacts).samples)
+    assert max(one.highest for one in chart.band) == highest
+    assert [row.name.partition(", ")[2] for row in chart.rows[-3:]] == ["lowest", "median", "highest"]
+    assert chart.rows[-1].highest == highest
+    assert [tag for tag, css, *_ in shapes_of(memory_svg(chart)) if css == "spread"] == ["polygon"]
 
 
 def shapes_of(drawing):
@@ -294,9 +341,22 @@ def test_of_many_hosts_as_many_are_drawn_as_fit(monkeypatch):
         paths = tuple(PathSample(f"node{peer}", round_trip=0.001) for peer in range(5) if peer != host)
         sketch = sketch.put(PathFacts(samples=paths), hosts=(f"node{host}",))
     found = pairs_of(NOBODY, sketch.job())
-    assert (found.hosts, found.left_out, len(found.charts[0].pairs)) == (("node0", "node1", "node2"), 2, 6)
-    cells = [css for tag, css, _, _ in shapes_of(pairs_svg(found.charts[0], found.hosts)) if tag == "rect"]
-    assert len(cells) == 6
+    assert (found.hosts, found.together) == (("node0 … node1", "node2 … node3", "node4"), 2)
+    (chart,) = found.charts
+    assert (len(chart.pairs), chart.measured, len(chart.worst)) == (8, 20, 20)
+    cells = [css for tag, css, _, _ in shapes_of(pairs_svg(chart, found.hosts)) if tag == "rect"]
+    assert len(cells) == 8
+
+
+def test_a_cell_of_several_hosts_is_their_worst_pair(monkeypatch):
+    monkeypatch.setattr(memory_and_pairs, "MOST_HOSTS", 2)
+    job = transferred(4, between(1, 2)).job()
+    chart = next(one for one in pairs_of(story(job), job).charts if one.name == "bandwidth")
+    cells = {(pair.source, pair.target): pair for pair in chart.pairs}
+    left, right = pairs_of(story(job), job).hosts
+    assert {way for way, pair in cells.items() if pair.bad} == {(left, right), (right, left)}
+    slowest = {(pair.source, pair.target): pair.weight for pair in chart.worst}
+    assert cells[left, right].weight == slowest["node1", "node2"]
 
 
 def test_rows_say_where_a_rank_was_and_what_ended_it():

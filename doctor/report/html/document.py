@@ -35,7 +35,7 @@ from doctor.report.formatting import (
 )
 from doctor.report.html.assets import PAGE, asset, playbook, policy, prose
 from doctor.report.html.charts.memory_and_pairs import memory_of, pairs_of
-from doctor.report.html.charts.rank_timeline import MARKS, SPANS, timeline_of
+from doctor.report.html.charts.rank_timeline import MARKS, MOST_ACTIVITIES, SPANS, timeline_of
 from doctor.report.html.charts.svg import (
     lane_height,
     legend_of,
@@ -45,6 +45,7 @@ from doctor.report.html.charts.svg import (
     period_of,
     timeline_svg,
 )
+from doctor.report.html.rank_groups import rank_groups
 from doctor.report.lost_time import (
     COLUMNS,
     MOST_RANKS,
@@ -84,6 +85,7 @@ def render_html(report: Report, job: Job | None = None) -> str:
     story = narrative_of(report)
     timeline, memory, pairs = timeline_of(story, job), memory_of(story, job), pairs_of(story, job)
     rows = rank_rows(report, job)
+    columns = used_columns(rows)
     scripts = [asset("page.js")]
     evidence = job.evidence if job is not None and job.evidence is not None else LogEvidence()
     heard: list[LogQuote] = []
@@ -107,8 +109,8 @@ def render_html(report: Report, job: Job | None = None) -> str:
         reading=evidence_overview_of(report),
         states=states_of(report),
         collect=to_collect(report) if report.primary is None else [],
-        rows=rows,
-        columns=used_columns(rows),
+        ranks=rank_groups(rows, columns),
+        columns=columns,
         calls=[row._replace(depth=min(row.depth, MOST_INDENT)) for row in call_rows(report.stacks)]
         if report.stacks
         else [],
@@ -137,6 +139,11 @@ def clock(at: float) -> str:
     """Return ``12:03:07.250``, in UTC."""
     moment = _moment(at)
     return "unknown" if moment is None else moment.strftime("%H:%M:%S.") + f"{moment.microsecond // 1000:03d}"
+
+
+def clocks(between: tuple[float, float]) -> str:
+    """Return a time, or the first and the last of several."""
+    return " to ".join(dict.fromkeys(clock(at) for at in between))
 
 
 def _moment(at: float) -> datetime.datetime | None:
@@ -184,6 +191,7 @@ def environment() -> Environment:
         sections=sections_of,
         timeline_svg=timeline_svg,
         clock=clock,
+        clocks=clocks,
         confidence=confidence,
         evidence=without_log_lines,
         prose=prose,
@@ -209,6 +217,7 @@ def environment() -> Environment:
         lost_title=TITLE,
         lost_columns=COLUMNS,
         most_lost_ranks=MOST_RANKS,
+        most_activities=MOST_ACTIVITIES,
         Severity=Severity,
         Status=Status,
     )

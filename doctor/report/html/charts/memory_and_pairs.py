@@ -12,14 +12,19 @@ from doctor.core.job import Job
 from doctor.core.text import byte_size
 from doctor.report.narrative import Narrative
 
-MOST_LINES = 128
-"""Ranks whose memory is drawn: those that findings name, then those with the highest peak."""
+MOST_LINES = 8
+"""Ranks up to which the memory of each is a line; of more, those that findings name and the one with the highest peak,
+and the others are a band."""
 MOST_POINTS = 200
 """Points of one line; of more, the highest of each interval."""
-ALL_POINTS = 4_000
-"""Points of all lines, so that the report on a large job stays small."""
-MOST_HOSTS = 64
-"""Hosts whose pairs are drawn."""
+ALL_POINTS = 3_000
+"""Points of all lines, so that the page stays small."""
+BAND_POINTS = 60
+"""Points of a band."""
+MOST_HOSTS = 32
+"""Hosts up to which each pair has a cell; of more, consecutive hosts share a row and a column."""
+MOST_PAIRS = 20
+"""Pairs in a table, worst first."""
 
 MEMORY = {
     "reserved": "device, reserved by torch",
@@ -49,14 +54,38 @@ class MemoryLine(NamedTuple):
         return max(self.points, key=lambda point: point[1])
 
 
+class MemoryBand(NamedTuple):
+    """Bytes of the other ranks around a step."""
+
+    step: int
+    lowest: int
+    median: int
+    highest: int
+
+
+class MemoryTableRow(NamedTuple):
+    """A row of the table: bytes at first, at most, and at last; ``step``: of the most, if it is one rank's."""
+
+    name: str
+    first: int
+    highest: int
+    step: int | None
+    last: int
+
+
 class MemoryChart(NamedTuple):
-    """One quantity: ``field`` of :data:`MEMORY`; ``limit``: bytes of the device."""
+    """One quantity: ``field`` of :data:`MEMORY`; ``limit``: bytes of the device; ``steps``: the first and the last.
+
+    ``others``: the number of ranks in the band; ``rows``: of the table."""
 
     field: str
     name: str
     lines: tuple[MemoryLine, ...]
     limit: int | None
-    left_out: int
+    steps: tuple[int, int]
+    band: tuple[MemoryBand, ...]
+    others: int
+    rows: tuple[MemoryTableRow, ...]
 
 
 def memory_of(story: Narrative, job: Job | None) -> tuple[MemoryChart, ...]:
@@ -77,17 +106,65 @@ def _memory_chart(
     field: str, sampled: Sequence[tuple[int, RunMemoryFacts]], blamed: set[int], charts: int
 ) -> MemoryChart:
     most = max(20, min(MOST_POINTS, ALL_POINTS // (max(1, min(len(sampled), MOST_LINES)) * charts)))
-    lines = [
-        MemoryLine(rank, rank in blamed, tuple(_thinned(points, most)))
+    every = [
+        MemoryLine(rank, rank in blamed, points)
         for rank, used in sampled
-        if (points := [(one.step, value) for one in used.samples if (value := getattr(one, field)) is not None])
+        if (points := tuple((one.step, value) for one in used.samples if (value := getattr(one, field)) is not None))
     ]
-    chosen = sorted(lines, key=lambda line: (not line.blamed, -line.highest[1]))[:MOST_LINES]
+    apart = set(_apart(every))
+    others = [line for line in every if line.rank not in apart]
+    lines = [line._replace(points=tuple(_thinned(line.points, most))) for line in every if line.rank in apart]
+    steps = [step for line in every for step, _ in (line.points[0], line.points[-1])]
+    between = (min(steps), max(steps))
     totals = (
         [used.total for _, used in sampled if used.total] if field in ("reserved", "allocated", "device_used") else []
     )
-    shown = tuple(sorted(chosen, key=lambda line: line.rank))
-    return MemoryChart(field, MEMORY[field], shown, min(totals, default=None), len(lines) - len(chosen))
+    rows = (*map(_row, sorted(lines, key=lambda line: line.rank)), *_rows_of_others(others))
+    band = tuple(_band(others, *between))
+    lines = sorted(lines, key=lambda line: line.rank)
+    limit = min(totals, default=None)
+    return MemoryChart(field, MEMORY[field], tuple(lines), limit, between, band, len(others), rows)
+
+
+def _apart(lines: Sequence[MemoryLine]) -> list[int]:
+    """Return the ranks whose memory is drawn as a line."""
+    ordered = [line.rank for line in sorted(lines, key=lambda line: (not line.blamed, -line.highest[1]))]
+    if len(lines) <= MOST_LINES:
+        return ordered
+    named = sum(line.blamed for line in lines)
+    return ordered[: min(named, MOST_LINES - 1) + 1]
+
+
+def _row(line: MemoryLine) -> MemoryTableRow:
+    step, most = line.highest
+    return MemoryTableRow(f"rank {line.rank}", line.points[0][1], most, step, line.points[-1][1])
+
+
+def _rows_of_others(lines: Sequence[MemoryLine]) -> Iterator[MemoryTableRow]:
+    """Return the lowest, the median and the highest of each column."""
+    if not lines:
+        return
+    columns = [
+        sorted(column) for column in zip(*((one.first, one.highest, one.last) for one in map(_row, lines)), strict=True)
+    ]
+    for name, position in (("lowest", 0), ("median", len(lines) // 2), ("highest", len(lines) - 1)):
+        first, highest, last = (column[position] for column in columns)
+        yield MemoryTableRow(f"{len(lines)} other ranks, {name}", first, highest, None, last)
+
+
+def _band(lines: Sequence[MemoryLine], first: int, last: int) -> Iterator[MemoryBand]:
+    """Return the lowest, median and highest rank of each interval of steps; a rank counts with its peak there."""
+    width = max(1, -(-(last - first + 1) // BAND_POINTS))
+    peaks: dict[int, dict[int, int]] = {}
+    for line in lines:
+        for step, count in line.points:
+            ranks = peaks.setdefault((step - first) // width, {})
+            ranks[line.rank] = max(count, ranks.get(line.rank, 0))
+    for interval, ranks in sorted(peaks.items()):
+        values = sorted(ranks.values())
+        yield MemoryBand(
+            min(first + interval * width + width // 2, last), values[0], values[len(values) // 2], values[-1]
+        )
 
 
 def _thinned(points: Sequence[tuple[int, int]], most: int) -> Iterator[tuple[int, int]]:
@@ -113,7 +190,8 @@ class Pair(NamedTuple):
 
 class PairChart(NamedTuple):
     """One quantity between hosts. ``unit`` of the weights; ``steps``: names of the weights 0, 1, 2 … of a category;
-    ``higher_is_better``: whether larger weights are better; ``usual``: the weight of a healthy pair."""
+    ``higher_is_better``: whether larger weights are better; ``usual``: the weight of a healthy pair. ``worst``: the
+    pairs of the table; ``measured``: the number of all."""
 
     name: str
     unit: str
@@ -121,14 +199,17 @@ class PairChart(NamedTuple):
     steps: tuple[str, ...] = ()
     higher_is_better: bool = False
     usual: float | None = None
+    worst: tuple[Pair, ...] = ()
+    measured: int = 0
 
 
 class PairCharts(NamedTuple):
-    """All quantities between hosts, those with bad pairs first; ``hosts`` in the order of the ranks."""
+    """All quantities between hosts, those with bad pairs first; ``hosts``: the rows and columns in the order of the
+    ranks, each of which is ``together`` consecutive hosts."""
 
     hosts: tuple[str, ...]
     charts: tuple[PairChart, ...]
-    left_out: int
+    together: int
 
 
 def pairs_of(story: Narrative, job: Job | None) -> PairCharts | None:
@@ -141,14 +222,28 @@ def pairs_of(story: Narrative, job: Job | None) -> PairCharts | None:
     named = dict.fromkeys(host.name for host in job.hosts)
     met = {name for chart in charts for pair in chart.pairs for name in (pair.source, pair.target)}
     hosts = [name for name in (*named, *sorted(met - set(named))) if name in met]
-    shown = set(hosts[:MOST_HOSTS])
     if len(hosts) < 2:
         return None
-    kept = tuple(
-        chart._replace(pairs=tuple(pair for pair in chart.pairs if {pair.source, pair.target} <= shown))
-        for chart in charts
-    )
-    return PairCharts(tuple(hosts[:MOST_HOSTS]), kept, len(hosts) - len(shown))
+    together = -(-len(hosts) // MOST_HOSTS)
+    blocks = [hosts[start : start + together] for start in range(0, len(hosts), together)]
+    rows = tuple(block[0] if len(block) == 1 else f"{block[0]} … {block[-1]}" for block in blocks)
+    row_of = {host: row for row, block in zip(rows, blocks, strict=True) for host in block}
+    return PairCharts(rows, tuple(_cells(chart, row_of, together) for chart in charts), together)
+
+
+def _cells(chart: PairChart, row_of: Mapping[str, str], together: int) -> PairChart:
+    """Return the chart with the worst pair of each cell, and the worst pairs of all."""
+    ordered = sorted(chart.pairs, key=lambda pair: pair.weight, reverse=not chart.higher_is_better)
+    listed = chart._replace(worst=tuple(ordered[:MOST_PAIRS]), measured=len(ordered))
+    if together == 1:
+        return listed
+    cells: dict[tuple[str, str], Pair] = {}
+    for pair in ordered:
+        cell = (row_of[pair.source], row_of[pair.target])
+        worst = cells.setdefault(cell, pair._replace(source=cell[0], target=cell[1]))
+        if pair.bad and not worst.bad:
+            cells[cell] = worst._replace(bad=True)
+    return listed._replace(pairs=tuple(cells.values()))
 
 
 def _charts(job: Job, blamed: Sequence[frozenset[str]]) -> Iterator[PairChart]:

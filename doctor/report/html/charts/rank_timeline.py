@@ -8,17 +8,22 @@ from typing import NamedTuple
 
 from doctor.core.facts import Event, PointInTime, ProgressFacts, RecorderFacts
 from doctor.core.job import UNKNOWN_HOST, Job, Rank
+from doctor.report.formatting import ranges
 from doctor.report.narrative import Narrative, quotes
 from doctor.report.rank_table import call_words, is_done, place_words
 
-MOST_LANES = 128
-"""Ranks that a chart shows; of more, those that findings name, and others evenly over the job."""
+MOST_LANES = 32
+"""Lanes up to which each is drawn."""
+APART = 16
+"""Lanes that are drawn apart if there are more than :data:`MOST_LANES`; the others are drawn as one band."""
+MOST_ACTIVITIES = 40
+"""Rows of the table of last activities."""
 MOST_CALLS = 40
 """Newest collectives of a rank that are drawn."""
 MOST_MESSAGES = 40
 """Messages of a rank that are drawn, besides the evidence of findings."""
 ALL_DRAWN = 1_000
-"""Collectives, and messages, of all ranks, so that the report on a large job stays small."""
+"""Collectives, and messages, of all lanes that are drawn, so that the report on a large job stays small."""
 _LEAST_DRAWN = 6
 _LONGEST = 200
 """Characters of a message in a chart."""
@@ -85,23 +90,58 @@ class Lane(NamedTuple):
         return max(ends or self.spans, key=lambda one: (one.kind in STUCK, one[0]), default=None)
 
 
+class LastActivity(NamedTuple):
+    """The last activity of the lanes that ended with the same one. ``began``: the earliest and the latest of them."""
+
+    lanes: tuple[Lane, ...]
+    last: Span | Mark | None
+    began: tuple[float, float] | None
+
+    @property
+    def blamed(self) -> bool:
+        """Whether the primary finding names one of the lanes."""
+        return any(lane.blamed for lane in self.lanes)
+
+    @property
+    def name(self) -> str:
+        """The lane, or the ranks and other lanes without numbers."""
+        if len(self.lanes) == 1:
+            return self.lanes[0].name
+        numbers = [lane.rank for lane in self.lanes if lane.rank is not None]
+        return ", ".join(
+            [f"ranks {ranges(numbers)}"] * bool(numbers) + [one.name for one in self.lanes if one.rank is None]
+        )
+
+
 class Timeline(NamedTuple):
     """All lanes, and the period that is shown first, ``focus`` to ``end``.
 
-    ``first_at``: when the primary finding began, if that is known; ``left_out``: the number of lanes not drawn."""
+    ``others``: lanes that are drawn together; ``first_at``: when the primary finding began, if that is known."""
 
     lanes: tuple[Lane, ...]
+    others: tuple[Lane, ...]
     begin: float
     end: float
     focus: float
     first_at: float | None
-    left_out: int
+
+    @property
+    def every(self) -> tuple[Lane, ...]:
+        """The lanes that are drawn apart, and the others."""
+        return (*self.lanes, *self.others)
 
     @property
     def marks(self) -> list[tuple[Lane, Mark]]:
         """The evidence of findings, and errors, in the order of time."""
-        marks = [(lane, mark) for lane in self.lanes for mark in lane.marks if mark.kind != "message"]
+        marks = [(lane, mark) for lane in self.every for mark in lane.marks if mark.kind != "message"]
         return sorted(marks, key=lambda one: one[1].at)
+
+    @property
+    def activities(self) -> list[LastActivity]:
+        """What the lanes did last: one entry for all that did the same, those of the primary finding first, then those
+        of the fewest lanes."""
+        found = [_activity(lanes) for lanes in _by_activity(self.every).values()]
+        return sorted(found, key=lambda one: (not one.blamed, len(one.lanes), one.began or (math.inf,)))
 
 
 def timeline_of(story: Narrative, job: Job | None) -> Timeline | None:
@@ -111,26 +151,47 @@ def timeline_of(story: Narrative, job: Job | None) -> Timeline | None:
     lanes = lanes_of(job, story)
     if not any(lane.rank is not None and (lane.spans or lane.marks) for lane in lanes):
         return None
-    shown = _chosen(lanes)
-    spans = [span for lane in shown for span in lane.spans]
-    marks = [mark for lane in shown for mark in lane.marks]
+    apart = _apart(lanes)
+    spans = [span for lane in lanes for span in lane.spans]
+    marks = [mark for lane in lanes for mark in lane.marks]
     begin = min(one[0] for one in (*spans, *marks))
     end = max(*(span.end for span in spans), *(mark.at for mark in marks), begin)
     first_at = min((mark.at for mark in marks if mark.kind == "first"), default=None)
     focus = _focus(first_at, spans, begin, end)
-    return Timeline(tuple(shown), begin, end, focus, first_at, len(lanes) - len(shown))
+    lanes_apart = tuple(lane for number, lane in enumerate(lanes) if number in apart)
+    others = tuple(lane for number, lane in enumerate(lanes) if number not in apart)
+    return Timeline(lanes_apart, others, begin, end, focus, first_at)
 
 
-def _chosen(lanes: Sequence[Lane]) -> list[Lane]:
-    """Return at most :data:`MOST_LANES`: first those of blamed ranks and those with errors, then every n-th."""
+def _apart(lanes: Sequence[Lane]) -> set[int]:
+    """Return the positions of the lanes to draw apart. Of many, these are the lanes of blamed ranks, those whose end
+    differs from that of most, and those with errors; others are added evenly."""
     if len(lanes) <= MOST_LANES:
-        return list(lanes)
-    telling = [lane for lane in lanes if lane.blamed or any(mark.kind != "message" for mark in lane.marks)]
-    chosen = {id(lane) for lane in telling[: MOST_LANES * 3 // 4]}
-    rest = [lane for lane in lanes if id(lane) not in chosen]
-    step = -(-len(rest) // (MOST_LANES - len(chosen)))
-    chosen |= {id(lane) for lane in rest[::step]}
-    return [lane for lane in lanes if id(lane) in chosen]
+        return set(range(len(lanes)))
+    common = max(_by_activity(lanes).values(), key=len)[0].last
+    loud = {number: any(mark.kind != "message" for mark in lane.marks) for number, lane in enumerate(lanes)}
+    differs = {number: _words(lane.last) != _words(common) for number, lane in enumerate(lanes)}
+    telling = [number for number, lane in enumerate(lanes) if lane.blamed or loud[number] or differs[number]]
+    telling.sort(key=lambda number: (not lanes[number].blamed, not differs[number], number))
+    chosen = set(telling[: APART * 3 // 4])
+    rest = [number for number in range(len(lanes)) if number not in chosen]
+    return chosen | set(rest[:: -(-len(rest) // (APART - len(chosen)))])
+
+
+def _by_activity(lanes: Iterable[Lane]) -> dict[object, list[Lane]]:
+    groups: dict[object, list[Lane]] = {}
+    for lane in lanes:
+        groups.setdefault(_words(lane.last), []).append(lane)
+    return groups
+
+
+def _words(last: Span | Mark | None) -> tuple[str, str] | None:
+    return None if last is None else (last.kind, last.text)
+
+
+def _activity(lanes: Sequence[Lane]) -> LastActivity:
+    times = [lane.last[0] for lane in lanes if lane.last is not None]
+    return LastActivity(tuple(lanes), lanes[0].last, (min(times), max(times)) if times else None)
 
 
 def _focus(first_at: float | None, spans: Sequence[Span], begin: float, end: float) -> float:

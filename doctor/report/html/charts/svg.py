@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from doctor.core.text import byte_size
 from doctor.report.formatting import spelt_out
+from doctor.report.html.charts.lane_band import blocks_of, columns_of, marks_of
 from doctor.report.html.charts.memory_and_pairs import MemoryChart, MemoryLine, PairChart
 from doctor.report.html.charts.rank_timeline import MARKS, SPANS, STUCK, Lane, Mark, Span, Timeline
 
@@ -23,9 +24,11 @@ AXIS = 22
 """Pixels above the lanes, for the times."""
 HEIGHT = 300
 """Pixels of a chart of memory."""
-MOST_LABELED = 12
+BAND = 72
+"""Pixels of the band of the lanes that are not drawn apart."""
+MOST_LABELED = 6
 """Hosts up to which each cell of a matrix has its value."""
-MOST_TITLED = 16
+MOST_TITLED = 8
 """Lanes up to which each span has its text; of more, only those that did not end."""
 LEVELS = 5
 """Colors of cells, from good to bad."""
@@ -96,9 +99,10 @@ def lane_height(timeline: Timeline) -> int:
 
 
 def timeline_svg(timeline: Timeline) -> Markup:
-    """Return the lanes of a timeline. The grid is drawn twice, for the whole run and for what follows the focus."""
+    """Return the lanes of a timeline, and the band of the others. The grid is drawn twice, for the whole run and for
+    what follows the focus."""
     pitch = lane_height(timeline)
-    height = AXIS + pitch * len(timeline.lanes)
+    height = AXIS + pitch * len(timeline.lanes) + BAND * bool(timeline.others)
     period = period_of(timeline)
     scale = _Scale(timeline, period, digits=2 + math.ceil(math.log10(period.zoom)))
     parts = [*_grid("all", timeline, scale, period.begin, height), *_rules(len(timeline.lanes), pitch)]
@@ -108,6 +112,8 @@ def timeline_svg(timeline: Timeline) -> Markup:
         parts += _bare_spans(timeline, pitch, height, period)
     for number, lane in enumerate(timeline.lanes):
         parts += _lane(lane, AXIS + number * pitch, pitch, scale)
+    if timeline.others:
+        parts += _band(timeline, height - BAND, height, scale)
     if timeline.first_at is not None:
         at = scale.at(timeline.first_at)
         parts.append(_filled('<line class="first-at" x1="{0}" x2="{0}" y1="{1}" y2="{2}"/>', at, AXIS, height))
@@ -163,15 +169,39 @@ def _bare_spans(timeline: Timeline, pitch: int, height: int, period: Period) -> 
             if span.kind not in STUCK:
                 left, right = (_WIDE * period.share(at - timeline.begin) / 100 for at in (span.begin, span.end))
                 top, tall = _part(span.kind, AXIS + number * pitch + 2, pitch - 4)
-                path = f"M{left:.0f} {top:.3g}h{max(right - left, 0):.0f}v{tall:.3g}H{left:.0f}Z"
+                wide = f"{max(right - left, 0):.0f}"
+                path = f"M{left:.0f} {top:.0f}h{wide}v{tall:.0f}h-{wide}z"
                 paths.setdefault(span.kind, []).append(path)
-    yield _filled('<svg width="100%" height="{1}" viewBox="0 0 {0} {1}" preserveAspectRatio="none">', _WIDE, height)
+    yield _filled(_STRETCHED, _WIDE, height)
     for kind in SPANS:
         if kind in paths:
             yield _filled('<path class="s-{}" d="{}"><title>{}</title></path>', kind, "".join(paths[kind]), SPANS[kind])
     yield _filled("</svg>")
 
 
+def _band(timeline: Timeline, top: int, height: int, scale: _Scale) -> Iterator[Markup]:
+    """Draw the share of the other lanes in each kind of span, and the gravest marks of each moment."""
+    count = len(timeline.others)
+    columns = columns_of(timeline)
+    yield _filled(_STRETCHED, _WIDE, height)
+    for calls, (low, tall) in ((False, _part("work", top + 4, BAND - 8)), (True, _part("call", top + 4, BAND - 8))):
+        for kind, blocks in blocks_of(columns, calls=calls, steps=int(tall)).items():
+            path = ""
+            for block in blocks:
+                left, right = (_WIDE * scale.share(at) / 100 for at in (block.begin, block.end))
+                wide, down = f"{right - left:.0f}", low + tall - block.high
+                path += f"M{left:.0f} {down:.0f}h{wide}v{block.high - block.low}h-{wide}z"
+            most = round(count * max(column.shares.get(kind, 0.0) for column in columns))
+            words = f"{SPANS[kind]}: at most {most} of {count} at once"
+            yield _filled('<path class="s-{}" d="{}"><title>{}</title></path>', kind, path, words)
+    yield _filled("</svg>")
+    for mark, many in sorted(marks_of(timeline), key=lambda one: -_GRAVITY[one[0].kind]):
+        text = mark.text if many == 1 else f"{mark.text}\nand {many - 1} more at this time"
+        yield _mark(mark._replace(text=text), top + BAND / 2, scale)
+
+
+_STRETCHED = '<svg width="100%" height="{1}" viewBox="0 0 {0} {1}" preserveAspectRatio="none">'
+"""A viewport that is stretched to the width of the page."""
 _WIDE = 100_000
 """Units of the width of a viewport that is stretched."""
 
@@ -218,8 +248,8 @@ def _clock(at: float) -> str:
 
 def legend_of(timeline: Timeline) -> list[tuple[Markup, str]]:
     """Return the kinds of spans and marks that a timeline has: a swatch, and the name."""
-    kinds = {span.kind for lane in timeline.lanes for span in lane.spans}
-    kinds |= {mark.kind for lane in timeline.lanes for mark in lane.marks}
+    kinds = {span.kind for lane in timeline.every for span in lane.spans}
+    kinds |= {mark.kind for lane in timeline.every for mark in lane.marks}
     spans = ((kind, name, '<rect class="s-{}" y="3" width="14" height="10"/>') for kind, name in SPANS.items())
     marks = (
         (kind, name, f'<svg class="m-{{}}" x="7" y="8"><path d="{_SHAPES[kind]}"/></svg>')
@@ -230,10 +260,10 @@ def legend_of(timeline: Timeline) -> list[tuple[Markup, str]]:
 
 
 def memory_svg(chart: MemoryChart) -> Markup:
-    """Return the memory of each rank by step; the lines of blamed ranks are emphasized."""
-    steps = [step for line in chart.lines for step, _ in line.points]
-    low, high = min(steps), max(steps)
-    highest = max(line.highest[1] for line in chart.lines)
+    """Return the memory of each rank by step; the lines of blamed ranks are emphasized. Of many ranks, most are a band
+    from the lowest to the highest, with the median as a line."""
+    low, high = chart.steps
+    highest = max([line.highest[1] for line in chart.lines] + [one.highest for one in chart.band])
     most = max(chart.limit or 0, highest, 1)
 
     def across(step: float) -> float:
@@ -243,7 +273,7 @@ def memory_svg(chart: MemoryChart) -> Markup:
         return (HEIGHT - 40) * (1 - count / most) + 12
 
     parts = [*_byte_grid(most, down), *_step_labels(low, high)]
-    points = [_filled('<g class="lines">')]
+    points = [*_memory_band(chart, across, down), _filled('<g class="lines">')]
     for index, line in enumerate(sorted(chart.lines, key=lambda one: one.blamed)):
         points.append(_line(line, _ink(line, index, chart), across, down))
     points.append(_filled("</g>"))
@@ -257,15 +287,34 @@ def memory_svg(chart: MemoryChart) -> Markup:
     return _svg(HEIGHT, parts)
 
 
+def _memory_band(chart: MemoryChart, across: Callable[[float], float], down: Callable[[float], float]) -> list[Markup]:
+    if not chart.band:
+        return []
+    places = [
+        (round(1000 * across(one.step)), *(round(down(value), 1) for value in (one.lowest, one.median, one.highest)))
+        for one in chart.band
+    ]
+    if len(places) == 1:
+        places.append((places[0][0] + 1, *places[0][1:]))
+    upper = " ".join(f"{x} {high:g}" for x, _, _, high in places)
+    lower = " ".join(f"{x} {low:g}" for x, low, _, _ in reversed(places))
+    middle = " ".join(f"{x} {median:g}" for x, _, median, _ in places)
+    words = f"{chart.others} other ranks: from the lowest to the highest"
+    return [
+        _filled('<polygon class="spread" points="{} {}"><title>{}</title></polygon>', upper, lower, words),
+        _filled('<g class="lines"><polyline class="other" points="{}"><title>median</title></polyline></g>', middle),
+    ]
+
+
 FEW_LINES = 8
 """Lines up to which each has its own color."""
 
 
 def _ink(line: MemoryLine, index: int, chart: MemoryChart) -> str:
-    if line.blamed and not all(one.blamed for one in chart.lines):
+    if line.blamed and not (chart.band == () and all(one.blamed for one in chart.lines)):
         return "blamed"
     has_blamed = any(one.blamed for one in chart.lines)
-    return f"l{index}" if len(chart.lines) <= FEW_LINES and not has_blamed else "other"
+    return f"l{index + bool(chart.band)}" if len(chart.lines) <= FEW_LINES and not has_blamed else "other"
 
 
 def memory_legend(chart: MemoryChart) -> list[tuple[str, str]]:
@@ -273,6 +322,8 @@ def memory_legend(chart: MemoryChart) -> list[tuple[str, str]]:
     ordered = sorted(chart.lines, key=lambda one: one.blamed)
     inks = [(_ink(line, index, chart), line) for index, line in enumerate(ordered)]
     named = [(ink, f"rank {line.rank}") for ink, line in inks if ink != "other"][:FEW_LINES]
+    if chart.band:
+        return [*named, ("other", f"{chart.others} other ranks: median, and range from lowest to highest")]
     return [*named, ("other", "other ranks")] if named and len(named) < len(inks) else named
 
 
@@ -324,9 +375,11 @@ def pairs_svg(chart: PairChart, hosts: Sequence[str]) -> Markup:
                 text = '<text class="cell" x="{:.2f}%" y="{}">{}</text>'
                 parts.append(_filled(text, left + 50 / size, top + pitch / 2 + 4, shown or "✓"))
         return _svg(pitch * size, parts)
+    levels: dict[tuple[int, int], int] = {}
+    for pair in chart.pairs:
+        levels[place[pair.source], place[pair.target]] = level(pair.weight)
     for number in range(LEVELS):
-        cells = [pair for pair in chart.pairs if level(pair.weight) == number]
-        path = "".join(f"M{place[one.target]} {place[one.source]}h1v1h-1z" for one in cells)
+        path = _runs(sorted(cell for cell, value in levels.items() if value == number))
         if path:
             parts.append(_filled('<path class="c{}" d="{}"/>', number, path))
     frame = '<svg width="100%" height="100%" viewBox="0 0 {0} {0}" preserveAspectRatio="none">'
@@ -337,6 +390,17 @@ def pairs_svg(chart: PairChart, hosts: Sequence[str]) -> Markup:
         for y in [pitch * place[one.source] + pitch / 2 + 4]
     ]
     return _svg(pitch * size, [_filled(frame, size), *parts, _filled("</svg>"), *marks])
+
+
+def _runs(cells: Iterable[tuple[int, int]]) -> str:
+    """Return a path over cells (row, column) in order; neighbors of a row are one rectangle."""
+    runs: list[tuple[int, int, int]] = []
+    for row, column in cells:
+        if runs and runs[-1][0] == row and sum(runs[-1][1:]) == column:
+            runs[-1] = (row, runs[-1][1], runs[-1][2] + 1)
+        else:
+            runs.append((row, column, 1))
+    return "".join(f"M{column} {row}h{wide}v1h-{wide}z" for row, column, wide in runs)
 
 
 def _leveled(chart: PairChart) -> Callable[[float], int]:

@@ -156,13 +156,17 @@
   const body = table.tBodies[0];
   const rows = [...body.rows].map((row) => ({
     row,
-    rank: Number(row.cells[0].dataset.order),
-    text: row.textContent.toLowerCase(),
+    ranks: row.cells[0].textContent.split(",").map((part) => part.split("-").map(Number)),
+    text: `${row.textContent} ${row.dataset.hosts ?? ""}`.toLowerCase(),
     named: row.classList.contains("named"),
   }));
   const filter = byId("rank-filter");
   const named = byId("rank-named");
   const count = byId("rank-count");
+  const everything = count.textContent;
+  // Of many ranks, those in the same state share a row.
+  const isFolded = rows.some(({ row }) => /[,-]/.test(row.cells[0].textContent));
+  const unit = isFolded ? "rows" : rows.length === 1 ? "rank" : "ranks";
   filter.closest(".tools").hidden = false;
 
   // "3" and "0-7" are ranks, anything else is text that a row must hold.
@@ -171,7 +175,7 @@
     if (!span) return ({ text }) => text.includes(word);
     const low = Number(span[1]);
     const high = span[2] === undefined ? low : Number(span[2]);
-    return ({ rank }) => low <= rank && rank <= high;
+    return ({ ranks }) => ranks.some(([first, last = first]) => low <= last && first <= high);
   };
   const narrow = () => {
     const words = filter.value
@@ -185,8 +189,7 @@
       entry.row.hidden = !fits;
       shown += fits;
     }
-    const ranks = rows.length === 1 ? "rank" : "ranks";
-    count.textContent = shown === rows.length ? `${shown} ${ranks}` : `${shown} of ${rows.length} ${ranks}`;
+    count.textContent = shown === rows.length ? everything : `${shown} of ${rows.length} ${unit}`;
   };
   filter.addEventListener("input", narrow);
   named.addEventListener("change", narrow);
