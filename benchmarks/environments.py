@@ -1,7 +1,7 @@
 """Score ``doctor check`` on recommended environments and on environment faults from public threads.
 
     python benchmarks/environments.py                 scores the environments and faults of the first set
-    python benchmarks/environments.py --set second    those of the second set (third, fourth)
+    python benchmarks/environments.py --set second    those of the second set (third, fourth, fifth)
     python benchmarks/environments.py WORD ...        only those whose name contains a word; nothing is kept
     python benchmarks/environments.py --keep          adds the score to benchmarks/environments_results.json
     python benchmarks/environments.py --evidence      writes the table of kept scores into docs/evidence
@@ -12,12 +12,12 @@
 variables of that site profile (``doctor check --profile``), and its own ones beside them. All of it was committed
 before the first run, except for 18 environments that came later with the site profiles. ``recommended_2.json`` and
 ``faults_2.json`` are the second set, gathered from other sources after the rules had been corrected with the first
-one, and committed before their first run; so are the third set after the second, and the fourth after the third.
-Before its first run the fourth set was started with a script in place of the doctor that prints names, addresses,
-devices and limits, and every name in a recommended environment was compared with what its machine has. Every
-environment is a process in network, mount and host-name namespaces in which the interfaces (veth), the RDMA devices (a
-recorded sysfs tree), the plugins and the files of that machine exist; the GPUs are those of a driver library of the
-tests.
+one, and committed before their first run; so are the third set after the second, the fourth after the third, and the
+fifth after the fourth. Before their first run the fourth and the fifth set were started with a script in place of the
+doctor that prints names, addresses, devices and limits, and every name in a recommended environment was compared with
+what its machine has. Every environment is a process in network, mount and host-name namespaces in which the interfaces
+(veth), the RDMA devices (a recorded sysfs tree), the plugins and the files of that machine exist; the GPUs are those of
+a driver library of the tests.
 ``exported`` marks rows that were written from what a launcher is known to export. ``caused`` of a fault says whether
 it is caused for real in the namespaces, is only a setting, or comes from a recorded tree or a driver library;
 ``wrapper`` starts the process with fewer capabilities or on fewer CPUs, ``siblings`` are more processes of its host. A
@@ -72,6 +72,7 @@ SETS = {
     "second": ("recommended_2", "faults_2"),
     "third": ("recommended_3", "faults_3"),
     "fourth": ("recommended_4", "faults_4"),
+    "fifth": ("recommended_5", "faults_5"),
 }
 """The files of the environments and of the faults of each set."""
 

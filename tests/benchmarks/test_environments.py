@@ -31,6 +31,8 @@ def test_sizes_and_unique_names():
         "faults_3": 54,
         "recommended_4": 87,
         "faults_4": 61,
+        "recommended_5": 86,
+        "faults_5": 60,
     }
     assert len(names) == len(set(names))
 
