@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from doctor.api import Severity, Status
+from doctor.api import Finding, Severity, Status, check
 from doctor.core.check_registry import CheckRegistry, builtin_checks
 from doctor.core.check_runner import examine_job as examine
 from doctor.core.facts import SECTIONS
 from doctor.facts import GpuFacts, SoftwareFacts, TorchBuild
-from doctor.testing import Fails, Passes, healthy
+from doctor.knowledge.log_patterns import known_patterns
+from doctor.testing import Fails, Passes, healthy, logged
 from tests.lab.cases import assert_each
 from tests.lab.shell import fault_of_fix
 from tests.lab.wording import fault_of_prose, fault_of_summary
@@ -43,6 +44,36 @@ def _has_failing_and_passing_cases(check):
     assert any(isinstance(case, Fails) for case in cases)
     assert any(isinstance(case, Passes) for case in cases)
     assert len({case.name for case in cases}) == len(cases)
+
+
+def test_each_kind_of_impact_is_that_of_a_finding():
+    assert_each(_has_findings_for_its_impacts, [(check.id, (check,)) for check in CHECKS if check.impacts])
+
+
+def _has_findings_for_its_impacts(check):
+    lines = [line for one in known_patterns() if one.check == check.id for line in one.examples]
+    sketches = [*(case.sketch for case in check.cases()), *map(logged, lines)]
+    effects = {finding.effect for sketch in sketches for finding in _run(check, sketch).findings}
+    assert set(check.impacts.values()) - effects == set()
+
+
+def test_an_impact_belongs_to_the_first_pattern_that_matches():
+    def kinds(job):
+        """Ask.
+
+        Why it hurts: in general.
+        """
+        yield Finding("disk 1 is full")
+        yield Finding("disk 2 is slow")
+        yield Finding("disk 3 is full", effect="its own")
+
+    made = check(id="ACME001", severity=Severity.ERROR, impacts={r"\d is full": "nothing is written", r"full": "no"})(
+        kinds
+    )
+    (result,) = examine(healthy(1, 1).job(), CheckRegistry((made,)))
+    assert [finding.effect for finding in result.findings] == ["nothing is written", "In general.", "its own"]
+    with pytest.raises(ValueError, match="ACME001: impacts has an invalid pattern"):
+        check(id="ACME001", severity=Severity.ERROR, impacts={"(": "no"})(kinds)
 
 
 def test_checks_that_use_a_baseline_are_proven_with_one():

@@ -58,7 +58,8 @@ class Check:
     findings is unknown, and with one rank there is nothing to compare. ``uses_baseline``: ``job.expected`` is the
     reference, and the check itself reports that a single rank has nothing to be compared with. ``last_resort``: it is
     evaluated only if no other check has an error or a warning that may be the primary one. ``limits``: thresholds by
-    name. ``origin``: ``built-in``, a distribution or a file. ``state``: how far it may change.
+    name. ``origin``: ``built-in``, a distribution or a file. ``state``: how far it may change. ``impacts``: the effect
+    of findings whose summary has a match of the pattern; the first one counts.
 
     Raises:
         ValueError: the metadata is malformed; the runner and the reports rely on its form.
@@ -83,6 +84,7 @@ class Check:
     from_logs: tuple[LogJudge, ...] = ()
     last_resort: bool = False
     state: State = "stable"
+    impacts: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Reject malformed metadata."""
@@ -99,6 +101,15 @@ class Check:
             kinds = sections if isinstance(sections, tuple) else (None,)
             if not all(isinstance(kind, type) and issubclass(kind, Section) for kind in kinds):
                 raise ValueError(f"{self.id}: {name} is a tuple of types of sections")
+        for pattern in self.impacts:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{self.id}: impacts has an invalid pattern {pattern!r}: {error}") from None
+
+    def effect_of(self, summary: str) -> str:
+        """The effect of a finding that states none: that of its kind in ``impacts``, or else that of the check."""
+        return effect_of_kind(self.impacts, summary) or self.effect
 
     @property
     def reads_logs(self) -> bool:
@@ -135,6 +146,7 @@ def check(
     from_logs: LogJudge | tuple[LogJudge, ...] = (),
     last_resort: bool = False,
     state: State = "stable",
+    impacts: Mapping[str, str] | None = None,
     cases: Callable[[], Iterable[Case]] = tuple,
 ) -> Callable[[Callable[..., Iterable[Verdict]]], Check]:
     """Make a function ``(job, *, limit=number) -> Iterator[Verdict]`` a check named after it.
@@ -146,7 +158,8 @@ def check(
     baseline replaces the majority. ``from_logs``: functions that check log events in addition; a
     check that reads logs only (``when="M"``, no ``needs``) has none. ``last_resort``: the check is evaluated only if no
     other one has an error or a warning that may be the primary one. ``state``: ``preview`` while what it finds, its
-    severity or its name may change. ``cases`` is called by tests only.
+    severity or its name may change. ``impacts``: a pattern of the summary -> the effect of such findings, for a check
+    whose kinds of findings have different consequences. ``cases`` is called by tests only.
     """
 
     def make(function: Callable[..., Iterable[Verdict]]) -> Check:
@@ -170,9 +183,15 @@ def check(
             from_logs=from_logs if isinstance(from_logs, tuple) else (from_logs,),
             last_resort=last_resort,
             state=state,
+            impacts=impacts or {},
         )
 
     return make
+
+
+def effect_of_kind(impacts: Mapping[str, str], summary: str) -> str:
+    """The effect of the first pattern that has a match in a summary; empty if none has."""
+    return next((effect for pattern, effect in impacts.items() if re.search(pattern, summary)), "")
 
 
 def require_state(owner: str, state: str) -> None:

@@ -163,14 +163,15 @@ class _Runner:
     def _complete(self, check: Check, finding: Finding) -> ReportFinding:
         """The finding with the defaults of its check, its hosts, and whether it is ignored."""
         hosts = finding.hosts or self._job.hosts_of(finding.ranks)
+        summary = capitalized(finding.summary)
         return ReportFinding(
-            summary=capitalized(finding.summary),
+            summary=summary,
             severity=finding.severity or check.severity,
             ignored=self._ignore(check, finding, hosts) if self._ignore else None,
             ranks=tuple(sorted(set(finding.ranks))),
             hosts=hosts,
             evidence=finding.evidence,
-            effect=finding.effect or check.effect,
+            effect=finding.effect or check.effect_of(summary),
             fix=finding.fix or check.fix,
             confidence=finding.confidence,
             source=finding.source,

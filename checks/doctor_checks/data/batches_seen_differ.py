@@ -103,6 +103,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     needs=(LoaderFacts,),
     or_needs=(ProgressFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"ended normally": "The ranks that still train wait for a rank that has left the job, until the timeout.",
+    },
     cases=lambda: (
         Passes("all loaders end after as many batches", running(hosts=2, per_host=2)),
         Passes("StopIteration on all ranks", logged(*(f"[rank{rank}]: StopIteration" for rank in range(2)))),

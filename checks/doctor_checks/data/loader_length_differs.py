@@ -125,6 +125,15 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
     when="PRM",
     needs=(LoaderFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"has no batches on one rank": (
+            "The rank without batches ends its epoch at once, and the others wait for it in their first collective."
+        ),
+        r"validation|test loader|predict": (
+            "The rank with more batches waits in a collective of the evaluation that the others have left, until "
+            "the timeout."
+        ),
+    },
     cases=lambda: (
         Passes("as many batches on all ranks", running(hosts=2, per_host=2)),
         Passes(

@@ -37,6 +37,9 @@ def _of_replicas(sketch: JobBuilder) -> JobBuilder:
     scope=Scope.RANK,
     when="PR",
     needs=(LoaderFacts, TrainingFacts),
+    impacts={
+        r"but the data-parallel size is 1\b": "Each rank reads only part of the data, and the rest is never read.",
+    },
     cases=lambda: (
         Passes("one shard per rank", running(hosts=2, per_host=2)),
         Passes("no distributed sampler", with_loader(running(), sampler=Sampler("RandomSampler"))),

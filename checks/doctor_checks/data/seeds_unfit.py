@@ -51,6 +51,16 @@ def _unlike_models(sketch: JobBuilder, *, broadcast: bool) -> JobBuilder:
     scope=Scope.JOB,
     when="R",
     needs=(LoaderFacts, TrainingFacts),
+    impacts={
+        r"Initial parameters": (
+            "Each rank trains a model of its own: replicas that start with different parameters stay different, "
+            "although gradients are averaged."
+        ),
+        r"seed|random state": (
+            "Each rank selects its samples from a different order, so some samples are drawn by several ranks and "
+            "others by none."
+        ),
+    },
     cases=lambda: (
         Passes("one seed for all samplers", running(hosts=2, per_host=2)),
         Passes("a different global seed on each rank", running().alter(TrainingFacts, ranks=(1,), seed=8)),

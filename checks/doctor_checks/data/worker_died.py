@@ -31,6 +31,12 @@ _FIX_OF_CRASH = (
     id="DATA012",
     severity=Severity.ERROR,
     when="M",
+    impacts={
+        r"raised ": (
+            "The exception is raised again in the rank that reads the batch. That rank fails, and the others wait "
+            "for it until their timeout."
+        ),
+    },
     cases=lambda: (
         Passes(
             "killed by the OOM killer (MEM012)",

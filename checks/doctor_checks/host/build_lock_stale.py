@@ -101,6 +101,14 @@ def _waits_for_lock(frame: Frame) -> bool:
     when="PRM",
     needs=(StorageFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"^Ranks? .* waited": (
+            "The rank waits for a lock that nothing removes, and the other ranks wait for it until their "
+            "collective times out."
+        ),
+        r"is stale": "Every rank that needs the extension waits for the lock, and no message says so.",
+        r"^A process": "The process does not get past the lock, and the other ranks wait for it until their timeout.",
+    },
     cases=lambda: (
         Passes("no lock", healthy(hosts=2)),
         Passes("a build is going on", _locked(7200.0, held=True)),

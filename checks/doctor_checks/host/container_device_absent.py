@@ -99,6 +99,18 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(HostFacts, DriverFacts),
     from_logs=_from_logs,
+    impacts={
+        r"infiniband|uverbs": (
+            "NCCL finds no RDMA device and silently uses TCP sockets, which are ten to fifty times slower."
+        ),
+        r"kfd|renderD": "ROCm does not start, so the job fails or trains on the CPU.",
+        r"nvidia-caps": "CUDA finds no device, and the rank fails at its first use of the GPU.",
+        r"uvm": 'CUDA fails to start ("CUDA unknown error") although nvidia-smi works.',
+        r"dev/nvidia\d": (
+            'The rank that uses this GPU fails with "invalid device ordinal" or "no CUDA-capable device".'
+        ),
+        r"no access to its GPUs": "The job fails at its first use of CUDA, or trains on the CPU.",
+    },
     cases=lambda: (
         Passes("a container with every file", _container()),
         Passes("no container", healthy(hosts=2, rdma=2)),

@@ -22,6 +22,12 @@ admin-guide/pm/intel_pstate.rst and amd-pstate.rst, active mode)."""
     scope=Scope.HOST,
     when="PR",
     needs=(HostFacts,),
+    impacts={
+        r"governor": (
+            "The CPUs run at a fraction of their speed, so kernels are launched late and batches arrive late. All "
+            "ranks wait for the slowest."
+        ),
+    },
     cases=lambda: (
         Passes("no quota and the performance governor", healthy(hosts=2)),
         Passes(

@@ -57,6 +57,18 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(ProcessFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"fail if CUDA is used before fit": (
+            'If CUDA is used before fit, each rank fails with "Cannot re-initialize CUDA in forked subprocess".'
+        ),
+        r"already holds GPU memory|after its parent": (
+            'The first CUDA call of the forked process fails with "Cannot re-initialize CUDA in forked '
+            'subprocess", or hangs in a lock of the driver.'
+        ),
+        r"CUDA failed to start": (
+            "The forked process cannot use CUDA: it fails, and the other ranks wait for it until their timeout."
+        ),
+    },
     cases=lambda: (
         Passes("unknown", healthy()),
         Passes("ranks made by spawn or exec", healthy().alter(ProcessFacts, forked_after_cuda=False)),

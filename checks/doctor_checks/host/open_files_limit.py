@@ -19,6 +19,14 @@ def _limited(soft: int, hard: int) -> JobBuilder:
     scope=Scope.HOST,
     when="PM",
     needs=(ProcessFacts,),
+    impacts={
+        r"tensor in shared memory": (
+            "The process that reads the batch fails, and the other ranks wait for it until their timeout."
+        ),
+        r"reached its": (
+            'The process fails with "Too many open files", and the other ranks wait for it until their timeout.'
+        ),
+    },
     cases=lambda: (
         Passes("65,536 files", healthy(hosts=2)),
         Passes("1,024 files, the default of login shells", _limited(1024, 1048576)),

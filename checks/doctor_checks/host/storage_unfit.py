@@ -75,6 +75,33 @@ _DUMPS = {"path": "/scratch/dumps", "role": "flight-recorder", "source": "TORCH_
     when="PRM",
     needs=(StorageFacts,),
     from_logs=storage_messages,
+    impacts={
+        r"^Flight-recorder dump": (
+            "After a hang, there is no dump that shows which rank did not reach which collective."
+        ),
+        r"not shared|different directories": (
+            "Each host holds only the parts of its own ranks, and the job cannot be resumed from them."
+        ),
+        r"^A file is incomplete or damaged": (
+            "The file cannot be loaded: ranks that read it fail, and the other ranks wait for them until the timeout."
+        ),
+        r"^A checkpoint is missing": "The job cannot be resumed from this checkpoint: the ranks that load it fail.",
+        r"^A checkpoint could not|could not write a checkpoint": (
+            "The run fails at this checkpoint, and the steps since the last complete checkpoint are lost."
+        ),
+        r"lock manager": "Libraries that lock files in this directory fail.",
+        r"does not respond|disconnected|no longer mounted|I/O errors|not accessible": (
+            "A process that reads or writes there fails or blocks, and the other ranks wait for it until the timeout."
+        ),
+        r"^(?:A directory|/\S*) is full": (
+            "Nothing more can be written there: the process that tried fails, and the other ranks wait for it "
+            "until the timeout."
+        ),
+        r"^(?:A directory|/\S*) is not writable": (
+            "The process that writes there fails, and the other ranks wait for it until the timeout."
+        ),
+        r"^Checkpoint": "The run fails when it saves its first checkpoint.",
+    },
     cases=lambda: (
         Passes("a shared directory with room", _with(_folder())),
         Passes("no directory is named", healthy(hosts=2)),

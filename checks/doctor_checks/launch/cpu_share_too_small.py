@@ -24,6 +24,12 @@ def _unread(threads: str) -> JobBuilder:
     when="P",
     needs=(ProcessFacts,),
     compares_ranks=True,
+    impacts={
+        r"not a positive number": (
+            "OpenMP ignores the value and starts a thread for every CPU on each rank, so ranks of one host "
+            "compete for the CPUs."
+        ),
+    },
     cases=lambda: (
         Fails("a number of threads that OpenMP cannot read", _unread("all"), ranks=(0, 1)),
         Fails("no threads", _unread("0"), ranks=(0, 1)),

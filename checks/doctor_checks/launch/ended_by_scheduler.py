@@ -40,6 +40,25 @@ _STALLED = ("torch.nccl.watchdog_timeout", "torch.nccl.heartbeat", "torch.monito
     severity=Severity.ERROR,
     scope=Scope.JOB,
     when="M",
+    impacts={
+        r"then ran again and completed": (
+            "None: the later attempt completed. Errors of the first one are consequences of its end."
+        ),
+        r"requeued$": (
+            "The first attempt ended, and its ranks lost their connections. The job starts again from its last "
+            "checkpoint."
+        ),
+        r"earlier failure": (
+            "The ranks were blocked by the earlier failure until the time limit, which used up the allocation."
+        ),
+        r"time limit": "All ranks receive SIGTERM and then SIGKILL; the steps since the last checkpoint are lost.",
+        r"torchrun": (
+            "torchrun stops all ranks of its host; lost connections that other hosts log afterwards are consequences."
+        ),
+        r"A host of the job failed": (
+            "The scheduler ends the job on all hosts; the steps since the last checkpoint are lost."
+        ),
+    },
     cases=lambda: (
         Passes(
             "srun ends the step after a task failed",

@@ -115,6 +115,11 @@ def _given(job: Job, kind: str) -> tuple[Event, ...]:
     when="PM",
     needs=(MasterFacts,),
     from_logs=(_by_commands, _by_attempts),
+    impacts={
+        r"loopback|itself": (
+            "Each host connects to itself, so its ranks wait for the ranks of the other hosts until the timeout."
+        ),
+    },
     cases=lambda: (
         Passes("one address for all", healthy(hosts=2, per_host=2)),
         Passes(

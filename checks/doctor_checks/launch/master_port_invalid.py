@@ -33,6 +33,12 @@ from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
     severity=Severity.ERROR,
     when="P",
     needs=(LaunchFacts,),
+    impacts={
+        r"MASTER_PORT=0": "Rank 0 binds a port that the other ranks do not know, and they block until the timeout.",
+        r"is not a (?:valid port|number)": (
+            "PyTorch raises an error in init_process_group() on every rank with this setting."
+        ),
+    },
     cases=lambda: (
         Passes("the default port", healthy(hosts=2, per_host=2).by_srun()),
         Passes("torchrun chose an ephemeral port", healthy().launched(MASTER_PORT="45123")),

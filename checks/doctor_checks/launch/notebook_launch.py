@@ -35,6 +35,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(ProcessFacts, TrainerFacts),
     from_logs=_from_logs,
+    impacts={
+        r"cannot import its functions": (
+            "The started processes fail when they load the function, and fit() raises an error."
+        ),
+    },
     cases=lambda: (
         Passes("ddp in a script", _trained_by("ddp").alter(ProcessFacts, interactive=False)),
         Passes("ddp_notebook in a notebook", _trained_by("ddp_notebook_find_unused_parameters_false")),

@@ -197,6 +197,19 @@ def _ends_there(job: Job, event: Event) -> bool:
     scope=Scope.JOB,
     when="PM",
     from_logs=(_by_count, _by_barrier, _by_rendezvous, _by_members, _by_store),
+    impacts={
+        r"during the network measurement|stopped responding": (
+            "The report lacks what this rank would have measured. In the job, the other ranks would block until "
+            "the timeout."
+        ),
+        r"^\d+ processes reached": (
+            "More processes than ranks register with the store: the group is never complete, or a rank joins twice."
+        ),
+        r"rendezvous timed out": "The launcher ends without starting the training on any host.",
+        r"before the timeout|Startup timed out|log ends while|reached init_process_group": (
+            "The ranks that joined wait for the others in init_process_group() until the timeout, and then fail."
+        ),
+    },
     cases=lambda: (
         Fails(
             "rank 0 hosts the store and waits for a rank that is late",

@@ -31,6 +31,15 @@ from doctor.testing.script_cases import shell_fails, shell_passes
     severity=Severity.ERROR,
     when="PM",
     needs=(LaunchFacts,),
+    impacts={
+        r"^A process asked NCCL": (
+            "NCCL rejects the rank, and the other ranks wait in the initialization until the timeout."
+        ),
+        r"^LOCAL_RANK": "The process selects a GPU that belongs to another rank or does not exist.",
+        r"negative|allows no rank": (
+            "PyTorch rejects the rank in init_process_group(), and the other ranks wait for it."
+        ),
+    },
     cases=lambda: (
         Fails(
             "a rank that NCCL refuses",

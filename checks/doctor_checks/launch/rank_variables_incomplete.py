@@ -68,6 +68,15 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(LaunchFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"started without a launcher": (
+            "The script raises an error when it reads the variable, or every process starts as a job of its own."
+        ),
+        r"is not a number": (
+            "The rank fails with a ValueError in init_process_group(), and the other ranks wait for it until the "
+            "timeout."
+        ),
+    },
     cases=lambda: (
         Passes("torchrun sets all of them", healthy(hosts=2, per_host=2)),
         Passes(

@@ -19,6 +19,9 @@ _LATE_WORDS = ("heartbeat", "shutdown the rendezvous", "shut down the rendezvous
     severity=Severity.ERROR,
     scope=Scope.JOB,
     when="M",
+    impacts={
+        r"was closed": "The launcher of this host ends without starting its ranks.",
+    },
     cases=lambda: (
         Passes(
             "the agent that hosts the store ended first",

@@ -150,6 +150,17 @@ def _by_waiting(job: Job) -> Iterator[Finding]:
     needs=(LaunchFacts,),
     compares_ranks=False,
     from_logs=(_by_slurm, _by_waiting, _by_index),
+    impacts={
+        r"ignores --ntasks-per-node": (
+            "SLURM starts fewer tasks than the Trainer expects, and these wait for ranks that are never started."
+        ),
+        r"cannot start the requested tasks": "The job step ends before any rank starts.",
+        r"not a number": "Programs that read the variable as a number fail with a ValueError at startup.",
+        r"^--ntasks|requires --ntasks-per-node|more than once|more tasks per host": (
+            "Lightning rejects the settings with an error at startup, or starts a wrong number of ranks."
+        ),
+        r"hosts$|joined": "The ranks that are started wait for ranks that SLURM does not start, until the timeout.",
+    },
     cases=lambda: (
         Passes("torchrun on each of two nodes for one job", _torchrun_per_node(world="16")),
         Fails(

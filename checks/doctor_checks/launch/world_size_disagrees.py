@@ -93,6 +93,15 @@ def _too_many(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(LaunchFacts,),
     from_logs=(_worlds_unequal, _too_many),
+    impacts={
+        r"started more than once|earlier attempt": (
+            "Processes of two attempts register in one store: the group is never complete, or a process replaces "
+            "another."
+        ),
+        r"mpirun started|srun started": (
+            "The processes wait in init_process_group() for ranks that are not started, until the timeout."
+        ),
+    },
     cases=lambda: (
         Passes("the same on all ranks", healthy(hosts=2, per_host=2)),
         Passes("srun started the ranks", healthy(hosts=2, per_host=2).by_srun().launched(WORLD_SIZE="4")),

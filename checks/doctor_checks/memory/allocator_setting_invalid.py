@@ -29,6 +29,17 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
     id="MEM007",
     severity=Severity.ERROR,
     needs=(EnvironmentFacts,),
+    impacts={
+        r"ignores|no benefit|has no effect": "The option has no effect; the allocator works without it.",
+        r"unknown option|does not support|call release_lock": (
+            "PyTorch rejects the option with an error (`Unrecognized key`) at the first use of CUDA on every rank."
+        ),
+        r"exactly True or False": "PyTorch raises `Expected 'True' or 'False'` at the first use of CUDA.",
+        r"which fails in torch": "The allocator fails at the first use of CUDA on every rank.",
+        r"must be|quotation marks|separate option and value": (
+            "PyTorch rejects the value with an error at the first use of CUDA on every rank."
+        ),
+    },
     cases=lambda: (
         Passes("nothing set", healthy()),
         Passes("sound options", healthy().environ(PYTORCH_CUDA_ALLOC_CONF=_SOUND)),

@@ -33,6 +33,19 @@ def _in_run(*ranks: int, peak: int, foreign: int = GIB, retries: int = 0) -> Job
     when="PR",
     needs=(GpuFacts, ProcessFacts),
     or_needs=(RunMemoryFacts,),
+    impacts={
+        r"^GPU \d+ of": (
+            "Less memory is free than the job may need: the rank runs out of memory at startup or in a longer batch."
+        ),
+        r"retried": (
+            'Each retry empties the cache and blocks the rank. A slightly longer batch then fails with "CUDA out '
+            'of memory".'
+        ),
+        r"nearly full": (
+            'A batch that is slightly longer fails with "CUDA out of memory", and the other ranks wait for this '
+            "one until their timeout."
+        ),
+    },
     cases=lambda: (
         Passes("empty GPUs", healthy(hosts=2, per_host=2)),
         Passes(

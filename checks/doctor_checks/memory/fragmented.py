@@ -63,6 +63,12 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     when="RM",
     needs=(RunMemoryFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"failed with": (
+            'The rank ends with "CUDA out of memory" although enough memory is reserved, and the others wait for '
+            "it until their timeout."
+        ),
+    },
     cases=lambda: (
         Passes("room for everything", running(2, 2)),
         Passes("a run on the CPU", running(1, 2, gpus=0)),

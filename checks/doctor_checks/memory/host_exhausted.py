@@ -35,6 +35,12 @@ _WORDS_OF_PEERS = ("connection", "nccl", "gloo", "peer", "socket", "dataloader w
     severity=Severity.ERROR,
     scope=Scope.HOST,
     when="M",
+    impacts={
+        r"data worker": (
+            "The rank of the worker fails with an error of its data loader, and the other ranks wait for it until "
+            "their timeout."
+        ),
+    },
     cases=lambda: (
         Passes(
             "a launcher that ends the others after an error",

@@ -65,6 +65,15 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     needs=(HostFacts, EstimateFacts),
     or_needs=(HostFacts, RunMemoryFacts),
     from_logs=_from_logs,
+    impacts={
+        r"could not allocate": (
+            "The process fails with an error of the allocation, and the other ranks report a lost peer."
+        ),
+        r"need .* but it has": (
+            "The OOM killer will end a process without a message (exit code -9), and the other ranks will only "
+            "report a lost peer."
+        ),
+    },
     cases=lambda: (
         Passes("plenty of memory", healthy(hosts=2, per_host=8).put(EstimateFacts(host_peak=40 * GIB))),
         Passes("no estimate", healthy(per_host=2)),

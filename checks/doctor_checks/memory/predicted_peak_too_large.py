@@ -34,6 +34,11 @@ def _begins(floor: int | None, *, free: int, measured: bool = False) -> JobBuild
     when="PR",
     needs=(GpuFacts, EstimateFacts),
     or_needs=(RunMemoryFacts,),
+    impacts={
+        r"^No batch fits": (
+            'The run fails with "CUDA out of memory" at any batch size, at the latest in the first optimizer step.'
+        ),
+    },
     cases=lambda: (
         Passes("fits", healthy(hosts=2, per_host=2).put(EstimateFacts(device_peak=60 * GIB))),
         Passes("no estimate", healthy(per_host=2)),

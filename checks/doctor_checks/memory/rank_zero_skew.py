@@ -144,6 +144,11 @@ def _is_home(held: Mapping[tuple[str | None, int], int], pid: str | None, gpu: i
     needs=(GpuFacts, ProcessFacts),
     compares_ranks=True,
     from_logs=(_by_processes, _from_logs),
+    impacts={
+        r"is full and holds": (
+            "The rank that belongs to this GPU runs out of memory, while other GPUs have free memory."
+        ),
+    },
     cases=lambda: (
         Passes(
             "every rank on its own GPU",

@@ -115,6 +115,14 @@ _SHARING = ("multiprocessing/heap.py", "multiprocessing/shared_memory.py", "mult
     when="PM",
     needs=(HostFacts,),
     from_logs=(_from_logs, _started_with_little, _bus_error),
+    impacts={
+        r"NCCL needs": 'NCCL fails when it starts: "failed to extend /dev/shm/nccl-…" or "unhandled system error".',
+        r"bus error": (
+            "The process ends without a Python traceback, and the other ranks wait for it until their timeout."
+        ),
+        r"could not open another rank's": "NCCL fails when it starts on ranks of the same host.",
+        r"is full$|is nearly full": "NCCL cannot start, and data workers that return a batch crash with a bus error.",
+    },
     cases=lambda: (
         Passes("half of the memory, as on a bare host", healthy(hosts=2, per_host=8)),
         Passes(

@@ -59,6 +59,17 @@ def _in_run(*, strategy: str | None, seen: int = 0, gpus: int | None = 0) -> Job
     severity=Severity.INFO,
     needs=(EnvironmentFacts,),
     uses_baseline=True,
+    impacts={
+        r"every tensor allocation": "Each allocation waits for the driver, so every step is many times slower.",
+        r"compared over Gloo": (
+            "Each collective waits for a comparison of all ranks over Gloo, so every step is many times slower."
+        ),
+        r"log line": "The log grows by gigabytes, and writing it slows down every collective.",
+        r"launch is synchronous": (
+            "Kernels do not overlap with each other, with copies or with communication, so every step is slower."
+        ),
+        r"wait\(\) blocks": "The CPU cannot queue further kernels during a collective, so every step is slower.",
+    },
     cases=lambda: (
         Passes("nothing set", healthy(2, 2)),
         Passes(

@@ -40,6 +40,24 @@ def _dumps_to(*, exists: bool = True, writable: bool | None = True) -> StorageFa
     id="NCCL011",
     severity=Severity.WARNING,
     needs=(EnvironmentFacts,),
+    impacts={
+        r"hangs indefinitely": (
+            "A failed or blocked collective never times out: the job occupies its hosts until the scheduler ends it."
+        ),
+        r"wait\(\) raises": (
+            "A timeout raises an exception with a traceback, but no dump shows which rank did not reach the collective."
+        ),
+        r"may end the process": (
+            "After a timeout, the dumps of some ranks may be missing, and with them the rank that did not reach "
+            "the collective."
+        ),
+        r"no dump|cannot be written|does not write": (
+            "The run ends at the timeout, and no dump shows which rank did not reach which collective."
+        ),
+        r"flight recorder is off|turns off the flight recorder": (
+            "The run ends at the timeout, and no record shows which rank did not reach which collective."
+        ),
+    },
     cases=lambda: (
         Passes("no GPU and nothing set", healthy(1, 1, gpus=0)),
         Passes("several processes without NCCL", healthy(2, 2, gpus=0)),

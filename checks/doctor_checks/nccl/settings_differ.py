@@ -41,6 +41,22 @@ def _in_file(name: str, value: str) -> tuple[Setting, ...]:
     scope=Scope.JOB,
     needs=(NcclFacts,),
     uses_baseline=True,
+    impacts={
+        r"NCCL_ALGO|NCCL_PROTO": (
+            "Ranks that select different algorithms or protocols wait for data that never arrives: the first "
+            "collective hangs, and no message names the setting."
+        ),
+        r"CHANNELS|CTAS": (
+            "Ranks that use different numbers of channels wait for data that never arrives: the first collective "
+            "hangs, and no message names the setting."
+        ),
+        r"NCCL_IB_DISABLE|NCCL_IB_HCA|NCCL_NET|IFNAME": (
+            "Ranks that select different networks cannot connect: the job hangs or fails when NCCL starts."
+        ),
+        r"NCCL_IB_TIMEOUT|RETRY": (
+            "Connections of these ranks give up earlier or later than those of the others when packets are lost."
+        ),
+    },
     cases=lambda: (
         Passes("nothing set", healthy(2, 2)),
         Passes("the same everywhere", healthy(2, 2).environ(NCCL_ALGO="Ring", NCCL_CROSS_NIC="1")),

@@ -63,6 +63,18 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(NcclFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"^NCCL_GRAPH_FILE=\S* (?:does not exist|cannot be read)|cannot read \S*graph": (
+            "NCCL fails to start with a system error."
+        ),
+        r"describes another machine|names GPU": (
+            "NCCL selects paths that do not exist on this host: it is slow, or fails to start."
+        ),
+        r"does not exist|cannot be read|cannot read": (
+            "NCCL goes on without the file and builds the topology itself. In a virtual machine, it selects slow paths."
+        ),
+        r"not valid|damaged": "NCCL cannot parse the file and fails to start with an internal error.",
+    },
     cases=lambda: (
         Passes("not set", healthy(2, 2)),
         Passes("a file of this machine", _SET.alter(NcclFacts, references=_file())),

@@ -33,6 +33,27 @@ def _without_nvlink(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     id="NCCL006",
     severity=Severity.WARNING,
     needs=(NcclFacts,),
+    impacts={
+        r"NVLink SHARP": (
+            "All-reduces run on the GPUs instead of in the NVSwitch, which costs part of their bandwidth."
+        ),
+        r"between hosts \(MNNVL\)": (
+            "Hosts that share an NVLink domain communicate over the network cards, which is several times slower."
+        ),
+        r"unused here": "None on this host, whose GPUs communicate over NVLink.",
+        r"none is visible here|no GPU is visible here": (
+            "On hosts with several GPUs, these then communicate on a slower path. Only a line logged at "
+            "NCCL_DEBUG=INFO shows it."
+        ),
+        r"off shared memory": (
+            "GPUs without peer access communicate through the network card, at a fraction of the speed. Only a "
+            "line logged at NCCL_DEBUG=INFO shows it."
+        ),
+        r"off (?:NVLink|PCIe|peer)": (
+            "The GPUs of a host communicate through host memory, at a fraction of the speed. Only a line logged "
+            "at NCCL_DEBUG=INFO shows it."
+        ),
+    },
     cases=lambda: (
         Passes("nothing set", healthy(1, 8)),
         Passes("switches that turn nothing off", healthy(1, 8).environ(NCCL_P2P_DISABLE="0", NCCL_NVLS_ENABLE="2")),

@@ -44,6 +44,19 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(SoftwareFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"newer than": "PyTorch was not tested with this release; a changed function or default may fail.",
+        r"installed in the same folder": (
+            "Both packages write libnccl.so.2 to this folder. The one that was installed last is loaded, and an "
+            "update of the other replaces it."
+        ),
+        r"lacks ": "Importing torch fails with `undefined symbol`, or the function fails at its first call.",
+        r"invalid configuration": "NCCL rejects the communicator, and the rank fails when it is created.",
+        r"older than the": (
+            "Bugs that were fixed in the release of PyTorch's build are back, and functions may be missing "
+            "(`undefined symbol` when torch is imported)."
+        ),
+    },
     cases=lambda: (
         Passes("the wheel alone", healthy()),
         Passes("no NCCL", healthy(gpus=0)),

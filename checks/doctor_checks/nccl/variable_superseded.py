@@ -20,6 +20,10 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
     id="NCCL004",
     severity=Severity.WARNING,
     needs=(EnvironmentFacts,),
+    impacts={
+        r"no longer read": "The variable is silently ignored; its replacement keeps its default.",
+        r"is deprecated": "It still works in some releases. A later one ignores it without a message.",
+    },
     cases=lambda: (
         Passes("nothing set", healthy()),
         Passes("the new names", healthy().environ(TORCH_NCCL_BLOCKING_WAIT="0", NCCL_NET_GDR_LEVEL="PHB")),

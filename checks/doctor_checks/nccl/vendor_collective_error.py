@@ -24,6 +24,13 @@ CODES = {
     severity=Severity.ERROR,
     scope=Scope.JOB,
     when="M",
+    impacts={
+        r"did not connect": (
+            "The communicator is not created: all ranks fail at startup when the connection times out."
+        ),
+        r"failed link|port issue": "GPUs that use this link cannot exchange data, and the collective fails.",
+        r"not supported": "The call fails on every rank; oneCCL does not offer it.",
+    },
     cases=lambda: (
         Passes("a hint of oneCCL", logged("2026:01:02-03:04:05:( 4242) |CCL_WARN| value of CCL_ATL_TRANSPORT changed")),
         Fails(

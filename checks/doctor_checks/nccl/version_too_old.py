@@ -64,6 +64,15 @@ _NO_CODE = ("no kernel image is available", "named symbol not found", "invalid d
     when="PM",
     needs=(SoftwareFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"no code for": "Collectives fail with `no kernel image is available`, hang, or are very slow on this GPU.",
+        r"may hang": "The job may hang in NCCL when it starts, until the timeout.",
+        r"does not use NVLink between hosts": (
+            "Hosts of one NVLink domain communicate over the network cards, which is several times slower."
+        ),
+        r"GID index": "RDMA connections to hosts in another subnet fail; NCCL needs NCCL_IB_GID_INDEX for them.",
+        r"requires NCCL": "The call that needs the feature fails on every rank.",
+    },
     cases=lambda: (
         Passes("new enough", healthy(2, 8, rdma=8)),
         Passes("no NCCL", healthy(gpus=0)),

@@ -61,6 +61,12 @@ _CONSEQUENCES = ("GPU021", "GPU022", "NCCL008")
     when="PM",
     needs=(SoftwareFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"compatibility package": (
+            'CUDA fails to start with "CUDA driver version is insufficient" or "system has unsupported display '
+            'driver / cuda driver combination".'
+        ),
+    },
     cases=lambda: (
         Passes("newer than needed", healthy(hosts=2)),
         Passes("older within the same major release", _drivers("525.60.13", "12.0")),

@@ -31,6 +31,12 @@ def _pair(lightning: str, torch: str, requires: str = ">=2.1.0,<4.0", name: str 
     scope=Scope.RANK,
     when="P",
     needs=(SoftwareFacts,),
+    impacts={
+        r"requires torch": "Imports fail, or the package uses parts of PyTorch that this release does not have.",
+        r"was tested up to": (
+            "The package may use parts of PyTorch that have changed since. Such failures look like bugs in the model."
+        ),
+    },
     cases=lambda: (
         Passes("both of one time", healthy(hosts=2)),
         Passes("no Lightning", healthy(hosts=2).alter(SoftwareFacts, packages=(), requirements=())),

@@ -93,6 +93,12 @@ _HANDS_ON = ("utilities/argparse.py", "connectors/env_vars_connector.py")
     when="PM",
     needs=(TrainerFacts, SoftwareFacts),
     from_logs=(_removed_arguments, _from_logs),
+    impacts={
+        r"Trainer argument|does not accept \w+$": (
+            "The Trainer raises TypeError when it is created, and every rank ends at startup."
+        ),
+        r"strategy": "The Trainer raises ValueError when it is created, and every rank ends at startup.",
+    },
     cases=lambda: (
         Passes("arguments of today", _with_arguments(devices="4", strategy="fsdp", precision="bf16-mixed")),
         Passes("an old argument under an old Lightning", _with_arguments("1.9.5", gpus="4")),
@@ -177,5 +183,9 @@ def _finding(fault: _Fault, ranks: tuple[int, ...]) -> Finding:
         f"Lightning {fault.release} does not accept {what} ({when})",
         ranks=ranks,
         evidence={"argument": fault.name, "value": fault.value, "set_by": fault.source, "lightning": fault.release},
+        effect=_IGNORED if fault.source.startswith("PL_TRAINER") and fault.name != "strategy" else "",
         fix=f"Use {fault.replacement} instead of {old}." if fault.replacement else "",
     )
+
+
+_IGNORED = "Lightning silently ignores the variable, so the Trainer uses its default for what the variable should set."

@@ -20,6 +20,16 @@ def _installed(**versions: str) -> JobBuilder:
     scope=Scope.RANK,
     when="P",
     needs=(SoftwareFacts,),
+    impacts={
+        r"are mixed": (
+            'The Trainer rejects the object of the other package ("model must be a LightningModule"), or never '
+            "calls it."
+        ),
+        r"both installed": (
+            "None as long as all imports use one package. Each has its own classes, which the other rejects or "
+            "never calls."
+        ),
+    },
     cases=lambda: (
         Passes("lightning alone", healthy(hosts=2)),
         Passes("pytorch-lightning alone", _installed(pytorch_lightning="2.5.0")),

@@ -53,6 +53,25 @@ _EMPTY: dict[str, object] = {"torch": None, "packages": ()}
     when="P",
     needs=(SoftwareFacts,),
     uses_baseline=True,
+    impacts={
+        r"Patch releases of Python": (
+            "Usually none. Objects pickled by one rank may not load on another if a class has changed."
+        ),
+        r"not installed": (
+            "On ranks without the package, imports fail or another code path is used, and the other ranks wait "
+            "for them."
+        ),
+        r": Python |of Python |^Python:": (
+            "Objects pickled by one rank may not load on another, and packages may behave differently."
+        ),
+        r"torch|CUDA": (
+            "Ranks may call different collectives or kernels: the job hangs, fails, or the results differ "
+            "silently between ranks."
+        ),
+        r"lightning|transformers|accelerate|deepspeed": (
+            "The framework may call collectives in a different order on these ranks, and the job hangs."
+        ),
+    },
     cases=lambda: (
         Passes("one image", healthy(hosts=3)),
         Passes("torch is nowhere installed", healthy(hosts=2).alter(SoftwareFacts, torch=None, packages=())),

@@ -168,7 +168,7 @@ class Rule:
 
     ``reads``: the type of its argument (:class:`doctor.lint.python.script.Script`, or a launch file). ``mentions``:
     every file that can violate it has one of these words; others are not parsed for it. ``foreshadows``: ids of the
-    checks that find the same fault in a run. ``state``: as of a check; findings of a rule in
+    checks that find the same fault in a run. ``state`` and ``impacts``: as of a check; findings of a rule in
     preview are reported only with ``--preview``, or if its id is selected. ``preview_infos``: so are those of severity
     info, while the others are stable.
 
@@ -190,6 +190,7 @@ class Rule:
     origin: str = "built-in"
     state: State = "stable"
     preview_infos: bool = False
+    impacts: Mapping[str, str] = field(default_factory=dict)
     when: str = field(default="L", init=False)
 
     def __post_init__(self) -> None:
@@ -225,14 +226,15 @@ def rule(
     foreshadows: tuple[str, ...] = (),
     state: State | None = None,
     preview_infos: bool = False,
+    impacts: Mapping[str, str] | None = None,
     cases: Callable[[], Iterable[FileCase]] = tuple,
 ) -> Callable[[Callable[[Any], Iterable[Violation]]], Rule]:
     """Make a function ``(source) -> Iterator[Violation]`` a rule, named after the function.
 
     Its docstring holds a question, then ``Why it hurts:`` and ``Fix:``, the defaults of a violation. ``check``: the
     check that finds the same fault before or during a run, in the same module. The rule has its id and its name, and
-    takes its severity, its state and each part of its docstring unless it gives its own. ``preview_infos``: findings
-    of severity info are in preview. ``cases`` is called by tests alone.
+    takes its severity, its state, its impacts and each part of its docstring unless it gives its own.
+    ``preview_infos``: findings of severity info are in preview. ``cases`` is called by tests only.
 
     Raises:
         ValueError: the rule has no check, and no id or severity of its own.
@@ -260,6 +262,7 @@ def rule(
             foreshadows=foreshadows,
             state=state or (check.state if check is not None else "stable"),
             preview_infos=preview_infos,
+            impacts=(check.impacts if check is not None and impacts is None else impacts) or {},
         )
 
     return make

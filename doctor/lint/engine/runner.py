@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from doctor.core.check import effect_of_kind
 from doctor.core.errors import UnusableError
 from doctor.core.finding import Source, Status, capitalized
 from doctor.core.report_document import CheckResult, Ignored, Report, ReportFinding, ReportInput
@@ -134,14 +135,15 @@ def _findings(verdicts: Iterable[FileResult], asked: LintRequest) -> dict[int, l
 
 def _finding(rule: Rule, found: LocatedViolation, target: LintTarget, ignored: Ignored | None) -> ReportFinding:
     violation = found.violation
+    summary = capitalized(violation.summary)
     return ReportFinding(
-        summary=capitalized(violation.summary),
+        summary=summary,
         severity=violation.severity or rule.severity,
         ignored=ignored,
         ranks=(),
         hosts=(),
         evidence=_evidence(rule, found),
-        effect=rule.effect,
+        effect=effect_of_kind(rule.impacts, summary) or rule.effect,
         fix=violation.fix or rule.fix,
         confidence=violation.confidence,
         source=Source(target.shown, found.place.line or None),

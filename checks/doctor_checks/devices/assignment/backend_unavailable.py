@@ -62,6 +62,18 @@ def _summary_and_confidence(group: EventGroup) -> tuple[str, float]:
     when="PM",
     needs=(SoftwareFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"finds no NVIDIA driver|sees no GPU|sees none": (
+            "The job fails at its first use of CUDA, or silently trains on the CPU, a hundred times slower."
+        ),
+        r"lacks (?:nccl|NCCL)": 'init_process_group fails with "Distributed package doesn\'t have NCCL built in".',
+        r"lacks (?:mpi|MPI)": 'init_process_group fails with "Distributed package doesn\'t have MPI built in".',
+        r"No torch.distributed backend": "init_process_group fails for tensors of this device type.",
+        r"without CUDA|lacks (?:cuda|CUDA|XPU|xpu)": (
+            'The job fails with "Torch not compiled with" that device support, or silently trains on the CPU, a '
+            "hundred times slower."
+        ),
+    },
     cases=lambda: (
         Passes("CUDA build on GPUs", healthy(hosts=2, per_host=2)),
         Passes("CPU build without GPU", healthy(per_host=2, gpus=0)),

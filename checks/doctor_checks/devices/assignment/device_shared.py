@@ -67,6 +67,9 @@ def _bus_id(event: Event) -> str:
     needs=(GpuFacts,),
     compares_ranks=True,
     from_logs=_from_logs,
+    impacts={
+        r"^NCCL ": 'NCCL refuses to create the communicator ("Duplicate GPU detected"), and the job ends at startup.',
+    },
     cases=lambda: (
         Passes("a GPU for each rank", healthy(hosts=2, per_host=4)),
         Passes(

@@ -69,6 +69,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(LaunchFacts, EnvironmentFacts, GpuFacts),
     from_logs=_from_logs,
+    impacts={
+        r"checkpoint was saved": (
+            "torch.load() raises an error on this rank, and the other ranks wait for it until their timeout."
+        ),
+    },
     cases=lambda: (
         Passes("as many GPUs as ranks", healthy(hosts=2, per_host=4)),
         Passes(

@@ -32,6 +32,16 @@ def _amd() -> JobBuilder:
     id="GPU003",
     severity=Severity.ERROR,
     needs=(EnvironmentFacts,),
+    impacts={
+        r"repeats": 'CUDA shows no device: ranks fail with "No CUDA GPUs are available".',
+        r"ignores|stops there|reads only": (
+            'CUDA shows fewer devices than are listed: ranks fail with "invalid device ordinal".'
+        ),
+        r"does not exist|but this host has": (
+            'CUDA ignores the entry and all that follow it: ranks fail with "invalid device ordinal" or "No CUDA '
+            'GPUs are available".'
+        ),
+    },
     cases=lambda: (
         Passes("not set", healthy(per_host=2)),
         Passes("a list of indices", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="1, 0")),

@@ -34,6 +34,13 @@ _VAGUE = ("unknown error", "unspecified error")
     id="GPU027",
     severity=Severity.ERROR,
     when="M",
+    impacts={
+        r"fallen off": "Programs on the GPU fail or hang until the host is rebooted.",
+        r"RAS": (
+            "The driver resets the GPU, which ends all processes on it; the other ranks wait until their timeout."
+        ),
+        r"kernel failed": "The ROCm runtime aborts the process, and the other ranks wait for it until their timeout.",
+    },
     cases=lambda: (
         Passes(
             "a ring that recovered",

@@ -24,6 +24,15 @@ from doctor.testing import Fails, Passes, logged
     id="GPU022",
     severity=Severity.ERROR,
     when="M",
+    impacts={
+        r"assert": (
+            "CUDA reports the failed assertion at a later call, and the CUDA context is lost. The rank exits, and "
+            "the others wait for it until their timeout."
+        ),
+        r"failed with an unknown error": (
+            "The rank cannot use CUDA any more: it exits, and the others wait for it until their timeout."
+        ),
+    },
     cases=lambda: (
         Passes("an assertion of Python", logged("AssertionError: Assertion `len(batch) > 0` failed")),
         Fails(

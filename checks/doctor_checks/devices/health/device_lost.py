@@ -41,6 +41,14 @@ def _told(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(GpuFacts,),
     from_logs=_told,
+    impacts={
+        r"on the PCI bus, but": "The missing GPU cannot be used, and the numbers of the others may have changed.",
+        r"cannot read a GPU|must be recovered": "Programs on this GPU hang or fail until it is reset.",
+        r"fallen off|was lost|lost$|driver cannot reach": (
+            "Programs on this GPU fail or hang, and the other ranks wait for them until their timeout. The host "
+            "needs a reboot."
+        ),
+    },
     cases=lambda: (
         Passes("all GPUs answer", healthy(hosts=2, per_host=4)),
         Passes(

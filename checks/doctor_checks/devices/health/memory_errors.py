@@ -23,6 +23,24 @@ def _told(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(GpuFacts,),
     from_logs=_told,
+    impacts={
+        r"contained to one program": (
+            "The program that used the damaged memory ends. Others are not affected until the row is used again."
+        ),
+        r"not contained": "All programs on this GPU end, and their data may be corrupted. The GPU needs a reset.",
+        r"pending": (
+            "The damaged row or page is still in use, and fails again at the same address until the next reset."
+        ),
+        r"remap failed|limit reached": (
+            "The GPU has no spare memory for further repairs, so errors recur until it is replaced."
+        ),
+        r"before this job": (
+            "Memory that failed once often fails again. The job then ends with an uncorrectable error."
+        ),
+        r"uncorrectable": (
+            "The program that reads the damaged memory ends, and the other ranks wait for it until their timeout."
+        ),
+    },
     cases=lambda: (
         Passes("no errors", healthy(hosts=2, per_host=2)),
         Passes(

@@ -42,6 +42,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(ProcessFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"reached the GPU's limit": "Further processes cannot use the GPU until one of its clients ends.",
+    },
     cases=lambda: (
         Passes("no MPS", healthy(per_host=2)),
         Passes("a daemon", _directory(True)),

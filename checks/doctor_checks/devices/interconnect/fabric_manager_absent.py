@@ -53,6 +53,13 @@ def _went_on(job: Job, group: EventGroup) -> bool:
     when="PM",
     needs=(GpuFacts, DriverFacts),
     from_logs=_from_logs,
+    impacts={
+        r"multicast": "NCCL fails when it starts, unless NCCL_NVLS_ENABLE=0 turns NVLink SHARP off.",
+        r"does not match": (
+            'The fabric manager does not start, and CUDA then fails with "system not yet initialized" (error 802).'
+        ),
+        r"not running": 'CUDA does not start: "system not yet initialized" (error 802).',
+    },
     cases=lambda: (
         Passes("a running fabric manager of the driver's release", healthy(hosts=2, per_host=8)),
         Passes("no NVSwitch, no fabric manager", healthy(per_host=2).alter(DriverFacts, services=())),

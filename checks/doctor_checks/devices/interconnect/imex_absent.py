@@ -28,6 +28,12 @@ def _rack(
     scope=Scope.HOST,
     when="PM",
     needs=(GpuFacts, DriverFacts),
+    impacts={
+        r"another clique": "This host communicates with the others over the network instead of NVLink.",
+        r"IMEX": (
+            'NCCL reports "MNNVL is available but not working" and fails, or uses the network instead of NVLink.'
+        ),
+    },
     cases=lambda: (
         Passes("one rack with IMEX on every host", _rack()),
         Passes("NVSwitch inside each host alone", healthy(hosts=2, per_host=8)),

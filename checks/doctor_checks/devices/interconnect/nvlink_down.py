@@ -35,6 +35,20 @@ def _told(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(GpuFacts,),
     from_logs=_told,
+    impacts={
+        r"^Xid.*before this job": (
+            "The link may fail again during this job, which then ends or falls back to a slower path."
+        ),
+        r"^Xid|fatal SXid|uncorrectable errors": (
+            "Processes that use this link fail or hang, and the other ranks wait for them until the timeout."
+        ),
+        r"NVLinks are active": (
+            "Traffic of this GPU uses the remaining links, PCIe or host memory, which is many times slower."
+        ),
+        r"recovery errors": (
+            "Each recovery interrupts the traffic of the link. A link that fails to recover ends the job."
+        ),
+    },
     cases=lambda: (
         Passes("all links active", healthy(hosts=2, per_host=8)),
         Passes("cards without bridges", healthy(per_host=2).gpu(0, nvlinks=_links(4, (0, 1, 2, 3))).gpu(1, nvlinks=())),

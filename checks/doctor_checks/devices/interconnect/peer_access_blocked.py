@@ -86,6 +86,27 @@ def _from_the_start(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(GpuFacts,),
     from_logs=(_from_the_start, _from_logs),
+    impacts={
+        r"not-supported": (
+            'NCCL fails with "P2P is disabled between NVLINK connected GPUs", or copies through host memory, '
+            "which is many times slower."
+        ),
+        r"corrupted": (
+            "Tensors that are copied between GPUs are wrong without an error, and so are the results of training."
+        ),
+        r"at most eight": (
+            "Peer access to further GPUs fails, and the program that requests it ends or copies through host memory."
+        ),
+        r"refuses peer|cannot map": (
+            "Communication between these GPUs fails, or uses host memory, which is many times slower."
+        ),
+        r"access control \(ACS\)": (
+            "Traffic between GPUs is routed through the CPU, which is slower. On bare metal, it can hang or be "
+            "corrupted."
+        ),
+        r"never completed": "Every rank blocks in its first collective until the timeout.",
+        r"IOMMU blocked": "The blocked transfer is lost: the collective that needed it hangs, or data is corrupted.",
+    },
     cases=lambda: (
         Passes("peer access over NVLink", healthy(hosts=2, per_host=4)),
         Passes(

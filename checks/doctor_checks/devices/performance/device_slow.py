@@ -95,6 +95,16 @@ _BUSY = {"seconds": 0.004, "processor_share": 0.21, "pinned_to": (1,)}
     severity=Severity.WARNING,
     scope=Scope.RANK,
     needs=(DeviceSpeedFacts,),
+    impacts={
+        r"cannot compute": "The rank fails at its first kernel, and the other ranks wait for it until their timeout.",
+        r"matrix products": (
+            "The rank takes longer to compute each step, and all ranks wait for it in the next collective."
+        ),
+        r"copies (?:to|from) ": (
+            "Batches and offloaded tensors reach the GPU late, and all ranks wait for this one in the next collective."
+        ),
+        r"messages to": "Collectives run at the speed of these links, so every rank waits for them.",
+    },
     cases=lambda: (
         Passes("not measured", healthy(hosts=2)),
         Passes("all GPUs equally fast", _eight()),

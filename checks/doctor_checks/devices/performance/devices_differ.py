@@ -41,6 +41,17 @@ def _smaller(sketch: JobBuilder, host: str) -> JobBuilder:
     scope=Scope.JOB,
     needs=(GpuFacts,),
     uses_baseline=True,
+    impacts={
+        r"^Driver": "Hosts may select different algorithms, or fail with features that only one of the drivers has.",
+        r"^GPU memory": (
+            "The smallest memory limits the batch size of all ranks, and a batch that fits on one rank may not "
+            "fit on another."
+        ),
+        r"^MIG": "Slices are slower than whole GPUs, have no peer access, and limit the batch size of all ranks.",
+        r"^This host has different": "None unless the job uses both: its speed is then that of the slower one.",
+        r"GPU memory": "Every step waits for the slower model, and the smallest memory limits the batch size.",
+        r"^GPU model": "Every step waits for the slowest model of GPU.",
+    },
     cases=lambda: (
         Passes("one model and one driver", healthy(hosts=3, per_host=2)),
         Passes(

@@ -45,6 +45,16 @@ def _far(axis: str, group: tuple[int, ...], size: int, turn: int) -> float:
     severity=Severity.WARNING,
     scope=Scope.JOB,
     needs=(CollectiveFacts,),
+    impacts={
+        r"failed|could not be created": "The same collective fails in the job, or blocks until its timeout.",
+        r"Small NCCL messages": (
+            "Collectives of small tensors, as in tensor or pipeline parallelism, are limited by this latency."
+        ),
+        r"^Slow group": "Each step waits for this group, so the whole job runs at its speed.",
+        r"in slow groups": (
+            "The groups of this rank are slow, and all ranks of these groups wait for it in each step."
+        ),
+    },
     cases=lambda: (
         Passes("not measured", healthy(hosts=2, per_host=2)),
         Passes("all groups equally fast", timed_on_mesh(usual_seconds)),

@@ -88,6 +88,17 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(NcclFacts,),
     from_logs=(_of_libfabric, _warnings_of_libfabric),
+    impacts={
+        r"^NCCL_NET=.*cannot be initialized|selects a network|could not initialize any network": (
+            "NCCL fails with `Failed to initialize any NET plugin`, and the job ends at startup."
+        ),
+        r"no network plugin: NCCL uses sockets|needs v|cannot be loaded": (
+            "NCCL uses TCP sockets between hosts, which are ten to fifty times slower, without an error."
+        ),
+        r"cannot use (?:the EFA|its) network plugin|plugin failed": (
+            "NCCL fails when it starts, or falls back to TCP sockets, which are ten to fifty times slower."
+        ),
+    },
     cases=lambda: (
         Passes("NCCL's own networks", healthy(hosts=2, per_host=2, rdma=2)),
         Passes("a plugin that fits", healthy(2, 2).alter(NcclFacts, plugins=_GOOD).environ(NCCL_NET="AWS Libfabric")),

@@ -101,6 +101,15 @@ def _confidence(group: EventGroup) -> float:
     when="PM",
     needs=(ReachFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"^Nothing listens|refused": (
+            "The connection is refused: init_process_group retries until its timeout and then fails with `The "
+            "client socket has timed out`."
+        ),
+        r"[Nn]o route|unreachable: Network": (
+            "Ranks on this host cannot reach the store: init_process_group retries until its timeout and then fails."
+        ),
+    },
     cases=lambda: (
         Passes("not measured", healthy(hosts=2, per_host=1)),
         Passes("the master answers", healthy(2, 1).put(_tried("open"))),

@@ -162,6 +162,22 @@ _FIX_TOLD = (
     when="PM",
     needs=(ReachFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"MPICH|Open MPI": (
+            "The launcher cannot start processes on the other host, and the job ends before the training begins."
+        ),
+        r"^Cannot connect to .*refused": (
+            "The peer has ended or listens on another address. The rank fails, and the others wait for it until "
+            "the timeout."
+        ),
+        r"^Cannot connect to": (
+            "The rank fails when it connects to its peer, and the others wait for it until the timeout."
+        ),
+        r"Gloo addresses": (
+            "The store works, but Gloo cannot create its connections: init_process_group() or the first "
+            "collective fails."
+        ),
+    },
     cases=lambda: (
         Passes("not measured", healthy(hosts=2, per_host=1)),
         Passes(

@@ -82,6 +82,16 @@ _LOST = (
     when="PM",
     needs=(InterfaceFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"went down": "Connections over the link are lost: the ranks fail, or block until the timeout.",
+        r"^GLOO": (
+            "Gloo fails with `Unable to find address for:` and the name, and the other ranks wait for this one."
+        ),
+        r"is down|no carrier|NCCL uses is down": (
+            "NCCL does not find the interface, or its connections get no response until the timeout."
+        ),
+        r"IPv6 address": "NCCL fails with `no socket interface found`, and the other ranks wait for this one.",
+    },
     cases=lambda: (
         Passes("an idle interface is down", healthy(2, 2).alter(InterfaceFacts, interfaces=lambda old: (*old, _DOWN))),
         Passes(

@@ -26,6 +26,11 @@ _SILENT = Interface("eth0", mtu=1500, addresses=(Address("inet", "10.0.0.2", 16)
     severity=Severity.INFO,
     scope=Scope.HOST,
     needs=(InterfaceFacts, NcclFacts),
+    impacts={
+        r"is idle": (
+            "The job uses the slow interface although a faster one is free, and each step waits for the gradients."
+        ),
+    },
     cases=lambda: (
         Passes("100 Gb/s", healthy(hosts=2, per_host=1)),
         Passes("one host needs no network", healthy(1, 2).alter(InterfaceFacts, interfaces=(_GIGABIT,))),

@@ -139,6 +139,23 @@ def _target(group: EventGroup) -> str:
     when="PM",
     needs=(InterfaceFacts,),
     from_logs=(_by_choice, _by_attempts),
+    impacts={
+        r"would also send data over": (
+            "Some connections use an interface that other hosts cannot reach: they fail or block until the timeout."
+        ),
+        r"machines have the same address|bridge on every host": (
+            "A host that connects to this address reaches itself: `Connection refused`, or the ranks block until "
+            "the timeout."
+        ),
+        r"\(127\.|loopback|local to the host": (
+            "Other hosts receive a loopback address and connect to themselves. The job works on one host and "
+            "hangs on two."
+        ),
+        r"bridge": (
+            "Other hosts receive an address behind a bridge of this host and cannot connect. The job works on one "
+            "host and hangs on two."
+        ),
+    },
     cases=lambda: (
         Passes("real interfaces", healthy(hosts=2, per_host=2)),
         Passes("docker0 is passed over", healthy(2, 2).alter(InterfaceFacts, interfaces=lambda old: (*old, _DOCKER))),

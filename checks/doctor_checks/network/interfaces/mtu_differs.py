@@ -93,6 +93,16 @@ _CONSEQUENCES = ("NET013", "NET014", "NET015", "NET027")
     scope=Scope.JOB,
     needs=(InterfaceFacts, NcclFacts),
     uses_baseline=True,
+    impacts={
+        r"Full-size packets are lost": (
+            "Small messages pass and large ones are lost: initialization succeeds, and the first large all_reduce "
+            "blocks until the timeout."
+        ),
+        r"found|differ": (
+            "Packets that are larger than the smallest MTU may be dropped between these hosts. Then large "
+            "collectives block, while small messages pass."
+        ),
+    },
     cases=lambda: (
         Passes("jumbo frames everywhere", healthy(hosts=3, per_host=1)),
         Passes("one host", healthy(hosts=1, per_host=2)),

@@ -89,6 +89,12 @@ _CONNECTIONS = (
     when="PM",
     needs=(HostFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"^Gloo connects|^Other hosts connect": (
+            "The connection reaches the host itself instead of its peer: `Connection refused`, or the ranks block "
+            "until the timeout."
+        ),
+    },
     cases=lambda: (
         Passes("names lead to real addresses", healthy(hosts=2, per_host=2)),
         Passes("loopback is only one of the addresses", healthy(2, 1).alter(HostFacts, names=_BOTH)),

@@ -97,6 +97,17 @@ _RENAME = (
     when="PM",
     needs=(HostFacts,),
     from_logs=(_by_fallback, _by_lookup, _by_store),
+    impacts={
+        r"digits only": (
+            "Programs that look up this name connect to the IPv4 address of that number, which is not this host."
+        ),
+        r"Gloo and RPC use loopback": (
+            "Gloo and RPC advertise 127.0.0.1, so other hosts connect to themselves and the job hangs at startup."
+        ),
+        r"Gloo cannot resolve": (
+            "Gloo falls back to 127.0.0.1, so other hosts connect to themselves and the job hangs at startup."
+        ),
+    },
     cases=lambda: (
         Passes("every host knows itself", healthy(hosts=2, per_host=2)),
         Passes("no answer within the time limit", healthy(2, 2).alter(HostFacts, hosts=("node1",), names=_SILENT)),

@@ -147,6 +147,23 @@ def _unanswered(job: Job) -> Iterator[Finding]:
     needs=(NcclFacts, RdmaFacts),
     uses_baseline=True,
     from_logs=(_from_logs, _unanswered),
+    impacts={
+        r"limited to one Ethernet segment|routers do not forward": (
+            "Connections to hosts behind a router fail on the first RDMA message; within one Ethernet segment "
+            "they work."
+        ),
+        r"^GID index": (
+            "Connections that use this address fail on the first RDMA message: `Call to ibv_modify_qp failed`, or "
+            "`status=12`."
+        ),
+        r"cannot reach the peer": (
+            "The connection fails before the first message: `Call to ibv_modify_qp failed`. NCCL ends the job."
+        ),
+        r"no response": (
+            "The connection is set up over TCP, and the first RDMA message is lost: the rank fails with `status=12`."
+        ),
+        r"no usable RoCE": "NCCL cannot use this port. The job fails when NCCL starts, or uses another network.",
+    },
     cases=lambda: (
         Passes("NCCL chooses the index", _job(2)),
         Passes("InfiniBand needs no index", healthy(hosts=2, per_host=2, rdma=2).environ(NCCL_IB_GID_INDEX="3")),

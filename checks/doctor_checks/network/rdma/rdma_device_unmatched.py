@@ -96,6 +96,15 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(NcclFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"cannot open it": (
+            "NCCL ignores the device or fails when it opens it, and data between hosts may use TCP sockets, which "
+            "are ten to fifty times slower."
+        ),
+        r"cannot use: ": (
+            "NCCL fails when it opens the device, and the other ranks wait for this one until the timeout."
+        ),
+    },
     cases=lambda: (
         Passes("not set", healthy(hosts=2, per_host=2, rdma=2)),
         Passes("a prefix of all", healthy(2, 2, rdma=2).environ(NCCL_IB_HCA="mlx5")),

@@ -195,6 +195,20 @@ def _by_port(job: Job) -> Iterator[Finding]:
     needs=(RdmaFacts,),
     uses_baseline=True,
     from_logs=(_by_port, _from_logs, _of_ucx, _of_efa),
+    impacts={
+        r"is (?:DOWN|INIT|ARMED)|found (?:DOWN|INIT|ARMED)": (
+            "NCCL does not use this port. The host has less bandwidth than its peers, or NCCL fails with "
+            "`Detected mixed local Net device counts`."
+        ),
+        r"runs at|Gb/s.*found": "Collectives over this port are limited to its rate, and all ranks wait for it.",
+        r"during the test|since boot": (
+            "Packets are repeated, which slows down the port. If the errors increase, transfers fail with `status=12`."
+        ),
+        r"EFA|libfabric": "The rank fails with an NCCL error, and the other ranks wait for it until their timeout.",
+        r"no response|stopped responding|reports": (
+            "NCCL ends the communicator on the ranks that use the connection, and the job fails."
+        ),
+    },
     cases=lambda: (
         Fails(
             "UCX gets no answer over InfiniBand",

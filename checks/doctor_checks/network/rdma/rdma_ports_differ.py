@@ -54,6 +54,19 @@ class _RankRdmaPorts(NamedTuple):
     when="PM",
     needs=(NcclFacts,),
     uses_baseline=True,
+    impacts={
+        r"^The selected RDMA ports mix": (
+            "NCCL cannot merge ports of InfiniBand and Ethernet (`Attempted to merge incompatible devices`), and "
+            "fails to start."
+        ),
+        r"no RDMA port|Ethernet|connect an InfiniBand": (
+            "Ports of InfiniBand and Ethernet cannot connect to each other: the job hangs or fails when NCCL starts."
+        ),
+        r"ports? of|Net devices": (
+            "A port without a counterpart on the peer waits indefinitely (`Detected mixed local Net device counts "
+            "across ranks`)."
+        ),
+    },
     cases=lambda: (
         Passes("the same ports everywhere", healthy(hosts=3, per_host=2, rdma=4)),
         Passes("no RDMA anywhere", healthy(hosts=2, per_host=2)),

@@ -103,6 +103,9 @@ def _not_received(job: Job, group: EventGroup) -> Finding:
     when="RM",
     needs=(ModelFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"could not compare": "DDP raises an error when it wraps the model, and the job ends at startup.",
+    },
     cases=lambda: (
         Passes("one model", running(2, 4)),
         Fails(

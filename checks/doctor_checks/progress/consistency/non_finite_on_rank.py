@@ -135,6 +135,30 @@ def _claim(group: EventGroup) -> str:
     when="RM",
     needs=(ReplicaFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"loss scale": "The optimizer skips every step, so the model does not change any more.",
+        r"program ended": (
+            "The steps since the last checkpoint are lost, and the message does not show on which rank it began."
+        ),
+        r"last logged step": (
+            "If the parameters are NaN too, all steps since then are lost, and so are the checkpoints that were "
+            "saved after it."
+        ),
+        r"backward pass|anomaly": (
+            "The gradient of this function is NaN, and without anomaly detection it spreads to all parameters and "
+            "ranks."
+        ),
+        r"the other ranks followed": (
+            "The reduction has spread it to all ranks: the parameters are NaN, and later steps train nothing."
+        ),
+        r"^The gradient": (
+            "The next reduction spreads the gradient to all ranks, and the optimizer makes the parameters NaN."
+        ),
+        r"^The loss is": (
+            "The gradients of this loss are NaN. The next reduction spreads them to all ranks, and later steps "
+            "train nothing."
+        ),
+    },
     cases=lambda: (
         Passes("all losses are numbers", running(2, 2)),
         Passes(

@@ -64,6 +64,21 @@ def _each_for_itself() -> JobBuilder:
     scope=Scope.JOB,
     when="R",
     needs=(ReplicaFacts, ModelFacts),
+    impacts={
+        r"^lr differs|momentum|weight_decay": (
+            "The ranks apply different updates to equal gradients, so their parameters diverge from then on."
+        ),
+        r"initial parameters": (
+            "These ranks do not train: the gradients that they contribute are those of the initial model."
+        ),
+        r"started with different parameters": (
+            "Each rank trains a model of its own, and a checkpoint contains only that of rank 0."
+        ),
+        r"hold": (
+            "Gradients that are computed with one set of parameters are applied to another, and a checkpoint "
+            "contains only the model of rank 0."
+        ),
+    },
     cases=lambda: (
         Passes("equal everywhere", running(2, 4)),
         Passes("a rank that is a step behind", _with("a", "b", ranks=(1,))),

@@ -33,6 +33,20 @@ _FLAT = (
     scope=Scope.JOB,
     when="PM",
     compares_ranks=False,
+    impacts={
+        r"different steps": (
+            "The ranks make different numbers of steps, and those with more wait in a collective that the others "
+            "never join."
+        ),
+        r"no random number state": (
+            "The ranks without a saved state draw other random numbers than in the first run, so the run is not "
+            "reproduced exactly."
+        ),
+        r"sharded differently": (
+            "The parameter does not load, or loads incorrectly, with this number of ranks or this sharding."
+        ),
+        r"saved with": "Shards that were written with another world size do not load, or load incorrectly.",
+    },
     cases=lambda: (
         Passes("all resume at one step", logged(*(f"[rank{r}]: Resuming from checkpoint step 1200" for r in range(3)))),
         Passes(

@@ -24,6 +24,25 @@ def _sampled(name: str, usual: str, other: str, *ranks: int, step: int = 100) ->
     scope=Scope.JOB,
     when="R",
     needs=(TrainingFacts,),
+    impacts={
+        r"^lr|weight_decay|momentum|betas": (
+            "The ranks apply different updates to equal gradients, so their models diverge."
+        ),
+        r"precision": (
+            "Gradients that were computed with different precision are averaged, and DDP may fail on tensors of "
+            "different types."
+        ),
+        r"eval mode": (
+            "Dropout and batch normalization work differently on these ranks, and DDP averages the resulting gradients."
+        ),
+        r"max_epochs|max_steps|limit_": (
+            "The ranks make different numbers of steps, and those with more wait in a collective that the others "
+            "never join."
+        ),
+        r"val_check_interval|check_val|evaluat": (
+            "One rank evaluates while the others train, and they wait for each other in different collectives."
+        ),
+    },
     cases=lambda: (
         Passes("the same settings on all ranks", running(2, 2)),
         Passes("a single rank", running(1, 1)),

@@ -93,6 +93,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     needs=(ProgressFacts,),
     from_logs=_from_logs,
     or_needs=(RecorderFacts,),
+    impacts={
+        r"called BARRIER": "The ranks in the barrier wait for ranks that never call it, until the timeout.",
+    },
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
         Passes("all in the same call", stalled(2, 2)),

@@ -253,6 +253,18 @@ _BATCHES = (
     needs=(ProgressFacts,),
     or_needs=(RecorderFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"which accelerate rejects|^Ranks passed tensors of different shapes": (
+            "The library compares the tensors before the call and raises an error on all ranks."
+        ),
+        r"^(?:NCCL|Gloo) received": (
+            "The collective fails with an error on this rank. Without a check of sizes, wrong values would be "
+            "exchanged."
+        ),
+        r"timed out at": (
+            "Each group of ranks waited for the other in a different place, and both failed at the timeout."
+        ),
+    },
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
         Fails(

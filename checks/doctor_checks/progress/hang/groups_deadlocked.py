@@ -37,6 +37,9 @@ def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
     when="RM",
     needs=(ProgressFacts,),
     or_needs=(RecorderFacts,),
+    impacts={
+        r"without a matching call": "The rank waits for a message that no rank sends, until the timeout.",
+    },
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
         Passes("all in the same call", stalled(2, 2)),

@@ -18,6 +18,17 @@ MOST = 4
     severity=Severity.ERROR,
     scope=Scope.JOB,
     when="M",
+    impacts={
+        r"extension could not be built": (
+            "The import of the extension fails on this rank, and the other ranks wait for it until their timeout."
+        ),
+        r"SLURM refused|Kubernetes found no node|Kubernetes could not start": (
+            "The job, or one of its pods, does not start."
+        ),
+        r"slots|no process manager|could not start|launcher reported|could not log in": (
+            "The launcher does not start the job, or starts it with the wrong number of ranks."
+        ),
+    },
     cases=lambda: (
         Passes(
             "NCCL's messages of a run that goes well",

@@ -43,6 +43,14 @@ _FLAG = (
     severity=Severity.WARNING,
     scope=Scope.JOB,
     when="M",
+    impacts={
+        r"launcher ended its processes": (
+            "The log ends with the launcher's messages, which do not name the rank that failed first."
+        ),
+        r"in the store until the timeout": (
+            "This rank fails because another one did not reach the store; the fault is on that rank."
+        ),
+    },
     cases=lambda: (
         Passes(
             "the cause is logged",

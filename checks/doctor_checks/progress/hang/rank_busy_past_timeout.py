@@ -57,6 +57,13 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     when="RM",
     needs=(ProgressFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"debugger": "The other ranks time out in their collective while the program waits for input.",
+        r"^Ranks? .* (?:is|are) .* waited": (
+            "If this takes longer than the timeout, the collective of the other ranks fails with network errors, "
+            "although the network is fine."
+        ),
+    },
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
         Passes("all wait for data, none for another rank", with_late_ranks(stalled(), (0, 1), _FETCH, point="data")),

@@ -205,6 +205,21 @@ def _rank_of(cause: Event, same: list[Event]) -> int | None:
     needs=(ProgressFacts,),
     compares_ranks=False,
     from_logs=_from_logs,
+    impacts={
+        r"the run continued": "None for the run, if the program handles this error on purpose.",
+        r"which had ended the run": (
+            "The lost connection ends the job with an error, although the first rank ended in an orderly way."
+        ),
+        r"failed with the same error": (
+            "All ranks fail at the same point, so the job ends without waiting for a timeout."
+        ),
+        r"SystemExit: 0": (
+            "The rank leaves the job as if it were complete, and the other ranks wait for it until their timeout."
+        ),
+        r"^A process (?:crashed|aborted|was ended by signal)|SIGSEGV|without a Python error": (
+            "The process ends without a Python traceback. Other ranks only report a lost connection or a timeout."
+        ),
+    },
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
         Passes("a run that ended", running().alter(ProgressFacts, state="ended", point="ended")),

@@ -211,6 +211,26 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
     needs=(ProgressFacts,),
     or_needs=(RecorderFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"logs do not show which rank|its own message is not in this log|ranks that did not submit": (
+            "The run ends at the timeout, and its errors do not name the rank that the others waited for."
+        ),
+        r"ended the run|left the training loop|reached the end of the training loader": (
+            "The ranks that go on wait in a collective that these ranks never join, until the timeout (10 or 30 "
+            "minutes)."
+        ),
+        r"^Ranks? [\d, -]+ (?:is|are) all in|the network or a device is at fault": (
+            "No rank is missing, but the collective does not complete: every rank blocks until the timeout."
+        ),
+        r"has not finished": (
+            "The other ranks wait for this device in the collective until the timeout, although the rank has made "
+            "the call."
+        ),
+        r"left no flight-recorder dump": (
+            "The other ranks wait for a process that has probably ended, until the timeout."
+        ),
+        r"in the store until the timeout": "The waiting ranks fail at startup, before the first collective.",
+    },
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
         Passes("a run without a flight recorder that moves", without_recorders(running(1, 4))),
