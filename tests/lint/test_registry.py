@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from doctor.api import FileFails, FilePasses, Script, Severity, SourceLocation, rule
+from doctor.core.check import effect_of_kind
 from doctor.core.check_registry import RULE_FAMILY, builtin_checks, builtin_package, walk_modules
 from doctor.core.errors import UnusableError
+from doctor.core.finding import capitalized
 from doctor.lint.engine.registry import Rulebook, builtin_rules, choose_rules, rules_in
 from doctor.lint.fix.edits import fixed_text
 from doctor.lint.launch.manifest import Manifest
@@ -120,6 +122,17 @@ def _unmarked(text):
     return [line.removesuffix("# !").rstrip() for line in text.rstrip().splitlines()]
 
 
+def test_each_kind_of_impact_is_that_of_a_violation():
+    own = {id(check.impacts) for check in CHECKS.values()}
+    assert_each(_has_violations_for_its_impacts, [one for one in LABELED if id(one[1][0].impacts) not in own])
+
+
+def _has_violations_for_its_impacts(rule):
+    summaries = {capitalized(hit.summary) for case in rule.cases() for hit in hits_of(rule, case)}
+    effects = {effect_of_kind(rule.impacts, summary) for summary in summaries}
+    assert set(rule.impacts.values()) - effects == set()
+
+
 def test_the_rules_of_all_modules_are_found():
     """Only modules whose source has the decorator are loaded for ``doctor lint``."""
     found = [rule.id for module in walk_modules(builtin_package()) for rule in rules_in(module)]
@@ -143,6 +156,8 @@ def test_a_rule_takes_from_its_check_what_it_does_not_give():
     made = rule(check=own, reads=Script)(world_size_in_files)
     assert (made.id, made.name, made.severity) == (own.id, own.name, own.severity)
     assert (made.question, made.effect, made.fix) == ("Ask whether the file is right.", own.effect, own.fix)
+    assert made.impacts == own.impacts
+    assert rule(check=own, impacts={"x": "y"}, reads=Script)(world_size_in_files).impacts == {"x": "y"}
     assert rule(check=own, severity=Severity.INFO, reads=Script)(world_size_in_files).severity is Severity.INFO
 
 

@@ -45,6 +45,17 @@ def _streams(
     when="R",
     needs=(LoaderFacts,),
     compares_ranks=False,
+    impacts={
+        r"data workers": "Each worker yields every sample, so an epoch contains every sample once per worker.",
+        r"validation|test loader|predict": (
+            "Every rank reads every sample, so the evaluation counts each sample once per rank and takes as long "
+            "as on one rank."
+        ),
+        r"^Ranks": (
+            "Every rank reads every sample: the ranks compute the same gradient, and an epoch takes several times "
+            "as long."
+        ),
+    },
     cases=lambda: (
         Passes("each rank has its own shard of the stream", _streams({0: "aceg", 1: "bdfh"})),
         Passes("map-style data", running(hosts=2, per_host=2)),

@@ -118,6 +118,19 @@ def _port_of(event: Event) -> int | None:
     needs=(LaunchFacts, MasterFacts),
     compares_ranks=False,
     from_logs=(_of_strangers, _of_refusals),
+    impacts={
+        r"^(?:Port \d+|The port to listen on) is already in use": (
+            'The process fails with "address already in use", and the ranks that connect to it block until their '
+            "timeout."
+        ),
+        r"is not a TCPStore": (
+            "The ranks connect to another program: they fail with an error or block until the timeout."
+        ),
+        r"in use by": (
+            'Rank 0 fails to host the store ("address already in use"). If the other process is the store of '
+            "another job, ranks join that one."
+        ),
+    },
     cases=lambda: (
         Passes("the port is free", healthy(hosts=2, per_host=2).by_srun()),
         Passes("torchrun's agent hosts the store", healthy().alter(MasterFacts, listener=STRANGER)),

@@ -162,6 +162,13 @@ _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GLOBAL_RANK", "MACHINE_RANK", "GRO
 @rule(
     check=rank_collision,
     reads=LaunchFile,
+    impacts={
+        r"is expanded to 0": (
+            "The batch script expands the variable before srun starts the tasks, so all tasks get 0. They use the "
+            "same rank, and the other ranks never join."
+        ),
+        r"same on all hosts|rank 0 of|host number 0": "All hosts use the same ranks, and the other ranks never join.",
+    },
     cases=lambda: (
         shell_fails(
             "the batch script fills in its own number",

@@ -442,6 +442,13 @@ _LIGHTNING = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4",
 @rule(
     check=slurm_tasks_disagree,
     reads=ShellFile,
+    impacts={
+        r"ignores --\w": "The job starts with the scheduler's default for this option.",
+        r"one host, but srun": "Each host trains a model of its own.",
+        r"share 1 GPU": (
+            "NCCL rejects several ranks on one GPU; with another backend, they share its memory and time."
+        ),
+    },
     cases=lambda: (
         shell_fails(
             "torchrun waits for four hosts and gets two",

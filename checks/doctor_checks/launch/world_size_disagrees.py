@@ -251,6 +251,11 @@ def _config(kind: str, machines: str, count: str) -> str:
 @rule(
     check=world_size_disagrees,
     reads=LaunchFile,
+    impacts={
+        r"not a multiple": "DeepSpeed fails at its start: no number of ranks fits these sizes.",
+        r"Only one process": "The script trains on one GPU, and the others are idle.",
+        r"waits for \d+ hosts": "torchrun waits at its rendezvous for hosts that do not exist, until its timeout.",
+    },
     cases=lambda: (
         shell_fails(
             "WORLD_SIZE written down",

@@ -30,7 +30,9 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
     severity=Severity.ERROR,
     needs=(EnvironmentFacts,),
     impacts={
-        r"ignores|no benefit|has no effect": "The option has no effect; the allocator works without it.",
+        r"ignores|no benefit|has no effect": (
+            "The option has no effect, so what it should prevent, such as fragmentation, can occur."
+        ),
         r"unknown option|does not support|call release_lock": (
             "PyTorch rejects the option with an error (`Unrecognized key`) at the first use of CUDA on every rank."
         ),

@@ -98,6 +98,11 @@ def _in_words(number: str | None) -> str:
     needs=(SoftwareFacts,),
     uses_baseline=True,
     from_logs=(_from_logs, _by_ranks),
+    impacts={
+        r"not found here": (
+            "The rank without NCCL cannot create the communicator, and the other ranks wait for it until their timeout."
+        ),
+    },
     cases=lambda: (
         Passes("one release everywhere", healthy(hosts=2, per_host=2)),
         Passes("no NCCL on any rank", healthy(2, 2, gpus=0)),

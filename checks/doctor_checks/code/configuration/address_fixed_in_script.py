@@ -31,6 +31,22 @@ _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
     reads=Script,
     mentions=(_PORT, _ADDRESS, *_INTERFACES, "tcp://"),
     foreshadows=("ENV008", "NET007"),
+    impacts={
+        r"second job": (
+            'A second job on this host fails with "Address already in use", or its ranks join the store of the first.'
+        ),
+        r"interface has another name": (
+            "Ranks on hosts without this interface fail when NCCL or Gloo starts, and the others wait for them."
+        ),
+        r"adapter has another name": (
+            "On hosts without this adapter, NCCL finds no RDMA device: it uses TCP sockets, or the job hangs at "
+            "startup."
+        ),
+        r"host of that address": (
+            "If rank 0 runs on another host, no process listens at this address, and all ranks wait until the timeout."
+        ),
+        r"overrides the address": "Each host connects to itself, so a job on several hosts blocks until the timeout.",
+    },
     cases=lambda: (
         fails("port and address of the tutorial, started by a launcher", _PORT_IN_ADDRESS),
         fails("an interface that other hosts need not have", _INTERFACE),

@@ -48,6 +48,12 @@ def _llama(title: str, *body: str) -> FileFails | FilePasses:
         "stage",
     ),
     foreshadows=("MEM011",),
+    impacts={
+        r"no effect|ignored": "The setting is silently ignored. If memory depends on it, the job runs out of memory.",
+        r"rejects|accepts only one|can only be trained|not a multiple": (
+            "The program fails with an error at its start, after the job has waited for its hosts."
+        ),
+    },
     cases=lambda: (
         _deepspeed(
             "fp16 and bf16",

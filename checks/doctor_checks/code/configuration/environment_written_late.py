@@ -20,6 +20,20 @@ from doctor.testing.script_cases import fails, passes
     reads=Script,
     mentions=("environ", "putenv"),
     foreshadows=("NCCL003", "NCCL005", "ENV005"),
+    impacts={
+        r"process group read it": (
+            "The later value is silently ignored: the ranks use the address, port, rank and world size that were "
+            "set before."
+        ),
+        r"allocator read it": (
+            "The later value is silently ignored: the allocator keeps the options that were set before, or its "
+            "defaults."
+        ),
+        r"NCCL|Gloo|GLOO": (
+            "The later value is silently ignored: communication uses the settings that were in effect before."
+        ),
+        r"CUDA": "The later value is silently ignored: the process uses the GPUs that were visible before.",
+    },
     cases=lambda: (
         fails("the address, after the job was joined", _ADDRESS),
         fails("visible GPUs, after CUDA has started", _VISIBLE),

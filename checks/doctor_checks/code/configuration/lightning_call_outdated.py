@@ -31,6 +31,10 @@ _OPTIMIZER_STEP = ("optimizer_idx", "on_tpu", "using_lbfgs")
     reads=Script,
     mentions=("lightning",),
     foreshadows=("VER006",),
+    impacts={
+        r"was replaced": "It works for now; a later release may remove it.",
+        r"Trainer\(": "Every rank fails when it creates the Trainer.",
+    },
     cases=lambda: (
         fails("written for 1.x", _FOR_1, fixed=_FOR_1_FIXED, releases=_V2),
         fails("a dictionary of arguments", _DICTIONARY, releases=_V2),

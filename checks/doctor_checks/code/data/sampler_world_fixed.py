@@ -28,6 +28,19 @@ _HOSTS = re.compile(r"n_?nodes|num_(?:nodes|machines)|node_rank|machine_rank|SLU
     reads=Script,
     mentions=("DistributedSampler",),
     foreshadows=("DATA004",),
+    impacts={
+        r"uses \d+ shards": (
+            "With more ranks than shards, some ranks read the same data or fail on an invalid index. With fewer, "
+            "part of the data is never read. Nothing else fails."
+        ),
+        r"local rank": (
+            "The ranks with the same local rank on each node read the same data, and the rest is never read. "
+            "Nothing else fails."
+        ),
+        r"uses shard \d+": (
+            "Every rank reads the same shard, and the rest of the data is never read. Nothing else fails."
+        ),
+    },
     cases=lambda: (
         fails("a number of ranks", _script("num_replicas=4, rank=dist.get_rank()")),
         fails("the rank, where every rank takes part 0", _script("num_replicas=dist.get_world_size(), rank=0")),

@@ -47,6 +47,12 @@ _COPIED = ("spawn", "fork", "notebook")
     reads=Script,
     mentions=("random_split", "train_test_split", "Subset"),
     foreshadows=("DATA005",),
+    impacts={
+        r"rank-specific": (
+            "Each rank draws its own split. Samples that one rank validates on are trained on by others, so the "
+            "validation metric is too optimistic; and DistributedSampler shards a different list on each rank."
+        ),
+    },
     cases=lambda: (
         fails("random_split without a generator", _script("train, val = random_split(data, [0.9, 0.1])  # !")),
         fails(

@@ -20,6 +20,12 @@ _SUPPORTED = (0, 18, 3)
     severity=Severity.ERROR,
     reads=Script,
     mentions=("deepspeed",),
+    impacts={
+        r"optimizer\.step": (
+            "`engine.step()` counts micro-batches, clips and zeroes gradients and updates the learning rate. "
+            "Without it, none of this happens, and the optimizer steps in each micro-batch."
+        ),
+    },
     cases=lambda: (
         fails("the loss goes backward itself", _script("loss.backward()  # !\n        engine.step()")),
         fails(

@@ -22,6 +22,11 @@ _DP = "torch.nn.DataParallel"
     reads=Script,
     foreshadows=("MEM001",),
     mentions=("DataParallel",),
+    impacts={
+        r"does not reduce gradients": (
+            "Each rank trains a model of its own: gradients are summed over the GPUs of one process only."
+        ),
+    },
     cases=lambda: (
         fails("as many a script has it", _MANY_RANKS),
         fails("the devices named", _NAMED_DEVICES),

@@ -25,6 +25,15 @@ _NOT_REENTRANT_SINCE = "5.0"
     reads=Script,
     mentions=("find_unused_parameters", "manual_backward"),
     foreshadows=("RUN009",),
+    impacts={
+        r"is redundant": "None but a warning: static_graph=True detects unused parameters itself.",
+        r"reentrant checkpointing": (
+            'DDP fails with "Expected to mark a variable ready only once" in the first backward pass.'
+        ),
+        r"leaves parameters unused": (
+            'DDP fails with "Expected to have finished reduction in the prior iteration" in the second step.'
+        ),
+    },
     cases=lambda: (
         fails("with reentrant checkpointing", _REENTRANT),
         fails("as a strategy of Lightning", _STRATEGY),

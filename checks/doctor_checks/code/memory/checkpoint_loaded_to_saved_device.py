@@ -35,6 +35,12 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
     reads=Script,
     mentions=("load(",),
     foreshadows=("MEM001",),
+    impacts={
+        r"map_location is (?!not set)": (
+            "All ranks of a host hold a copy of the checkpoint on this GPU, and the rank that uses it runs out of "
+            "memory."
+        ),
+    },
     cases=lambda: (
         fails("a snapshot of the elastic example", _SNAPSHOT),
         fails(

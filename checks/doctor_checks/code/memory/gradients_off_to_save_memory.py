@@ -28,6 +28,15 @@ _HARMLESS = frozenset(
     reads=Script,
     mentions=("no_grad", "inference_mode"),
     foreshadows=("RUN009",),
+    impacts={
+        r"backward pass fails|has no gradients": (
+            'The backward pass fails with "element 0 of tensors does not require grad" on every rank.'
+        ),
+        r"is never trained": (
+            "These parameters do not change, and DDP waits for their gradients, which are never computed "
+            '("Expected to have finished reduction").'
+        ),
+    },
     cases=lambda: (
         fails("a backward pass where gradients are off", _BACKWARD),
         fails("an encoder that the optimizer is to train", _ENCODER),

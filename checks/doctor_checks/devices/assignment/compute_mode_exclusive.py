@@ -27,6 +27,11 @@ LIMITED = ("exclusive-process", "exclusive-thread", "prohibited")
     scope=Scope.HOST,
     when="PM",
     needs=(GpuFacts,),
+    impacts={
+        r"prohibited, which": (
+            'Every process that uses this GPU fails with "CUDA-capable device(s) is/are busy or unavailable".'
+        ),
+    },
     cases=lambda: (
         Passes("default mode", healthy(hosts=2, per_host=2)),
         Passes(

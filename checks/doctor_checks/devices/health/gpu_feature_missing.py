@@ -25,6 +25,14 @@ _WORDS = (
     severity=Severity.ERROR,
     scope=Scope.HOST,
     when="M",
+    impacts={
+        r"no license": "No program can use CUDA on this virtual GPU until it has a license.",
+        r"^NCCL uses": "NCCL fails when it starts, unless its variables turn the feature off.",
+        r"^The program uses": (
+            "The call fails and ends the rank, and the other ranks wait for it until their timeout."
+        ),
+        r"operating system or container": "CUDA fails in this container or on this system, and the rank ends.",
+    },
     cases=lambda: (
         Passes("a socket refuses an option", logged("OSError: [Errno 95] Operation not supported")),
         Fails(

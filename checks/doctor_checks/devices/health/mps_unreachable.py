@@ -44,6 +44,17 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     from_logs=_from_logs,
     impacts={
         r"reached the GPU's limit": "Further processes cannot use the GPU until one of its clients ends.",
+        r"terminated this client": (
+            "All clients of the server on this GPU end with an error, and the other ranks wait for them until "
+            "their timeout."
+        ),
+        r"accepts no new clients|use all connections": (
+            "CUDA does not start in this process, and the other ranks wait for it until their timeout."
+        ),
+        r"is unreachable": "CUDA does not start in any process of the host that is a client of this server.",
+        r"connection to the MPS server was lost": (
+            "The process cannot use CUDA any more: it fails, and the other ranks wait for it until their timeout."
+        ),
     },
     cases=lambda: (
         Passes("no MPS", healthy(per_host=2)),

@@ -109,6 +109,10 @@ def _confidence(group: EventGroup) -> float:
         r"[Nn]o route|unreachable: Network": (
             "Ranks on this host cannot reach the store: init_process_group retries until its timeout and then fails."
         ),
+        r"No response|timed out": (
+            "init_process_group gets no response and fails with `The client socket has timed out` at its timeout; "
+            "torchrun may print nothing for ten minutes."
+        ),
     },
     cases=lambda: (
         Passes("not measured", healthy(hosts=2, per_host=1)),

@@ -84,6 +84,15 @@ def _no_speed(interfaces: Iterable[Interface]) -> tuple[Interface, ...]:
     scope=Scope.JOB,
     needs=(PathFacts,),
     or_needs=(TransferFacts,),
+    impacts={
+        r"no transfer succeeded": "Collectives between hosts block at this one until their timeout.",
+        r"^(?:All|Both)|messages between hosts are slow": (
+            "Every collective between hosts runs at this speed, without an error."
+        ),
+        r"round trip": (
+            "Each message to this host takes longer, so collectives of small tensors slow down the whole job."
+        ),
+    },
     cases=lambda: (
         Passes("not measured", healthy(hosts=4, per_host=1)),
         Passes("all paths equally fast", transferred(8)),

@@ -47,6 +47,19 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(InterfaceFacts,),
     from_logs=_from_logs,
+    impacts={
+        r"must precede the whole list": (
+            "The entry selects or excludes nothing: NCCL may use an interface that was meant to be excluded, or "
+            "find none."
+        ),
+        r"NCCL found no|A peer sent": (
+            "NCCL fails with `Bootstrap : no socket interface found` on the rank with these settings, and the "
+            "other ranks block until the timeout."
+        ),
+        r"^GLOO": (
+            "Gloo fails with `Unable to find address for:` and the name, and the other ranks block until the timeout."
+        ),
+    },
     cases=lambda: (
         Passes("nothing is set", healthy(hosts=2, per_host=2)),
         Passes("a prefix", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="eth", GLOO_SOCKET_IFNAME="eth0")),

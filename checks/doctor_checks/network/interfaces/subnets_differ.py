@@ -99,6 +99,13 @@ def _wide(address: str) -> str:
     when="PM",
     needs=(InterfaceFacts, NcclFacts),
     from_logs=_by_choice,
+    impacts={
+        r"NCCL_COMM_ID": "The rank cannot connect to the root of NCCL's bootstrap, and NCCL fails when it starts.",
+        r"Only the default route": (
+            "If the gateway does not forward between these subnets, connections fail with `No route to host` or "
+            "time out."
+        ),
+    },
     cases=lambda: (
         Passes("one subnet", healthy(hosts=2, per_host=2)),
         Passes(
