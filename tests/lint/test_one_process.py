@@ -11,7 +11,7 @@ from doctor.lint.engine.registry import Rulebook, builtin_rules
 from doctor.lint.engine.releases import Releases
 from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
 
-BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("CODE005", "CODE009")))
+BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("CODE005", "CODE009", "CODE030")))
 HEAD = "import torch\nimport torch.distributed as dist\nfrom accelerate import Accelerator\n\n"
 HANG = "if dist.get_rank() == 0:\n    dist.barrier()\n"
 
@@ -69,6 +69,21 @@ def test_a_private_helper_that_another_file_imports_is_reported(tmp_path):
     assert ("CODE005", "error") in found(tmp_path, files)
 
 
+@pytest.mark.parametrize(
+    ("text", "severity"),
+    [
+        ("def wait_here():\n" + indented(HANG), "warning"),
+        ("class Waits:\n    def wait_here(self):\n" + indented(HANG, 8), "warning"),
+        ("class Waits(Callback):\n    def wait_here(self):\n" + indented(HANG, 8), "error"),
+        ("def wait_here():\n" + indented(HANG) + "\nwait_here()\n", "error"),
+    ],
+)
+def test_a_deadlock_in_a_function_that_nothing_calls_is_a_warning(tmp_path, text, severity):
+    assert found(tmp_path, {"train.py": HEAD + text}) == [("CODE005", severity)]
+    called = {"other.py": "import train\n\nname = train.wait_here\n"}
+    assert found(tmp_path, {"train.py": HEAD + text} | called) == [("CODE005", "error")]
+
+
 def test_a_function_that_another_file_imports_may_run_there(tmp_path):
     train = (
         HEAD + "def wait():\n" + indented(HANG) + "\ndef main():\n    assert dist.get_world_size() == 1\n    wait()\n"
@@ -119,3 +134,21 @@ def test_threads_are_an_info_beside_the_same_with_a_process_per_gpu(tmp_path, be
     train = "import torch\nmodel = torch.nn.DataParallel(Net())\nfor x in loader:\n    model(x).sum().backward()\n"
     other = "import torch\nmodel = torch.nn.parallel.DistributedDataParallel(Net())\n"
     assert found(tmp_path, {"train.py": train, beside: other}) == [("CODE009", severity)]
+
+
+@pytest.mark.parametrize(
+    ("beside", "expected"),
+    [
+        ({}, ["info"]),
+        ({"run.sh": "#!/bin/bash\naccelerate launch score.py\n"}, ["info"]),
+        ({"slurm.py": "launch = 1\n", "use.py": "from score import main\n"}, []),
+        ({"use.py": "from score import main\nlocal_rank = 0\n"}, ["info"]),
+    ],
+)
+def test_waits_for_long_work_need_a_launcher_of_the_project(tmp_path, beside, expected):
+    text = (
+        "from accelerate import Accelerator\nfrom datasets import load_from_disk\n\ndef main(path, split):\n"
+        "    accelerator = Accelerator()\n    data = load_from_disk(path)\n"
+        "    with accelerator.main_process_first():\n        data = data.map(split)\n"
+    )
+    assert [severity for _, severity in found(tmp_path, {"score.py": text} | beside)] == expected

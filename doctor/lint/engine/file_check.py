@@ -224,7 +224,7 @@ class FileChecker:
 def _violations(rule: Rule, source: Any) -> Iterator[Violation]:
     """The violations of a rule, in scripts without those that cannot happen where they are."""
     for found in rule.violations(source):
-        violation = as_placed(source, rule.id, found) if isinstance(source, Script) else found
+        violation = as_placed(source, rule.id, rule.severity, found) if isinstance(source, Script) else found
         if violation is not None:
             yield violation
 

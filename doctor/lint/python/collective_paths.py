@@ -25,6 +25,13 @@ OF_THE_PROJECT = "<function of the project>"
 UNKNOWN_CALLS = "<unknown calls>"
 """Stands for a returned call of unknown code, which may have any collectives."""
 _PLAIN = ("torch.", "numpy.", "math.", "os.")
+_KEEP_RECORDS = frozenset(
+    {
+        *("logging", "json", "shutil", "wandb", "time", "sys", "tqdm", "PIL", "matplotlib", "pickle", "yaml", "random"),
+        *("datetime", "subprocess", "warnings", "re", "pathlib", "termcolor", "rich", "loguru", "swanlab", "mlflow"),
+    }
+)
+"""Packages without collectives, which the branch of one rank may call before it returns."""
 _ENDS_PROCESS = frozenset({"exit", "_exit", "quit", "abort"})
 _TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -160,10 +167,28 @@ def _joined(one: CollectivePath, then: CollectivePath) -> CollectivePath:
 
 
 def _is_returned_unknown(script: Script, call: ast.Call) -> bool:
-    """``return build(x)`` of another module, which may do the part of these ranks."""
+    """``return build(x)``, or ``build(x)`` and ``return``, of another module, which may do the part of these ranks."""
     name = script.name(call.func)
     is_plain = name.startswith(_PLAIN) or (isinstance(call.func, ast.Name) and hasattr(builtins, call.func.id))
-    return isinstance(script.parent(call), ast.Return) and not is_plain
+    parent = script.parent(call)
+    return not is_plain and (
+        isinstance(parent, ast.Return) or (isinstance(parent, ast.Expr) and _hands_over(script, call))
+    )
+
+
+def _hands_over(script: Script, call: ast.Call) -> bool:
+    """Whether a function of another package is the last thing that a block runs before its ``return``."""
+    name = script.name(call.func)
+    if "." not in name or "()" in name or name.partition(".")[0] in _KEEP_RECORDS:
+        return False
+    statement = script.statement_of(call)
+    block = getattr(script.parent(statement), "body", None)
+    return (
+        isinstance(block, list)
+        and statement in block[:-1]
+        and isinstance(then := block[block.index(statement) + 1], ast.Return)
+        and then.value is None
+    )
 
 
 def _leaves(statement: ast.stmt) -> str:
@@ -194,7 +219,11 @@ def _by_call(script: Script) -> dict[ast.Call, CollectiveCall]:
 def _statements_with_effect(script: Script) -> frozenset[ast.AST]:
     """The statements with a collective, a call of a function of the file, or an exit."""
     collectives = _by_call(script)
-    calls = (one for one in script.all(ast.Call) if one in collectives or _is_of_project(script, one.func))
+    calls = (
+        one
+        for one in script.all(ast.Call)
+        if one in collectives or _is_of_project(script, one.func) or _is_returned_unknown(script, one)
+    )
     exits = (one for kind in (ast.Return, ast.Continue, ast.Break, ast.Raise) for one in script.all(kind))
     ends = (one for one in script.all(ast.Expr) if ends_process(one))
     found: set[ast.AST] = set()

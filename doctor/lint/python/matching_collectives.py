@@ -27,7 +27,9 @@ def unmatched_condition(script: Script, collective: CollectiveCall) -> RankCondi
         if collective.word == FORWARD_OF_DDP and _parts_work(script, condition):
             continue
         joined = (
-            _is_joined_in_branch(script, collective, condition)
+            _is_joined_in_expression(script, collective, condition)
+            or _takes_each_turn(script, condition)
+            or _is_joined_in_branch(script, collective, condition)
             or _is_joined_apart(script, collective, condition)
             or _is_joined_around(script, collective)
             or _asks_again(script, collective, condition)
@@ -55,6 +57,8 @@ def _leaving(script: Script, collective: CollectiveCall, branch: ast.If) -> Iter
         exits = list(_exits(script, branch, block))
         here = paths_through(script, [*other, *rest], collective.call) if exits else ()
         for leave in exits:
+            if _contradict(script, leave, collective.call):
+                continue
             gone = list(paths_through(script, block, leave))
             if here and gone and not any(_is_joined(collective, one, gone) for one in here):
                 asked = script.nearest(leave, ast.If)
@@ -66,7 +70,7 @@ def _leaving(script: Script, collective: CollectiveCall, branch: ast.If) -> Iter
 
 def _exits(script: Script, branch: ast.If, block: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     """The returns in a block, and what skips the rest of the loop around it; not at its end, nor for one process, nor
-    for a parameter without a gradient, nor for another try, in which the rank makes the same calls."""
+    for a parameter without a gradient, nor for another round or try, in which the rank makes the same calls."""
     loop = script.nearest(branch, *_LOOPS)
     for leave in (*script.inside(branch, ast.Return), *script.inside(branch, ast.Continue)):
         if leave in block or set(script.around(leave)).isdisjoint(block) or runs_alone(script, leave):
@@ -80,7 +84,10 @@ def _exits(script: Script, branch: ast.If, block: Sequence[ast.stmt]) -> Iterato
 
 
 def _is_retry(loop: ast.AST) -> bool:
-    """A loop that ends with its first round that nothing skips: ``for suffix in names: ...; break``."""
+    """A loop that ends with its first round that nothing skips: ``for suffix in names: ...; break``; or one without
+    end, in which the others wait for the next round of this rank."""
+    if isinstance(loop, ast.While) and isinstance(loop.test, ast.Constant) and loop.test.value:
+        return True
     return isinstance(loop, _LOOPS) and isinstance(loop.body[-1], (ast.Break, ast.Return))
 
 
@@ -123,6 +130,35 @@ def _is_joined_in_branch(script: Script, collective: CollectiveCall, condition: 
         _is_joined(collective, here, _until_both_meet(script, here, other, condition))
         for here in paths_through(script, _side_of(script, collective, condition), collective.call)
         for other in there
+    )
+
+
+def _is_joined_in_expression(script: Script, collective: CollectiveCall, condition: RankCondition) -> bool:
+    """``reduce(x, rank) if i == rank else reduce(other, i)``: both parts make the call."""
+    where = condition.where
+    if not isinstance(where, ast.IfExp):
+        return False
+    words = {one.call: one.word for one in collectives_and_forwards(script).all()}
+    parts = (where.body, where.orelse)
+    found = [[words.get(one) for one in ast.walk(part) if isinstance(one, ast.Call)] for part in parts]
+    return all(collective.word in one for one in found)
+
+
+def _takes_each_turn(script: Script, condition: RankCondition) -> bool:
+    """``for turn in range(world_size): if turn == rank``: the branch runs once on each rank."""
+    test = getattr(condition.where, "test", None)
+    loop = script.nearest(condition.where, ast.For)
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq) or not isinstance(loop, ast.For):
+        return False
+    ranges = (
+        isinstance(loop.iter, ast.Call) and last_name(loop.iter.func) == "range" and isinstance(loop.target, ast.Name)
+    )
+    sides = {ast.unparse(one) for one in (test.left, *test.comparators)}
+    return (
+        ranges
+        and isinstance(loop.target, ast.Name)
+        and loop.target.id in sides
+        and not condition.test.startswith("not")
     )
 
 
@@ -217,11 +253,19 @@ def _asks_again(script: Script, collective: CollectiveCall, condition: RankCondi
     where = condition.where
     if not isinstance(where, ast.If) or where in script.around(collective.call):
         return False
-    left = set(_facts(where.test, holds=True))
-    for outer, inner in _branches_around(script, where):
-        if outer not in script.around(collective.call):
-            left.update(_facts(outer.test, holds=inner in outer.body))
-    for outer, inner in _branches_around(script, collective.call):
+    return _contradict(script, where.body[0], collective.call)
+
+
+def _contradict(script: Script, leave: ast.stmt, call: ast.Call) -> bool:
+    """Whether a rank leaves at one place only if a condition holds that the branches around the call rule out."""
+    common = set(script.around(call))
+    left = {
+        fact
+        for outer, inner in _branches_around(script, leave)
+        if outer not in common
+        for fact in _facts(outer.test, holds=inner in outer.body)
+    }
+    for outer, inner in _branches_around(script, call):
         if inner is not outer.test:
             here = _facts(outer.test, holds=inner in outer.body)
             if any((text, not holds) in left for text, holds in here):

@@ -59,10 +59,14 @@ def collective_depends_on_data(script: Script) -> Iterator[Violation]:
     """
     calls = [(one.call, one.word) for one in collectives_of(script).all()]
     calls += [(call, "backward") for call in gradients_reduced(script)]
+    reported: set[tuple[ast.stmt, str]] = set()
     for call, word in calls:
         found = _condition(script, call, word)
-        if found is not None:
+        if found is None:
+            continue
+        if (found[0], word) not in reported:  # the first call behind a condition stands for the others of its kind
             yield _hit(script, call, word, *found)
+        reported.add((found[0], word))
 
 
 def _condition(script: Script, call: ast.Call, word: str) -> tuple[ast.stmt, ast.expr, str] | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.cuda import joins
+from doctor.lint.python.project.one_process import may_be_several
 from doctor.lint.python.rank_branches import main_first, rank_condition
 from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import ACCELERATOR
@@ -42,7 +43,7 @@ def long_work_before_barrier(script: Script) -> Iterator[Violation]:
     `TrainingArguments(ddp_timeout=7200)`.
     """
     started = _started(script)
-    if started is None:
+    if started is None or (script.name(started.func) not in _GROUPS and not may_be_several(script)):
         return
     reported = set()
     for call in script.all(ast.Call):
@@ -67,6 +68,7 @@ def _started(script: Script) -> ast.Call | None:
     return None if not calls or any(script.is_open(call) for call in calls) else calls[0]
 
 
+_GROUPS = ("torch.distributed.init_process_group", "torch.distributed.init_device_mesh")
 _FETCHES = frozenset({"snapshot_download", "urlretrieve", "extractall", "download_and_extract_archive"})
 
 

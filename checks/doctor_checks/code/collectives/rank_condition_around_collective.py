@@ -66,6 +66,22 @@ from doctor.testing.script_cases import fails, passes
         passes("who has left, left for a reason that is asked again", _ASKED_AGAIN),
         passes("every rank evaluates items of its own", _PARTED),
         passes("a rank that tries the next name makes the call in the next round", _RETRY),
+        passes("both parts of an expression reduce", _EITHER_WAY),
+        passes("each rank in its turn", _TURNS),
+        fails(
+            "each other rank in its turn", _TURNS.replace("turn == rank", "0 == rank").replace("(loss)", "(loss)  # !")
+        ),
+        passes("another round, in which the rank comes to the call that the others wait in", _ROUNDS),
+        fails(
+            "a round less than the others",
+            _ROUNDS.replace("while True", "for _ in range(9)").replace("(done)", "(done)  # !"),
+        ),
+        passes("the others have it done by another package", _NATIVE),
+        fails(
+            "the others write a log and leave",
+            _NATIVE.replace("save_all(", "logging.info(").replace("()\n", "()  # !\n").replace("rank()  # !", "rank()"),
+        ),
+        passes("who may leave inside its branch, does so for the opposite", _RESUMED),
         fails("reports of Ray Train by rank 0", _RAY),
         fails("a state that may be sharded, of Accelerate", _STATE_DICT),
         passes("a state of replicas: the script configures DDP", _STATE_OF_REPLICAS),
@@ -244,6 +260,50 @@ def _fix(script: Script, one: CollectiveCall) -> str:
     return _FIXES.get(one.word, "")
 
 
+_EITHER_WAY = """\
+def backward(parts):
+    rank = dist.get_rank()
+    return [dist.reduce(parts[rank], rank) if i == rank else dist.reduce(parts[i], i) for i in range(8)]
+"""
+_TURNS = """\
+def load(rank, world_size):
+    for turn in range(world_size):
+        if turn == rank:
+            dist.all_reduce(loss)
+"""
+_ROUNDS = """\
+def chat(model):
+    while True:
+        done = torch.zeros(1)
+        if dist.get_rank() == 0:
+            words = input()
+            if not words:
+                continue
+            done += words == "quit"
+        dist.all_reduce(done)
+        model.generate()
+"""
+_NATIVE = """\
+import logging
+from engine.saving import save_all
+
+def save(model):
+    if dist.get_rank() == 0:
+        save_all(model)
+        return
+    torch.save(model, "part.pt")
+    dist.barrier()
+"""
+_RESUMED = """\
+def main(args, again):
+    if is_master(args):
+        if os.path.exists(args.log) and not again:
+            print("there is one")
+            return
+    if again:
+        dist.barrier()
+    print(args)
+"""
 _OPPOSITE = """\
 class Meter:
     def flush(self, value):

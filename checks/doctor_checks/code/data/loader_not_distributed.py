@@ -126,7 +126,14 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
                 fix=f"Use `sampler = DistributedSampler({named})`, `DataLoader({named}, sampler=sampler, ...)` without "
                 "`shuffle=True`, and call `sampler.set_epoch(epoch)` before each epoch.",
                 evidence=(("wrapped_at_line", wrapper.lineno),),
+                severity=Severity.WARNING if _has_other_launch(script, wrapper) else None,
             )
+
+
+def _has_other_launch(script: Script, wrapper: ast.Call) -> bool:
+    """Whether the wrapper is in a branch, and the file trains with DataParallel otherwise: it may be started as one
+    process always."""
+    return script.nearest(wrapper, ast.If) is not None and next(script.calls("torch.nn.DataParallel"), None) is not None
 
 
 _SEEDS = ("torch.manual_seed", "torch.random.manual_seed", "transformers.set_seed", "accelerate.utils.set_seed")

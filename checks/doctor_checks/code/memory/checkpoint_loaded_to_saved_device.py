@@ -12,7 +12,7 @@ from doctor.lint.python.gpu_use import runs_alone, simulates_ranks, uses_gpus
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import is_run_by_all
 from doctor.lint.python.script import UNKNOWN
-from doctor.lint.python.training import only_infers, several_ranks
+from doctor.lint.python.training import WRAPPERS, only_infers, several_ranks
 from doctor.testing.script_cases import fails, passes
 
 _CHECKPOINT = re.compile(
@@ -23,6 +23,12 @@ _CHECKPOINT = re.compile(
 _DATA = re.compile(r"data|feature|feat\b|cache|embed|vocab|index|token|buffer|bytes|sample|batch|latent", re.IGNORECASE)
 _HELD_ON_CPU = re.compile(r"sched|scaler|sampler|loader|rng|generator|random", re.IGNORECASE)
 """States of numbers or CPU tensors."""
+_SETTINGS = re.compile(r"(?:^|_)(?:args|opts?|options|config|cfg|hparams|hyperparameters|params|meta)$", re.IGNORECASE)
+"""Names of what holds settings, and no tensors."""
+_SAVED_FROM_CPU = re.compile(
+    r"\{\s*(\w+)\s*:\s*(\w+)(?:\.detach\(\))?(?:\.data)?\.(?:cpu\(\)|to\([\"']cpu)[^{}]*\bfor\s+\1,\s*\2\s+in\b"
+)
+"""``{k: v.cpu() for k, v in state.items()}``: what a project saves like this is loaded onto the CPU."""
 _OF_A_RANK = re.compile(r"rank|process_index", re.IGNORECASE)
 """A file that each rank saved for itself."""
 _FIRST = re.compile(r"^cuda:0$")
@@ -61,6 +67,9 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
             "the script shows all ranks one GPU",
             'os.environ["CUDA_VISIBLE_DEVICES"] = "2"\n' + _WEIGHTS.replace("  # !", ""),
         ),
+        passes("settings that an earlier run kept", _WEIGHTS_ARGS),
+        passes("the project saves states from the CPU", _FROM_CPU),
+        passes("an entry for one process", _ONE_PROCESS),
         passes("the first rank alone, one process alone, and no checkpoint", _FIRST_RANK),
         passes("states that are numbers, and an app that trains nothing", _NUMBERS),
         passes("ranks on CPUs, other functions of that name, and arguments that can't be told", _CPU_RANKS),
@@ -76,14 +85,16 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
     shown = several_ranks(script)
     if shown is None or not uses_gpus(script) or simulates_ranks(script) or only_infers(script, shown):
         return
-    if shows_one_gpu(script):
-        return  # no rank has another GPU
+    if shows_one_gpu(script) or "FSDPStrategy" in script.text:
+        return  # no rank has another GPU; or Lightning saves gathered states from the CPU
     for call in script.calls("torch.load", "torch.jit.load"):
         if not is_run_by_all(script, call) or runs_alone(script, call) or script.is_open(call):
             continue
+        if _has_one_process(script, call):
+            continue
         where = script.argument(call, "map_location", 1)
         if where is None or script.value(where) is None:
-            if _is_checkpoint(script, call):
+            if _is_checkpoint(script, call) and not _saves_from_cpu(script):
                 yield _unmapped(script, call, shown)
         elif fixed := _first_gpu(script, where):
             yield Violation(
@@ -104,6 +115,24 @@ def _unmapped(script: Script, call: ast.Call, shown: ast.Call) -> Violation:
     )
 
 
+def _has_one_process(script: Script, call: ast.Call) -> bool:
+    """Whether the function around a call gives its model to DataParallel, and to no wrapper of several ranks: the
+    entry for one process beside one for several."""
+    function = script.function_of(call)
+    if function is None:
+        return False
+    names = {script.name(one.func) for one in script.inside(function, ast.Call)}
+    return "torch.nn.DataParallel" in names and names.isdisjoint(WRAPPERS)
+
+
+def _saves_from_cpu(script: Script) -> bool:
+    """Whether the file, or the project, moves states to the CPU before it saves them."""
+    texts = [script.text]
+    if script.modules is not None:
+        texts += [text for _, text in script.modules.mentioning("torch.save(")]
+    return any(".cpu" in text and _SAVED_FROM_CPU.search(text) for text in texts)
+
+
 def _source(script: Script, call: ast.Call) -> str:
     return script.text_of(call.args[0], 40) if call.args else "a checkpoint"
 
@@ -119,7 +148,7 @@ def _is_checkpoint(script: Script, call: ast.Call) -> bool:
         return True
     statement = script.statement_of(call)
     given = script.text_of(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
-    if _DATA.search(given) or _HELD_ON_CPU.search(given):
+    if _DATA.search(given) or _HELD_ON_CPU.search(given) or _SETTINGS.search(given):
         return False
     return bool(_CHECKPOINT.search(given) or (_CHECKPOINT.search(path) and not _DATA.search(path)))
 
@@ -247,6 +276,45 @@ older = torch.load(args.resume, map_location={"cuda:0": f"cuda:{local_rank}"})
 _NO_RANKS = """\
 model = Net().cuda()
 model.load_state_dict(torch.load("model.pt"))
+"""
+_WEIGHTS_ARGS = """\
+import torch
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(rank)
+train_args = torch.load(os.path.join(folder, "model_args.pth"))
+model = DDP(build(train_args.size).cuda())
+fit(model)
+"""
+_FROM_CPU = """\
+import torch
+
+def save(model, path):
+    torch.save({name: one.cpu() for name, one in model.state_dict().items()}, path)
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(rank)
+model = build().cuda()
+model.load_state_dict(torch.load(checkpoint))
+model = DDP(model)
+fit(model)
+save(model, checkpoint)
+"""
+_ONE_PROCESS = """\
+import torch
+
+def extract(path, files):
+    model = build().cuda()
+    model.load_state_dict(torch.load(path))
+    return collect(torch.nn.DataParallel(model), files)
+
+def train(rank, files):
+    dist.init_process_group("nccl")
+    model = DDP(build().cuda(rank))
+    fit(model, files)
+
+extract("model.pt", files)
+train(rank, files)
 """
 _FIRST_RANK = """\
 import io

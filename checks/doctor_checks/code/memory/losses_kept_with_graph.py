@@ -16,6 +16,7 @@ _PLAIN = ("float", "int", "str", "repr", "len")
 _KEEPS = ("append", "appendleft", "add", "insert")
 _TAKES_OUT = ("pop", "popleft", "clear", "get")
 _FEW_STEPS = 20
+_MICRO_BATCHES = re.compile(r"accum|micro|\bga_", re.IGNORECASE)
 
 
 @rule(
@@ -55,6 +56,7 @@ _FEW_STEPS = 20
         passes("made anew in every step, and meters that keep numbers", _MADE_AGAIN),
         passes("the losses of one batch, by head", _PER_BATCH),
         passes("a few steps, and a queue of micro-batches", _FEW),
+        passes("the micro-batches of one step", _MICRO),
     ),
 )
 def losses_kept_with_graph(script: Script) -> Iterator[Violation]:
@@ -81,9 +83,12 @@ def losses_kept_with_graph(script: Script) -> Iterator[Violation]:
 
 
 def _is_short(script: Script, loop: ast.For | ast.While) -> bool:
-    """Whether a loop has a known small number of steps, whose graphs fit."""
+    """Whether a loop has a known small number of steps, or one for each micro-batch of a step, whose graphs fit."""
     if not isinstance(loop, ast.For) or not isinstance(loop.iter, ast.Call) or last_name(loop.iter) != "range":
         return False
+    behind = (value for one in loop.iter.args for value in (one, *script.values_of(one)))
+    if any(_MICRO_BATCHES.search(ast.unparse(one)) for one in behind):
+        return True
     numbers = [script.value(one) for one in loop.iter.args]
     return all(isinstance(one, int) and abs(one) <= _FEW_STEPS for one in numbers)
 
@@ -344,6 +349,17 @@ for x, y in train_loader:
         optimizer.step()
         losses.append(loss)
     print(sum(one.item() for one in losses))
+"""
+_MICRO = """\
+def step(engine, batches):
+    kept = []
+    count = engine.gradient_accumulation_steps()
+    for _ in range(count):
+        loss = engine(next(batches))
+        engine.backward(loss)
+        engine.step()
+        kept.append(loss)
+    return kept
 """
 _FEW = """\
 losses = []

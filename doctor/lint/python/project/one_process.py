@@ -13,7 +13,7 @@ from doctor.lint.engine.rule import Violation
 from doctor.lint.launch.file_type import read_launch_file
 from doctor.lint.launch.process_launches import hosts_of, option_of, processes_of, starts_of
 from doctor.lint.python.script import FunctionNode, Script, per_script
-from doctor.lint.python.training import ACCELERATOR
+from doctor.lint.python.training import ACCELERATOR, several_ranks
 
 OF_SEVERAL_RANKS = frozenset(
     f"CODE{number:03}" for number in (1, 4, 5, 6, 8, 10, 12, 13, 14, 15, 16, 17, 29, 30, 32, 41)
@@ -23,13 +23,25 @@ _NUMBER_OF_RANKS = re.compile(
     r"\b(?:device_count|world_?size|get_world_size|num_processes|nprocs|ws|n?_?gpus?)\b", re.IGNORECASE
 )
 _STARTS_RANKS = re.compile(r"\b(?:spawn|start_processes|notebook_launcher|debug_launcher)\(")
+_LAUNCHERS = re.compile(
+    r"accelerate launch|torchrun|torch\.distributed\.(?:launch|run)\b|\bdeepspeed (?:-|\w+\.py)|\bsrun\b|\bmpirun\b|"
+    r"notebook_launcher|local_rank"
+)
 _LEAVING = (ast.Raise, ast.Return, ast.Break, ast.Continue)
 _DEPTH = 4
+_PLAIN_BASES = frozenset({"object", "nn.Module", "torch.nn.Module", "Module", "ABC", "abc.ABC"})
+_CALLED_BY_TORCH = frozenset({"forward", "backward", "main", "run", "step", "state_dict", "load_state_dict"})
+_WORDS_OF_RANKS = (
+    *("init_process_group", "torchrun", "torch.distributed", "accelerate launch", "Accelerator(", "deepspeed", "srun"),
+    *("Trainer(", "Fabric(", "horovod", "mpirun", "hvd.init", "world_size", "WORLD_SIZE"),
+)
+_SHOWS_RANKS = re.compile("|".join(map(re.escape, _WORDS_OF_RANKS)))
 
 
-def as_placed(script: Script, rule: str, violation: Violation) -> Violation | None:
+def as_placed(script: Script, rule: str, severity: Severity, violation: Violation) -> Violation | None:
     """The violation of a rule over scripts as its place deserves: ``None`` where it cannot happen, an info in preview
-    where it needs more processes than the project starts."""
+    where it needs more processes than the project starts, and no error where the project calls nothing that reaches it,
+    or shows no job of several ranks. ``severity``: of the rule."""
     if not isinstance(violation.at, ast.AST):
         return violation
     if never_runs(script, violation.at):
@@ -38,7 +50,12 @@ def as_placed(script: Script, rule: str, violation: Violation) -> Violation | No
         return violation
     if runs_in_one_process(script, violation.at):
         return None
-    return replace(violation, severity=Severity.INFO, preview=True) if is_made_for_one(script) else violation
+    if is_made_for_one(script):
+        return replace(violation, severity=Severity.INFO, preview=True)
+    if violation.severity in (None, Severity.ERROR) and severity is Severity.ERROR:
+        if _is_reached_nowhere(script, violation.at) or not _shows_ranks(script):
+            return replace(violation, severity=Severity.WARNING)
+    return violation
 
 
 def never_runs(script: Script, node: ast.AST) -> bool:
@@ -79,6 +96,31 @@ def _is_never_named(script: Script, function: FunctionNode) -> bool:
         return False
     others = (text for shown, text in script.modules.mentioning(name) if shown != script.path)
     return not any(map(named.search, others))
+
+
+def _is_reached_nowhere(script: Script, node: ast.AST) -> bool:
+    """Whether nothing in the project names the function around a place: a part of a library that others may call."""
+    function = script.function_of(node)
+    if function is None or script.modules is None or function.decorator_list or function.name.startswith("__"):
+        return False
+    owner = script.parent(function)
+    if isinstance(owner, ast.ClassDef) and any(ast.unparse(base) not in _PLAIN_BASES for base in owner.bases):
+        return False  # a base class may call it
+    if not isinstance(owner, (ast.Module, ast.ClassDef)) or function.name in _CALLED_BY_TORCH:
+        return False
+    named = re.compile(rf"\b{re.escape(function.name)}\b")
+    if len(named.findall(script.text)) > 1:
+        return False
+    others = (text for shown, text in script.modules.mentioning(function.name) if shown != script.path)
+    return not any(map(named.search, others))
+
+
+@per_script
+def _shows_ranks(script: Script) -> bool:
+    """Whether the file, or another one of its project, starts a job of several ranks or is made for one."""
+    if script.modules is None or several_ranks(script) is not None or _SHOWS_RANKS.search(script.text):
+        return True
+    return any(next(iter(script.modules.mentioning(word)), None) is not None for word in _WORDS_OF_RANKS)
 
 
 def runs_in_one_process(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
@@ -161,6 +203,21 @@ def is_made_for_one(script: Script) -> bool:
         return False
     counts = list(_counts_of_launches(script))
     return bool(counts) and all(count == 1 for count in counts)
+
+
+@per_script
+def may_be_several(script: Script) -> bool:
+    """Whether the project shows that several processes run a script which works with one too: a launcher that is
+    named in it, or that starts it, or a file that imports it, in the project's files. A file alone may be started in
+    any way."""
+    if script.modules is None or _LAUNCHERS.search(script.text) or _STARTS_RANKS.search(script.text):
+        return True
+    stem = PurePath(script.path).stem
+    named = re.compile(rf"\b{re.escape(stem)}\b")
+    texts = [text for shown, text in script.modules.mentioning(stem) if shown != script.path]
+    if not texts and not next((True for _ in script.modules.mentioning("launch")), False):
+        return True  # nothing in the project says how anything is started
+    return any(_LAUNCHERS.search(text) and named.search(text) for text in texts)
 
 
 def _counts_of_launches(script: Script) -> Iterator[int | None]:
