@@ -128,3 +128,13 @@ def test_the_cells_of_a_notebook_share_one_gpu():
     rule = next(one for one in builtin_rules() if one.id == "CODE003")
     text = 'import torch\n\ntorch.distributed.init_process_group("nccl")\nmodel = torch.nn.Linear(8, 8).cuda()\n'
     assert [len(list(rule.violations(Script(name, text)))) for name in ("train.py", "train.ipynb")] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("rank", "severity"),
+    [("dist.get_rank()", None), ("tp_rank", Severity.WARNING), ("mpu.get_data_parallel_rank()", Severity.WARNING)],
+)
+def test_a_rank_in_a_part_of_the_job_is_not_certain(rank, severity):
+    (rule,) = (one for one in builtin_rules() if one.id == "CODE005")
+    script = Script("train.py", _IMPORTS + f"if {rank} == 0:\n    dist.barrier()\n")
+    assert [hit.severity for hit in rule.violations(script)] == [severity]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
@@ -118,7 +119,7 @@ def _run_by_some(script: Script, one: CollectiveCall, condition: RankCondition) 
         where = f"only on one rank ({condition.test}, line {line})"
     else:
         where = f"only if {_plain(condition.test)} (line {line}), not on all ranks"
-    is_certain = one.certain and condition.certain
+    is_certain = one.certain and condition.certain and not _OF_A_GROUP.search(condition.test)
     return Violation(
         one.call,
         f"{_words(script, one)} runs {where}",
@@ -192,6 +193,11 @@ def _is_of_one_device(script: Script, call: ast.Call) -> bool:
     )
 
 
+_OF_A_GROUP = re.compile(
+    r"(?:^|_|\b)(?:data|tensor|model|pipeline|expert|context|sequence|parallel|[dtpecs]p|mp|group|sub|replica|shard)_"
+    r"(?:\w+_)?rank\b"
+)
+"""Ranks in a part of the job: who else has that number is not in the file."""
 _BARRIERS = frozenset({"barrier", "wait_for_everyone"})
 
 
