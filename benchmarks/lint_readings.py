@@ -99,21 +99,12 @@ def reading_table(reading: Reading) -> str:
     )
 
 
-LEAST_READ, LEAST_RIGHT = 5, 0.9
-"""Hits that are read before a rule may be in preview, and the share of right ones below which it is."""
-
-
 def measured(readings: Sequence[Reading]) -> dict[str, list[ReadHit]]:
     """The hits of all readings, by rule."""
     found: dict[str, list[ReadHit]] = {}
     for hit in sorted(hit for reading in readings for hit in reading.hits):
         found.setdefault(hit.rule, []).append(hit)
     return dict(sorted(found.items()))
-
-
-def is_below(hits: Sequence[ReadHit]) -> bool:
-    """Whether enough hits of a rule were read, and too few of them were right."""
-    return len(hits) >= LEAST_READ and sum(hit.verdict == "right" for hit in hits) < LEAST_RIGHT * len(hits)
 
 
 def rules_table(readings: Sequence[Reading]) -> str:
