@@ -152,6 +152,32 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
             severity=Severity.INFO,
         ),
         Fails(
+            "an option that torch 2.9 ignores under the new name",
+            healthy()
+            .alter(SoftwareFacts, torch=TorchBuild("2.9.1+cu128", cuda="12.8"))
+            .environ(PYTORCH_ALLOC_CONF="expandable_segments:True"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+        Passes(
+            "the same under the old name",
+            healthy()
+            .alter(SoftwareFacts, torch=TorchBuild("2.9.1+cu128", cuda="12.8"))
+            .environ(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"),
+        ),
+        Passes(
+            "the same under both names",
+            healthy()
+            .alter(SoftwareFacts, torch=TorchBuild("2.9.1+cu128", cuda="12.8"))
+            .environ(PYTORCH_ALLOC_CONF="expandable_segments:True", PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"),
+        ),
+        Passes(
+            "the new name where it works",
+            healthy()
+            .alter(SoftwareFacts, torch=TorchBuild("2.11.0+cu130", cuda="13.0"))
+            .environ(PYTORCH_ALLOC_CONF="expandable_segments:True"),
+        ),
+        Fails(
             "wrong without a known torch",
             healthy(gpus=0).alter(SoftwareFacts, torch=None).environ(PYTORCH_CUDA_ALLOC_CONF="foo:1"),
             ranks=(0, 1),
@@ -187,6 +213,8 @@ def allocator_setting_invalid(job: Job) -> Iterator[Verdict]:
         yield from _complaints(_GENERAL, general, torch, is_rocm, ranks)
         if cuda is not None:
             yield from _contradictions(cuda, general, ranks)
+        elif torch is not None and not is_rocm and within(torch, first="2.9", before="2.10"):
+            yield from _ignored_segments(general, torch, ranks)
 
 
 def _values(
@@ -199,6 +227,21 @@ def _values(
         torch.version if torch else None,
         bool(torch and torch.hip),
     )
+
+
+def _ignored_segments(general: str, torch: str, ranks: tuple[int, ...]) -> Iterator[Finding]:
+    """Report expandable_segments under the new name in 2.9, whose CUDA allocator reads it under the old one only
+    (https://github.com/pytorch/pytorch/issues/183387; measured there with 2.9.1 and 2.11.0)."""
+    options = {entry.partition(":")[0].strip(): entry.partition(":")[2].strip() for entry in general.split(",")}
+    if options.get("expandable_segments", "").lower() == "true":
+        yield Finding(
+            f"PyTorch {torch} ignores expandable_segments in {_GENERAL}",
+            ranks=ranks,
+            evidence={"value": general, "torch": torch},
+            effect="The allocator keeps segments of fixed size, and more memory is lost to fragmentation.",
+            fix=f"export {_CUDA}={shlex.quote(general)}",
+            severity=Severity.INFO,
+        )
 
 
 def _complaints(name: str, text: str, torch: str | None, is_rocm: bool, ranks: tuple[int, ...]) -> Iterator[Finding]:
