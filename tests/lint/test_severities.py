@@ -138,3 +138,14 @@ def test_a_rank_in_a_part_of_the_job_is_not_certain(rank, severity):
     (rule,) = (one for one in builtin_rules() if one.id == "CODE005")
     script = Script("train.py", _IMPORTS + f"if {rank} == 0:\n    dist.barrier()\n")
     assert [hit.severity for hit in rule.violations(script)] == [severity]
+
+
+@pytest.mark.parametrize(
+    ("test", "severity"),
+    [("rank != 0", None), ("distributed and rank != 0", None), ("args.only_test and rank == 0", Severity.WARNING)],
+)
+def test_a_rank_that_leaves_only_if_it_is_asked_to_is_not_certain(test, severity):
+    (rule,) = (one for one in builtin_rules() if one.id == "CODE005")
+    text = f"def main(args, rank):\n    if {test}:\n        return\n    dist.barrier()\n"
+    script = Script("train.py", _IMPORTS + text)
+    assert [hit.severity for hit in rule.violations(script)] == [severity]

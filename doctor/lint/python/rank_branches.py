@@ -208,11 +208,18 @@ def _left_before(script: Script, outer: ast.AST, inner: ast.AST) -> RankConditio
         if not isinstance(statement, ast.If) or not is_rank_test(script, statement.test):
             continue
         leaves, others_leave = _leaves(script, statement.body), _leaves(script, statement.orelse)
+        always = not _is_asked_for(script, statement.test)
         if leaves and not others_leave:
-            return RankCondition(f"not ({script.text_of(statement.test)})", statement, tuple(statement.body))
+            return RankCondition(f"not ({script.text_of(statement.test)})", statement, tuple(statement.body), always)
         if others_leave and not leaves:
-            return RankCondition(script.text_of(statement.test), statement, tuple(statement.orelse))
+            return RankCondition(script.text_of(statement.test), statement, tuple(statement.orelse), always)
     return None
+
+
+def _is_asked_for(script: Script, test: ast.expr) -> bool:
+    """``if args.only_test and rank == 0: return``: in runs without that option, nobody leaves."""
+    parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else []
+    return any(not is_rank_test(script, one) and not is_of_the_job(script, one) for one in parts)
 
 
 def statements_before(outer: ast.AST, inner: ast.AST) -> list[ast.stmt]:

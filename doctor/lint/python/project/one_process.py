@@ -11,7 +11,8 @@ from pathlib import PurePath
 from doctor.core.finding import Severity
 from doctor.lint.engine.rule import Violation
 from doctor.lint.launch.file_type import read_launch_file
-from doctor.lint.launch.process_launches import hosts_of, option_of, processes_of, starts_of
+from doctor.lint.launch.launch_file import Launch
+from doctor.lint.launch.process_launches import hosts_of, option_of, processes_of, starts_of, visible_devices
 from doctor.lint.python.script import FunctionNode, Script, per_script
 from doctor.lint.python.training import ACCELERATOR, several_ranks
 
@@ -236,6 +237,16 @@ def _counts_of_launches(script: Script) -> Iterator[int | None]:
             if PurePath(start.launch.script).name != name or not start.launch.is_agent:
                 continue
             launch = start.launch
+            if start.outer is None and _shows_one_gpu(launch):
+                yield 1  # several ranks cannot share it
+                continue
             is_said = option_of(launch, *launch.command.processes) is not None
             is_one_host = start.outer is None and hosts_of(launch) == 1
             yield processes_of(launch) if is_one_host and is_said else None
+
+
+def _shows_one_gpu(launch: Launch) -> bool:
+    """Whether the launcher of one host sees one GPU: ``CUDA_VISIBLE_DEVICES=0 accelerate launch train.py``."""
+    seen = visible_devices(launch)
+    is_one_host = hosts_of(launch) == 1 or launch.option(launch.command.hosts, "config_file") is None
+    return seen is not None and seen[1] == 1 and is_one_host
