@@ -142,7 +142,12 @@ def test_a_rank_in_a_part_of_the_job_is_not_certain(rank, severity):
 
 @pytest.mark.parametrize(
     ("test", "severity"),
-    [("rank != 0", None), ("distributed and rank != 0", None), ("args.only_test and rank == 0", Severity.WARNING)],
+    [
+        ("rank != 0", None),
+        ("distributed and rank != 0", None),
+        ("stops and rank == 0 and stops(args)", None),
+        ("args.only_test and rank == 0", Severity.WARNING),
+    ],
 )
 def test_a_rank_that_leaves_only_if_it_is_asked_to_is_not_certain(test, severity):
     (rule,) = (one for one in builtin_rules() if one.id == "CODE005")

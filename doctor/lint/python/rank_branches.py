@@ -217,9 +217,11 @@ def _left_before(script: Script, outer: ast.AST, inner: ast.AST) -> RankConditio
 
 
 def _is_asked_for(script: Script, test: ast.expr) -> bool:
-    """``if args.only_test and rank == 0: return``: in runs without that option, nobody leaves."""
+    """``if args.only_test and rank == 0: return``: in runs without that option, nobody leaves. What is computed, such
+    as ``done(loss)``, holds at some time in any run."""
     parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else []
-    return any(not is_rank_test(script, one) and not is_of_the_job(script, one) for one in parts)
+    others = [one for one in parts if not is_rank_test(script, one) and not is_of_the_job(script, one)]
+    return bool(others) and all(isinstance(one, (ast.Name, ast.Attribute)) for one in others)
 
 
 def statements_before(outer: ast.AST, inner: ast.AST) -> list[ast.stmt]:
