@@ -11,7 +11,8 @@ from doctor.lint.engine.registry import Rulebook, builtin_rules
 from doctor.lint.engine.releases import Releases
 from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
 
-BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("CODE005", "CODE009", "CODE030")))
+RULES = ("CODE005", "CODE009", "CODE011", "CODE030", "CODE041", "ENV014", "NCCL007")
+BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in RULES))
 HEAD = "import torch\nimport torch.distributed as dist\nfrom accelerate import Accelerator\n\n"
 HANG = "if dist.get_rank() == 0:\n    dist.barrier()\n"
 
@@ -155,3 +156,62 @@ def test_waits_for_long_work_need_a_launcher_of_the_project(tmp_path, beside, ex
         "    with accelerator.main_process_first():\n        data = data.map(split)\n"
     )
     assert [severity for _, severity in found(tmp_path, {"score.py": text} | beside)] == expected
+
+
+FLAG = """\
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+
+
+def train(data, distributed=False):
+    sampler = DistributedSampler(data) if distributed else None
+    loader = DataLoader(data, sampler=sampler)
+    for epoch in range(9):
+        for batch in loader:
+            model(batch).sum().backward()
+
+
+train(read(){})
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "other", "expected"),
+    [
+        ("", "", []),
+        (", distributed=True", "", ["CODE011"]),
+        (", True", "", ["CODE011"]),
+        (", **options", "", ["CODE011"]),
+        ("", "from train import train\n\ntrain(data, distributed=True)\n", ["CODE011"]),
+    ],
+)
+def test_a_flag_that_no_call_sets_is_false(tmp_path, call, other, expected):
+    files = {"train.py": FLAG.format(call), **({"other.py": other} if other else {})}
+    assert [name for name, _ in found(tmp_path, files) if name == "CODE011"] == expected
+
+
+def test_a_program_that_runs_srun_itself_needs_none(tmp_path):
+    options = "".join(f"#SBATCH --{one}\n" for one in ("nodes=4", "ntasks-per-node=2", "gres=gpu:2"))
+    batch = f"#!/bin/bash\n{options}\npython $HOME/train.py\n"
+    assert found(tmp_path, {"job.sh": batch, "train.py": "import torch\n"}) == [("ENV014", "warning")]
+    starts = "import subprocess\n\nsubprocess.run('srun -N1 python work.py', shell=True)\n"
+    assert found(tmp_path, {"job.sh": batch, "train.py": starts}) == []
+
+
+def test_a_program_of_the_project_without_a_group_may_be_slow(tmp_path):
+    batch = "export CUDA_LAUNCH_BLOCKING=1\nsrun python {}.py\n"
+    (tmp_path / "model.py").write_text("import torch\n")
+    (tmp_path / "group.py").write_text("import torch.distributed as dist\n\ndist.init_process_group('nccl')\n")
+    files = {"job.sh": batch.format("alone"), "alone.py": "import torch\nimport model\n\nmodel.run()\n"}
+    assert found(tmp_path, files) == []
+    files = {"job.sh": batch.format("ranks"), "ranks.py": "import torch\nimport group\n\ngroup.run()\n"}
+    assert found(tmp_path, files) == [("NCCL007", "info")]
+    assert found(tmp_path, {"job.sh": batch.format("absent")}) == [("NCCL007", "info")]
+
+
+def test_a_module_of_the_same_name_is_another_one(tmp_path):
+    guard = "if world_size > 1:\n    raise NotImplementedError\nelse:\n    main()\n"
+    script = HEAD + "def main():\n" + indented(HANG) + "\n\n" + guard
+    assert found(tmp_path, {"train.py": script, "other.py": "from tools.train import *\n\nmain()\n"}) == []
+    assert ("CODE005", "error") in found(tmp_path, {"train.py": script, "other.py": "from train import *\n\nmain()\n"})

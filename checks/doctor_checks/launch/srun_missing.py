@@ -127,6 +127,8 @@ def srun_missing_in_files(file: ShellFile) -> Iterator[Violation]:
     for start in starts:
         if start.is_agent:
             yield from _judge_agent(start, job)
+    if file.modules is not None and any(file.modules.starts_steps(start.launch.script) for start in starts):
+        return
     if not any(start.is_agent for start in starts):
         yield from islice((found for start in starts for found in _judge_python(start.launch, job)), 1)
 

@@ -34,6 +34,7 @@ _JOINS = re.compile(
     re.IGNORECASE,
 )
 """Words of programs that are for several ranks, or may be: of PyTorch, and of libraries that create the group."""
+_STEPS = re.compile(r"\b(?:srun|mpirun|mpiexec)\b")
 _IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+(\w+)|import[ \t]+([.\w]+))", re.MULTILINE)
 _FRAMEWORKS = frozenset({"torch", "lightning", "pytorch_lightning", "accelerate", "transformers", "deepspeed", "numpy"})
 
@@ -71,11 +72,21 @@ class ProjectFiles:
     def runs_alone(self, script: str) -> bool:
         """Whether a program that a launch file names is a file of the project, and neither it nor the modules that it
         imports from the project mention ranks or a library that joins a job."""
-        parts = tuple(part for part in PurePath(script).parts if part not in ("/", ".", ".."))
-        places = [one for one in self._targets if parts and PurePath(one).parts[-len(parts) :] == parts]
+        places = self._programs(script)
         return bool(places) and not any(
             _JOINS.search(self._text(one)) for place in places for one in self._related(place)
         )
+
+    def starts_steps(self, script: str) -> bool:
+        """Whether a program that a launch file names is a file of the project that runs srun or mpirun itself."""
+        return any(_STEPS.search(self._text(one)) for one in self._programs(script))
+
+    def _programs(self, script: str) -> list[str]:
+        """The files that may be a program as a launch file names it, by the part of its path that is known."""
+        parts = tuple(re.sub(r"^.*[^\w./-]", "", script).strip("/").split("/"))
+        while parts and parts[0] in ("", ".", ".."):
+            parts = parts[1:]
+        return [one for one in self._targets if parts and PurePath(one).parts[-len(parts) :] == parts]
 
     def find(self, importer: str, module: str, *, whole: bool) -> ModuleSummary | None:
         """Its summary; ``None`` if there is none, or it cannot be read, or, unless ``whole``, if neither it nor what it

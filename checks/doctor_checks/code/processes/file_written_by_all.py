@@ -282,7 +282,9 @@ _SETTINGS_NAME = re.compile(
     r"^(?:\w+_)?(?:args?|arguments|opts?|options|cfg|config|conf|hps|hparams|params|settings|flags|variant)(?:_(?:text|str|json))?$",
     re.IGNORECASE,
 )
-_OF_PYTHON = frozenset({"json", "yaml", "str", "repr", "vars", "dict", "sorted", "asdict", "pprint", "OmegaConf"})
+_OF_PYTHON = frozenset(
+    {"json", "yaml", "str", "repr", "vars", "dict", "sorted", "asdict", "pprint", "OmegaConf", "getattr"}
+)
 
 
 def _is_same(script: Script, call: ast.Call) -> bool:
@@ -294,11 +296,32 @@ def _is_same(script: Script, call: ast.Call) -> bool:
     made = (part for one in dumps for given in (one, *one.args) for part in computed_from(script, given))
     if any(isinstance(one, ast.Call) and script.name(one.func).startswith("yaml.") for one in made):
         return True
-    names = [{part.id for part in ast.walk(one.args[0]) if isinstance(part, ast.Name)} for one in dumps if one.args]
-    if names and all(given - _OF_PYTHON and all(map(_SETTINGS_NAME.match, given - _OF_PYTHON)) for given in names):
+    names = [_named(one.args[0]) - _OF_PYTHON for one in dumps if one.args]
+    parts = _parts_of_settings(script, body)
+    if names and all(given and all(one in parts or _SETTINGS_NAME.match(one) for one in given) for given in names):
         return True
     in_loop = script.nearest(call, ast.For, ast.While) is not None
     return not in_loop and any(True for _ in script.method_calls(*_GATHERS))
+
+
+def _named(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def _parts_of_settings(script: Script, body: list[ast.stmt]) -> set[str]:
+    """The names of what a loop over settings, and the statements in it, take from them:
+    ``for name in vars(args): value = getattr(args, name)``."""
+    parts: set[str] = set()
+    steps: list[ast.For | ast.Assign] = []
+    for part in body:
+        steps += [*script.inside(part, ast.For), *script.inside(part, ast.Assign)]
+    for step in sorted(steps, key=lambda one: one.lineno):
+        source = step.iter if isinstance(step, ast.For) else step.value
+        targets = [step.target] if isinstance(step, ast.For) else step.targets
+        given = _named(source) - _OF_PYTHON
+        if given and all(one in parts or _SETTINGS_NAME.match(one) for one in given):
+            parts |= {name for target in targets for name in _named(target)}
+    return parts
 
 
 def _is_copy(script: Script, call: ast.Call) -> bool:

@@ -60,19 +60,55 @@ def as_placed(script: Script, rule: str, severity: Severity, violation: Violatio
 
 
 def never_runs(script: Script, node: ast.AST) -> bool:
-    """Whether a place is in the branch of a constant condition that is never taken, below a statement that leaves its
-    block, or in a private function of the module that nothing in its file or its project names."""
+    """Whether a place is in the branch of a constant condition that is never taken, or of a parameter that is false in
+    every call, below a statement that leaves its block, or in a private function of the module that nothing in its file
+    or its project names."""
     inner = node
     for outer in script.around(node):
         if isinstance(outer, ast.If) and isinstance(outer.test, ast.Constant):
             if inner in (outer.orelse if outer.test.value else outer.body):
                 return True
+        if isinstance(outer, (ast.If, ast.IfExp)) and _is_in_body(outer, inner) and _is_never_given(script, outer.test):
+            return True
         if any(isinstance(one, _LEAVING) for one in _above(outer, inner)):
             return True
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)) and _is_never_named(script, outer):
             return True
         inner = outer
     return False
+
+
+def _is_in_body(outer: ast.If | ast.IfExp, inner: ast.AST) -> bool:
+    return inner in outer.body if isinstance(outer, ast.If) else inner is outer.body
+
+
+def _is_never_given(script: Script, test: ast.expr) -> bool:
+    """Whether a condition is a parameter with the default ``False`` of a function of the module, which only this file
+    calls, never with that parameter."""
+    function = script.function_of(test)
+    if not isinstance(test, ast.Name) or not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return False
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args]
+    defaults = dict(zip([one.arg for one in named[::-1]], arguments.defaults[::-1], strict=False))
+    defaults |= {
+        one.arg: value for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value
+    }
+    default = defaults.get(test.id)
+    if not isinstance(default, ast.Constant) or default.value is not False or script.modules is None:
+        return False
+    if not isinstance(script.parent(function), ast.Module) or function.decorator_list:
+        return False
+    bound = [one for one in script.inside(function, ast.Name) if one.id == test.id and isinstance(one.ctx, ast.Store)]
+    place = next((at for at, one in enumerate(named) if one.arg == test.id), len(named))
+    calls = [one for one in script.all(ast.Call) if script.definition(one.func) is function]
+    uses = [one for one in script.all(ast.Name) if one.id == function.name and isinstance(one.ctx, ast.Load)]
+    given = (
+        script.is_open(one) or len(one.args) > place or any(word.arg == test.id for word in one.keywords)
+        for one in calls
+    )
+    is_called_alone = bool(calls) and len(uses) == len(calls)
+    return is_called_alone and not bound and not any(given) and not _is_used_elsewhere(script, function.name)
 
 
 def _above(outer: ast.AST, inner: ast.AST) -> list[ast.stmt]:
