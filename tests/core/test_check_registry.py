@@ -14,6 +14,7 @@ from doctor.core.check_runner import examine_job as examine
 from doctor.core.errors import UnusableError
 from doctor.core.settings import choose
 from doctor.testing import healthy
+from tests.lab.sample import long_only
 
 PLUGIN = '''
 from doctor.api import *
@@ -181,7 +182,7 @@ def doctor(environment, *arguments):
         ("host__in____init__", "1 / 0", "host", "ZeroDivisionError"),
     ],
 )
-@pytest.mark.parametrize("select", ["HOST", "NET"])
+@pytest.mark.parametrize("select", [pytest.param("HOST", marks=long_only("it is told though not selected")), "NET"])
 def test_a_builtin_that_fails_to_load_is_an_error_of_the_report(tmp_path, file, text, name, reason, select):
     code, report = doctor(with_broken_builtins(tmp_path, **{file: text}), "check", "--select", select)
     assert (code, report["verdict"]) == (3, "inconclusive")
