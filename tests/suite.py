@@ -52,6 +52,8 @@ SLOW = (
 )
 """What starts whole jobs of launchers and frameworks, or measures for long: a quarter of the time of all tests.
 ``-m slow`` runs it, a step of its own in ``.ci/run``, and so does DOCTOR_LONG_TESTS=1."""
+BY_MARK = "@pytest.mark.slow"
+"""What marks single tests of other modules as such."""
 LEFT_OUT = pytest.mark.skip(reason="whole jobs; bash tests/run -m slow runs it, as .ci/run does in a step of its own")
 DELIVERABLE = (signal.SIGINT, signal.SIGQUIT)
 """Signals that a shell without job control has its background jobs ignore (POSIX, Shell Command Language, 2.11); every
@@ -87,10 +89,19 @@ def pytest_report_header() -> list[str]:
     """The measurement, for whoever reads a failure, and what is sampled without being skipped."""
     lines = [f"machine: {slowness():.2f} times as slow as the reference; deadlines follow"]
     if not ALL:
-        part = f"one of {ONE_OF_EXAMPLES} examples of slow fuzz tests, one of {ONE_OF_PATTERNS} patterns of modules"
-        part += ", and unredacted reports of the corpus against their schema"
+        part = f"one of {ONE_OF_EXAMPLES} examples of slow fuzz tests, one of {ONE_OF_PATTERNS} patterns of modules and"
+        part += " messages, and unredacted reports of the corpus against their schema"
         lines.append(f"sample: {part}, and what is listed as skipped in the end; DOCTOR_LONG_TESTS=1 runs all")
     return lines
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only slow tests run, leave out modules without any: every worker imports what it collects."""
+    if config.getoption("markexpr") != "slow" or collection_path.suffix != ".py":
+        return None
+    if collection_path.relative_to(TESTS).as_posix().startswith(SLOW) or BY_MARK in collection_path.read_text("utf-8"):
+        return None
+    return True
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
