@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 
 from tests.lab.needs import ROOT, clean_environ
 from tests.lab.ports import free_port
+from tests.lab.sample import long_only
 from tests.lab.speed import patience
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -49,7 +50,21 @@ def findings(report: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("kind", ["plain", "workers", "fsdp2", "accelerated"])
+WITH_WORKERS = long_only("the same loop with workers of its loader is run")
+SHARDED = long_only("test_frameworks.py shards by FSDP 1, and benchmarks/frameworks.py plays FSDP2")
+CRASHES = long_only("a spawned rank that raises is run")
+EACH_ONCE = long_only("each trainer is run once, with a callback of its own or without")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("plain", marks=WITH_WORKERS),
+        "workers",
+        pytest.param("fsdp2", marks=SHARDED),
+        "accelerated",
+    ],
+)
 def test_the_numbers_are_those_of_the_job_without_it(kind: str, tmp_path: Path) -> None:
     """Losses, parameters and the random states of torch, numpy and Python after every step."""
     if kind == "accelerated" and find_spec("accelerate") is None:
@@ -108,7 +123,7 @@ def test_a_program_that_watches_itself_is_watched_once(tmp_path: Path) -> None:
     assert not (tmp_path / "own/earlier").exists()
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=CRASHES), "fork"])
 def test_ranks_that_the_program_starts_itself(method: str, tmp_path: Path) -> None:
     program = [sys.executable, str(PROGRAMS / "loop.py"), str(tmp_path), method, f"{free_port()}"]
     done = job(tmp_path, *program)
@@ -135,8 +150,17 @@ def test_a_broken_package_costs_one_line_a_process(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("framework", ["lightning.pytorch", "pytorch_lightning", "transformers"])
+@pytest.mark.parametrize(
+    ("framework", "own"),
+    [
+        ("lightning.pytorch", False),
+        pytest.param("lightning.pytorch", True, marks=EACH_ONCE),
+        pytest.param("pytorch_lightning", False, marks=EACH_ONCE),
+        ("pytorch_lightning", True),
+        pytest.param("transformers", False, marks=EACH_ONCE),
+        ("transformers", True),
+    ],
+)
 def test_trainers_get_the_callback_once(framework: str, own: bool, tmp_path: Path) -> None:
     if find_spec(framework.partition(".")[0]) is None:
         pytest.skip(f"needs {framework}")
