@@ -60,7 +60,12 @@ doctor run.
 @click.option("--select", default="", metavar="IDS", help="Run these checks only: ids or families, comma-separated.")
 @click.option("--ignore", default="", metavar="IDS", help="Accept these findings: ids or families, comma-separated.")
 @click.option("--share-group", metavar="GROUP", help="Share the files of the run with this group (name or number).")
-@click.option("--html/--no-html", "html_report", default=True, help="Write report.html at the end (default: --html).")
+@click.option(
+    "--html/--no-html",
+    "html_report",
+    default=None,
+    help="Write report.html at the end (default: unless a run of less than 30 s was healthy).",
+)
 @click.option("--otlp", is_flag=True, help="Send telemetry to the collector of OTEL_EXPORTER_OTLP_ENDPOINT.")
 @click.option("--otlp-endpoint", metavar="URL", help="Send telemetry to this collector (http://HOST:4318).")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)

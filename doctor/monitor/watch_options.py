@@ -31,8 +31,8 @@ class WatchOptions:
 
     ``hang_after``: seconds without progress, ``None`` for a limit derived from the run's own steps. ``select`` and
     ``ignore``: ids or families of checks. ``share_group``: name or GID of a group that the run's folder is shared with.
-    ``html_report``: write report.html beside report.json. ``otlp``: send telemetry to this OpenTelemetry collector, or
-    with ``True`` to that of OTEL_EXPORTER_OTLP_ENDPOINT.
+    ``html_report``: write report.html beside report.json; ``None``: unless a run of less than 30 s was healthy.
+    ``otlp``: send telemetry to this OpenTelemetry collector, or with ``True`` to that of OTEL_EXPORTER_OTLP_ENDPOINT.
 
     Raises:
         ValueError: an argument is not valid.
@@ -48,7 +48,7 @@ class WatchOptions:
     select: Sequence[str] = ()
     ignore: Sequence[str] = ()
     share_group: str | int | None = None
-    html_report: bool = True
+    html_report: bool | None = None
     otlp: bool | str = False
 
     def __post_init__(self) -> None:
@@ -73,8 +73,8 @@ class WatchOptions:
             raise ValueError(f"prometheus_port is {self.prometheus_port!r}; expected a port number or None")
         if self.prometheus_port is not None and importlib.util.find_spec("prometheus_client") is None:
             raise ValueError("prometheus_port needs prometheus-client: pip install prometheus-client")
-        if not isinstance(self.html_report, bool):
-            raise ValueError(f"html_report is {self.html_report!r}; expected True or False")
+        if self.html_report is not None and not isinstance(self.html_report, bool):
+            raise ValueError(f"html_report is {self.html_report!r}; expected True, False or None")
         if not isinstance(self.otlp, bool) and not re.fullmatch(r"https?://\S+", str(self.otlp)):
             raise ValueError(f"otlp is {self.otlp!r}; expected an address such as 'http://collector:4318', or True")
 

@@ -21,7 +21,7 @@ from doctor.monitor.sinks.console import ConsoleSink, print_status
 from doctor.monitor.sinks.finding_sink import FindingSink
 from doctor.monitor.sinks.python_warnings import WarningSink
 from doctor.monitor.sinks.report_file import ReportFileSink
-from doctor.monitor.sinks.report_page import ReportPageSink
+from doctor.monitor.sinks.report_page import SHORT_RUN, ReportPageSink
 from doctor.monitor.static_facts import StaticFacts
 from doctor.monitor.telemetry.flight_recorder import take_dumps
 from doctor.monitor.telemetry.progress import Stall
@@ -211,8 +211,13 @@ class WatchSession:
     def _make_sinks(self) -> list[FindingSink]:
         files = ReportFileSink(self._folder, print_status)
         page = None
-        if self._options.html_report:
-            page = ReportPageSink(self._folder, print_status, is_wanted=lambda: files.is_written)
+        if self._options.html_report is not False:
+            page = ReportPageSink(
+                self._folder,
+                print_status,
+                is_wanted=lambda: files.is_written,
+                short_run=0.0 if self._options.html_report else SHORT_RUN,
+            )
         sinks: list[FindingSink] = [
             files,
             *([page] if page is not None else ()),

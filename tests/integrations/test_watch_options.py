@@ -30,7 +30,7 @@ def test_the_defaults_are_the_documented_ones():
         ({"every_n_steps": 0}, "at least 1"),
         ({"every_n_steps": 2.5}, "at least 1"),
         ({"prometheus_port": 70000}, "a port"),
-        ({"html_report": "no"}, "True or False"),
+        ({"html_report": "no"}, "True, False or None"),
         ({"otlp": "collector:4318"}, "http://collector:4318"),
         ({"select": "NET"}, "expected a list"),
         ({"select": ["NTE"]}, "NTE"),

@@ -234,7 +234,7 @@ PROGRAM = """
 import sys, time
 import torch, doctor
 model = torch.nn.Linear(2, 2)
-with doctor.watch(dirpath=sys.argv[1], otlp=True) as watch:
+with doctor.watch(dirpath=sys.argv[1], otlp=True, html_report=True) as watch:
     watch.model(model)
     for batch in watch.loader([torch.ones(2, 2)] * 50):
         model(batch).sum().backward()

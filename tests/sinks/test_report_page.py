@@ -1,6 +1,7 @@
 import threading
 import time
 
+from doctor.api import Severity
 from doctor.monitor.sinks.report_page import ReportPageSink
 from doctor.postmortem.file_kinds import kind_of
 from doctor.testing import running
@@ -34,6 +35,22 @@ def test_a_run_in_trouble_has_a_page_before_its_end(tmp_path):
         assert sink.path.exists() == is_written
 
 
+def test_a_short_run_has_a_page_if_there_is_something_to_read(tmp_path):
+    quiet = report_of(result_of("RUN003", "slow", severity=Severity.WARNING))
+    noted = report_of(result_of("RUN003", "slow", SLOW, severity=Severity.INFO))
+    warned = report_of(result_of("RUN003", "slow", SLOW, severity=Severity.WARNING))
+    for name, report, short_run, is_written in (
+        ("quiet", quiet, 60.0, False),
+        ("noted", noted, 60.0, False),
+        ("warned", warned, 60.0, True),
+        ("long", quiet, 0.0, True),
+    ):
+        sink = ReportPageSink(tmp_path / name, print, short_run=short_run)
+        sink.round(running(2, 2).job(), report)
+        sink.ended(report)
+        assert (sink.path.exists(), sink.written is not None) == (is_written, is_written), name
+
+
 def test_a_page_that_takes_too_long_is_given_up_and_never_written(tmp_path):
     said = []
     sink = ReportPageSink(tmp_path, said.append, deadline=0.0)
@@ -55,7 +72,7 @@ def test_a_folder_that_blocks_does_not_delay_the_end(tmp_path):
     said, never = [], threading.Event()
     sink = ReportPageSink(tmp_path, said.append, deadline=0.2)
     sink._folder.write = lambda name, data: never.wait(30)
-    sink.ended(report_of())
+    sink.ended(report_of(result_of("RUN003", "slow", SLOW)))
     never.set()
     assert len(said) == 1
 
@@ -63,10 +80,10 @@ def test_a_folder_that_blocks_does_not_delay_the_end(tmp_path):
 def test_a_folder_that_can_t_be_written_to_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     said = []
-    sink = ReportPageSink(tmp_path / "file", said.append, deadline=60.0)
+    sink = ReportPageSink(tmp_path / "file", said.append, deadline=60.0, short_run=0.0)
     sink.ended(report_of())
     sink.ended(report_of())
     assert said == [f"cannot write {sink.path}: Not a directory"]
-    silent = ReportPageSink(tmp_path / "file", said.append, is_wanted=lambda: False)
+    silent = ReportPageSink(tmp_path / "file", said.append, is_wanted=lambda: False, short_run=0.0)
     silent.ended(report_of())
     assert len(said) == 1

@@ -87,7 +87,8 @@ class Adapter(Generic[R]):
         ignore: ids or families of findings that are known and accepted.
         share_group: name or GID of a group whose members may read and write the files of the run; by default only
             this user may. ``DOCTOR_SHARE_GROUP`` sets it, too.
-        html_report: write ``report.html`` beside ``report.json`` at the end of the run.
+        html_report: write ``report.html`` beside ``report.json`` at the end of the run; by default unless the run took
+            less than 30 s and neither an error nor a warning was found.
         otlp: send metrics and findings to this OpenTelemetry collector (``http://HOST:4318``), or with ``True`` to that
             of OTEL_EXPORTER_OTLP_ENDPOINT; needs the extra ``otel``.
 
@@ -116,7 +117,7 @@ class Adapter(Generic[R]):
         select: Sequence[str] = (),
         ignore: Sequence[str] = (),
         share_group: str | int | None = None,
-        html_report: bool = True,
+        html_report: bool | None = None,
         otlp: bool | str = False,
     ) -> None:
         self._options = WatchOptions(

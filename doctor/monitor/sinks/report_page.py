@@ -18,14 +18,18 @@ from doctor.report.formatting import spelt_out
 
 DEADLINE = 2.0
 """Seconds by which a page may delay the end of a run; one of a thousand ranks takes some tenths of a second."""
+SHORT_RUN = 30.0
+"""Seconds of a run that gets no page unless something was found: the first page of a process takes 0.1 s or more of
+CPU time, which a run as short as this would notice."""
 
 
 class ReportPageSink(FindingSink):
     """Writes ``directory/report.html`` at the end of the run, and when an error of its progress is found.
 
-    A run that hangs or fails may be ended by its launcher before its end is evaluated. ``is_wanted``: returns whether
-    it makes sense to try, because report.json could be written. ``write_line`` gets one line if the page cannot be
-    written; ``written``: its path once it is.
+    A run that hangs or fails may be ended by its launcher before its end is evaluated. A run shorter than
+    ``short_run`` seconds in which no error and no warning was found ends without a page. ``is_wanted``: returns
+    whether it makes sense to try, because report.json could be written. ``write_line`` gets one line if the page
+    cannot be written; ``written``: its path once it is.
     """
 
     def __init__(
@@ -35,12 +39,14 @@ class ReportPageSink(FindingSink):
         *,
         is_wanted: Callable[[], bool] = lambda: True,
         deadline: float = DEADLINE,
+        short_run: float = SHORT_RUN,
     ) -> None:
         self._folder = OwnFolder.of(directory)
         self.path = self._folder.path / PAGE
         self.written: Path | None = None
         self._is_wanted = is_wanted
         self._deadline = deadline
+        self._is_long_at = monotonic() + short_run
         self._write_line = write_line
         self._job: Job | None = None
         self._is_due = False
@@ -60,8 +66,9 @@ class ReportPageSink(FindingSink):
             self._write(report)
 
     def ended(self, report: Report) -> None:
-        """Write the page for the last time."""
-        self._write(report)
+        """Write the page for the last time, if there is something to read."""
+        if monotonic() >= self._is_long_at or _has_news(report):
+            self._write(report)
 
     def close(self) -> None:
         """Let go of the facts."""
@@ -100,3 +107,9 @@ class ReportPageSink(FindingSink):
             self._reported_failure = True
             with contextlib.suppress(OSError, ValueError):
                 self._write_line(spelt_out(f"cannot write {self.path}: {reason}"))
+
+
+def _has_news(report: Report) -> bool:
+    """Whether a report is more than that nothing was found: an error, a warning, or no verdict."""
+    findings = (finding for result in report.results for finding in result.findings if finding.stands)
+    return report.verdict != "pass" or any(finding.severity is not Severity.INFO for finding in findings)
