@@ -8,7 +8,8 @@ when is drawn anew each round. Process CPU time of all threads, on one process a
 judges. What the doctor does beside the steps, reading of what its hooks noted among it, goes on in all blocks alike, so
 it is measured by itself and added. ``ten``: the same with steps of 10 ms, by wall clock. ``growth``: two fits of
 100,000 steps. ``first``: what the callback adds to a whole fit of eight batches, from its import to the report: to the
-first fit of a process and to the second one, in processes of their own. ``where``: what each hook takes. Needs torch
+first fit of a process and to the second one, in processes of their own, with modules that are compiled, as pip leaves
+them. ``where``: what each hook takes. Needs torch
 and Lightning. Ends with 1 where a limit is not kept.
 """
 
@@ -409,13 +410,18 @@ def child(name: str, out: Path) -> None:
         out.write_text(json.dumps(found))
 
 
+_COMPILED: dict[str, str] = {}
+"""Variables of processes that read the modules which earlier ones compiled."""
+
+
 def measured(name: str, world: int) -> dict[str, Any]:
     """What processes of their own found: one, or ``world`` that torchrun starts."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"] if world > 1 else []
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
         command = [sys.executable, *launcher, __file__, "--child", name, str(out)]
-        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", **_COMPILED}
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)
         done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environ)
         if done.returncode != 0 or not out.exists():
             raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
@@ -514,7 +520,11 @@ def tell_growth(table: Table) -> None:
 def tell_first() -> str:
     """The table of ``first``."""
     lines = ["| what | wall clock | CPU time |", "| --- | --- | --- |"]
-    found = [measured("first", 1) for _ in range(FIRST_ROUNDS)]
+    with tempfile.TemporaryDirectory() as folder:
+        _COMPILED["PYTHONPYCACHEPREFIX"] = folder
+        measured("first", 1)
+        found = [measured("first", 1) for _ in range(FIRST_ROUNDS)]
+        _COMPILED.clear()
     bare = [Stamp(*one["bare"]) for one in found]
     rows = {"a bare fit": bare}
     for name in ("first", "second"):
