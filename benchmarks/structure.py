@@ -31,7 +31,7 @@ ROOMS: dict[str, str] = {
     "doctor": "core core.check monitor monitor.sinks session version",
     "doctor.__main__": "cli core monitor.autostart report version",
     "doctor.version": "",
-    "doctor.knowledge": "core.decoding",
+    "doctor.knowledge": "core.decoding core.text",
     "doctor.core": "core.check core.check_registry knowledge version",
     "doctor.core.check": "core",
     "doctor.core.check_registry": "core core.check version",

@@ -7,7 +7,6 @@ Sources: NCCL ``src/misc/socket.cc`` (ncclFindInterfaces), ``src/os/linux.cc`` (
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -36,6 +35,7 @@ from doctor.core.facts import (
 )
 from doctor.core.job import Job, Rank
 from doctor.core.section_table import IdenticalRanks, once_per_rank
+from doctor.core.text import lazy_compile
 from doctor.knowledge import releases
 from doctor.knowledge.interface_syntax import (
     MAX_INTERFACES,
@@ -454,15 +454,15 @@ def hosts_text(names: Iterable[str]) -> str:
 
 
 _OF_ITSELF = (
-    (re.compile(r"lo\d*"), ("127.0.0.0/8", "::1/128"), "loopback"),
+    (lazy_compile(r"lo\d*"), ("127.0.0.0/8", "::1/128"), "loopback"),
     (
-        re.compile(r"docker\d*|podman\d*|br-[0-9a-f]{12}|veth\w*|cni\w*|cali\w*"),
+        lazy_compile(r"docker\d*|podman\d*|br-[0-9a-f]{12}|veth\w*|cni\w*|cali\w*"),
         ("172.17.0.0/16",),
         "a container bridge",
     ),
-    (re.compile(r"virbr\d*(?:-nic)?|vmnet\d*|vboxnet\d*|lxcbr\d*"), ("192.168.122.0/24",), "a virtual bridge"),
-    (re.compile(r"usb\d*|idrac\w*"), ("169.254.0.0/16",), "a link local to this host"),
-    (re.compile(r"(?:ip6tnl|tunl|sit|gre|gretap|erspan|ip_vti|ip6_vti)0"), (), "an unconnected tunnel"),
+    (lazy_compile(r"virbr\d*(?:-nic)?|vmnet\d*|vboxnet\d*|lxcbr\d*"), ("192.168.122.0/24",), "a virtual bridge"),
+    (lazy_compile(r"usb\d*|idrac\w*"), ("169.254.0.0/16",), "a link local to this host"),
+    (lazy_compile(r"(?:ip6tnl|tunl|sit|gre|gretap|erspan|ip_vti|ip6_vti)0"), (), "an unconnected tunnel"),
 )
 """Names of interfaces and address ranges that every host has for itself: defaults of Docker and libvirt, the link-local
 range of a service processor, and the tunnels of kernel modules."""
@@ -480,10 +480,10 @@ def leads_nowhere(interface: str | None, address: str | None) -> str | None:
 
 
 _UNKNOWN_NAMES = ("host.name_unknown", "torch.host_not_found", "nccl.name_unknown", "net.name.pdsh", "net.name.windows")
-_OWN_NAME = re.compile(r"^\s*hostname: |unable to resolve host (?P<name>[^\s:]+)")
-_OTHER_NAME = re.compile(r"[Cc]ould not resolve hostname (?P<name>[^\s:]+)")
+_OWN_NAME = lazy_compile(r"^\s*hostname: |unable to resolve host (?P<name>[^\s:]+)")
+_OTHER_NAME = lazy_compile(r"[Cc]ould not resolve hostname (?P<name>[^\s:]+)")
 """Messages of `hostname -i` and sudo if the host can't resolve its own name."""
-_OF_THE_WEB = re.compile(
+_OF_THE_WEB = lazy_compile(
     r"gai error|https?://|\b(?:curl|wget|git|pip|conda|apt(?:-get)?|fatal)\b|"
     r"\b(?:huggingface|github|gitlab|pypi|pythonhosted|wandb|comet|mlflow|neptune|googleapis|amazonaws|azure|docker|nvidia|"
     r"openai|modelscope|aliyuncs|ubuntu|debian|anaconda)\.\w"
@@ -515,7 +515,7 @@ def names_unknown(job: Job) -> tuple[UnknownName, ...]:
     return tuple(found)
 
 
-_GLOO_NAME = re.compile(r"Unable to find address for: (?P<name>\S+)")
+_GLOO_NAME = lazy_compile(r"Unable to find address for: (?P<name>\S+)")
 
 
 def gloo_name_refused(event: Event) -> str | None:

@@ -29,11 +29,12 @@ from doctor.core.facts import (
 )
 from doctor.core.job import Job, LocalRanks, Rank
 from doctor.core.section_table import IdenticalRanks, once_per_rank
+from doctor.core.text import lazy_compile
 
 HIDE_ALL = frozenset({"", "-1", "nodevfiles", "none"})
 """Values, in lower case, that hide every GPU on purpose. SLURM sets NoDevFiles for a task without GPUs."""
 
-_LEADING_NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
+_LEADING_NUMBER = lazy_compile(r"[+-]?[0-9]{1,9}")
 
 
 class VisibleListFault(NamedTuple):
@@ -492,8 +493,8 @@ def is_foreign(process: GpuProcess, own: Mapping[int, int], host_ids: bool) -> b
     return process.pid not in own
 
 
-_DATA_CENTRE = re.compile(r"\b(?:Tesla|T4|G?[ABHLPV]\d{1,3}[A-Z]?)\b")
-_DESKTOP = re.compile(r"GeForce|RTX|GTX|Quadro|TITAN|Laptop|Max-Q", re.IGNORECASE)
+_DATA_CENTRE = lazy_compile(r"\b(?:Tesla|T4|G?[ABHLPV]\d{1,3}[A-Z]?)\b")
+_DESKTOP = lazy_compile(r"GeForce|RTX|GTX|Quadro|TITAN|Laptop|Max-Q", re.IGNORECASE)
 
 
 def is_data_centre(gpu: Gpu) -> bool:

@@ -10,7 +10,6 @@ import datetime
 import fnmatch
 import math
 import os
-import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
 from doctor.core.files.settings_file import VARIABLE, SettingsFileSearch, UserSettingsFile, is_private
 from doctor.core.report_document import FailOn, Ignored
+from doctor.core.text import lazy_compile
 
 if TYPE_CHECKING:
     # Ranks that do not run checks read settings too, and do not need these modules.
@@ -189,8 +189,8 @@ def _settings_in(file: UserSettingsFile, notes: list[str]) -> Settings:
     )
 
 
-_UNKNOWN_KEY = re.compile(r"Object contains unknown field `(?P<key>.*)`")
-_INVALID_VALUE = re.compile(r"Invalid enum value '(?P<value>.*)'")
+_UNKNOWN_KEY = lazy_compile(r"Object contains unknown field `(?P<key>.*)`")
+_INVALID_VALUE = lazy_compile(r"Invalid enum value '(?P<value>.*)'")
 
 
 def _plain(message: str) -> str:
@@ -270,7 +270,7 @@ def _located(entries: list[IgnoreEntry], file: UserSettingsFile) -> tuple[Ignore
     )
 
 
-_ENTRY_ID = re.compile(r"""\bid["']?\s*=\s*(["'])(?P<id>[^"']*)\1""")
+_ENTRY_ID = lazy_compile(r"""\bid["']?\s*=\s*(["'])(?P<id>[^"']*)\1""")
 
 
 def _flat(limits: Mapping[str, Any], path: Path) -> Iterable[tuple[str, float]]:

@@ -1,9 +1,11 @@
-"""Text for users, such as names in natural order (``node2`` before ``node10``), and lists of words from users."""
+"""Text for users, such as names in natural order (``node2`` before ``node10``), lists of words from users, and patterns
+that are compiled when text is first searched."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any, cast
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _NUMBER = re.compile(r"(\d{1,9})", re.ASCII)
@@ -37,3 +39,29 @@ def byte_size(count: float) -> str:
         count /= 1024
         unit += 1
     return f"{count:.3g} {_BYTE_UNITS[unit]}" if abs(count) < 1000 else f"{count:.0f} {_BYTE_UNITS[unit]}"
+
+
+class LazyPattern:
+    """Stands for a compiled pattern, which it becomes when one of its methods is first looked up."""
+
+    def __init__(self, pattern: str, flags: int) -> None:
+        self._arguments = (pattern, flags)
+
+    def __getattr__(self, name: str) -> Any:
+        """Compile the pattern and return an attribute of it."""
+        compiled = re.compile(*self._arguments)
+        # Later uses find them without a call of this method.
+        self.__dict__.update({method: getattr(compiled, method) for method in _PATTERN_METHODS})
+        return getattr(compiled, name)
+
+
+_PATTERN_METHODS = ("search", "match", "fullmatch", "finditer", "findall", "split", "sub", "subn")
+
+
+def lazy_compile(pattern: str, flags: int = 0) -> re.Pattern[str]:
+    """Return ``re.compile(pattern, flags)`` for calls of its methods; a malformed pattern raises at the first one.
+
+    For patterns that a healthy run never uses: compiling all of them takes as long as everything else at the import of
+    their modules.
+    """
+    return cast("re.Pattern[str]", LazyPattern(pattern, flags))

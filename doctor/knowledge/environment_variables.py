@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from doctor.core.text import lazy_compile
 from doctor.knowledge.data_files import read
 from doctor.knowledge.releases import within
 
@@ -99,7 +100,7 @@ def network_plugin_of(name: str) -> str | None:
     return next(found, None)
 
 
-_MISSPELT_PREFIX = re.compile(r"N+[CL]{1,4}_")
+_MISSPELT_PREFIX = lazy_compile(r"N+[CL]{1,4}_")
 
 
 def concerns_nccl(name: str) -> bool:

@@ -7,9 +7,10 @@ ncclEnvSocketFamily), ``src/os/linux.cc`` (ncclOsFindInterfaces), ``src/transpor
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import lru_cache
+
+from doctor.core.text import lazy_compile
 
 MAX_INTERFACES = 16
 """Interfaces that NCCL keeps, and entries that it reads of NCCL_SOCKET_IFNAME (MAX_IFS in src/include/net.h)."""
@@ -19,8 +20,8 @@ MAX_RDMA_DEVICES = 32
 
 Entry = tuple[str, "int | None"]
 
-_LEADING_NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
-_DECIMAL = re.compile(r"\s*([+-]?[0-9]+)")
+_LEADING_NUMBER = lazy_compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
+_DECIMAL = lazy_compile(r"\s*([+-]?[0-9]+)")
 _INT64 = 1 << 63
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from doctor.core.text import lazy_compile
 from doctor.knowledge.environment_variables import VariableInfo, known
 from doctor.knowledge.interface_syntax import parse_nccl_integer
 from doctor.knowledge.releases import within
@@ -27,7 +28,7 @@ class ValueFault(NamedTuple):
     harmless: bool = False
 
 
-_NUMBER = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([1-9]\d*))")
+_NUMBER = lazy_compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([1-9]\d*))")
 
 
 def is_number(text: str) -> bool:
@@ -87,7 +88,7 @@ def _simple(info: VariableInfo, name: str, value: str, release: str | None) -> V
     return None
 
 
-_ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+(?:%\w+)?\]|[^\s\[\]:]+):(\d{1,5})")
+_ADDRESS = lazy_compile(r"(?:\[[0-9a-fA-F:.]+(?:%\w+)?\]|[^\s\[\]:]+):(\d{1,5})")
 
 
 def _number(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:

@@ -15,21 +15,21 @@ from doctor.core.decoding import prepared
 from doctor.core.finding import Severity, Status
 from doctor.core.job import UNKNOWN_HOST
 from doctor.core.report_document import CheckResult, Report, ReportFinding, RunOutcome
-from doctor.core.text import byte_size
+from doctor.core.text import byte_size, lazy_compile
 
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_UNPRINTABLE = lazy_compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, except tabs and line breaks, and characters that change the direction of text."""
 
-INLINE_CODE = re.compile(r"`([^`]+)`")
-_MARKDOWN_CODE = re.compile("(?<!`)(`(?!`)[^`]+`)(?!`)")
+INLINE_CODE = lazy_compile(r"`([^`]+)`")
+_MARKDOWN_CODE = lazy_compile("(?<!`)(`(?!`)[^`]+`)(?!`)")
 """Between single backticks: a run of several has another meaning in Markdown."""
-_ADDRESS = re.compile(r"(?:https?://|ftp://|www\.)[^\s`]+|[\w.+-]{1,64}@[\w-]{1,63}\.[\w.-]{1,190}", re.IGNORECASE)
+_ADDRESS = lazy_compile(r"(?:https?://|ftp://|www\.)[^\s`]+|[\w.+-]{1,64}@[\w-]{1,63}\.[\w.-]{1,190}", re.IGNORECASE)
 """Extended autolinks of GitHub Flavored Markdown."""
-_MARKUP = re.compile(r"[\\`<*&]|(?<=\])[(\[:]")
+_MARKUP = lazy_compile(r"[\\`<*&]|(?<=\])[(\[:]")
 """Starts of code, HTML, character references and emphasis, and what turns a word in brackets into a link."""
 _REFERENCES = {"<": "&lt;", "&": "&amp;"}
-_MENTION = re.compile(r"(?<![\w`])@(?=\w)")
-_BARE_COMMAND = re.compile(r"(?:export|unset|sudo|pip|rm|mkdir|chmod) (?:[^`,:]|[,:](?=\S))*")
+_MENTION = lazy_compile(r"(?<![\w`])@(?=\w)")
+_BARE_COMMAND = lazy_compile(r"(?:export|unset|sudo|pip|rm|mkdir|chmod) (?:[^`,:]|[,:](?=\S))*")
 """A fix that is a single command: without backticks, and without a comma or colon before a blank."""
 NO_FINDING = "no finding"
 """The counts of a report without findings."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import re
-import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from doctor.core.finding import Severity, Status
 from doctor.core.report_document import CheckResult, Report, ReportFinding, VerdictWord
+from doctor.core.text import lazy_compile
 from doctor.report.formatting import (
     as_json,
     counts_line,
@@ -24,7 +23,10 @@ from doctor.report.formatting import (
 )
 from doctor.report.narrative import confidence
 
-_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+_NOT_XML = lazy_compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 forbids."""
 _GITHUB_LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
 
@@ -43,6 +45,8 @@ def render_junit(report: Report) -> str:
 
 def junit_document(reports: Iterable[tuple[str, Report]], seconds: float) -> str:
     """Return the suites of all reports, each name after the prefix of its report."""
+    import xml.etree.ElementTree as ET
+
     root = ET.Element("testsuites", name="rankdoctor", time=f"{seconds:.3f}")
     for prefix, report in reports:
         shown = printable(report)
@@ -52,7 +56,9 @@ def junit_document(reports: Iterable[tuple[str, Report]], seconds: float) -> str
     return _NOT_XML.sub("\ufffd", ET.tostring(root, encoding="unicode", xml_declaration=True)) + "\n"
 
 
-def _suite(root: ET.Element, prefix: str, family: str, results: list[CheckResult], report: Report) -> None:
+def _suite(root: Element, prefix: str, family: str, results: list[CheckResult], report: Report) -> None:
+    import xml.etree.ElementTree as ET
+
     cases = [_case(family, result, report) for result in results]
     count = {tag: str(sum(case.find(tag) is not None for case in cases)) for tag in ("failure", "error", "skipped")}
     suite = ET.SubElement(
@@ -68,7 +74,9 @@ def _suite(root: ET.Element, prefix: str, family: str, results: list[CheckResult
     suite.extend(cases)
 
 
-def _case(family: str, result: CheckResult, report: Report) -> ET.Element:
+def _case(family: str, result: CheckResult, report: Report) -> Element:
+    import xml.etree.ElementTree as ET
+
     name = f"{result.id} {result.name}"
     case = ET.Element("testcase", classname=f"doctor.{family}", name=name, time=f"{result.seconds:.3f}")
     loud = [f for f in result.findings if f.stands and f.severity is not Severity.INFO]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from doctor.core.finding import Severity
 from doctor.core.job import Job
 from doctor.core.report_document import CandidateCause, CheckResult, Report, ReportFinding
+from doctor.core.text import lazy_compile
 from doctor.report.formatting import (
     INLINE_CODE,
     UNEXPLAINED,
@@ -21,8 +22,8 @@ from doctor.report.formatting import (
     why_inconclusive,
 )
 
-_RANKS = re.compile(r"\branks? (?P<ranks>[0-9]+(?:(?:-|, ?| and )[0-9]+)*)", re.IGNORECASE)
-_MANY_AND = re.compile(r", | and ")
+_RANKS = lazy_compile(r"\branks? (?P<ranks>[0-9]+(?:(?:-|, ?| and )[0-9]+)*)", re.IGNORECASE)
+_MANY_AND = lazy_compile(r", | and ")
 
 _CONFIDENCE = ((0.9, "very high"), (0.75, "high"), (0.5, "moderate"), (0.0, "low"))
 """Least confidence of each word; that of a primary finding from logs is the share of public failure texts in which such
@@ -36,7 +37,7 @@ _MOST_HOSTS = 4
 MOST_EVENTS = 8
 """Log events of ranks that are quoted."""
 MOST_FRAMES = 5
-_QUOTED = re.compile(r"(?P<place>.+?:[0-9]+):(?: (?P<who>rank [0-9]+):)? (?P<text>.*)", re.DOTALL)
+_QUOTED = lazy_compile(r"(?P<place>.+?:[0-9]+):(?: (?P<who>rank [0-9]+):)? (?P<text>.*)", re.DOTALL)
 
 
 class ShownCandidates(NamedTuple):

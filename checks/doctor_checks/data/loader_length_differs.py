@@ -29,11 +29,6 @@ from doctor.api import (
     rule,
 )
 from doctor.facts import Collective, Frame, LoaderFacts, ProgressFacts, RecorderFacts, TrainingFacts
-from doctor.lint.python.loader_calls import STREAMS
-from doctor.lint.python.rank_branches import is_rank
-from doctor.lint.python.script import last_name
-from doctor.lint.python.training import LOADER, WRAPPERS, hooks, loops
-from doctor.lint.python.value_flow import computed_from
 from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, logged, running, with_loader, with_sampler
 from doctor.testing.script_cases import fails, passes
 from doctor_checks.data._rank_loaders import (
@@ -472,6 +467,10 @@ def loader_length_differs_in_scripts(script: Script) -> Iterator[Violation]:
     Fix: Cut the list to a multiple of the world size first: `usable = len(indices) // world_size * world_size`;
     `indices[:usable][rank::world_size]`; or use DistributedSampler, or `with model.join():`.
     """
+    # Imported when a script is read, which a watched run does not do: these modules take several milliseconds.
+    from doctor.lint.python.training import LOADER, WRAPPERS, loops
+    from doctor.lint.python.value_flow import computed_from
+
     if next(script.calls(*WRAPPERS), None) is None or _EVENS.search(script.text):
         return
     slices = [one for one in script.all(ast.Subscript) if _is_by_rank(script, one)]
@@ -495,6 +494,9 @@ def loader_length_differs_in_scripts(script: Script) -> Iterator[Violation]:
 
 def _kept_by_stream(script: Script, loop: ast.For, data: ast.expr) -> Iterator[ast.AST]:
     """The nodes of an iterable dataset of the file that a loop reads to its end."""
+    from doctor.lint.python.loader_calls import STREAMS
+    from doctor.lint.python.training import hooks
+
     leaves = any(isinstance(one, (ast.Break, ast.Return)) for one in script.inside(loop, ast.stmt))
     for made in script.values_of(data) if not leaves else ():
         owner = script.class_definition(made)
@@ -517,6 +519,9 @@ def _is_cut(script: Script, node: ast.Subscript) -> bool:
 
 def _is_by_rank(script: Script, node: ast.Subscript) -> bool:
     """``indices[rank::world_size]``."""
+    from doctor.lint.python.rank_branches import is_rank
+    from doctor.lint.python.script import last_name
+
     part = node.slice
     if not isinstance(part, ast.Slice) or part.lower is None or part.step is None or part.upper is not None:
         return False

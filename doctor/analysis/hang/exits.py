@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from doctor.analysis.call_sites import own_line
 from doctor.analysis.hang.rank_state import JobState, RankState
 from doctor.core.facts import Failure
+from doctor.core.text import lazy_compile
 
 Nature = Literal["own", "peer", "timeout", "outside", "mismatch"]
 """The cause of a failure: the rank itself, a lost peer, a collective that timed out, a user or scheduler that ended the
@@ -18,13 +19,13 @@ _OF_DOCTOR = ("Findings", "doctor.Findings")
 """The exception of the callback with ``on_error="raise"``, by its name or as a traceback prints it.
 
 A class of that name in another package is a failure like any other."""
-_OF_TORCH = re.compile(r"RuntimeError$|Dist\w{0,60}Error$|\b(?:Aborted|Unknown|HorovodInternal)Error$")
+_OF_TORCH = lazy_compile(r"RuntimeError$|Dist\w{0,60}Error$|\b(?:Aborted|Unknown|HorovodInternal)Error$")
 """Exception types of backends and stores, and of Horovod; connections of user code raise other types."""
 _NATURES: tuple[tuple[Nature, re.Pattern[str]], ...] = (
-    ("mismatch", re.compile(r"Detected mismatch between collectives on ranks")),
+    ("mismatch", lazy_compile(r"Detected mismatch between collectives on ranks")),
     (
         "timeout",
-        re.compile(
+        lazy_compile(
             r"Timed out waiting \d+ ?ms for (?:recv|send) operation|[Cc]aught collective operation timeout"
             r"|Timeout at NCCL work|ncclTimeout|[Ww]ait timeout|Socket Timeout|Timeout waiting for key|monitoredBarrier"
             r"|timed out in blocking wait|retr(?:ie|ei)ving ncclUniqueId from \[\d+\] via c10d"
@@ -33,7 +34,7 @@ _NATURES: tuple[tuple[Nature, re.Pattern[str]], ...] = (
     ),
     (
         "peer",
-        re.compile(
+        lazy_compile(
             r"Connection (?:closed|reset) by (?:remote )?peer|Connection was likely closed|Broken pipe"
             r"|ncclRemoteError|remote process exited|NCCL communicator was aborted|Some NCCL operations have failed"
             r"|Application timeout caused pair closure|Connection refused|recvValue(?:WithTimeout)? failed"
@@ -42,9 +43,9 @@ _NATURES: tuple[tuple[Nature, re.Pattern[str]], ...] = (
             r"|Horovod has been shut down"
         ),
     ),
-    ("outside", re.compile(r"got signal: (?:1|2|15)\b|Received SIGTERM")),
+    ("outside", lazy_compile(r"got signal: (?:1|2|15)\b|Received SIGTERM")),
 )
-_EXIT_0 = re.compile(r"(?:SystemExit)?:?\s*(?:0|None|False)?\s*")
+_EXIT_0 = lazy_compile(r"(?:SystemExit)?:?\s*(?:0|None|False)?\s*")
 """The message of a SystemExit with code 0."""
 SAME_ERROR_SECONDS = 10.0
 """Seconds within which the same error on several ranks counts as one: a fault of the program, not of a rank."""

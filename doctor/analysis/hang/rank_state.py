@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from doctor.core.facts import (
 )
 from doctor.core.frames import waits_in
 from doctor.core.job import Job
+from doctor.core.text import lazy_compile
 
 LEAST_WAIT = 3.0
 """Seconds without progress from which a rank in a collective counts as waiting, even within its own limit.
@@ -35,7 +35,7 @@ LONG_STILL = 50.0
 OWN_LOCK = "a lock of its own process"
 """Start of :attr:`.ProgressFacts.blocked` for locks of threads and of native code."""
 _OF_STEP = frozenset({"step", "forward", "backward", "optimizer", "batch-end"})
-_PREPARES = re.compile(
+_PREPARES = lazy_compile(
     r"importlib|^<frozen|/torch/cuda/|/torch/_(?:dynamo|inductor|functorch)/|/triton/|/multiprocessing/"
     r"|/concurrent/futures/|/asyncio/|/(?:socket|ssl|selectors|subprocess)\.py$|/http/"
 )

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 from doctor.core.facts import Event
 from doctor.core.job import Job
+from doctor.core.text import lazy_compile
 
 _SET_UP = (
     "nccl.connected",
@@ -21,7 +22,7 @@ _SET_UP = (
 
 _EXCEPTIONS = ("python.exception", "py.exc")
 
-_OF_CONNECTIONS = re.compile(
+_OF_CONNECTIONS = lazy_compile(
     r"(?i)\b(?:connect|connection|timed? ?out|refused|unreachable|no route|socket|store|rendezvous|nccl|gloo|resolve|"
     r"name or service|name resolution|address already|child ?failed|(?:signal ?|sigterm ?)exception|"
     r"keyboardinterrupt)\b"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 from doctor.core.facts import Event
+from doctor.core.text import lazy_compile
 
 
 class LogComponent(NamedTuple):
@@ -97,12 +97,12 @@ _FROM_PRINTED_NAMES: tuple[tuple[LogComponent, str], ...] = (
         r"^(?:-?bash|sh|zsh|dash|ksh)\b|\bline \d+: |^make(?:\[\d+\])?: ",
     ),
 )
-_PRINTED = tuple((component, re.compile(pattern)) for component, pattern in _FROM_PRINTED_NAMES)
-_LOGGER = re.compile(
+_PRINTED = tuple((component, lazy_compile(pattern)) for component, pattern in _FROM_PRINTED_NAMES)
+_LOGGER = lazy_compile(
     r"(?:^|[\s\]|-])(?P<before>[A-Za-z_][\w.]{2,60})\]?(?: -)? ?[:|-]? ?\[?(?:ERROR|CRITICAL|FATAL)\b"
     r"|\b(?:ERROR|CRITICAL|FATAL)\]?(?: -)? ?[:|-] ?\[?(?P<after>[A-Za-z_][\w.]{2,60}?)(?=[:\]|]| -)"
 )
-_SOURCE = re.compile(
+_SOURCE = lazy_compile(
     r"\[?[EF](?:\d{3,4} [\d:.]{8,16} +\d{1,9})? (?P<file>[\w./-]{1,80}\.(?:cc|cpp|cu|c|py|go|rs)):\d+\]"
 )
 

@@ -10,12 +10,13 @@ from doctor.analysis.logs.oom_message import Cause, OomMessage, cause_of, parse_
 from doctor.core.facts import Event, Frame, ProgressFacts
 from doctor.core.job import Job
 from doctor.core.logs.event_groups import EventGroup
+from doctor.core.text import lazy_compile
 
 KINDS = ("oom.device", "oom.device_library", "python.exception")
 _LOADING = ("torch/serialization.py", "torch/storage.py", "fabric/utilities/cloud_io.py")
 """Functions that load a checkpoint's tensors to the device from which they were saved."""
 
-_CAUGHT = re.compile(
+_CAUGHT = lazy_compile(
     r"\b(?:skipping|retry(?:ing)?|recover(?:ing)?|reducing|halving|trying batch size)\b", re.IGNORECASE
 )
 

@@ -11,6 +11,8 @@ from collections.abc import Collection
 from statistics import median
 from typing import Literal, NamedTuple
 
+from doctor.core.text import lazy_compile
+
 Cause = Literal["demand", "others", "fragmented", "skew", "limit", "unknown"]
 
 GIB = 1 << 30
@@ -49,35 +51,35 @@ buffers of libraries."""
 _SIZE = r"(?<!\d)(\d{1,20}(?:\.\d{1,9})?) ?([KMGT]i?B|bytes?|B)\b"
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
-_FULL = re.compile(
+_FULL = lazy_compile(
     r"\b(?:CUDA|HIP|XPU|NPU|MUSA|MLU|GPU|MPS)(?: backend)? out of memory\b"
     r"|Allocation on device \d* ?would exceed allowed"
     r"|Free memory on device[^()]{0,40}\([^()]{1,40}\) on startup is less than"
 )
-_BARE = re.compile(
+_BARE = lazy_compile(
     r"(?:(?:CUDA|cuda|HIP|hip|XPU|NPU)(?: driver| runtime)? error(?: ?\(\d+\))? ?: out of memory"
     r"|Failed to CUDA [cm]alloc|Cuda failure (?:\d+ )?'out of memory'"
     r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
     r"|CU(?:BLAS|DNN|SPARSE|SOLVER)_STATUS_ALLOC_FAILED|UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"
 )
-_WANTED = re.compile(f"Tried to allocate {_SIZE}|Requested *: {_SIZE}|utilization \\([\\d.]+, {_SIZE}")
-_DEVICE = re.compile(r"[ (](?:GPU|NPU|XPU|MUSA|MLU|on device) (\d+)\b")
-_TOTAL = re.compile(f"total capac?i?ty of {_SIZE}|{_SIZE} total capacity|Device limit *: {_SIZE}")
-_FREE = re.compile(f"of which {_SIZE} is free|{_SIZE} free|Free \\(according to CUDA\\): {_SIZE}")
-_AT_START = re.compile(
+_WANTED = lazy_compile(f"Tried to allocate {_SIZE}|Requested *: {_SIZE}|utilization \\([\\d.]+, {_SIZE}")
+_DEVICE = lazy_compile(r"[ (](?:GPU|NPU|XPU|MUSA|MLU|on device) (\d+)\b")
+_TOTAL = lazy_compile(f"total capac?i?ty of {_SIZE}|{_SIZE} total capacity|Device limit *: {_SIZE}")
+_FREE = lazy_compile(f"of which {_SIZE} is free|{_SIZE} free|Free \\(according to CUDA\\): {_SIZE}")
+_AT_START = lazy_compile(
     r"Free memory on device[^()]{0,40}"
     r"\((?P<free>\d{1,9}(?:\.\d{1,9})?)/(?P<total>\d{1,9}(?:\.\d{1,9})?) ?(?P<unit>[KMGT]i?B)\)"
 )
-_OWN = re.compile(f"this process has {_SIZE} memory in use")
-_ALLOCATED = re.compile(
+_OWN = lazy_compile(f"this process has {_SIZE} memory in use")
+_ALLOCATED = lazy_compile(
     f"allocated memory {_SIZE} is allocated|{_SIZE} already allocated|MPS allocated: {_SIZE}"
     f"|Currently allocated *: {_SIZE}"
 )
-_UNALLOCATED = re.compile(f"{_SIZE} is reserved by PyTorch but unallocated|{_SIZE} cached")
-_RESERVED = re.compile(f"{_SIZE} reserved in total")
-_ALLOWED = re.compile(f"{_SIZE} allowed|max allowed: {_SIZE}|memory fraction\\) ?: {_SIZE}")
-_PRIVATE = re.compile(f"with {_SIZE} allocated in private pools")
-_PROCESS = re.compile(f"Process (\\d{{1,11}}) has {_SIZE} memory in use")
+_UNALLOCATED = lazy_compile(f"{_SIZE} is reserved by PyTorch but unallocated|{_SIZE} cached")
+_RESERVED = lazy_compile(f"{_SIZE} reserved in total")
+_ALLOWED = lazy_compile(f"{_SIZE} allowed|max allowed: {_SIZE}|memory fraction\\) ?: {_SIZE}")
+_PRIVATE = lazy_compile(f"with {_SIZE} allocated in private pools")
+_PROCESS = lazy_compile(f"Process (\\d{{1,11}}) has {_SIZE} memory in use")
 
 
 class OomMessage(NamedTuple):

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-_OF_THE_END = re.compile(r"terminal_state|/finished|exit")
+from doctor.core.text import lazy_compile
+
+_OF_THE_END = lazy_compile(r"terminal_state|/finished|exit")
 """Keys with which agents wait for each other at the end (torch/distributed/elastic/agent/server/api.py)."""
-_OF_THE_START = re.compile(
+_OF_THE_START = lazy_compile(
     r"rendezvous|torchelastic|torch/elastic|worker_count|store_based_barrier|/init", re.IGNORECASE
 )
 """Keys that agents and ``init_process_group`` set when a process joins (torch/distributed/elastic/utils/store.py)."""
-_GLOO_ADDRESS = re.compile(r"//\w{1,20}//\d{1,6}/(?:rank_)?(?P<rank>\d{1,6})\s*$")
+_GLOO_ADDRESS = lazy_compile(r"//\w{1,20}//\d{1,6}/(?:rank_)?(?P<rank>\d{1,6})\s*$")
 """The address of a rank, which it sets when it creates the group (gloo/rendezvous/context.cc)."""
-_NCCL_ID = re.compile(r"(?://\w{1,20}//|default_pg/\d{1,6}/)(?P<rank>\d{1,6})(?::\d{1,6})?\s*$")
+_NCCL_ID = lazy_compile(r"(?://\w{1,20}//|default_pg/\d{1,6}/)(?P<rank>\d{1,6})(?::\d{1,6})?\s*$")
 """The id of a communicator, which its first rank sets at its first collective (broadcastUniqueNCCLID in
 ProcessGroupNCCL.cpp)."""
 

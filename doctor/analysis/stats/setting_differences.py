@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,16 +9,17 @@ from doctor.analysis.stats.majority import MajoritySplit, describe, split_values
 from doctor.analysis.stats.rank_roles import replicas_in, same_role
 from doctor.core.facts import TORCH_SEED, ReplicaFacts, StepSettings, TrainingFacts
 from doctor.core.job import Job, Rank
+from doctor.core.text import lazy_compile
 
 ACCUMULATION = {"transformers": "gradient_accumulation_steps"}
 """The name of the setting by framework; Lightning's and Accelerate's are in :data:`_USUAL`."""
 _USUAL = "accumulate_grad_batches"
-_CHANGES_CALLS = re.compile(
+_CHANGES_CALLS = lazy_compile(
     r"accumul|^(?:max|min)_(?:steps|epochs)$|^limit_|^overfit|^fast_dev_run|val_check|check_val|num_sanity"
     r"|^eval_|^save_|^num_train_epochs|find_unused|^precision$|drop_last|even_batches|^reload_"
 )
 """Settings that change which collectives a rank calls, or how many."""
-_CHANGES_VALUES = re.compile(
+_CHANGES_VALUES = lazy_compile(
     r"accumul|^precision$|clip|max_grad_norm|^(?:lr|weight_decay|momentum|betas|eps)\b|^learning_rate|^warmup|^optim"
     r"|^lr_scheduler"
 )

@@ -11,12 +11,13 @@ from doctor.collectors.host.pci import DISPLAY_CLASSES
 from doctor.collectors.host.processes import INITIAL_PID_NAMESPACE, is_initial, process_folders
 from doctor.collectors.software.dynamic_loader import DynamicLoader
 from doctor.core.facts import DriverFacts, HiddenField, Service
+from doctor.core.text import lazy_compile
 
 NVIDIA = "0x10de"
 BRIDGE_OTHER = "0x0680"
 """PCI class of an NVSwitch."""
 
-MODULES = re.compile(
+MODULES = lazy_compile(
     r"nvidia\w*|nv_peer_mem|nvidia_peermem|gdrdrv|gdrcopy|nouveau|amdgpu|dmabuf\w*|efa|irdma|bnxt_re|rdma_\w+|ib_\w+|mlx[45]_\w+"
 )
 SPECIFIC = ("nvidia", "mlx4_ib", "mlx5_ib", "efa", "irdma", "bnxt_re")
@@ -29,7 +30,7 @@ SERVICES = {
 """Process name of each service, truncated to 15 characters as in the kernel, and its Debian package."""
 
 DEVICE_FOLDERS = ("nvidia-caps", "nvidia-caps-imex-channels", "infiniband")
-COMPAT = re.compile(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)?)")
+COMPAT = lazy_compile(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)?)")
 _STATUS_LIMIT = 64 << 20
 
 

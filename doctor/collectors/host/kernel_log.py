@@ -10,6 +10,7 @@ from pathlib import Path
 
 from doctor.collectors.base import Machine, NotVisible, collector, parse_int, read_text
 from doctor.core.facts import KernelEvent, KernelLogFacts
+from doctor.core.text import lazy_compile
 from doctor.knowledge.launcher_index import PROCESSES
 
 EVENTS = 200
@@ -21,16 +22,16 @@ _UNHIDE = "run `sudo dmesg` on the host, or let users read the log: `sudo sysctl
 
 # "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus." The process is missing in older
 # drivers, and pid='<unknown>' in newer ones; see NVIDIA's "Xid Errors" guide.
-_XID = re.compile(
+_XID = lazy_compile(
     r"NVRM: Xid \((?:PCI:)?(?P<device>[^)\s]{1,40})\): (?P<code>\d{1,6})"
     r"(?:,\s*(?:Ch \S{1,40}, )?pid='?(?P<pid>\d{1,9}))?"
 )
 # "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 ..."; see NVIDIA's fabric manager guide.
-_SXID = re.compile(r"SXid \((?:PCI:)?(?P<device>[^)\s]{1,40})\): (?P<code>\d{1,6})")
+_SXID = lazy_compile(r"SXid \((?:PCI:)?(?P<device>[^)\s]{1,40})\): (?P<code>\d{1,6})")
 # mm/oom_kill.c: "Out of memory: Killed process 12 (python) ..." and "Memory cgroup out of memory: ...".
-_OOM = re.compile(r"[Oo]ut of memory:? .{0,120}?Kill(?:ed)? process (?P<pid>\d{1,9})")
+_OOM = lazy_compile(r"[Oo]ut of memory:? .{0,120}?Kill(?:ed)? process (?P<pid>\d{1,9})")
 # drivers/pci/pcie/aer.c: "pcieport 0000:00:01.0: AER: ..." or "nvidia 0000:3b:00.0: PCIe Bus Error: severity=...".
-_PCIE = re.compile(
+_PCIE = lazy_compile(
     r"(?P<device>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): (?:AER: (?!enabled)|PCIe Bus Error)", re.IGNORECASE
 )
 _PATTERNS = (("sxid", _SXID), ("xid", _XID), ("oom", _OOM), ("pcie", _PCIE))

@@ -15,6 +15,7 @@ from pathlib import Path
 from doctor.collectors.base import link_target, parse_int, read_pairs, read_text
 from doctor.core.facts import KernelView, OpenFile
 from doctor.core.masking import mask_text
+from doctor.core.text import lazy_compile
 
 MOST_FILES = 4096
 """Open files of a process that are examined for sockets."""
@@ -25,7 +26,7 @@ MOST_FUNCTIONS = 24
 """Functions of a kernel stack that are kept, innermost first."""
 MOST_SHOWN_FILES = 16
 """Regular files of a process whose positions are read."""
-_FUNCTION = re.compile(r"\[<\w{1,16}>\] ([A-Za-z_][\w.]{0,63})\+0x", re.ASCII)
+_FUNCTION = lazy_compile(r"\[<\w{1,16}>\] ([A-Za-z_][\w.]{0,63})\+0x", re.ASCII)
 _FILE_CALLS = {
     "x86_64": frozenset({0, 1, 16, 17, 18, 19, 20, 72, 73, 74, 75, 217}),
     "aarch64": frozenset({25, 29, 32, 61, 63, 64, 65, 66, 67, 68, 82, 83}),
@@ -36,14 +37,14 @@ _NO_DATA = ("/dev/", "/proc/", "/sys/", "/memfd:")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _USER_TIME, _SYSTEM_TIME = 11, 12
 """Indexes among the fields after the name in /proc/PID/stat."""
-_QUEUED = re.compile(
+_QUEUED = lazy_compile(
     r" 01 [0-9A-F]{8}:(?!0{8})(?P<bytes>[0-9A-F]{8}) [0-9A-F:]{11} [0-9A-F]{8}"
     r" {1,8}\d{1,10} {1,16}\d{1,10} (?P<inode>\d{1,18}) ",
     re.ASCII,
 )
 """A row of a connection with bytes in its receive queue, from the state on: 01 is TCP_ESTABLISHED of
 include/net/tcp_states.h; the receive queue of a listening socket counts connections. A table has thousands of rows."""
-_SOCKET = re.compile(r"socket:\[(\d{1,20})\]")
+_SOCKET = lazy_compile(r"socket:\[(\d{1,20})\]")
 
 
 class SocketQueues:

@@ -14,6 +14,7 @@ from doctor.collectors.launch.rank_variables import is_slurm_step, task_counts, 
 from doctor.core.facts import HiddenField, SlurmFacts
 from doctor.core.masking import mask_text, readable
 from doctor.core.process import abandon_child, start_child
+from doctor.core.text import lazy_compile
 
 Environ = Mapping[str, str]
 JobRecord = dict[str, str]
@@ -24,20 +25,20 @@ LIMIT = 4.0
 LARGEST_OUTPUT = 1 << 20
 """Bytes of its output that are read. A record has about two thousand, and an array prints one per task."""
 
-_FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w/:.]*)=(\S*)")
+_FIELD = lazy_compile(r"(?:^|\s)([A-Za-z][\w/:.]*)=(\S*)")
 _FREE_TEXT = ("JobId=", "Command=", "WorkDir=", "Std", "Comment=", "AdminComment=", "SystemComment=", "SubmitLine=")
 """Prefixes of lines with text of the user, which may look like fields."""
 
 _EMPTY = frozenset({"", "(null)", "N/A", "None", "Unknown", "UNKNOWN"})
-_TIME = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})", re.ASCII)
-_GPUS = re.compile(
+_TIME = lazy_compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})", re.ASCII)
+_GPUS = lazy_compile(
     r"(?:^|[,:/])gpu(?::(?!\d+(?:[,(]|$))[^,:=]+)?(?:[:=](\d{1,6})(?:\([^)]*\))?)?(?=,|$)",
     re.ASCII,
 )
 """``gpu``, a type that is not a number (``a100``, ``1g.5gb``), a count, the sockets in parentheses."""
 
-_ALL_GPUS = re.compile(r"(?:^|,)gres/gpu=(\d{1,9})", re.ASCII)
-_JOB_ID = re.compile(r"\d{1,12}", re.ASCII)
+_ALL_GPUS = lazy_compile(r"(?:^|,)gres/gpu=(\d{1,9})", re.ASCII)
+_JOB_ID = lazy_compile(r"\d{1,12}", re.ASCII)
 
 
 class ScontrolResult(NamedTuple):

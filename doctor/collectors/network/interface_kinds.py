@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from doctor.collectors.base import listed, read_int, read_pairs
+from doctor.core.text import lazy_compile
 
 CARRIERS = frozenset({"bond", "vlan", "bridge", "other"})
 """Kinds that may carry the traffic of a physical device under their own name (``other``: macvlan and ipvlan)."""
 
-_CONTAINER_BRIDGE = re.compile(
+_CONTAINER_BRIDGE = lazy_compile(
     r"docker(\d|_gwbridge)|br-[0-9a-f]{12}$|cni|cbr|lxdbr|lxcbr|podman|nerdctl|kube-bridge|weave"
 )
-_TUNNEL_NAME = re.compile(r"tun|tap|wg|tailscale|zt|flannel|vxlan|gre|ipip|sit|tunl|cali|ppp|cilium_vxlan|genev")
+_TUNNEL_NAME = lazy_compile(r"tun|tap|wg|tailscale|zt|flannel|vxlan|gre|ipip|sit|tunl|cali|ppp|cilium_vxlan|genev")
 
 # Hardware types of include/uapi/linux/if_arp.h.
 _HARDWARE = {772: "loopback", 32: "infiniband", 801: "wireless", 802: "wireless", 803: "wireless"}

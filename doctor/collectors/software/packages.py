@@ -13,6 +13,7 @@ from pathlib import Path
 
 from doctor.collectors.base import listed, read_text
 from doctor.core.facts import Requirement
+from doctor.core.text import lazy_compile
 
 NAMES = frozenset(
     {
@@ -68,7 +69,7 @@ NAMES = frozenset(
 PREFIXES = ("nvidia-nccl", "nvidia-cuda-runtime", "nvidia-cudnn", "nvidia-nvshmem", "nvidia-cublas")
 
 _METADATA_LIMIT = 1 << 18
-_FOLDER = re.compile(r"(?P<name>[^-]+)-(?P<version>[0-9][^-]*)(?:-.*)?\.(?:dist|egg)-info")
+_FOLDER = lazy_compile(r"(?P<name>[^-]+)-(?P<version>[0-9][^-]*)(?:-.*)?\.(?:dist|egg)-info")
 
 
 @dataclass(frozen=True)

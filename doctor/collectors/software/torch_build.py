@@ -19,9 +19,7 @@ NCCL_VERSION = re.compile(rb"NCCL version (\d{1,4}\.\d{1,4}\.\d{1,4})[0-9A-Za-z.
 """The line that NCCL logs at its start (NCCL src/init.cc VERSION_STRING), a literal of its own for this purpose."""
 
 _ARCHITECTURE = rb"(?:sm|compute)_\d{2,3}[a-z]?"
-_ARCHITECTURES = re.compile(
-    rb"(?:%(one)s(?: %(one)s){1,99}|(?<=\0)%(one)s)(?=\0)" % {b"one": _ARCHITECTURE},
-)
+_ARCHITECTURES = re.compile(rb"(?:%(one)s(?: %(one)s){1,99}|(?<=\0)%(one)s)(?=\0)" % {b"one": _ARCHITECTURE})
 """What torch.cuda.get_arch_list() splits: a literal of libtorch_python.so (torch/csrc/cuda/Module.cpp)."""
 
 USERS = ("libtorch_cuda.so", "libtorch_cuda_cpp.so", "libtorch_python.so")

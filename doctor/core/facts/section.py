@@ -11,7 +11,6 @@ took half of the time of all checks.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable
 from enum import Enum
 from typing import Any, ClassVar, Literal, TypeVar
@@ -19,6 +18,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import msgspec
 
 from doctor.core.decoding import prepared
+from doctor.core.text import lazy_compile
 
 Level = Literal["rank", "host"]
 Origin = Literal["collected", "measured", "watched", "chosen"]
@@ -92,7 +92,7 @@ class Variable(msgspec.Struct, frozen=True, gc=False):
 
 
 R = TypeVar("R", bound=msgspec.Struct)
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_SURROGATE = lazy_compile("[\ud800-\udfff]")
 
 
 def harmless(name: str) -> str:
@@ -101,7 +101,7 @@ def harmless(name: str) -> str:
     return _ACTED_ON.sub("_", name)
 
 
-_ACTED_ON = re.compile(r"[\x00-\x20\x7f-\xa0;&|$`\"'<>()*?!#\\]")
+_ACTED_ON = lazy_compile(r"[\x00-\x20\x7f-\xa0;&|$`\"'<>()*?!#\\]")
 
 
 def in_unicode(record: R) -> R:

@@ -18,11 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from doctor.core.errors import UnusableError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from doctor.core.text import lazy_compile
 
 VARIABLE = "DOCTOR_CONFIG"
 """The variable with the absolute path of a settings file: a relative path would mean another file in every folder."""
@@ -35,7 +31,7 @@ MOST_DOTS = 100
 _OUR_TABLE = re.compile(
     rb"""^[ \t]*\[+[ \t]*["']?tool["']?[ \t]*\.[ \t]*["']?(?:rank)?doctor["']?[ \t]*(?:[.\]]|$)""", re.MULTILINE
 )
-_STRING = re.compile(r""""[^"\n]*"|'[^'\n]*'""")
+_STRING = lazy_compile(r""""[^"\n]*"|'[^'\n]*'""")
 
 Origin = Literal["named", "project", "user"]
 
@@ -193,6 +189,11 @@ def _content(path: Path) -> tuple[bytes, os.stat_result]:
 
 
 def _parsed(path: Path, content: bytes) -> tuple[dict[str, Any], str]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
     try:
         text = content.decode("utf-8")
         if any(line.count(".") > MOST_DOTS for line in _STRING.sub("", text).splitlines()):

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 
+from doctor.core.text import lazy_compile
+
 _BETWEEN = r"[^|;&\n]{0,120}?"
 _VALUE = r"\s{0,3}[\"']?(?P<secret>[^\s\"']{1,256})"
 _LOGIN_VALUE = r"[ =]?[\"']?[^\s:\"']{0,64}:(?P<secret>[^\s\"']{1,256})"
 
 PROGRAMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (cue, re.compile(pattern))
+    (cue, lazy_compile(pattern))
     for cue, pattern in (
         ("curl", rf"\bcurl\b{_BETWEEN}\s(?:-u|-U|--user|--proxy-user){_LOGIN_VALUE}"),
         ("-u ", r"(?<![\w-])-u [\"']?[A-Za-z][\w.@-]{0,64}:(?!\d{1,5}(?!\S))(?P<secret>[^\s\"'/]{1,256})"),

@@ -6,9 +6,10 @@ The words are those of the keyword rules of secret scanners (Yelp/detect-secrets
 
 from __future__ import annotations
 
-import re
 from enum import IntEnum
 from functools import lru_cache
+
+from doctor.core.text import lazy_compile
 
 
 class SecretConfidence(IntEnum):
@@ -20,8 +21,8 @@ class SecretConfidence(IntEnum):
     SURE = 2
 
 
-_WORD = re.compile(r"[A-Z0-9]+")
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_WORD = lazy_compile(r"[A-Z0-9]+")
+_CAMEL = lazy_compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 _SURE = frozenset(
     """

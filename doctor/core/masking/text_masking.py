@@ -13,6 +13,7 @@ from itertools import chain
 from doctor.core.masking.program_options import PROGRAMS
 from doctor.core.masking.secret_names import SecretConfidence, secrecy
 from doctor.core.masking.token_formats import TOKEN_FORMATS
+from doctor.core.text import lazy_compile
 
 REDACTED = "<redacted>"
 """Replaces a secret."""
@@ -44,7 +45,7 @@ def _masked(text: str) -> str:
     return text
 
 
-_LONG_WORD = re.compile(r"[A-Za-z0-9_-]{16}|-----")
+_LONG_WORD = lazy_compile(r"[A-Za-z0-9_-]{16}|-----")
 """Every token form contains one of these."""
 
 
@@ -61,8 +62,8 @@ def _without_secret(match: re.Match[str]) -> str:
 
 # Addresses: ``scheme://user:password@host`` (RFC 3986, 3.2.1), also unescaped.
 
-_AUTHORITY = re.compile(r"([a-z][a-z0-9+.-]{0,20})?://([^\s/?#\"'<>`]{0,512})", re.IGNORECASE)
-_UNESCAPED = re.compile(
+_AUTHORITY = lazy_compile(r"([a-z][a-z0-9+.-]{0,20})?://([^\s/?#\"'<>`]{0,512})", re.IGNORECASE)
+_UNESCAPED = lazy_compile(
     r"(?<=://)[^\s:@/\[]{0,64}:(?!//)(?!\d{1,5}(?![^\s/?#,;\"')\]]))(?:[^\s\"'<>`@]| (?! )){1,128}@(?=[\w\[.-])"
 )
 """``user:pass/word@host``, ``user:pass word@host``; text that could be a port does not begin a password."""
@@ -93,7 +94,7 @@ def _end_of_userinfo(text: str, start: int, authority: str, scheme: str) -> int:
     return unescaped.end() - 1 if unescaped else 0
 
 
-_LOGIN = re.compile(
+_LOGIN = lazy_compile(
     r"(?<![\w.+%-])(?!mailto:|sha256:|sha512:)[\w.+%-]{1,64}:(?!\d{1,5}@)(?P<secret>[^\s:@/\"'<>,;()\[\]]{1,128})"
     r"@(?=[A-Za-z0-9\[])(?!sha\d)"
 )
@@ -102,14 +103,14 @@ _LOGIN = re.compile(
 
 # Headers (RFC 9110, 11.6.2; RFC 6265).
 
-_AUTHORIZATION = re.compile(
+_AUTHORIZATION = lazy_compile(
     r"\bauthorization[\"']?\s{0,3}[:=]\s{0,3}[\"']?(?:(?:bearer|basic|token|negotiate|apikey|key)\s{1,3})?"
     r"(?P<secret>(?:digest|aws4-hmac-sha256|oauth|signature)\s[^\"'\r\n]{1,2000}|[^\s\"',;]{1,4096})",
     re.IGNORECASE,
 )
-_BEARER = re.compile(r"\bbearer[ :]{1,3}[\"']?(?P<secret>[\w.~+/=-]{6,4096})", re.IGNORECASE)
-_BASIC = re.compile(r"\bbasic (?P<secret>(?=[a-z]{0,40}[A-Z0-9+/=])[A-Za-z0-9+/]{6,4096}={0,2})")
-_COOKIE = re.compile(
+_BEARER = lazy_compile(r"\bbearer[ :]{1,3}[\"']?(?P<secret>[\w.~+/=-]{6,4096})", re.IGNORECASE)
+_BASIC = lazy_compile(r"\bbasic (?P<secret>(?=[a-z]{0,40}[A-Z0-9+/=])[A-Za-z0-9+/]{6,4096}={0,2})")
+_COOKIE = lazy_compile(
     r"\bcookie[\"']?\s{0,3}[:=]\s{0,3}[\"']?(?P<secret>[\w.$-]{1,80}=[^\"'\r\n]{1,4000})", re.IGNORECASE
 )
 
@@ -129,20 +130,20 @@ _WORDS = (
 )  # fmt: skip
 """Text that every name of :mod:`doctor.core.masking.secret_names` contains."""
 
-_NAMED = re.compile(
+_NAMED = lazy_compile(
     r"(?<![\w.-])(?P<name>[\w.-]{2,100})(?![\w.-])\\?[\"'`]?\]?"
     r"(?P<sign>\s{0,3}(?::=|=>|==?|%3[Dd]|(?<!:):(?!:)|\\u003d)\s{0,3})"
     r"(?P<open>\\?[\"'`]|b[\"'])?(?=[^\s,;)}\]])"
 )
-_UNQUOTED = re.compile(r"[^\s\"'`<>|]{1,4096}")
-_ENDS_EARLY = re.compile(r"[&,;)\]}]")
-_NOTHING = re.compile(
+_UNQUOTED = lazy_compile(r"[^\s\"'`<>|]{1,4096}")
+_ENDS_EARLY = lazy_compile(r"[&,;)\]}]")
+_NOTHING = lazy_compile(
     r"(?:none|null|nil|true|false|yes|no|on|off|unset|empty|required|missing|\*+|x{3,}|\.{3}|<[\w -]{1,40}>"
     r"|\$\{?\w+\}?)(?![\w])",
     re.IGNORECASE,
 )
 """Values that are not secrets."""
-_COUNT = re.compile(r"-?[\d.]{1,6}")
+_COUNT = lazy_compile(r"-?[\d.]{1,6}")
 
 
 def _mask_named(text: str) -> str:
@@ -179,7 +180,7 @@ def _is_something_else(found: re.Match[str], value: str) -> bool:
     return bool(_COUNT.fullmatch(value)) and not any(word in name for word in ("passw", "passphr", "pwd", "secret"))
 
 
-_ELEMENT = re.compile(r"<(?P<name>[\w.:-]{2,60})>(?P<secret>[^<>\s][^<>]{0,512})</")
+_ELEMENT = lazy_compile(r"<(?P<name>[\w.:-]{2,60})>(?P<secret>[^<>\s][^<>]{0,512})</")
 
 
 def _mask_elements(text: str) -> str:
@@ -228,7 +229,7 @@ def _closing(text: str, start: int, quote: str) -> int:
     return -1
 
 
-_OPTION = re.compile(
+_OPTION = lazy_compile(
     r"(?<![\w-])--?(?P<name>[A-Za-z][\w-]{1,40})[ \t]{1,3}(?P<quote>[\"']?)(?P<secret>[^\s\"'-][^\s\"']{0,512})"
 )
 
@@ -251,7 +252,7 @@ def _mask_programs(text: str) -> str:
     return text
 
 
-_PROSE = re.compile(
+_PROSE = lazy_compile(
     r"\b(?:token|password|passwd|passphrase|secret|api[ _-]?key|credentials?)"
     r"(?: (?:is|was|of|used|value|provided|sent))?:? (?P<quote>[\"'`]?)(?P<secret>[^\s\"'`,;)]{4,512})",
     re.IGNORECASE,
@@ -271,7 +272,7 @@ def _mask_prose(text: str) -> str:
     return _PROSE.sub(masked, text)
 
 
-_RUN = re.compile(r"[A-Za-z0-9]{10,}")
+_RUN = lazy_compile(r"[A-Za-z0-9]{10,}")
 
 
 def looks_random(text: str) -> bool:
@@ -295,7 +296,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[str], str]], ...] = (
     (("token", "pass", "secret", "api", "credential"), _mask_prose),
 )
 
-_HEXADECIMAL = re.compile(r"(?:GPU-)?[0-9A-Fa-f:.-]*")
+_HEXADECIMAL = lazy_compile(r"(?:GPU-)?[0-9A-Fa-f:.-]*")
 """Numbers, addresses and UUIDs: most of the distinct texts of a large job."""
 _HEXADECIMAL_CUES = tuple(
     cue

@@ -17,6 +17,7 @@ import msgspec
 
 from doctor.core.facts import Frame, StackThread
 from doctor.core.frames import NATIVE_CODE, is_backward_engine, waits_in
+from doctor.core.text import lazy_compile
 from doctor.knowledge.waiting_functions import ANY_COLLECTIVE, RENDEZVOUS
 
 DEVICE_WAIT = "synchronization with the GPU"
@@ -42,7 +43,7 @@ _OPERATIONS = {
 """Operations by their names in lower case without underscores."""
 _CALL = "|".join(sorted(_OPERATIONS, key=len, reverse=True))
 _NAMED = tuple(
-    re.compile(pattern, re.IGNORECASE)
+    lazy_compile(pattern, re.IGNORECASE)
     for pattern in (
         rf"^nccl(?P<call>{_CALL})(?:_impl)?$",
         rf"^P?MPI_I?(?P<call>{_CALL})(?:_c|_init)?$",
@@ -54,9 +55,9 @@ _NAMED = tuple(
 )
 """Functions that name the operation."""
 _MEANINGS = (
-    (re.compile(r"^c10d::Reducer::(?:finalize_backward|\w*all_reduce\w*)"), "all_reduce"),
+    (lazy_compile(r"^c10d::Reducer::(?:finalize_backward|\w*all_reduce\w*)"), "all_reduce"),
     (
-        re.compile(
+        lazy_compile(
             r"^(?:ncclCommInit\w*|ncclCommSplit|bootstrap(?:Init|AllGather|Barrier|Net\w*|Send|Recv|Intra\w*)"
             r"|initTransportsRank|ncclTransport\w*Setup|ncclCommInitRank\w*|socketProgressOpt|c10d::\w*TCPClient\w*"
             r"|c10d::(?:TCPStore|PrefixStore|FileStore)::(?:wait|get|doGet|doWait|multiGet))"
@@ -64,14 +65,14 @@ _MEANINGS = (
         RENDEZVOUS,
     ),
     (
-        re.compile(
+        lazy_compile(
             r"^(?:c10d::(?:\w+::)*\w*Work\w*::(?:wait|synchronize\w*)|ncclGroupEnd\w*|MPIDI?_\w*Progress\w*|MPI_Wait\w*"
             r"|P?MPI_Wait\w*|ompi_request_default_wait\w*|gloo::transport::\w+::(?:UnboundBuffer|Buffer)::wait\w+)"
         ),
         ANY_COLLECTIVE,
     ),
     (
-        re.compile(
+        lazy_compile(
             r"^(?:cuda(?:Stream|Device|Event|Thread)Synchronize|cu(?:Stream|Ctx|Event)Synchronize|cudaMemcpy\w*"
             r"|cuMemcpy\w*|hip(?:Stream|Device|Event)Synchronize|hipMemcpy\w*|cudaEventQuery|ncclCommAbort"
             r"|at::native::_local_scalar_dense_(?:cuda|hip)|c10::cuda::(?:\w+::)*\w*[sS]ynchronize\w*)"
@@ -80,14 +81,14 @@ _MEANINGS = (
     ),
 )
 """Functions that show a wait but not for which operation, the more telling ones first."""
-_PLUMBING = re.compile(
+_PLUMBING = lazy_compile(
     r"^(?:0x[0-9a-f]+$|\?\?|_*(?:GI_+)*(?:futex|pthread|lll_|sem_|clone|start_thread|libc_|syscall|select|ppoll|poll"
     r"|epoll_)\w*|std::|pybind11::|_?Py|cfunction_|method_|vectorcall_|slot_tp|type_call|builtin_|main$|_start$"
     r"|run_mod|run_eval|pyrun|pymain|do_call|call_function|function_code|object_|partial_|_Py|trampoline)",
     re.IGNORECASE,
 )
 """Functions of the C library and the interpreter that show nothing by themselves."""
-_ALIAS = re.compile(r"^_+GI_+")
+_ALIAS = lazy_compile(r"^_+GI_+")
 """What glibc puts before the names of its internal aliases."""
 _RUN_LOOPS = ("pt_gloo_runloop", "pt_mpi_runloop")
 """Threads of torch that carry out the collectives of a process group; the caller waits for them."""

@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterator, Sequence
 
 from doctor.core.stack_dumps.native_calls import DEVICE_WAIT
+from doctor.core.text import lazy_compile
 from doctor.knowledge.waiting_functions import ANY_COLLECTIVE
 
 LONGEST = 100
 """Maximum characters of a condition."""
-_RANK_WORD = re.compile(
+_RANK_WORD = lazy_compile(
     r"(?<!matrix_)(?<!lora_)(?<![a-z])rank\d*(?![a-z])(?!_(?:loss|score|weight|metric))"
     r"|is_(?:global|world|rank|local)_zero|rank_?zero|is_(?:world|local)_process_zero|process_index"
     r"|(?:is_)?(?:local_)?(?:main|master|chief|primary)_?process|is_(?:main|master|chief|primary)\b",

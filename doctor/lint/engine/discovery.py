@@ -12,6 +12,8 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from doctor.core.text import lazy_compile
+
 MOST_BYTES = {"python": 4 << 20, "notebook": 32 << 20, "shell": 1 << 20, "config": 1 << 20}
 """Larger files are generated; JSON of this size is data, not configuration."""
 MOST_FILES = 100_000
@@ -33,7 +35,7 @@ _KINDS = {
 _MAY_BE_SCRIPTS = frozenset({"", ".job", ".batch", ".bsub", ".sub", ".run", ".zsh", ".ksh"})
 """Endings of files whose kind the first line decides."""
 _SNIFFED = 256
-LINE_END = re.compile(r"\r\n|\r|\n")
+LINE_END = lazy_compile(r"\r\n|\r|\n")
 """Line ends of Python's parser; ``str.splitlines`` has more."""
 _SHELL = re.compile(rb"^#!.*sh\b|^\s*(?:#SBATCH|srun|torchrun|mpirun|export|source|module|set -\w)\b", re.MULTILINE)
 _PYTHON = re.compile(rb"^#!.*python|^\s*(?:import|from) \w|^\s*(?:def|class) \w[^\n]{0,200}:", re.MULTILINE)

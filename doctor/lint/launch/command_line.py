@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from doctor.core.text import lazy_compile
 from doctor.knowledge.launcher_index import COMMANDS, STEP
 from doctor.knowledge.launchers import LaunchCommand, OptionSyntax
 from doctor.lint.engine.rule import SourceLocation
@@ -42,7 +43,7 @@ class CommandContext:
         )
 
 
-_PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+_PYTHON = lazy_compile(r"python(\d(\.\d+)?)?")
 _SHELLS = ("bash", "sh", "zsh", "dash")
 
 

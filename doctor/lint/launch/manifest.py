@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from doctor.core.text import lazy_compile
 from doctor.lint.engine.discovery import UnreadableFile
 from doctor.lint.launch.configs import LauncherConfig, configs_in
 from doctor.lint.launch.kubernetes import Workload, workloads_in
@@ -25,7 +26,7 @@ class Manifest(LaunchFile):
         return (config.root for config in self.configs if config.kind == kind)
 
 
-_CUES = re.compile(
+_CUES = lazy_compile(
     r"^\s*[\"']?kind[\"']?\s*:\s*[\"']?(?:PyTorchJob|MPIJob|TrainJob|JobSet|Job|Pod)\b"
     r"|^\s*[\"']?(?:compute_environment|distributed_type)[\"']?\s*:"
     r"|[\"'](?:zero_optimization|train_micro_batch_size_per_gpu|finetuning_type)[\"']\s*:|[\"'](?:fp16|bf16|bfloat16)[\"']\s*:\s*\{"

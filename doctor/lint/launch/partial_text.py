@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import re
 
+from doctor.core.text import lazy_compile
+
 OPEN, CLOSE = "\x00", "\x01"
 OUTPUT = "…"
 """The name of command output and of other parts without a name."""
 IN_STEP = "step."
 """Prefix of names whose value differs between the tasks of a SLURM step."""
 
-_TO_FILL = re.compile(
+_TO_FILL = lazy_compile(
     r"<[^<>\n]+>|\{\{[^{}\n]*\}\}|(?<![A-Za-z])(?:xxx+|x{1,3}(?:[.:]x{1,3})+)(?![A-Za-z])"
     r"|(?<![a-z])(?:your|todo|tbd|(?:change|replace|fill)[ _-]?(?:me|this))(?![a-z])",
     re.IGNORECASE,
 )
 """What templates write for a value: ``<port>``, ``{{ port }}``, ``xxx``, ``your_address``, ``CHANGE_ME``."""
-_SINGLE = re.compile(r"(?:^|[_-])(?:addr|address|ip|port|rank|host|hostname|endpoint)$", re.IGNORECASE)
+_SINGLE = lazy_compile(r"(?:^|[_-])(?:addr|address|ip|port|rank|host|hostname|endpoint)$", re.IGNORECASE)
 """Ends of names whose value is one word."""
-_PROSE = re.compile(r"[^\W\d]+(?:[ \t]+[^\W\d]+)+")
+_PROSE = lazy_compile(r"[^\W\d]+(?:[ \t]+[^\W\d]+)+")
 
-_MARK = re.compile(f"{OPEN}([^{OPEN}{CLOSE}]*){CLOSE}")
+_MARK = lazy_compile(f"{OPEN}([^{OPEN}{CLOSE}]*){CLOSE}")
 
 
 def unknown_mark(name: str) -> str:

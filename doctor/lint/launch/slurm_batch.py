@@ -7,15 +7,16 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from doctor.core.text import lazy_compile
 from doctor.knowledge.launchers import SLURM_OPTIONS
 from doctor.lint.launch.launch_file import Launch
 from doctor.lint.launch.launcher_options import CommandWord, parse_options
 from doctor.lint.launch.partial_text import is_known, unknown_mark, whole_number
 from doctor.lint.launch.shell.lexer import comments
 
-_HEADER = re.compile(r"#SBATCH(?=\s|-)\s*(.*)")
-_GRES = re.compile(r"(?:gres[/:])?gpu(?::(?P<type>[A-Za-z][\w.-]*))?(?:[:=](?P<count>\d+))?(?:\([^)]*\))?")
-_COUNT = re.compile(r"(?:[A-Za-z][\w.-]{0,60}:)?(?P<count>\d{1,9})")
+_HEADER = lazy_compile(r"#SBATCH(?=\s|-)\s*(.*)")
+_GRES = lazy_compile(r"(?:gres[/:])?gpu(?::(?P<type>[A-Za-z][\w.-]*))?(?:[:=](?P<count>\d+))?(?:\([^)]*\))?")
+_COUNT = lazy_compile(r"(?:[A-Za-z][\w.-]{0,60}:)?(?P<count>\d{1,9})")
 
 
 @dataclass(frozen=True)

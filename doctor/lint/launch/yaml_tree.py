@@ -6,11 +6,11 @@ Bounds: :data:`MOST_BYTES` of text, :data:`MOST_NODES`, :data:`DEPTH`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from doctor.core.text import lazy_compile
 from doctor.lint.engine.discovery import UnreadableFile
 from doctor.lint.engine.rule import SourceLocation
 from doctor.lint.launch.partial_text import whole_number
@@ -176,7 +176,7 @@ class _Builder:
             self._documents.append(node)
 
 
-_TEMPLATE = re.compile(r"\{\{|\{%|<%|\$\{\{")
+_TEMPLATE = lazy_compile(r"\{\{|\{%|<%|\$\{\{")
 
 
 def is_template(text: str) -> bool:

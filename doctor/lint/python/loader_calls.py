@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from doctor.core.text import lazy_compile
 from doctor.lint.python.script import Script, last_name, per_script
 from doctor.lint.python.training import DATA_MODULE, LOADER, MODULE, hooks, shards_loaders_itself, unwrapped
 
@@ -22,21 +23,21 @@ EVALUATION = frozenset({"val", "valid", "validation", "validate", "test", "testi
 """Words in names of functions, loaders and data sets for evaluation."""
 _PREDICTION = frozenset({"predict", "prediction", "inference", "infer"})
 _TRAINING = frozenset({"train", "training", "trn", "tr"})
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_TAIL = re.compile(r"(?:data)?(?:loaders?|sets?|samplers?|ds|dl|iter|data)$")
-_MAKERS = re.compile(r"(?:_?(?:get|make|build|create|load|prepare|setup|init)_|[a-z]+_?(?:data)?_?loaders?$)")
+_WORDS = lazy_compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_TAIL = lazy_compile(r"(?:data)?(?:loaders?|sets?|samplers?|ds|dl|iter|data)$")
+_MAKERS = lazy_compile(r"(?:_?(?:get|make|build|create|load|prepare|setup|init)_|[a-z]+_?(?:data)?_?loaders?$)")
 """Names of functions that make loaders."""
-_SETTINGS = re.compile(
+_SETTINGS = lazy_compile(
     r"^_?(?:args?|opts?|options|configs?|cfg|conf|hparams|h|flags|params|settings|parser)$", re.IGNORECASE
 )
 """Names of objects with all settings of a script; one setting does not depend on the others."""
-RANK_PATTERN = re.compile(
+RANK_PATTERN = lazy_compile(
     r"rank|world|shard|replica|process_index|num_processes|partition|distribut|split_by_node|get_worker_info|local_id|"
     r"hvd|horovod|_dp|dp_|mesh",
     re.IGNORECASE,
 )
 """Words of data that the script itself distributes to ranks, and of names that differ between ranks."""
-_RANK_TEST_WORDS = re.compile(
+_RANK_TEST_WORDS = lazy_compile(
     r"distribut|ddp|world_?size|multi_?(?:gpu|process)|parallel|n_?gpus?$|num_gpus|rank|horovod|hvd|is_initialized|"
     r"fsdp|num_processes|sampler|is_dist|use_dist",
     re.IGNORECASE,
@@ -48,7 +49,7 @@ STREAMS = (
     "webdataset.WebDataset",
     "webdataset.DataPipeline",
 )
-_MAPS = re.compile(
+_MAPS = lazy_compile(
     r"^(?:torchvision\.datasets\.|torchaudio\.datasets\.|torch\.utils\.data\.(?:TensorDataset|Subset|ConcatDataset))"
 )
 
@@ -239,7 +240,7 @@ def is_iterable(script: Script, loader: ast.Call) -> bool | None:
     return False if _MAPS.match(name) else None
 
 
-_CYCLES = re.compile(r"cycle|infinite|endless|forever", re.IGNORECASE)
+_CYCLES = lazy_compile(r"cycle|infinite|endless|forever", re.IGNORECASE)
 
 
 def is_endless(script: Script, loader: ast.Call, name: str) -> bool:
@@ -255,8 +256,8 @@ def is_endless(script: Script, loader: ast.Call, name: str) -> bool:
 
 
 _KEEPS = frozenset({"append", "extend", "write", "writerow", "writerows", "concatenate"})
-_WITHOUT_ORDER = re.compile(r"loss|time|acc|metric|norm|correct|total|score|nll|psnr|ssim|iou|error", re.IGNORECASE)
-_ANSWERS = re.compile(r"label|target|truth|\bgts?\b|gt_", re.IGNORECASE)
+_WITHOUT_ORDER = lazy_compile(r"loss|time|acc|metric|norm|correct|total|score|nll|psnr|ssim|iou|error", re.IGNORECASE)
+_ANSWERS = lazy_compile(r"label|target|truth|\bgts?\b|gt_", re.IGNORECASE)
 
 
 def is_collected(script: Script, name: str) -> bool:

@@ -7,17 +7,18 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from doctor.core.text import lazy_compile
 from doctor.lint.python.project.imported_functions import imported_function
 from doctor.lint.python.script import FunctionNode, Script, last_name, per_script
 
-RANK_NAMES = re.compile(
+RANK_NAMES = lazy_compile(
     r"^(?!.*(?:lora|low|matrix|tensor|page|adapter|max|num)_rank$)(?:.*_)?"
     r"(?:rank|RANK|procid|PROCID|process_index|process_idx)$"
 )
 """Variables, attributes and environment variables that hold a rank. ``world_size`` and ``rank_zero_only`` do not, nor
 do the ranks of matrices."""
 
-MAIN_NAMES = re.compile(
+MAIN_NAMES = lazy_compile(
     r"^_?(?:is|on|am_i)_?(?:the_)?(?:(?:local|world|global|node)_)*(?:"
     r"(?:main|master|primary|rank_?(?:zero|0)|global_zero|process_zero|chief|logging_process)"
     r"(?:_process|_proc|_rank|_node|_ordinal|_worker)?|(?:first|last)_(?:process|rank|worker|node))$"
@@ -25,7 +26,7 @@ MAIN_NAMES = re.compile(
 )
 """Names that test for the one rank that writes: ``is_main_process``, ``trainer.is_global_zero``."""
 
-OF_THE_JOB = re.compile(
+OF_THE_JOB = lazy_compile(
     r"(?:^|_)(?:is_)?(?:distributed|dist|ddp|fsdp|deepspeed|parallel|multi_?gpus?|multi_?node|n_?gpus?|nprocs?|"
     r"world_size|num_(?:processes|gpus|nodes|replicas|devices)|is_initialized|is_available|multiprocess(?:ing)?)"
     r"(?:_|$)",
@@ -45,8 +46,8 @@ ON_ONE_RANK = frozenset(
 """Decorators of functions that run on one rank and return at once on the others."""
 
 _DECORATORS = frozenset({"rank_zero_only", "master_only", "main_process_only", "on_main_process", "main_rank_only"})
-_ASKED = re.compile(r"^(?:get_(?:\w+_)?rank|(?:local_|node_|cross_)?rank|process_index)$")
-_FIRST = re.compile(r"^(?:\w+_)?(?:main_process|rank_zero|zero|process_zero|rank0)_first$")
+_ASKED = lazy_compile(r"^(?:get_(?:\w+_)?rank|(?:local_|node_|cross_)?rank|process_index)$")
+_FIRST = lazy_compile(r"^(?:\w+_)?(?:main_process|rank_zero|zero|process_zero|rank0)_first$")
 
 
 class RankCondition(NamedTuple):

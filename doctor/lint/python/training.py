@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from doctor.core.text import lazy_compile
 from doctor.lint.python.script import UNKNOWN, FunctionNode, Script, last_name, per_script
 from doctor.lint.python.script import is_test as is_test
 
@@ -45,7 +46,7 @@ RANK_WORDS = (
 """Every file that is made for several ranks has one of these words."""
 _OLD_STRATEGIES = ("ddp", "ddp2", "ddp_spawn", "ddp_sharded", "horovod")
 _SINGLE = ("auto", "single_device", None, UNKNOWN)
-_SHARDS_LOADERS = re.compile(
+_SHARDS_LOADERS = lazy_compile(
     r"^(?:accelerate\.Accelerator|lightning\.|transformers\.(?:\w*Trainer|TrainingArguments)|trl\.|composer\.Trainer|"
     r"ignite\.distributed\.auto_dataloader|ray\.train\.torch\.prepare_data_loader|fastai\.|catalyst\.|mmengine\.|"
     r"sentence_transformers\.|colossalai\.)"
@@ -58,7 +59,7 @@ _WRAPPING = frozenset(
     }
 )
 _BACKWARD = frozenset({"backward", "manual_backward", "training_step"})
-_SCALERS = re.compile(r"(?:loss|amp|grad|native)_?scaler$", re.IGNORECASE)
+_SCALERS = lazy_compile(r"(?:loss|amp|grad|native)_?scaler$", re.IGNORECASE)
 
 
 def several_ranks(script: Script) -> ast.Call | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from doctor.core.text import lazy_compile
 from doctor.lint.launch.yaml_tree import YamlNode
 
 
@@ -24,7 +25,7 @@ def later(one: YamlNode, other: YamlNode) -> YamlNode:
     return max(one, other, key=lambda node: node.line)
 
 
-ZERO3_NAME = re.compile(r"(?<![a-z0-9])(?:zero|z|stage)[-_]?3(?!\d)", re.IGNORECASE)
+ZERO3_NAME = lazy_compile(r"(?<![a-z0-9])(?:zero|z|stage)[-_]?3(?!\d)", re.IGNORECASE)
 """Names of files for ZeRO-3: ds_z3_config.json, zero3_offload.json, ds_config_stage_3.json."""
 OFFLOADED = ("cpu", "nvme")
 

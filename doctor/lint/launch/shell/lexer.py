@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from doctor.core.text import lazy_compile
 from doctor.lint.launch.partial_text import OUTPUT
 from doctor.lint.launch.shell.tokens import (
     ArithmeticExpansion,
@@ -22,15 +23,15 @@ from doctor.lint.launch.shell.tokens import (
     Word,
 )
 
-_OPERATOR = re.compile(r";;&?|;&|&>>?|\|&|&&|\|\||[;&|()]|\d*(?:>>|>\||>&|<&|<>|>|<)")
-_HOSTNAME = re.compile(r"\s*(?:/bin/|/usr/bin/)?hostname(?:\s+-[a-zA-Z]+|\s+--\w+)*\s*")
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_HERE = re.compile(r"<<-?\s*(['\"\\]?)([\w.!-]+)['\"]?")
-_ASSIGNED = re.compile(r"[A-Za-z_]\w*\+?=")
-_DOUBLE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_WITHIN_DOUBLE = re.compile(r'[^"$`\\]+')
-_ORDINARY = re.compile(r"[^\s'\"$`\\;&|()<>]+|.", re.DOTALL)
-_STOPS = {"{": re.compile(r"[\\{}\n]"), "[": re.compile(r"[\\\[\]\n]"), "(": re.compile(r"[\\()'\"#\n]")}
+_OPERATOR = lazy_compile(r";;&?|;&|&>>?|\|&|&&|\|\||[;&|()]|\d*(?:>>|>\||>&|<&|<>|>|<)")
+_HOSTNAME = lazy_compile(r"\s*(?:/bin/|/usr/bin/)?hostname(?:\s+-[a-zA-Z]+|\s+--\w+)*\s*")
+_NAME = lazy_compile(r"[A-Za-z_]\w*")
+_HERE = lazy_compile(r"<<-?\s*(['\"\\]?)([\w.!-]+)['\"]?")
+_ASSIGNED = lazy_compile(r"[A-Za-z_]\w*\+?=")
+_DOUBLE = lazy_compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_WITHIN_DOUBLE = lazy_compile(r'[^"$`\\]+')
+_ORDINARY = lazy_compile(r"[^\s'\"$`\\;&|()<>]+|.", re.DOTALL)
+_STOPS = {"{": lazy_compile(r"[\\{}\n]"), "[": lazy_compile(r"[\\\[\]\n]"), "(": lazy_compile(r"[\\()'\"#\n]")}
 """Special characters between brackets."""
 _BLANK = " \t\r"
 DEPTH = 20

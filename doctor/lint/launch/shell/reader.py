@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from doctor.core.text import lazy_compile
 from doctor.lint.engine.rule import SourceLocation
 from doctor.lint.launch.command_line import CommandContext, read_command
 from doctor.lint.launch.launch_file import EnvironmentSetting, Launch, LaunchFile
@@ -23,8 +24,8 @@ MOST_SCRIPTS = 100
 """Nested scripts of one file that are followed."""
 MOST_COMMANDS = 5000
 """Commands of one script; longer scripts are generated."""
-LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1|\[::1\]")
-_ASKS = re.compile(
+LOOPBACK = lazy_compile(r"localhost|127(\.\d+){3}|::1|\[::1\]")
+_ASKS = lazy_compile(
     r"\b(?:your|change|replace|fill|modify|adjust|edit)\b|\bmaster(?:[ _-]?node)?(?:'s)?[ _-](?:ip|addr)"
     r"|(?:\bip|\baddress) of (?:the )?(?:master|main|first|head|rank)|主节点|修改|替换|填写|改为|改成",
     re.IGNORECASE,

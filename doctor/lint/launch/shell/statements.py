@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from doctor.core.text import lazy_compile
 from doctor.lint.launch.shell.lexer import tokens
 from doctor.lint.launch.shell.tokens import Literal, Operator, ParameterExpansion, Token, Word
 
@@ -17,8 +17,8 @@ _WITHIN = frozenset(("then", "do", "else", "elif", "!", "time"))
 _NEVER_FAILING = ("export", "cd", "set", "source", ".", "module", "ml")
 """Commands that are not expected to fail."""
 _LOOPS = frozenset(("for", "while", "until", "select"))
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_COUNTED = re.compile(r"(?:\+\+|--)([A-Za-z_]\w*)|([A-Za-z_]\w*)(?:\+\+|--|[-+*/%]?=[^=].*)")
+_NAME = lazy_compile(r"[A-Za-z_]\w*")
+_COUNTED = lazy_compile(r"(?:\+\+|--)([A-Za-z_]\w*)|([A-Za-z_]\w*)(?:\+\+|--|[-+*/%]?=[^=].*)")
 _TESTS = ("[", "[[", "test")
 DECLARING = ("export", "declare", "typeset", "local", "readonly")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from doctor.core.facts import Frame
 from doctor.core.files.own_folder import OwnFile
 from doctor.core.frames import MOST, frame_of
+from doctor.core.text import lazy_compile
 
 HEAD = "training thread 0x{:x}\n"
 """First line of a file, written by us: the identity of the training thread."""
@@ -15,10 +16,10 @@ REQUEST = "stack signal {} to thread {}\n"
 """Second line, if stacks can be requested: the signal, and the kernel's id of the thread that it goes to."""
 LARGEST = 4 << 20
 """Maximum bytes of a file that are read."""
-_OF_TRAINER = re.compile(r"training thread 0x([0-9a-f]+)")
-_OF_REQUEST = re.compile(r"stack signal (\d{1,3}) to thread (\d{1,10})", re.ASCII)
-_OF_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)\b.*\(most recent call first\)")
-_OF_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)')
+_OF_TRAINER = lazy_compile(r"training thread 0x([0-9a-f]+)")
+_OF_REQUEST = lazy_compile(r"stack signal (\d{1,3}) to thread (\d{1,10})", re.ASCII)
+_OF_THREAD = lazy_compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)\b.*\(most recent call first\)")
+_OF_FRAME = lazy_compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)')
 
 
 def read_request(file: Path | OwnFile) -> tuple[int, int] | None:
