@@ -37,9 +37,6 @@ def _of_replicas(sketch: JobBuilder) -> JobBuilder:
     scope=Scope.RANK,
     when="PR",
     needs=(LoaderFacts, TrainingFacts),
-    impacts={
-        r"but the data-parallel size is 1\b": "Each rank reads only part of the data, and the rest is never read.",
-    },
     cases=lambda: (
         Passes("one shard per rank", running(hosts=2, per_host=2)),
         Passes("no distributed sampler", with_loader(running(), sampler=Sampler("RandomSampler"))),
@@ -134,6 +131,7 @@ def _judge(job: Job, readers: PeerLoaders) -> Iterator[Finding]:
                     "world_size": reader.training.world_size,
                     "cause": _cause(reader),
                 },
+                effect=_effect(sampler.replicas, size),
                 fix=_fix(job, readers, reader),
                 severity=Severity.ERROR if readers.stage in TRAINING else Severity.WARNING,
                 explains=("DATA001", "DATA005", "DATA010"),
@@ -172,6 +170,16 @@ def _cause(reader: RankLoader) -> str | None:
     if sampler.rank == 0 and sampler.replicas == training.data_parallel_size:
         return "created before the rank was known, or with rank=0"
     return None
+
+
+def _effect(replicas: int | None, size: int | None) -> str:
+    if replicas is None or size is None or replicas == size:
+        return "This rank reads the share of another one, and its own share is never read."
+    return _MANY if replicas > size else _FEW
+
+
+_MANY = "Each rank reads a smaller share than it should, and part of the data is never read."
+_FEW = "Several ranks read the same samples, or fail because their rank is not below num_replicas."
 
 
 def _fix(job: Job, readers: PeerLoaders, reader: RankLoader) -> str:

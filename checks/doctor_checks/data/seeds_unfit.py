@@ -53,7 +53,7 @@ def _unlike_models(sketch: JobBuilder, *, broadcast: bool) -> JobBuilder:
     needs=(LoaderFacts, TrainingFacts),
     impacts={
         r"Initial parameters": (
-            "Each rank trains a model of its own: replicas that start with different parameters stay different, "
+            "Each rank trains a separate model: replicas that start with different parameters stay different, "
             "although gradients are averaged."
         ),
         r"seed|random state": (

@@ -70,7 +70,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     from_logs=_from_logs,
     impacts={
         r"started without a launcher": (
-            "The script raises an error when it reads the variable, or every process starts as a job of its own."
+            "The script raises an error when it reads the variable, or every process starts as a separate job."
         ),
         r"is not a number": (
             "The rank fails with a ValueError in init_process_group(), and the other ranks wait for it until the "

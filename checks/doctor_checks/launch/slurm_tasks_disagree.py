@@ -444,7 +444,7 @@ _LIGHTNING = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4",
     reads=ShellFile,
     impacts={
         r"ignores --\w": "The job starts with the scheduler's default for this option.",
-        r"one host, but srun": "Each host trains a model of its own.",
+        r"one host, but srun": "Each host trains a separate model.",
         r"share 1 GPU": (
             "NCCL rejects several ranks on one GPU; with another backend, they share its memory and time."
         ),

@@ -131,12 +131,16 @@ def rank_memory_outlier(job: Job, *, share: float = 0.2, device_share: float = 0
                         f"{KINDS[kind]}, its peers hold {mebibytes(int(outlier.typical))}",
                         ranks=(outlier.rank,),
                         evidence=evidence,
+                        effect="" if more else _LESS,
                         fix=_FIXES[_cause(kind, own, others)]
                         if more
                         else f"Check whether the batches of rank {outlier.rank} are smaller than those of its peers.",
                         severity=Severity.WARNING if more else Severity.INFO,
                         explains=("MEM003", "MEM004", "MEM011"),
                     )
+
+
+_LESS = "Memory of this rank's GPU is unused: it does less work than its peers, and waits for them in each step."
 
 
 class _RankMemoryTotal(NamedTuple):

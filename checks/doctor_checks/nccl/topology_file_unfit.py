@@ -71,7 +71,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             "NCCL selects paths that do not exist on this host: it is slow, or fails to start."
         ),
         r"does not exist|cannot be read|cannot read": (
-            "NCCL goes on without the file and builds the topology itself. In a virtual machine, it selects slow paths."
+            "NCCL continues without the file and builds the topology itself. In a virtual machine, it selects "
+            "slow paths."
         ),
         r"not valid|damaged": "NCCL cannot parse the file and fails to start with an internal error.",
     },

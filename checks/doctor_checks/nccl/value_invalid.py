@@ -49,13 +49,14 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
         r"writes no log|logs nothing": (
             "NCCL writes no log, not even its warnings, so the cause of a failure is not recorded."
         ),
-        r"silently ignores|has no effect|ignores$": "The setting has no effect, and no message says so.",
+        r"silently ignores|has no effect": "The setting has no effect, and no message says so.",
         r"disables nothing": "What the variable should turn off stays on, and no message says so.",
         r"reads it as|treats it as|truncates": (
-            "NCCL runs with another value than the one that is set, and no message says so."
+            "NCCL runs with a different value than the one that is set, and no message says so."
         ),
         r"exceeds NCCL's limit": "NCCL lowers the number of sockets of each thread and uses fewer than requested.",
         r"out of range": "NCCL or the driver replaces the value with one in the range, or rejects it.",
+        r"ignores$": "The unknown entry is ignored; the other entries of the list have their effect.",
     },
     cases=lambda: (
         Passes("nothing set", healthy()),

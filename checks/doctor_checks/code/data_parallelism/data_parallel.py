@@ -24,7 +24,7 @@ _DP = "torch.nn.DataParallel"
     mentions=("DataParallel",),
     impacts={
         r"does not reduce gradients": (
-            "Each rank trains a model of its own: gradients are summed over the GPUs of one process only."
+            "Each rank trains a separate model: gradients are summed over the GPUs of one process only."
         ),
     },
     cases=lambda: (

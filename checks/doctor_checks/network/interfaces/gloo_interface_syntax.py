@@ -83,7 +83,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def gloo_interface_syntax(job: Job) -> Iterator[Verdict]:
     """Ask whether GLOO_SOCKET_IFNAME contains only exact interface names.
 
-    Why it hurts: Gloo supports neither `^` nor `=` nor prefixes and fails with `Unable to find address for: ^lo`; the
+    Why it hurts: Gloo looks for an interface with exactly this name and fails with `Unable to find address for:`; the
     other ranks wait for this one.
     Fix: Set the exact name of an interface that `ip -br address` shows, for example `export GLOO_SOCKET_IFNAME=eth0`.
     """

@@ -91,6 +91,9 @@ _LOST = (
             "NCCL does not find the interface, or its connections get no response until the timeout."
         ),
         r"IPv6 address": "NCCL fails with `no socket interface found`, and the other ranks wait for this one.",
+        r"no interface with a usable|No interface of this host": (
+            "NCCL fails with `no socket interface found`, and the other ranks wait for this one until the timeout."
+        ),
     },
     cases=lambda: (
         Passes("an idle interface is down", healthy(2, 2).alter(InterfaceFacts, interfaces=lambda old: (*old, _DOWN))),

@@ -72,7 +72,7 @@ def _each_for_itself() -> JobBuilder:
             "These ranks do not train: the gradients that they contribute are those of the initial model."
         ),
         r"started with different parameters": (
-            "Each rank trains a model of its own, and a checkpoint contains only that of rank 0."
+            "Each rank trains a separate model, and a checkpoint contains only that of rank 0."
         ),
         r"hold": (
             "Gradients that are computed with one set of parameters are applied to another, and a checkpoint "

@@ -216,8 +216,8 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
             "The run ends at the timeout, and its errors do not name the rank that the others waited for."
         ),
         r"ended the run|left the training loop|reached the end of the training loader": (
-            "The ranks that go on wait in a collective that these ranks never join, until the timeout (10 or 30 "
-            "minutes)."
+            "The ranks that continue wait in a collective that these ranks never join, until the timeout (10 or "
+            "30 minutes)."
         ),
         r"^Ranks? [\d, -]+ (?:is|are) all in|the network or a device is at fault": (
             "No rank is missing, but the collective does not complete: every rank blocks until the timeout."
