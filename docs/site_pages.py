@@ -167,7 +167,19 @@ def _commands() -> str:
     for name, command in found:
         context = click.Context(command, info_name=name, parent=parent, terminal_width=WIDTH, max_content_width=WIDTH)
         parts.append(_help(f"doctor {name}", command.get_help(context)))
-    return "\n".join(["# Command line\n", "`doctor` and `rankdoctor` are the same command.\n", *parts])
+    head = ["# Command line\n", "`doctor` and `rankdoctor` are the same command.\n", _COMPLETION]
+    return "\n".join([*head, *parts])
+
+
+_COMPLETION = """\
+Bash, zsh and fish complete commands and options after one of these lines in the start file of the shell:
+
+```bash
+eval "$(_DOCTOR_COMPLETE=bash_source doctor)"
+eval "$(_DOCTOR_COMPLETE=zsh_source doctor)"
+_DOCTOR_COMPLETE=fish_source doctor | source
+```
+"""
 
 
 def _help(name: str, text: str) -> str:

@@ -62,6 +62,7 @@ _ELSEWHERE: dict[str, str] = {
     "attach": "doctor.cli.attach",
     "estimate": "doctor.cli.estimate",
     "explain": "doctor.cli.explain",
+    "help": "doctor.cli.help",
     "lint": "doctor.cli.lint",
     "run": "doctor.cli.run",
     "schema": "doctor.cli.schema",
@@ -86,6 +87,15 @@ class _LazyCommands(click.Group):
 @click.version_option(__version__, "-V", "--version", prog_name="rankdoctor", message="%(prog)s %(version)s")
 def app() -> None:
     """Hold the commands together."""
+
+
+@app.command(short_help="Print the version.")
+def version() -> None:
+    """Print the version of rankdoctor, as doctor --version does.
+
+    Example: doctor version
+    """
+    click.echo(f"rankdoctor {__version__}")
 
 
 @app.command(short_help="Check this host or job before a run.")

@@ -39,7 +39,26 @@ SICK = healthy(hosts=2, per_host=2).alter(SoftwareFacts, ranks=(2,), nccl_librar
 
 
 def test_version(tmp_path):
-    assert doctor("--version", cwd=tmp_path, code=0).stdout.startswith("rankdoctor ")
+    shown = doctor("--version", cwd=tmp_path, code=0).stdout
+    assert shown.startswith("rankdoctor ")
+    assert doctor("version", cwd=tmp_path, code=0).stdout == shown
+
+
+def test_help_is_a_command(tmp_path):
+    assert doctor("help", cwd=tmp_path, code=0).stdout == doctor("--help", cwd=tmp_path, code=0).stdout
+    for name in ("check", "lint", "help", "version"):
+        assert doctor("help", name, cwd=tmp_path, code=0).stdout == doctor(name, "--help", cwd=tmp_path, code=0).stdout
+    assert "Did you mean 'diagnose'?" in doctor("help", "diagnse", cwd=tmp_path, code=2).stderr
+    assert "No such command" in doctor("help", "zzz", cwd=tmp_path, code=2).stderr.replace("no such", "No such")
+
+
+@pytest.mark.parametrize(("typed", "offered"), [("doctor he", "help"), ("doctor help di", "diagnose diff")])
+def test_commands_are_completed(tmp_path, typed, offered):
+    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_DOCTOR_COMPLETE": "bash_complete"}
+    done = subprocess.run(
+        [sys.executable, "-m", "doctor"], cwd=tmp_path, env={**CLEAN, **asked}, capture_output=True, text=True
+    )
+    assert done.stdout.split() == [f"plain,{name}" for name in offered.split()]
 
 
 def test_the_second_name_of_the_command_is_the_one_that_help_shows(tmp_path):
