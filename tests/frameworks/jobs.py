@@ -89,11 +89,35 @@ def run_job(
     seconds: float = 150,
 ) -> JobOutcome:
     """Run a job of two ranks in ``folder``; it is ended soon after its fault is reported, or after ``seconds``."""
+    process = start_job(folder, framework, PROGRAM, [fault], watched=watched, python=python)
+    try:
+        seen = _await(process, folder, fault, patience(seconds))
+    finally:
+        end_job(process)
+    compiled = _compiled(python)
+    if process.returncode == 0 and (folder / "extensions").exists() and not compiled.exists():
+        shutil.copytree(folder / "extensions", compiled)
+    stopped = folder / "stopped"
+    waited = seen - float(stopped.read_text()) if seen is not None and stopped.exists() else None
+    return JobOutcome(folder, process.returncode, (folder / "output").read_text(), report_in(folder), waited)
+
+
+def start_job(
+    folder: Path,
+    framework: str,
+    program: Path,
+    arguments: list[str],
+    *,
+    watched: bool = True,
+    python: str = sys.executable,
+    world: int = 2,
+    options: tuple[str, ...] = ("--every-n-steps", "3"),
+) -> subprocess.Popen[bytes]:
+    """Start ``program FOLDER FRAMEWORK ARGUMENTS`` on ``world`` ranks; ``options`` are those of ``doctor run``."""
     folder.mkdir(parents=True, exist_ok=True)
     python = str(Path(python).absolute())
-    compiled = Path(python).parent.parent / "extensions"
-    if compiled.exists():  # a copy, because a job that is killed leaves its lock there
-        shutil.copytree(compiled, folder / "extensions", ignore=shutil.ignore_patterns("lock"))
+    if _compiled(python).exists():  # a copy, because a job that is killed leaves its lock there
+        shutil.copytree(_compiled(python), folder / "extensions", ignore=shutil.ignore_patterns("lock"))
     environ = clean_environ(folder) | {
         "PATH": f"{Path(python).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'checks'}",
@@ -103,12 +127,12 @@ def run_job(
         "DS_BUILD_OPS": "0",
         "TORCH_EXTENSIONS_DIR": str(folder / "extensions"),
     }
-    doctor = [python, "-m", "doctor", "run", "--every-n-steps", "3", "--folder", str(folder / "doctor"), "--"]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [python, *([] if framework in OWN_LAUNCHERS else launcher), str(PROGRAM), str(folder), framework, fault]
+    doctor = [python, "-m", "doctor", "run", *options, "--folder", str(folder / "doctor"), "--"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    command = [python, *([] if framework in OWN_LAUNCHERS else launcher), str(program), str(folder), framework]
     with (folder / "output").open("w") as output:
-        process = subprocess.Popen(
-            [*(doctor if watched else []), *command],
+        return subprocess.Popen(
+            [*(doctor if watched else []), *command, *arguments],
             cwd=folder,
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -116,15 +140,11 @@ def run_job(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        try:
-            seen = _await(process, folder, fault, patience(seconds))
-        finally:
-            _end(process)
-    if process.returncode == 0 and (folder / "extensions").exists() and not compiled.exists():
-        shutil.copytree(folder / "extensions", compiled)
-    stopped = folder / "stopped"
-    waited = seen - float(stopped.read_text()) if seen is not None and stopped.exists() else None
-    return JobOutcome(folder, process.returncode, (folder / "output").read_text(), report_in(folder), waited)
+
+
+def _compiled(python: str) -> Path:
+    """Where the environment of a Python keeps compiled operators of DeepSpeed."""
+    return Path(python).absolute().parent.parent / "extensions"
 
 
 def report_in(folder: Path) -> dict[str, Any] | None:
@@ -153,7 +173,7 @@ def _is_reported(folder: Path, fault: Fault) -> bool:
     return JobOutcome(folder, 0, "", report, None).culprits(fault) is not None
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_job(process: subprocess.Popen[bytes]) -> None:
     """End the job with all processes that it started, some of which have a session of their own."""
     with suppress(psutil.NoSuchProcess):
         started = psutil.Process(process.pid).children(recursive=True)

@@ -1,0 +1,342 @@
+"""What is planted in the trainings of ``training.py``: faults of single ranks, and healthy work that looks unusual.
+
+A play is data: ``plant`` names a method of :class:`Plant`, ``ranks`` are those it is planted on, ``at`` is the step,
+and ``world`` the number of ranks. A training calls the methods at the places of their names; each does nothing in the
+ranks and steps that the play does not name.
+"""
+
+import contextlib
+import gc
+import math
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+WIDTH, BATCH = 8, 4
+LONG = 1000.0
+"""Seconds that no play waits for."""
+BETWEEN_STEPS = (
+    "lock", "socket", "queue", "retry", "sigstop", "sigkill", "exit", "evaluate", "barrier", "drift", "rate",
+    "checkpoint_stuck",
+)  # fmt: skip
+"""Plants that strike once, after the step ``at``."""
+FROM_THEN_ON = ("straggle_sleep", "straggle_compute", "rare", "collect", "checkpoint_slow", "leak")
+"""Plants that strike after each step from ``at`` on."""
+
+
+class Plant:
+    """The play of one rank."""
+
+    def __init__(self, folder, play):
+        self.folder, self.play = Path(folder), play
+        self.name, self.at = play["plant"], play.get("at", 20)
+        self.pace, self.steps, self.epochs = play.get("pace", 0.04), play.get("steps", 60), play.get("epochs", 2)
+        self.world = play.get("world", 2)
+        self.rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")))
+        self.step = self.passes = self.rows = 0
+        self.kept = []
+        self.own = random.Random(self.rank)
+
+    @property
+    def here(self):
+        """Whether the play is planted on this rank."""
+        return self.rank in self.play.get("ranks", [1])
+
+    def strikes(self, *names):
+        """Whether one of these plants strikes at this step."""
+        return self.name in names and self.here and self.step == self.at
+
+    def note(self):
+        """Note the moment of the fault, once."""
+        with contextlib.suppress(FileExistsError), (self.folder / "planted").open("x") as file:
+            file.write(repr(time.time()))
+
+    # In the dataset.
+
+    def row(self, index):
+        """Read row ``index``; ``at`` counts batches."""
+        self.rows += 1
+        in_worker = torch.utils.data.get_worker_info() is not None
+        if self.here and self.rows == self.at * BATCH:
+            if self.name == "row_sleep":
+                self.note()
+                time.sleep(LONG)
+            if self.name == "worker_dead" and in_worker:
+                self.note()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.name == "worker_frozen" and in_worker:
+                self.note()
+                os.kill(os.getpid(), signal.SIGSTOP)
+        if self.here and self.name == "row_slow" and self.rows > self.at * BATCH:
+            self.note()
+            time.sleep(0.02)
+        return torch.full((WIDTH,), math.sin(index))
+
+    @property
+    def workers(self):
+        """Data workers of each rank."""
+        return self.play.get("workers", 1 if self.name.startswith("worker") else 0)
+
+    def batches(self):
+        """How many batches this rank has in an epoch."""
+        more = {"more": 1, "fewer": -1, "join": 7, "joined_by_minimum": 5}.get(self.name, 0)
+        if more and abs(more) == 1:
+            self.note()
+        return self.steps + (more if self.here else 0)
+
+    # In the model.
+
+    def forward(self):
+        """Work of the model in each forward pass in training."""
+        self.passes += 1
+        seconds = self.pace
+        if self.name == "uneven_work":
+            seconds *= self.own.uniform(0.5, 1.5)
+        if self.name == "slow_first" and self.passes == 1:
+            seconds = 10.0 + 2.0 * self.rank
+        time.sleep(seconds)
+        if self.strikes("forward_sleep"):
+            self.note()
+            time.sleep(LONG)
+        if self.strikes("exception", "caught"):
+            self.note()
+            raise ValueError(f"a sample of rank {self.rank} has no label")
+
+    def evaluated(self):
+        """Work of the model in each forward pass in evaluation."""
+        if self.name == "evaluate_everywhere":
+            time.sleep(0.05)
+
+    def leaves_out(self):
+        """Whether the second layer is left out in this pass."""
+        if self.name == "unused_everywhere":
+            self.note()
+            return True
+        if self.strikes("unused"):
+            self.note()
+            return True
+        return False
+
+    def loss(self, loss):
+        """The loss of a step."""
+        if self.strikes("nan"):
+            self.note()
+            return loss * float("nan")
+        return loss
+
+    # In the loop.
+
+    def leaves(self):
+        """Whether this rank leaves the loop now."""
+        if self.strikes("break"):
+            self.note()
+            return True
+        if self.name == "early_stop" and self.step == self.at:
+            stop = torch.tensor([1.0 if self.rank == 0 else 0.0])
+            dist.all_reduce(stop)
+            return bool(stop)
+        return False
+
+    def stepped(self, model):
+        """Do what a user does after a step."""
+        self.step += 1
+        if self.name in ("skip", "other_collective", "shape", "metric") and self.step % 10 == 0:
+            self.metric()
+        if self.name in BETWEEN_STEPS and self.strikes(self.name):
+            self.note()
+            getattr(self, self.name)(model)
+        if self.name in FROM_THEN_ON and self.here and self.step >= self.at:
+            self.note()
+            getattr(self, self.name)(model)
+        if self.name == "logs":
+            print("x" * 200_000, flush=True)
+        if self.name == "pause_everywhere" and self.step == self.at:
+            time.sleep(12)
+
+    def metric(self):
+        """A collective of the user in every tenth step."""
+        value = torch.ones(4)
+        if self.here and self.step == self.at:
+            self.note()
+            if self.name == "skip":
+                return
+            if self.name == "other_collective":
+                dist.broadcast(value, src=self.rank)
+                return
+            if self.name == "shape":
+                value = torch.ones(7)
+        dist.all_reduce(value)
+
+    def ended(self, model):
+        """Do what a user does after an epoch."""
+        if self.name == "evaluate_everywhere":
+            self.evaluates(model, 12)
+        if self.name == "evaluate_first":
+            if self.rank == 0:
+                self.evaluates(model, 12)
+            dist.barrier()
+        if self.name == "checkpoint_first":
+            if self.rank == 0:
+                self.saves(model, 10)
+            dist.barrier()
+        if self.name == "interrupt" and self.rank == 0:
+            os.killpg(int((self.folder / "launcher").read_text()), signal.SIGINT)  # as a terminal does
+        if self.name == "interrupt":
+            time.sleep(LONG)
+
+    # Plants that strike once.
+
+    def lock(self, model):
+        """Take a lock that a thread holds."""
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+
+    def queue(self, model):
+        """Wait for a thread that has ended."""
+        import queue
+
+        queue.Queue().get()
+
+    def socket(self, model):
+        """Read from a server that does not answer."""
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+            client.recv(1)
+
+    def retry(self, model):
+        """Try forever what fails each time."""
+        while True:
+            with contextlib.suppress(OSError):
+                (self.folder / "never" / "there").read_text()
+            time.sleep(0.5)
+
+    def sigstop(self, model):
+        """Be stopped by a signal."""
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def sigkill(self, model):
+        """Be killed, as by the kernel."""
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def exit(self, model):
+        """End without an error."""
+        sys.exit(0)
+
+    def evaluate(self, model):
+        """Evaluate on this rank only."""
+        self.evaluates(model, LONG)
+
+    def barrier(self, model):
+        """Join a barrier that the others do not join."""
+        dist.barrier()
+
+    def drift(self, model):
+        """Change a parameter."""
+        with torch.no_grad():
+            local(next(model.parameters())).add_(0.01)
+
+    def rate(self, model):
+        """Change the learning rate."""
+        for group in self.optimizer.param_groups:
+            group["lr"] *= 5
+
+    def checkpoint_stuck(self, model):
+        """Write a checkpoint to a pipe that nobody reads."""
+        ends = os.pipe()
+        with os.fdopen(ends[1], "wb") as file:
+            torch.save(torch.zeros(1 << 18), file)
+
+    # Plants that strike in each step.
+
+    def straggle_sleep(self, model):
+        """Sleep."""
+        time.sleep(0.06)
+
+    def straggle_compute(self, model):
+        """Compute in Python."""
+        until = time.thread_time() + 0.05
+        while time.thread_time() < until:
+            sum(range(1000))
+
+    def rare(self, model):
+        """Sleep long, in every twenty-fifth step."""
+        if self.step % 25 == 0:
+            time.sleep(2.5)
+
+    def collect(self, model):
+        """Make the garbage collector walk through many objects in every fifth step."""
+        if not self.kept:
+            self.kept = [[number] for number in range(2_000_000)]
+        if self.step % 5 == 0:
+            gc.collect()
+
+    def checkpoint_slow(self, model):
+        """Save for 1.5 seconds in every twentieth step."""
+        if self.step % 20 == 0:
+            self.saves(model, 1.5)
+
+    def leak(self, model):
+        """Keep two MiB."""
+        self.kept.append(bytearray(os.urandom(1 << 10)) * (2 << 10))
+
+    # Work.
+
+    def evaluates(self, model, seconds):
+        """Evaluate for some seconds, without a collective."""
+        inner = getattr(model, "module", model)
+        model.eval()
+        with torch.no_grad():
+            for _ in range(int(seconds / 0.05)):
+                if self.name == "evaluate_everywhere":
+                    model(torch.ones(BATCH, WIDTH))
+                    continue
+                if not hasattr(inner, "set_requires_gradient_sync"):  # of fully_shard: it gathers with the others
+                    inner(torch.ones(BATCH, WIDTH))
+                time.sleep(0.05)
+        model.train()
+
+    def saves(self, model, seconds):
+        """Save a checkpoint to a slow disk."""
+        part = seconds / 10
+        with SlowFile((self.folder / f"checkpoint-{self.rank}").open("wb"), part) as file:
+            for number in range(10):
+                torch.save({f"part-{number}": torch.zeros(64)}, file)
+
+
+class SlowFile:
+    """A file on a slow disk: the first write of each part of a checkpoint takes some seconds."""
+
+    def __init__(self, file, seconds):
+        self.file, self.seconds, self.waited = file, seconds, False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+    def write(self, content):
+        """Write it; one wait a part, because torch writes a part in several pieces."""
+        if not self.waited:
+            time.sleep(self.seconds)
+        self.waited = True
+        return self.file.write(content)
+
+    def flush(self):
+        """The part is complete."""
+        self.waited = False
+        self.file.flush()
+
+
+def local(parameter):
+    """What this rank holds of a parameter."""
+    held = getattr(parameter, "_local_tensor", parameter)
+    return held.data

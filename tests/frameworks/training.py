@@ -1,0 +1,432 @@
+"""A training of each framework with something planted: ``python training.py FOLDER FRAMEWORK PLAY``, PLAY as JSON.
+
+The plants are those of ``planted.py``. None of these programs knows of the doctor.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from planted import BATCH, WIDTH, Plant
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+
+class Rows(Dataset):
+    """Rows that the plant reads, from number ``first`` on."""
+
+    def __init__(self, plant, count, first=0):
+        self.plant, self.count, self.first = plant, count, first
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return self.plant.row(self.first + index)
+
+
+class Net(torch.nn.Module):
+    """Two layers, the second of which may be left out."""
+
+    def __init__(self, plant):
+        super().__init__()
+        torch.manual_seed(7)
+        self.plant = plant
+        self.first, self.second = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+        self.last = torch.nn.Linear(WIDTH, 1)
+        self.first.requires_grad_(plant.name != "frozen")
+
+    def forward(self, rows):
+        """The output."""
+        hidden = torch.relu(self.first(rows))
+        if self.training:
+            self.plant.forward()
+            if self.plant.leaves_out():
+                return self.last(hidden)
+        else:
+            self.plant.evaluated()
+        return self.last(torch.relu(self.second(hidden)))
+
+
+def sgd(model, lr=0.01):
+    """The optimizer."""
+    return torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=lr)
+
+
+def loader_of(plant, collate=None):
+    """A loader of this rank's part of the rows; those with another number of batches have rows of their own."""
+    batches, options = plant.batches(), {"collate_fn": collate, "num_workers": plant.workers}
+    if plant.name in ("more", "fewer", "join", "joined_by_minimum"):
+        return DataLoader(Rows(plant, batches * BATCH, plant.rank * 10_000), BATCH, **options)
+    left_over = 3 if plant.name == "drop_last" else 0
+    rows = Rows(plant, plant.world * batches * BATCH + left_over)
+    sampler = DistributedSampler(rows, plant.world, plant.rank, drop_last=plant.name == "drop_last")
+    return DataLoader(rows, BATCH, sampler=sampler, drop_last=plant.name == "drop_last", **options)
+
+
+def loop(plant, model, loader, backward=None, optimizers=()):
+    """The epochs of a loop of the user's own."""
+    optimizers = optimizers or [sgd(model)]
+    plant.optimizer = optimizers[0]
+    for epoch in range(plant.epochs):
+        if hasattr(loader.sampler, "set_epoch"):
+            loader.sampler.set_epoch(epoch)
+        with joined(plant, model):
+            if one_epoch(plant, model, loader, backward, optimizers):
+                break
+        plant.ended(model)
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def joined(plant, model):
+    """What lets ranks with fewer batches wait."""
+    return model.join() if plant.name == "join" and hasattr(model, "join") else contextlib.nullcontext()
+
+
+def one_epoch(plant, model, loader, backward, optimizers):
+    """One epoch; returns whether the training ends early."""
+    for number, rows in enumerate(loader):
+        if plant.leaves():
+            return plant.name == "early_stop"
+        if plant.name == "joined_by_minimum" and number >= plant.steps:
+            break
+        accumulates = plant.name == "accumulation" and number % 3 != 2
+        try:
+            with model.no_sync() if accumulates and hasattr(model, "no_sync") else contextlib.nullcontext():
+                loss = plant.loss(model(rows).square().mean())
+                backward(loss) if backward else loss.backward()
+        except ValueError as error:
+            if plant.name != "caught":
+                raise
+            print(f"skipped a batch: {error}")
+            plant.step += 1
+            continue
+        if not accumulates:
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        plant.stepped(model)
+    return False
+
+
+def parts_of(plant, model):
+    """One optimizer, or one for each half of the model."""
+    if plant.name != "two_optimizers":
+        return [sgd(model)]
+    parameters = list(model.parameters())
+    return [torch.optim.SGD(parameters[:2], lr=0.01), torch.optim.Adam(parameters[2:], lr=0.001)]
+
+
+def start(plant):
+    """Join the group."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+
+
+def ddp(plant):
+    """A loop around DistributedDataParallel."""
+    start(plant)
+    model = torch.nn.parallel.DistributedDataParallel(Net(plant))
+    loop(plant, model, loader_of(plant), optimizers=parts_of(plant, model))
+    dist.destroy_process_group()
+
+
+def fsdp2(plant):
+    """A loop around fully_shard."""
+    from torch.distributed.fsdp import fully_shard
+
+    start(plant)
+    model = Net(plant)
+    for layer in (model.first, model.second, model):
+        fully_shard(layer, mesh=dist.init_device_mesh("cpu", (plant.world,)))
+    loop(plant, model, loader_of(plant), optimizers=parts_of(plant, model))
+    dist.destroy_process_group()
+
+
+def accelerate(plant):
+    """A loop that Accelerate prepared."""
+    from accelerate import Accelerator
+
+    torch.set_num_threads(1)
+    accelerator = Accelerator(cpu=True)
+    own = plant.name in ("more", "fewer", "join", "joined_by_minimum")
+    loader = loader_of(plant) if own else DataLoader(
+        Rows(plant, plant.world * plant.batches() * BATCH), BATCH, shuffle=True, num_workers=plant.workers
+    )  # fmt: skip
+    model = Net(plant)
+    model, optimizer = accelerator.prepare(model, sgd(model))
+    loader = loader if own else accelerator.prepare(loader)
+    loop(plant, model, loader, accelerator.backward, [optimizer])
+    accelerator.end_training()
+
+
+def fabric(plant):
+    """A loop that Fabric prepared."""
+    from lightning.fabric import Fabric
+
+    torch.set_num_threads(1)
+    fabric = Fabric(accelerator="cpu", devices=plant.world, strategy="ddp")
+    fabric.launch()
+    plant.rank = fabric.global_rank
+    model = Net(plant)
+    model, *optimizers = fabric.setup(model, *parts_of(plant, model))
+    loader = fabric.setup_dataloaders(loader_of(plant), use_distributed_sampler=False)
+    loop(plant, model, loader, fabric.backward, optimizers)
+
+
+def step_both(module, loss):
+    """Step both optimizers of a module of Lightning."""
+    module.manual_backward(loss)
+    for optimizer in module.optimizers():
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def lightning_module(plant, kind):
+    """The model of the other programs, as a module of Lightning."""
+
+    class Module(kind):
+        def __init__(self):
+            super().__init__()
+            self.net = Net(plant)
+            self.automatic_optimization = plant.name != "two_optimizers"
+
+        def training_step(self, batch, number):
+            """The loss; a rank that leaves does so by the Trainer's own switch."""
+            self.trainer.should_stop |= plant.leaves()
+            try:
+                loss = plant.loss(self.net(batch).square().mean())
+            except ValueError:
+                if plant.name != "caught":
+                    raise
+                return None
+            self.log("loss", loss)
+            return loss if self.automatic_optimization else step_both(self, loss)
+
+        def on_train_batch_end(self, *_):
+            """What the user does after a step."""
+            plant.optimizer = self.trainer.optimizers[0]
+            plant.stepped(self.net)
+
+        def on_train_epoch_end(self):
+            """What the user does after an epoch."""
+            if plant.name != "evaluate_everywhere":
+                plant.ended(self.net)
+
+        def validation_step(self, batch, number):
+            """A metric that does not get better."""
+            self.log("val", self.net(batch).mean() * 0 + 1, sync_dist=True)
+
+        def configure_optimizers(self):
+            """The optimizer or two."""
+            return parts_of(plant, self.net)
+
+    return Module()
+
+
+def lightning(plant):
+    """Lightning's Trainer."""
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import EarlyStopping
+
+    torch.set_num_threads(1)
+    plant.rank = int(os.environ.get("LOCAL_RANK", "0"))
+    module = lightning_module(plant, LightningModule)
+    validation = loader_of(plant) if plant.name in ("early_stop", "evaluate_everywhere") else None
+    options = {"limit_train_batches": plant.steps} if plant.name == "joined_by_minimum" else {}
+    if plant.name == "early_stop":
+        plant.name, options["callbacks"] = "early_stop_of_trainer", [EarlyStopping("val", patience=1)]
+    trainer = Trainer(
+        max_epochs=plant.epochs, devices=plant.world, accelerator="cpu", strategy="ddp", logger=False,
+        enable_progress_bar=False, enable_checkpointing=False, default_root_dir=plant.folder, num_sanity_val_steps=0,
+        use_distributed_sampler=False, accumulate_grad_batches=3 if plant.name == "accumulation" else 1, **options,
+    )  # fmt: skip
+    trainer.fit(module, loader_of(plant), validation)
+
+
+def transformers(plant):
+    """The Trainer of transformers."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class Outputs(torch.nn.Module):
+        """The model of the other programs, as the Trainer calls it."""
+
+        def __init__(self):
+            super().__init__()
+            self.net = Net(plant)
+
+        def forward(self, rows=None):
+            """The loss."""
+            return {"loss": plant.loss(self.net(rows).square().mean())}
+
+    torch.set_num_threads(1)
+    accumulate = 3 if plant.name == "accumulation" else 1
+    steps = plant.steps * plant.epochs if plant.name == "joined_by_minimum" else -1
+    arguments = TrainingArguments(
+        str(plant.folder / "out"), use_cpu=True, num_train_epochs=plant.epochs, report_to=[], save_strategy="no",
+        per_device_train_batch_size=BATCH, remove_unused_columns=False, disable_tqdm=True, logging_steps=20,
+        gradient_accumulation_steps=accumulate, dataloader_num_workers=plant.workers, max_steps=steps,
+        eval_strategy="epoch" if plant.name == "evaluate_everywhere" else "no", learning_rate=0.01,
+        dataloader_drop_last=plant.name == "drop_last",
+    )  # fmt: skip
+    trainer_of(plant, Trainer)(
+        Outputs(), arguments, data_collator=lambda rows: {"rows": torch.stack(list(rows))},
+        train_dataset=Rows(plant, plant.world * plant.steps * BATCH),
+        eval_dataset=Rows(plant, plant.world * BATCH * 200, 1_000_000), callbacks=[after_steps(plant, TrainerCallback)],
+    ).train()  # fmt: skip
+
+
+def after_steps(plant, kind):
+    """A callback that does what the user does after a step."""
+
+    class AfterSteps(kind):
+        def on_step_end(self, arguments, state, control, model=None, optimizer=None, **_):
+            """After a step of the optimizer."""
+            plant.optimizer = optimizer
+            plant.stepped(model)
+            control.should_training_stop |= plant.leaves()
+
+        def on_epoch_end(self, arguments, state, control, model=None, **_):
+            """After an epoch."""
+            if plant.name != "evaluate_everywhere":
+                plant.ended(model)
+
+    return AfterSteps()
+
+
+def trainer_of(plant, kind):
+    """The Trainer's class, with a loader of the user's where ranks have different numbers of batches."""
+
+    class Own(kind):
+        def get_train_dataloader(self):
+            """The loader."""
+            if plant.name in ("more", "fewer", "joined_by_minimum"):
+                return loader_of(plant, lambda rows: {"rows": torch.stack(list(rows))})
+            return super().get_train_dataloader()
+
+        def training_step(self, *given, **named):
+            """A step that may be skipped."""
+            try:
+                return super().training_step(*given, **named)
+            except ValueError:
+                if plant.name != "caught":
+                    raise
+                return torch.zeros(())
+
+    return Own
+
+
+def ray(plant):
+    """TorchTrainer of Ray Train."""
+    import ray
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    ray.init(num_cpus=plant.world + 1, include_dashboard=False, object_store_memory=80 * 2**20)
+    TorchTrainer(
+        ray_worker, train_loop_config={"folder": str(plant.folder), "play": plant.play},
+        scaling_config=ScalingConfig(num_workers=plant.world),
+        run_config=RunConfig(storage_path=str(plant.folder / "ray")),
+    ).fit()  # fmt: skip
+
+
+def ray_worker(given):
+    """The loop of one worker."""
+    import ray.train.torch
+
+    plant = Plant(given["folder"], given["play"])
+    plant.rank = ray.train.get_context().get_world_rank()
+    os.chdir(plant.folder)
+    torch.set_num_threads(1)
+    model = ray.train.torch.prepare_model(Net(plant))
+    loop(plant, model, loader_of(plant), optimizers=parts_of(plant, model))
+
+
+def zero2(plant):
+    """An engine of DeepSpeed with stage 2 of ZeRO."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+
+    torch.set_num_threads(1)
+    deepspeed.init_distributed("gloo")
+    net = Net(plant)
+    accumulate = 3 if plant.name == "accumulation" else 1
+    config = {
+        "train_micro_batch_size_per_gpu": BATCH,
+        "gradient_accumulation_steps": accumulate,
+        "zero_optimization": {"stage": 2},
+        "zero_allow_untested_optimizer": True,
+    }
+    engine, optimizer, _, _ = deepspeed.initialize(model=net, optimizer=sgd(net), config=config)
+    plant.optimizer = optimizer
+    loader = loader_of(plant)
+    for epoch in range(plant.epochs):
+        if hasattr(loader.sampler, "set_epoch"):
+            loader.sampler.set_epoch(epoch)
+        for number, rows in enumerate(loader):
+            if plant.leaves() or (plant.name == "joined_by_minimum" and number >= plant.steps):
+                break
+            engine.backward(plant.loss(engine(rows).square().mean()))
+            engine.step()
+            plant.stepped(engine)
+        plant.ended(engine)
+    dist.barrier()
+
+
+def trl(plant):
+    """SFTTrainer of TRL, with a language model and a tokenizer made here."""
+    from datasets import Dataset as Table
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+    from trl import SFTConfig, SFTTrainer
+
+    class Slow(LlamaForCausalLM):
+        """The model, with the work of the plant in each forward pass."""
+
+        def forward(self, *given, **named):
+            """The loss."""
+            plant.forward() if self.training else plant.evaluated()
+            outputs = super().forward(*given, **named)
+            if outputs.loss is not None and self.training:
+                outputs.loss = plant.loss(outputs.loss)
+            return outputs
+
+    torch.set_num_threads(1)
+    words = ["<pad>", "<eos>", *"abcdefghijklmnopqrstuvwxyz "]
+    letters = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<pad>"))
+    letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, pad_token="<pad>", eos_token="<eos>")
+    torch.manual_seed(7)
+    model = Slow(LlamaConfig(
+        vocab_size=len(words), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=64, pad_token_id=0, eos_token_id=1,
+    ))  # fmt: skip
+    folder = plant.folder / f"tokenizer-{plant.rank}"
+    tokenizer.save_pretrained(folder)
+    arguments = SFTConfig(
+        str(plant.folder / "out"), use_cpu=True, bf16=False, num_train_epochs=plant.epochs, report_to=[],
+        per_device_train_batch_size=BATCH, max_length=32, gradient_checkpointing=False, disable_tqdm=True,
+        eval_strategy="epoch" if plant.name == "evaluate_everywhere" else "no", save_strategy="no",
+        gradient_accumulation_steps=3 if plant.name == "accumulation" else 1, logging_steps=20,
+    )  # fmt: skip
+    count = plant.world * plant.steps * BATCH
+    rows = [{"text": f"{chr(97 + number % 26) * 8} {chr(97 + number // 26 % 26) * 6}"} for number in range(count)]
+    trainer_of(plant, SFTTrainer)(
+        model, args=arguments, train_dataset=Table.from_list(rows), processing_class=tokenizer,
+        eval_dataset=Table.from_list(rows * 2), callbacks=[after_steps(plant, TrainerCallback)],
+    ).train()  # fmt: skip
+
+
+FRAMEWORKS = {
+    one.__name__: one for one in (ddp, fsdp2, accelerate, fabric, lightning, transformers, ray, zero2, trl)
+}  # fmt: skip
+
+if __name__ == "__main__":
+    FRAMEWORKS[sys.argv[2]](Plant(sys.argv[1], json.loads(sys.argv[3])))
