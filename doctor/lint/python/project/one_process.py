@@ -180,21 +180,26 @@ def _is_used_elsewhere(script: Script, name: str) -> bool:
     """Whether another file of the project may import a function of this one."""
     if script.modules is None:
         return False
-    module = re.escape(PurePath(script.path).stem)
-    by_name = rf"from\s+([.\w]+)\s+import\b[^#\n]*\b{module}\b"
-    imports = re.compile(rf"^[ \t]*(?:{by_name}|(?:from|import)\s+([.\w]*\b{module})\b)", re.MULTILINE)
+    stem = PurePath(script.path).stem
+    module = re.escape(stem)
+    of_package = re.compile(rf"^[ \t]*from\s+([.\w]+)\s+import\b[^#\n]*\b{module}\b", re.MULTILINE)
+    of_module = re.compile(rf"^[ \t]*(?:from|import)\s+([.\w]*\b{module})\b", re.MULTILINE)
+
+    def imports(text: str) -> Iterator[str]:
+        yield from (f"{found[1]}.{stem}" for found in of_package.finditer(text))
+        yield from (found[1] for found in of_module.finditer(text))
+
     return any(
         shown != script.path
         and re.search(rf"\b{re.escape(name)}\b", text)
-        and any(_may_be(script, *found.groups()) for found in imports.finditer(text))
-        for shown, text in script.modules.mentioning(PurePath(script.path).stem)
+        and any(_may_be(script, dotted) for dotted in imports(text))
+        for shown, text in script.modules.mentioning(stem)
     )
 
 
-def _may_be(script: Script, package: str | None, module: str | None) -> bool:
+def _may_be(script: Script, dotted: str) -> bool:
     """Whether an import may be of this file: the folders in its name are those above the file."""
     place = PurePath(script.location or script.path).with_suffix("")
-    dotted = module if module is not None else f"{package}.{place.name}"
     named = [one for one in dotted.split(".") if one]
     return all(map(str.__eq__, reversed(named), reversed(place.parts)))
 
