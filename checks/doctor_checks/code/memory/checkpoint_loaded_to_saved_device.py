@@ -117,7 +117,7 @@ def _unmapped(script: Script, call: ast.Call, shown: ast.Call) -> Violation:
 
 def _has_one_process(script: Script, call: ast.Call) -> bool:
     """Whether the function around a call gives its model to DataParallel, and to no wrapper of several ranks: the
-    entry for one process beside one for several."""
+    entry for one process next to one for several."""
     function = script.function_of(call)
     if function is None:
         return False
