@@ -146,7 +146,7 @@ def test_threads_are_an_info_beside_the_same_with_a_process_per_gpu(tmp_path, be
         ({}, ["info"]),
         ({"run.sh": "#!/bin/bash\naccelerate launch score.py\n"}, ["info"]),
         ({"slurm.py": "launch = 1\n", "use.py": "from score import main\n"}, []),
-        ({"use.py": "from score import main\nlocal_rank = 0\n"}, ["info"]),
+        ({"use.py": "from score import main\nrank = os.environ['LOCAL_RANK']\n"}, ["info"]),
     ],
 )
 def test_waits_for_long_work_need_a_launcher_of_the_project(tmp_path, beside, expected):

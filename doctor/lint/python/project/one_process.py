@@ -26,7 +26,7 @@ _NUMBER_OF_RANKS = re.compile(
 _STARTS_RANKS = re.compile(r"\b(?:spawn|start_processes|notebook_launcher|debug_launcher)\(")
 _LAUNCHERS = re.compile(
     r"accelerate launch|torchrun|torch\.distributed\.(?:launch|run)\b|\bdeepspeed (?:-|\w+\.py)|\bsrun\b|\bmpirun\b|"
-    r"notebook_launcher|local_rank"
+    r"notebook_launcher|--local[-_]rank|LOCAL_RANK"
 )
 _LEAVING = (ast.Raise, ast.Return, ast.Break, ast.Continue)
 _DEPTH = 4
