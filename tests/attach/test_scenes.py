@@ -50,6 +50,7 @@ ELSEWHERE = {
     "packs": "test_attached_job.py has the same stacks and counts",
     "exchanges-much": "test_attached_job.py has the same stacks and counts",
     "slow-steps": "computes takes its time as well",
+    "tokenizes-in-pool": "tokenizes takes its time as well, and pool-loses-a-child has such a pool",
     "validates": "computes takes its time as well",
 }
 """Scenes that benchmarks/attach.py plays, by what shows their claim by default."""

@@ -11,7 +11,11 @@ from tests.lab.sample import long_only
 
 LONG = {
     "eight H100, eight ranks": long_only("one process and two ranks of such machines are run"),
-    "two ranks by torchrun": long_only("test_live_faults.py has torchrun start healthy jobs"),
+    "two ranks by torchrun": long_only("test_recipes.py has torchrun start healthy hosts"),
+    "eight H100, one process": long_only("such a machine with the variables of a vendor's image is run"),
+    "a notebook on a workstation": long_only("a workstation with the same GPU is run"),
+    "a batch script of one task": long_only("one that exports the master's address, too, is run"),
+    "a step of one task": long_only("steps of several tasks are run"),
 }
 
 

@@ -10,8 +10,10 @@ import pytest
 from tests.lab.hosts import LabHost
 from tests.lab.network import link_down
 from tests.lab.openmpi import mpirun
+from tests.lab.sample import long_only
 from tests.lab.slurm import SlurmCluster
 
+pytestmark = long_only("tests/examples/ and tests/attach/test_gathered.py start jobs by these launchers")
 LINGER = ["bash", "-c", "hostname; setsid sleep 600"]
 
 

@@ -27,9 +27,9 @@ NOISE = 5.0
 SAMPLE = (
     "a rank killed and one stopped, after their hello",
     "rank 0 stopped: the next one reports",
-    "rank 0 stopped, over its store",
 )
-"""Ways of ranks to be lost: one that is not rank 0, and rank 0 by each of two carriers."""
+"""Ways of ranks to be lost: one that is not rank 0, and rank 0. tests/cluster/test_lost_processes.py stops and kills
+the host of a store."""
 LEFT_OUT = pytest.mark.skip(reason=f"10 s: {len(SAMPLE)} such scenes are played; DOCTOR_LONG_TESTS=1 plays all")
 
 
