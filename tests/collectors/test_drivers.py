@@ -169,6 +169,20 @@ def test_forward_compatibility_that_the_loader_takes(machine: Machine, tmp_path:
     assert facts.forward_compatibility == "570.124.06"
 
 
+def test_stub_of_a_toolkit_that_the_loader_takes(machine: Machine, tmp_path: Path) -> None:
+    stubs, driver = tmp_path / "usr/local/cuda/lib64/stubs", tmp_path / "usr/lib"
+    for folder in (stubs, driver):
+        folder.mkdir(parents=True)
+    (stubs / "libcuda.so").write_text("library")
+    (driver / "libcuda.so.1").write_text("library")
+    path = {"LD_LIBRARY_PATH": f"{stubs}:{driver}"}
+    assert collect_drivers(replace(machine, environ=path)).stub_libcuda is None
+    (stubs / "libcuda.so.1").symlink_to("libcuda.so")
+    assert collect_drivers(replace(machine, environ=path)).stub_libcuda == str(stubs / "libcuda.so.1")
+    behind = {"LD_LIBRARY_PATH": f"{driver}:{stubs}"}
+    assert collect_drivers(replace(machine, environ=behind)).stub_libcuda is None
+
+
 def test_libcuda_of_the_driver_itself_is_no_forward_compatibility(machine: Machine, tmp_path: Path) -> None:
     folder = tmp_path / "usr/lib"
     folder.mkdir(parents=True)

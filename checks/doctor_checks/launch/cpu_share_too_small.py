@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Unknown, Verdict, Violation, check, merge, rule
-from doctor.facts import EnvironmentFacts, HostFacts, ProcessFacts
+from doctor.facts import EnvironmentFacts, HostFacts, ProcessFacts, SlurmFacts
 from doctor.lint.launch.process_launches import ProcessLaunch, processes_of, starts_of
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.lint.launch.slurm_batch import Allocation
@@ -67,6 +67,27 @@ def _unread(threads: str) -> JobBuilder:
             ranks=(0, 1),
         ),
         Fails(
+            "SLURM has 16 CPUs for each task, and srun did not ask for them",
+            healthy(per_host=2)
+            .put(SlurmFacts(job_id="7", cpus_per_task=16))
+            .alter(ProcessFacts, ranks=(0,), cpus_allowed=(0,))
+            .alter(ProcessFacts, ranks=(1,), cpus_allowed=(1,)),
+            ranks=(0, 1),
+        ),
+        Passes(
+            "as many CPUs as SLURM has for each task",
+            healthy(per_host=2)
+            .put(SlurmFacts(job_id="7", cpus_per_task=16))
+            .alter(ProcessFacts, ranks=(0,), cpus_allowed=tuple(range(16)))
+            .alter(ProcessFacts, ranks=(1,), cpus_allowed=tuple(range(16, 32))),
+        ),
+        Passes(
+            "one of the two hardware threads of each core",
+            healthy(per_host=1)
+            .put(SlurmFacts(job_id="7", cpus_per_task=16))
+            .alter(ProcessFacts, cpus_allowed=tuple(range(8))),
+        ),
+        Fails(
             "32 threads for each of 8 ranks on 96 CPUs",
             healthy(hosts=2, per_host=8).alter(ProcessFacts, ranks=range(8), threads_per_process=32),
             ranks=(0, 1, 2, 3, 4, 5, 6, 7),
@@ -88,6 +109,7 @@ def cpu_share_too_small(job: Job, *, threads_per_cpu: float = 1.0) -> Iterator[V
     --cpus-per-task and `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK`, with Open MPI by `mpirun --bind-to none`.
     """
     yield from merge(_unreadable(job))
+    yield from merge(_not_inherited(job))
     hosts = [(local, _processes(local)) for local in job.by_host()]
     for _, known in hosts:
         if blind := tuple(number for number, process in known if not process.cpus_allowed):
@@ -106,6 +128,24 @@ def _unreadable(job: Job) -> Iterator[Finding]:
                 evidence={"OMP_NUM_THREADS": value},
                 fix="export OMP_NUM_THREADS=4",
             )
+
+
+def _not_inherited(job: Job) -> Iterator[Finding]:
+    """Report tasks that are pinned to less than half of the CPUs that the job has for each: srun of Slurm 22.05 and
+    23.02 does not read SLURM_CPUS_PER_TASK (RELEASE_NOTES of 22.05), and mpirun pins small jobs to cores. Half may be
+    one hardware thread of each core."""
+    for slurm, process, identical in job.each(SlurmFacts, ProcessFacts, also=(HostFacts,)):
+        host, cpus = identical.find(HostFacts), len(process.cpus_allowed)
+        wanted = slurm.cpus_per_task or 0
+        if not cpus or 2 * cpus >= wanted or host is None or not host.cpu_count or cpus >= host.cpu_count:
+            continue
+        yield Finding(
+            f"Each task may use {cpus} CPU{'' if cpus == 1 else 's'}, but SLURM_CPUS_PER_TASK is {wanted}",
+            ranks=identical.ranks,
+            evidence={"cpus": cpus, "cpus_per_task": wanted, "cpus_of_host": host.cpu_count},
+            fix="export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK",
+            explains=("HOST005",),
+        )
 
 
 def _processes(local: LocalRanks) -> list[tuple[int, ProcessFacts]]:

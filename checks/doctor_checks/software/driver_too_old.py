@@ -70,6 +70,13 @@ _CONSEQUENCES = ("GPU021", "GPU022", "NCCL008")
     cases=lambda: (
         Passes("newer than needed", healthy(hosts=2)),
         Passes("older within the same major release", _drivers("525.60.13", "12.0")),
+        Fails(
+            "LD_LIBRARY_PATH leads to the stubs of a toolkit",
+            _drivers("570.124.06", "12.8").alter(
+                DriverFacts, hosts=("node1",), stub_libcuda="/usr/local/cuda/lib64/stubs/libcuda.so.1"
+            ),
+            ranks=(2, 3),
+        ),
         Passes("CUDA 11 under a driver for 12", _drivers("525.60.13", "12.0", torch_cuda="11.8")),
         Passes("too old, with a forward-compatibility package", _drivers("535.183.01", "12.2", "13.0", "580.82.07")),
         Passes("torch without CUDA on that host", _drivers("470.57.02", "11.4", torch_cuda=None)),
@@ -176,9 +183,26 @@ def _mismatched(job: Job) -> Iterator[Finding]:
 
 
 def _unfit_libcuda(need: _DriverRequirement, gpus: GpuFacts, identical: IdenticalRanks) -> Finding | None:
-    """A forward-compatibility package that CUDA rejects, unless the driver is too old without one."""
-    older = _older_libcuda(need.driver, identical)
+    """A libcuda that is not the driver's: a stub, or a forward-compatibility package that CUDA rejects, unless the
+    driver is too old without one."""
+    older = _stub_libcuda(identical) or _older_libcuda(need.driver, identical)
     return older or (None if _is_too_old(need) else _unsupported_libcuda(need.driver, gpus, identical))
+
+
+def _stub_libcuda(identical: IdenticalRanks) -> Finding | None:
+    """A libcuda of a toolkit's stubs, against which programs are linked on hosts without a driver (CUDA driver API,
+    CUDA_ERROR_STUB_LIBRARY)."""
+    drivers = identical.find(DriverFacts)
+    if drivers is None or drivers.stub_libcuda is None:
+        return None
+    return Finding(
+        f"The loader finds the stub {drivers.stub_libcuda} instead of the driver's libcuda",
+        ranks=identical.ranks,
+        evidence={"libcuda": drivers.stub_libcuda},
+        effect="CUDA fails: `Error 34: CUDA driver is a stub library`.",
+        fix="Remove the stubs directory from LD_LIBRARY_PATH or /etc/ld.so.conf.d; linking needs it only in "
+        "LIBRARY_PATH.",
+    )
 
 
 def _older_libcuda(driver: str | None, identical: IdenticalRanks) -> Finding | None:

@@ -47,6 +47,7 @@ def collect_drivers(machine: Machine) -> DriverFacts:
     ):
         raise NotPresent("no NVIDIA and no InfiniBand device, driver or device file is there")
     services = tuple(_services(machine))
+    libcuda = DynamicLoader(machine.environ, machine.etc).find("libcuda.so.1")
     hidden: tuple[HiddenField, ...] = ()
     if any(service.running is None for service in services):
         reason = "the processes of the host are not visible from here: a container, or /proc mounted with hidepid"
@@ -59,7 +60,8 @@ def collect_drivers(machine: Machine) -> DriverFacts:
         modules=modules,
         services=services,
         imex_channels=_imex_channels(machine),
-        forward_compatibility=_forward_compatibility(machine),
+        forward_compatibility=_forward_compatibility(libcuda),
+        stub_libcuda=str(libcuda) if libcuda and "stubs" in libcuda.parent.parts else None,
         amd_gpus=amd_gpus,
         hidden=hidden,
     )
@@ -133,9 +135,8 @@ def _imex_channels(machine: Machine) -> int | None:
     return 0 if "nvidia-caps-imex-channels" in devices else None
 
 
-def _forward_compatibility(machine: Machine) -> str | None:
+def _forward_compatibility(path: Path | None) -> str | None:
     """Return the release of the libcuda that the loader finds, if it is in a compat folder of a CUDA toolkit."""
-    path = DynamicLoader(machine.environ, machine.etc).find("libcuda.so.1")
     if path is None or "compat" not in path.resolve().parent.parts:
         return None
     match = COMPAT.fullmatch(path.resolve().name)

@@ -178,7 +178,8 @@ class DriverFacts(Section, frozen=True, kw_only=True):
     """Files, modules and services around the driver, read without asking the driver.
 
     ``pci_gpus``: bus ids of NVIDIA display controllers on the PCI bus, whether or not the driver has them;
-    ``forward_compatibility``: release of an installed CUDA compat libcuda that the loader would take.
+    ``forward_compatibility``: release of an installed CUDA compat libcuda that the loader would take;
+    ``stub_libcuda``: path of a stub libcuda of a CUDA toolkit that the loader would take, which has no functions.
     ``device_files``: paths below /dev that belong to NVIDIA, InfiniBand or, with AMD GPUs, ROCm. ``amd_gpus``: GPUs
     that the kernel driver of ROCm lists, whether or not this container may open them.
     """
@@ -194,6 +195,7 @@ class DriverFacts(Section, frozen=True, kw_only=True):
     services: tuple[Service, ...] = ()
     imex_channels: int | None = None
     forward_compatibility: str | None = None
+    stub_libcuda: str | None = None
     amd_gpus: int = 0
 
     def service(self, name: str) -> Service | None:
