@@ -1,4 +1,4 @@
-"""Puts measured tables between their marks in README.md and in the pages of docs/evidence/."""
+"""Puts measured tables and samples between their marks in README.md and in the pages of docs/."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pages() -> Iterator[Path]:
-    """README.md and the pages of evidence."""
+    """README.md and the pages of docs/."""
     yield ROOT / "README.md"
-    yield from sorted((ROOT / "docs" / "evidence").glob("*.md"))
+    yield from sorted((ROOT / "docs").rglob("*.md"))
 
 
 def write_between(name: str, text: str) -> None:

@@ -157,7 +157,8 @@ def draw_report(report: Report, console: Console, *, verbose: bool = False, quie
             lines += _family(family, results, style)
     if report.lost_time is not None and not quiet:
         lines += _lost_time(report.lost_time)
-    return _drawn(console, [*lines, _summary(report)])
+    drawn = _drawn(console, [*lines, _summary(report)])
+    return drawn.lstrip("\n") if quiet else drawn  # nothing stands above it
 
 
 def draw_several(judged: JudgedRuns, console: Console, *, verbose: bool = False, quiet: bool = False) -> str:
