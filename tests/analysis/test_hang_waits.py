@@ -213,3 +213,24 @@ def test_what_is_certain_before_the_first_batch(known, expected):
     progress = ProgressFacts(state="running", **{"still": 8.0, "stack": (OWN,), **known})
     assert progress.stage == "setup"
     assert RankState(0, progress, None).stands is expected
+
+
+QUEUE, PRODUCER = Frame("/usr/lib/python3.11/queue.py", 171, "get"), "an item of a queue (queue.get)"
+UPLOAD = Frame("/env/site-packages/urllib3/connection.py", 7, "getresponse")
+BETWEEN_STEPS = [
+    ("a lock in the code of the user", {"blocked": LOCK}, True),
+    ("the same after an epoch", {"blocked": LOCK, "point": "epoch-end"}, True),
+    ("a lock while a child works", {"blocked": LOCK, "children": (ChildProcess(7, "S", "aws"),)}, False),
+    ("a lock for a moment", {"blocked": LOCK, "still": 4.0}, False),
+    ("a lock of a logger", {"blocked": LOCK, "stack": (LIBRARY, OWN)}, False),
+    ("a queue that nobody fills", {"blocked": PRODUCER, "stack": (QUEUE, OWN)}, True),
+    ("a server that is silent", {"blocked": "data from 10.0.0.9:80"}, True),
+    ("a library that waits for an answer", {"blocked": "data from 10.0.0.9:443", "stack": (UPLOAD, OWN)}, False),
+    ("an evaluation", {"blocked": ""}, False),
+]
+
+
+@pytest.mark.parametrize(("known", "expected"), [case[1:] for case in BETWEEN_STEPS], ids=[c[0] for c in BETWEEN_STEPS])
+def test_what_is_certain_between_two_steps(known, expected):
+    given = {"still": 8.0, "stack": (OWN,), "point": "batch-end", **known}
+    assert RankState(0, ProgressFacts(state="running", stage="train", **given), None).stands is expected

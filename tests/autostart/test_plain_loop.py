@@ -79,7 +79,7 @@ def run() -> RecordedSession:
     return session
 
 
-STEP = [("mark", "optimizer"), ("mark", "batch-end")]
+STEP = [("mark", "backward"), ("mark", "optimizer"), ("mark", "batch-end")]
 
 
 def batch(number: int) -> list[tuple[Any, ...]]:
@@ -274,7 +274,7 @@ def test_checkpoints(loop: LoopWatch, monkeypatch: pytest.MonkeyPatch, tmp_path:
         with pytest.raises(RuntimeError):
             torch.serialization.save({}, tmp_path / "no/folder")
     marks = [entry[1] for entry in run().said("mark")]
-    assert marks[2:] == ["checkpoint", "batch-end", "checkpoint", "batch-end"]
+    assert marks[3:] == ["checkpoint", "batch-end", "checkpoint", "batch-end"]
     assert (tmp_path / "b").exists()
 
 

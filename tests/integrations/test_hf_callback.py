@@ -23,8 +23,8 @@ from tests.integrations.recorded import RecordedSession, found
 
 pytestmark = pytest.mark.usefixtures("recorded")
 
-BATCH = [("batch_start", "train"), ("batch_end", "train")]
-STEP = [("batch_start", "train"), ("mark", "optimizer"), ("batch_end", "train")]
+BATCH = [("batch_start", "train"), ("mark", "backward"), ("batch_end", "train")]
+STEP = [("batch_start", "train"), ("mark", "backward"), ("mark", "optimizer"), ("batch_end", "train")]
 EVALUATED = [("batch_start", "validate"), ("batch_end", "validate")]
 
 

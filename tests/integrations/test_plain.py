@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +161,34 @@ def test_where_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with doctor.watch(dirpath=tmp_path / "elsewhere"):
         pass
     assert [run.directory for run in RecordedSession.made] == [tmp_path / "rankdoctor", tmp_path / "elsewhere"]
+
+
+def test_each_backward_pass_is_marked_until_the_run_ends() -> None:
+    original = torch.autograd.backward
+    model, train = torch.nn.Linear(1, 1), _rows(2)
+    with doctor.watch() as w:
+        w.model(model)
+        for rows in w.loader(train):
+            model(rows[:, None].float()).sum().backward()
+            thread = threading.Thread(target=model(rows[:, None].float()).sum().backward)
+            thread.start()
+            thread.join()
+        if os.fork() == 0:
+            model(torch.ones(1, 1)).sum().backward()
+            os._exit(len(RecordedSession.made[0].said("mark")))
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 2  # not that of the child
+    model(torch.ones(1, 1)).sum().backward()
+    assert RecordedSession.made[0].said("mark") == [("mark", "backward")] * 2
+    assert torch.autograd.backward is original
+
+
+def test_a_wrapper_around_ours_stays_when_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
+    model = torch.nn.Linear(1, 1)
+    with doctor.watch() as w:
+        w.model(model)
+        ours, calls = torch.autograd.backward, []
+        torch.autograd.backward = lambda *given, **named: calls.append(ours(*given, **named))
+    model(torch.ones(1, 1)).sum().backward()
+    assert calls == [None]
+    assert RecordedSession.made[0].said("mark") == []

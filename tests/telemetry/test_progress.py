@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from doctor.monitor.telemetry import progress as room
-from doctor.monitor.telemetry.event_log import StageEntered
+from doctor.monitor.telemetry.event_log import ENDED, StageEntered
 from doctor.monitor.telemetry.progress import FACTOR, FIRST, FLOOR, OUTLIERS, PHASE_TIMEOUTS, RECENT, SLACK, Progress
 
 
@@ -224,3 +224,18 @@ def test_it_does_not_grow():
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert grown < 16_384
+
+
+def test_a_rank_whose_work_between_steps_is_unknown_is_still_in_one_call(clock, monkeypatch):
+    looks = []
+    progress = Progress()
+    progress.phase_timeouts = {**PHASE_TIMEOUTS, "batch-end": 60.0}
+    progress.has_peers = True
+    monkeypatch.setattr(progress._stillness, "look", lambda *, in_one_call: looks.append(in_one_call) or 8.0)
+    _train(progress, clock, 20)
+    clock.now += 9.0
+    assert progress.facts().still is None  # in a step, whose limit is known
+    mark(progress, "batch-end", ENDED)
+    clock.now += 9.0
+    assert progress.facts().still == 8.0
+    assert set(looks) == {True}

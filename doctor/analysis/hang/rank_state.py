@@ -34,7 +34,11 @@ LONG_STILL = 50.0
 """The same before the first batch, where ranks start one after the other or wait for a file; not for a lock."""
 OWN_LOCK = "a lock of its own process"
 """Start of :attr:`.ProgressFacts.blocked` for locks of threads and of native code."""
-_OF_STEP = frozenset({"step", "forward", "backward", "optimizer", "batch-end"})
+_QUEUES = ("an item of a queue (", "room in a queue (")
+_OF_OTHERS = (OWN_LOCK, "a lock on ", "room in a pipe", "data from ", "a connection to ")
+"""Starts of the same for what another thread, process or server has to end or to answer."""
+_OF_STEP = frozenset({"step", "forward", "backward", "optimizer"})
+_AFTER_STEP = frozenset({"batch-end", "epoch-end"})
 _PREPARES = lazy_compile(
     r"importlib|^<frozen|/torch/cuda/|/torch/_(?:dynamo|inductor|functorch)/|/triton/|/multiprocessing/"
     r"|/concurrent/futures/|/asyncio/|/(?:socket|ssl|selectors|subprocess)\.py$|/http/"
@@ -133,6 +137,8 @@ class RankState:
         prepares = any(_PREPARES.search(frame.file) for frame in self.stack if not frame.user)
         if progress.stage == "setup":
             return not prepares and _stands_before_training(progress)
+        if progress.point in _AFTER_STEP:
+            return not prepares and _stands_between_steps(progress)
         works_elsewhere = any(one.state in ("R", "D") and not one.name.startswith("pt_") for one in progress.children)
         return progress.stage == "train" and progress.point in _OF_STEP and not prepares and not works_elsewhere
 
@@ -281,6 +287,16 @@ def _stands_before_training(progress: ProgressFacts) -> bool:
     if progress.blocked:
         return progress.blocked.startswith(OWN_LOCK)
     return (progress.still or 0.0) >= LONG_STILL
+
+
+def _stands_between_steps(progress: ProgressFacts) -> bool:
+    """Whether a rank between two steps of a loop, where nothing is known of its work, waits in one call of the user's
+    code for a lock, a queue, a pipe or a silent server, which has no timeout, and no child process may work for it."""
+    if any(not one.name.startswith("pt_") for one in progress.children):
+        return False
+    caller = 1 if progress.blocked.startswith(_QUEUES) else 0
+    own = len(progress.stack) > caller and progress.stack[caller].user
+    return own and progress.blocked.startswith((*_QUEUES, *_OF_OTHERS))
 
 
 def _shared_names(job: Job) -> frozenset[str]:

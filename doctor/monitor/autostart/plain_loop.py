@@ -181,7 +181,6 @@ class LoopRun(PlainRun):
     def use_loss(self, loss: object) -> None:
         """Record the loss of this batch, of which the backward pass begins. (step path)"""
         self._observed_loss = loss
-        self.telemetry.mark("backward")
 
     def mark_checkpoint(self, *, begins: bool) -> None:
         """Record the start or the end of writing a file."""
@@ -466,6 +465,8 @@ class LoopWatch(Adapter[LoopRun]):
 
     def forget(self) -> None:
         """Called in a forked process, which has neither the threads nor the connections of the run."""
+        if self._run is not None:
+            self._run.leave_backward()
         self._run, self._thread, self._begins = None, 0, threading.Lock()
 
     def _listens(self) -> bool:

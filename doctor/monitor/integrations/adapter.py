@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +14,7 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 from doctor.core.background import start_thread
 from doctor.core.facts import TrainingFacts
 from doctor.monitor.findings_error import Findings
+from doctor.monitor.integrations.backward_pass import observe_backward
 from doctor.monitor.integrations.hook_guard import HookGuard, is_disabled, value_or_default
 from doctor.monitor.sinks.console import print_status
 from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
@@ -33,6 +35,7 @@ class AdapterRun:
         self.telemetry: RankTelemetry = session.telemetry
         self._hook: tuple[ExceptHook, ExceptHook] | None = None
         self._at_exit: Callable[[], None] | None = None
+        self._end_backward: Callable[[], None] | None = None
 
     def restore(self) -> None:
         """Restore whatever was changed in the framework's objects."""
@@ -41,6 +44,22 @@ class AdapterRun:
             sys.excepthook = hook[1]
         if self._at_exit is not None:
             atexit.unregister(self._at_exit)
+        self.leave_backward()
+
+    def leave_backward(self) -> None:
+        """Record no more backward passes."""
+        end, self._end_backward = self._end_backward, None
+        if end is not None:
+            end()
+
+    def watch_backward(self) -> None:
+        """Have the start of each backward pass of the training thread recorded, until the run ends."""
+        if self._end_backward is None:
+            self._end_backward = observe_backward(self._backward_begins)
+
+    def _backward_begins(self) -> None:
+        if threading.get_ident() == self.telemetry.progress.training_thread:
+            self.telemetry.mark("backward")
 
     def watch_exceptions(self, callback: Callable[[BaseException], None]) -> None:
         """Have ``callback`` called with an uncaught exception, which is then handled as before."""

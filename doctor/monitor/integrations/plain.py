@@ -106,6 +106,7 @@ class PlainRun(AdapterRun):
             telemetry.replica.settings.use_optimizers(value_or_default(lambda: [module.basic_optimizer], []))
         if self.observes_first_step:
             value_or_default(lambda: self._first_step.start(module), None)
+        value_or_default(self.watch_backward, None)
         self._refresh_facts()
 
     def restore(self) -> None:

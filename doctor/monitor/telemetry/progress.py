@@ -186,13 +186,16 @@ class Progress:
         return Stall(idle, EARLY, early=True) if idle > EARLY and (still or 0.0) > EARLY - 2 * EARLY_LOOK else None
 
     def still(self) -> float | None:
-        """Return the seconds for which this rank has been still; ``None`` if its pace is known or it moves."""
-        if not self.has_peers or self._hang_after is not None or self._has_trained:
+        """Return the seconds for which this rank has been still; ``None`` if its pace is known or it moves.
+
+        Once it has trained, only where it may be busy for longer than others wait, and in one call.
+        """
+        if not self.has_peers or self._hang_after is not None or time.monotonic() - self.since <= EARLY_LOOK:
             return None
-        if time.monotonic() - self.since <= EARLY_LOOK:
+        if self._has_trained and self.limit() <= self.limit_of_waiting():
             return None
-        prepares = self.stage == "setup" and not is_waiting_in_collective(self.training_thread)
-        return self._stillness.look(in_one_call=prepares)
+        prepares = self.stage == "setup" or self._has_trained
+        return self._stillness.look(in_one_call=prepares and not is_waiting_in_collective(self.training_thread))
 
     def facts(self) -> ProgressFacts:
         """Return the current progress, without stack and children, which cost more."""

@@ -21,7 +21,18 @@ from doctor.api import (
     ranks_in_words,
     split_groups,
 )
-from doctor.facts import TORCH_SEED, Checksum, Counted, ModelFacts, ReplicaFacts, StepSettings, TrainingFacts, Variable
+from doctor.facts import (
+    TORCH_SEED,
+    Checksum,
+    Counted,
+    EpochEnd,
+    ModelFacts,
+    ProgressFacts,
+    ReplicaFacts,
+    StepSettings,
+    TrainingFacts,
+    Variable,
+)
 from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running
 from doctor_checks.progress._named_causes import cause_of_values, with_cause
 
@@ -48,6 +59,18 @@ def _with(*values: str, ranks: tuple[int, ...], part: str = "all") -> JobBuilder
 def _unlike(sketch: JobBuilder) -> JobBuilder:
     return sketch.alter(ModelFacts, replicated=None, broadcast=None).alter(
         TrainingFacts, framework="plain", strategy=None, data_parallel_root=None
+    )
+
+
+def _joined(*values: str) -> JobBuilder:
+    """Two ranks with 60 and 67 batches in an epoch, which ``Join`` lets end apart."""
+    return (
+        running(1, 2)
+        .put(_sums("a", "b", "c"))
+        .put(_sums(*values), ranks=(1,))
+        .alter(TrainingFacts, joins=True)
+        .alter(ProgressFacts, ended=(EpochEnd("train", 0, 0, 60),))
+        .alter(ProgressFacts, ranks=(1,), ended=(EpochEnd("train", 0, 0, 67),))
     )
 
 
@@ -85,6 +108,8 @@ def _each_for_itself() -> JobBuilder:
         Passes(
             "a rank whose older sums are forgotten", running(1, 2).put(ReplicaFacts(checksums=(Checksum(100, "2e00"),)))
         ),
+        Passes("steps after the epoch in which Join let one rank end first", _joined("a", "y", "z")),
+        Fails("different before that", _joined("x", "y", "z"), ranks=(0, 1)),
         Passes("shards of one model", _with("x", "y", "z", ranks=(1,)).alter(ModelFacts, replicated=False)),
         Passes(
             "stages of a pipeline", _with("x", "y", "z", ranks=(2, 3)).alter(ModelFacts, ranks=(2, 3), digest="two")
@@ -182,6 +207,9 @@ def replicas_diverged(job: Job) -> Iterator[Verdict]:
     compared = 0
     for ranks in groups:
         steps, batches = list(_splits(ranks, "step")), list(_splits(ranks, "batch"))
+        common = _last_common_step(ranks)
+        if common is not None:
+            steps, batches = [one for one in steps if one.step <= common], []
         compared += len(steps) + len(batches)
         apart = [one for one in steps if one.split.minorities and not _is_refuted(one, batches)]
         if apart:
@@ -214,6 +242,29 @@ def _replicas(job: Job) -> Iterator[tuple[Rank, ...]]:
         whole = {rank.number for rank in role if (model := rank.find(ModelFacts)) and model.replicated}
         for members in replicas_in(job):
             yield tuple(rank for rank in members if rank.number in whole)
+
+
+def _last_common_step(ranks: tuple[Rank, ...]) -> int | None:
+    """The last step until which equal numbers of steps mean equal parameters; ``None`` without such a limit.
+
+    With ``Join``, ranks whose batches end early wait until the others' end, and get the parameters of these: from the
+    next epoch on their step of a number is another one.
+    """
+    training = [facts for rank in ranks if (facts := rank.find(TrainingFacts))]
+    if not any(facts.joins for facts in training):
+        return None
+    by_epoch: dict[int, set[int]] = {}
+    for rank in ranks:
+        progress = rank.find(ProgressFacts)
+        for end in progress.ended if progress else ():
+            if end.stage == "train" and end.loader == 0:
+                by_epoch.setdefault(end.epoch, set()).add(end.batches)
+    steps, accumulate = 0, max((facts.accumulate or 1 for facts in training), default=1)
+    for _, batches in sorted(by_epoch.items()):
+        steps += min(batches) // accumulate
+        if len(batches) > 1:
+            return steps
+    return None
 
 
 def _unwrapped(job: Job) -> tuple[Rank, ...]:

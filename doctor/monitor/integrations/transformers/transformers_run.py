@@ -72,6 +72,7 @@ class TransformersRun(AdapterRun):
             self.telemetry.memory.lower_bound = lower_bound
         if optimizer is not None:
             self.telemetry.replica.settings.use_optimizers([optimizer])
+        value_or_default(self.watch_backward, None)
         self.telemetry.stage_start("train")
         self.telemetry.progress.step = self._state.global_step
         if loader is not None:
