@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 import doctor
+from doctor.monitor.integrations.backward_pass import loss_of
 from doctor.monitor.integrations.torch_state import torch_rank
 from tests.integrations.recorded import RecordedSession
 
@@ -192,3 +193,37 @@ def test_a_wrapper_around_ours_stays_when_the_run_ends(monkeypatch: pytest.Monke
     model(torch.ones(1, 1)).sum().backward()
     assert calls == [None]
     assert RecordedSession.made[0].said("mark") == []
+
+
+def test_the_loss_of_a_backward_pass_is_that_of_its_batch() -> None:
+    model = torch.nn.Linear(1, 1)
+    with doctor.watch() as w:
+        w.model(model)
+        for number, rows in enumerate(w.loader(_rows(3))):
+            loss = model(rows[:, None].float()).sum()
+            (loss * float("nan") if number == 1 else loss).backward()
+            w.step()
+    telemetry = RecordedSession.made[0].telemetry
+    telemetry.ended()
+    found = telemetry.replica.facts()
+    assert ([(one.step, one.what) for one in found.non_finite], found.losses) == (
+        [(2, "loss")],
+        3,
+    )  # batches count from 1
+
+
+@pytest.mark.parametrize(
+    ("root", "expected"),
+    [
+        (torch.tensor(2.0), 2.0),
+        ((torch.tensor([2.0]),), 2.0),
+        (torch.ones(3), None),
+        ((torch.tensor(2.0), torch.tensor(3.0)), None),
+        (torch.tensor(2.0, dtype=torch.float16), None),
+        (None, None),
+    ],
+    ids=["a number", "in a tuple", "three numbers", "two losses", "half precision", "nothing"],
+)
+def test_what_counts_as_the_loss(root: Any, expected: float | None) -> None:
+    loss = loss_of(root)
+    assert (None if loss is None else loss.item()) == expected

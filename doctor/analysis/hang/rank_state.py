@@ -235,6 +235,15 @@ class RankState:
         return self.is_sampled and self.state == "running"
 
     @property
+    def _has_just_entered(self) -> bool:
+        """Whether it was monitored, and entered its open collective a moment before: it moves from one to the next,
+        such as in an evaluation that no loader shows."""
+        progress, wait = self.progress, self.wait
+        if progress is None or progress.at is None or wait is None or wait.at is None or self.is_from_dumps:
+            return False
+        return not self.is_sampled and not self.ended_waiting and 0.0 <= progress.at - wait.at < LEAST_WAIT
+
+    @property
     def may_wait_in_backward(self) -> bool:
         """Whether it is in the backward pass, and no recorder shows whether it computes or waits."""
         return self.recorder is None and is_in_backward(self.stack) and not self._is_seen_moving
@@ -242,7 +251,7 @@ class RankState:
     @property
     def waits(self) -> bool:
         """Whether it surely waits for others, and not only for a moment."""
-        if self._is_seen_moving:
+        if self._is_seen_moving or self._has_just_entered:
             return False
         idle = self.progress.idle if self.progress else None
         is_long = self.is_stuck or bool(self.ended_waiting) or idle is None or idle >= LEAST_WAIT

@@ -219,11 +219,12 @@ class LoopRun(PlainRun):
             self._confirm()
         self._seen_version = version
         loss, self._observed_loss = self._observed_loss, None
+        observed = self.take_loss()
         if self._has_stepped:
             self._has_stepped = False
             self.steps += 1
             self.telemetry.optimizer_step()
-        self.telemetry.batch_end("train", step=self.steps, loss=loss)
+        self.telemetry.batch_end("train", step=self.steps, loss=observed if loss is None else loss)
 
     def _end_pass(self, *, ended: bool) -> None:
         one, self._primary = self._primary, None

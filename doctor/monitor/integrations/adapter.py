@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 from doctor.core.background import start_thread
 from doctor.core.facts import TrainingFacts
 from doctor.monitor.findings_error import Findings
-from doctor.monitor.integrations.backward_pass import observe_backward
+from doctor.monitor.integrations.backward_pass import loss_of, observe_backward
 from doctor.monitor.integrations.hook_guard import HookGuard, is_disabled, value_or_default
 from doctor.monitor.sinks.console import print_status
 from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
@@ -36,6 +36,7 @@ class AdapterRun:
         self._hook: tuple[ExceptHook, ExceptHook] | None = None
         self._at_exit: Callable[[], None] | None = None
         self._end_backward: Callable[[], None] | None = None
+        self._loss: Any = None
 
     def restore(self) -> None:
         """Restore whatever was changed in the framework's objects."""
@@ -53,13 +54,19 @@ class AdapterRun:
             end()
 
     def watch_backward(self) -> None:
-        """Have the start of each backward pass of the training thread recorded, until the run ends."""
+        """Have each backward pass of the training thread recorded, and the loss it begins at, until the run ends."""
         if self._end_backward is None:
             self._end_backward = observe_backward(self._backward_begins)
 
-    def _backward_begins(self) -> None:
+    def _backward_begins(self, root: Any) -> None:
         if threading.get_ident() == self.telemetry.progress.training_thread:
             self.telemetry.mark("backward")
+            self._loss = loss_of(root)
+
+    def take_loss(self) -> Any:
+        """Return the loss of the last backward pass since the last call. (step path)"""
+        loss, self._loss = self._loss, None
+        return loss
 
     def watch_exceptions(self, callback: Callable[[BaseException], None]) -> None:
         """Have ``callback`` called with an uncaught exception, which is then handled as before."""

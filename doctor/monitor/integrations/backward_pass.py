@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -12,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 
-def observe_backward(begins: Callable[[], object]) -> Callable[[], None]:
-    """Have ``begins`` called before each backward pass of this process, not of those that it forks.
+def observe_backward(begins: Callable[[Any], object]) -> Callable[[], None]:
+    """Have ``begins`` called with what each backward pass of this process begins at, not of those that it forks.
 
     Returns:
         What ends that; a wrapper that another library put around ours stays.
@@ -26,7 +27,8 @@ def observe_backward(begins: Callable[[], object]) -> Callable[[], None]:
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
         if active and os.getpid() == process:
-            begins()
+            with contextlib.suppress(Exception):  # the program must not be affected
+                begins(args[0] if args else kwargs.get("tensors"))
         return original(*args, **kwargs)
 
     def end() -> None:
@@ -36,3 +38,16 @@ def observe_backward(begins: Callable[[], object]) -> Callable[[], None]:
 
     autograd.backward = backward
     return end
+
+
+def loss_of(root: Any) -> Any:
+    """Return the loss that a backward pass begins at, without its graph; ``None`` if it is not a single number.
+
+    ``None`` in half precision too: the factor of a GradScaler, 65,536 at first (torch/amp/grad_scaler.py), may overflow
+    it in a healthy run.
+    """
+    if isinstance(root, (tuple, list)):
+        root = root[0] if len(root) == 1 else None
+    if root is None or root.numel() != 1 or str(root.dtype) == "torch.float16":
+        return None
+    return root.detach()

@@ -94,7 +94,7 @@ class TransformersRun(AdapterRun):
         self._batch += 1
         if stepped:
             self.telemetry.optimizer_step()
-        self.telemetry.batch_end("train", step=self._state.global_step)
+        self.telemetry.batch_end("train", step=self._state.global_step, loss=self.take_loss())
 
     def epoch_end(self, control: Any) -> None:
         """Record the end of the epoch's batches."""
