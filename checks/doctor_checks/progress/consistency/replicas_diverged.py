@@ -108,6 +108,19 @@ def _each_for_itself() -> JobBuilder:
         Passes(
             "a rank whose older sums are forgotten", running(1, 2).put(ReplicaFacts(checksums=(Checksum(100, "2e00"),)))
         ),
+        Fails(
+            "one of three, of which another has not reported the last step yet",
+            running(1, 3)
+            .put(_sums("a", "b", "c"))
+            .put(_sums("a", "b"), ranks=(1,))
+            .put(_sums("a", "y", "z"), ranks=(2,)),
+            ranks=(2,),
+        ),
+        Passes(
+            "two of three that differ, before the third has reported the same step",
+            running(1, 3).put(_sums("a", "b", "c")).put(_sums("a"), ranks=(1,)).put(_sums("a", "y", "z"), ranks=(2,)),
+            silent=False,
+        ),
         Passes("steps after the epoch in which Join let one rank end first", _joined("a", "y", "z")),
         Fails("different before that", _joined("x", "y", "z"), ranks=(0, 1)),
         Passes("shards of one model", _with("x", "y", "z", ranks=(1,)).alter(ModelFacts, replicated=False)),
@@ -212,7 +225,13 @@ def replicas_diverged(job: Job) -> Iterator[Verdict]:
             steps, batches = [one for one in steps if one.step <= common], []
         compared += len(steps) + len(batches)
         apart = [one for one in steps if one.split.minorities and not _is_refuted(one, batches)]
-        if apart:
+        if apart and len(ranks) > 2 == max(len(_ranks_of(one)) for one in apart):
+            yield Unknown(
+                "two ranks hold different parameters, and no other rank has reported the same step yet",
+                tuple(sorted(_ranks_of(apart[-1]))),
+                "wait for the next round",
+            )
+        elif apart:
             yield _finding(job, ranks, steps, apart)
         else:
             yield from _uncounted(job, ranks, steps, batches)
@@ -352,12 +371,17 @@ def _uncounted(
         )
 
 
+def _of_most_ranks(apart: list[_Compared]) -> _Compared:
+    """The newest comparison of the most ranks: some of them report a step later than others."""
+    return max(enumerate(apart), key=lambda numbered: (len(_ranks_of(numbered[1])), numbered[0]))[1]
+
+
 def _ranks_of(one: _Compared) -> frozenset[int]:
     return frozenset(rank for group in one.split.groups for rank in group.ranks)
 
 
 def _finding(job: Job, ranks: tuple[Rank, ...], same: list[_Compared], apart: list[_Compared]) -> Finding:
-    first, newest = apart[0], apart[-1]
+    first, newest = apart[0], _of_most_ranks(apart)
     before = [one.step for one in same if one.step < first.step and not one.split.minorities]
     odd = newest.split.odd
     since = f"seen after step {first.step:,}" + (f", still equal after step {before[-1]:,}" if before else "")

@@ -1,18 +1,27 @@
-"""Periodic rounds of a healthy run: the lowest live rank evaluates the newest facts."""
+"""Periodic rounds of a healthy run: the lowest live rank evaluates the newest facts.
+
+Between them it looks for what should not wait: losses that are not finite, and parameters or settings that differ.
+"""
 
 from __future__ import annotations
 
 from doctor.cluster.membership.heartbeat import Heartbeat, HeartbeatMonitor
 from doctor.cluster.membership.protocol import HeartbeatMessage
 from doctor.cluster.transport.codec import decode_or_none
+from doctor.core.facts import ModelFacts, ReplicaFacts
+from doctor.core.job import Job
 from doctor.monitor.watchdog.watchdog_context import WatchdogContext
 
 PER_RANK = 0.05
 """Seconds by which each rank lengthens the interval: reading its facts takes half a millisecond, and evaluation should
 take a hundredth of the time."""
+LOOK = 5.0
+"""Seconds between two looks, in which ranks post their facts as in a round."""
 MISSED, IN_TURN = 3, 8
 """Missed heartbeats after which the next rank takes over; each rank waits for one more, up to this many."""
 NAME = "rounds"
+Alarm = tuple[str, str]
+"""The kind of a difference between ranks, and the rank or the part of the parameters."""
 
 
 class PeriodicRounds:
@@ -21,23 +30,39 @@ class PeriodicRounds:
     def __init__(self, context: WatchdogContext, seconds: float, now: float) -> None:
         self._context = context
         self._every = max(seconds, PER_RANK * context.world_size)
-        self._due = now + self._every
+        self._look_every = min(self._every, max(LOOK, PER_RANK * context.world_size))
+        self._due, self._look_due = now + self._every, now + self._look_every
+        self._evaluates, self._has_news = context.rank == 0, False
+        self._alarms: frozenset[Alarm] = frozenset()
         self._heartbeat = Heartbeat(lambda data: context.peer_store.set_on_best(NAME, data), context.rank)
         self._monitor = HeartbeatMonitor(lambda: context.peer_store.get(NAME))
 
     def step(self, now: float) -> None:
-        """Post new facts and evaluate those of all ranks, if a round is due and any are new."""
-        if now < self._due:
-            return
-        self._due = now + self._every
+        """Post new facts and evaluate those of all ranks, if a round is due and any are new, or a look shows alarms."""
+        is_round = now >= self._due
         context = self._context
+        if not is_round and (now < self._look_due or context.world_size == 1):
+            return
+        self._look_due = now + self._look_every
         context.update_local_state()
         context.refresh_card()
         context.local_peers.read_announcements()
+        if is_round:
+            self._due = now + self._every
+            self._evaluates = self._is_evaluator()
+        if not self._evaluates:
+            return
         connections = context.peer_store.alive
         is_alone = not connections and context.rank == 0
-        if self._is_evaluator() and (context.peer_table.read(connections[:1]) or is_alone):
-            context.evaluate(context.peer_table.job(), "round")
+        self._has_news |= context.peer_table.read(connections[:1]) or is_alone
+        if not self._has_news:
+            return
+        job = context.peer_table.job()
+        alarms = alarms_of(job)
+        if is_round or alarms - self._alarms:
+            self._has_news = False
+            self._alarms = alarms
+            context.evaluate(job, "round")
 
     def _is_evaluator(self) -> bool:
         rank = self._context.rank
@@ -49,3 +74,22 @@ class PeriodicRounds:
             return False
         self._heartbeat.beat()
         return True
+
+
+def alarms_of(job: Job) -> frozenset[Alarm]:
+    """Return what a look finds: ranks whose loss is not finite, and what differs between ranks after the same step."""
+    alarms: set[Alarm] = set()
+    values: dict[Alarm, set[object]] = {}
+    for rank in job.ranks:
+        replica, model = rank.find(ReplicaFacts), rank.find(ModelFacts)
+        if replica is None:
+            continue
+        alarms.update(("loss", str(rank.number)) for _ in replica.non_finite[:1])
+        if model is not None and model.replicated:
+            for one in replica.checksums:
+                values.setdefault((f"{one.counted} {one.step}", one.part), set()).add(one.value)
+            for other in replica.settings:
+                values.setdefault((f"settings {other.step}", ""), set()).add(other.values)
+    differing = {key for key, found in values.items() if len(found) > 1}
+    alarms.update((kind.split()[0], part) for kind, part in differing)
+    return frozenset(alarms)

@@ -1,0 +1,91 @@
+"""Looks between rounds: an alarm is evaluated at once and only once, and nothing else is."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from doctor.core.facts import Checksum, ModelFacts, NonFinite, ReplicaFacts, StepSettings, Variable
+from doctor.monitor.watchdog.rounds.periodic_rounds import LOOK, PeriodicRounds, alarms_of
+from doctor.testing import running
+
+SAME = ReplicaFacts(checksums=(Checksum(50, "a"), Checksum(100, "b")))
+OTHER = ReplicaFacts(checksums=(Checksum(50, "a"), Checksum(100, "c")))
+SPOILT = ReplicaFacts(non_finite=(NonFinite(20, "loss", value="nan"),))
+
+
+def with_rank_1(replica):
+    return running(1, 3).put(SAME).put(replica, ranks=(1,))
+
+
+def settings(rate):
+    return ReplicaFacts(settings=(StepSettings(50, (Variable("lr", rate),)),))
+
+
+@pytest.mark.parametrize(
+    ("sketch", "expected"),
+    [
+        (with_rank_1(SAME), set()),
+        (with_rank_1(ReplicaFacts(checksums=(Checksum(50, "a"),))), set()),
+        (with_rank_1(OTHER), {("step", "all")}),
+        (with_rank_1(OTHER).alter(ModelFacts, replicated=False), set()),
+        (with_rank_1(SPOILT), {("loss", "1")}),
+        (running(1, 2).put(settings("0.1")).put(settings("0.5"), ranks=(1,)), {("settings", "")}),
+        (running(1, 2).put(settings("0.1")), set()),
+    ],
+    ids=["equal", "a step behind", "apart", "shards", "a loss", "another rate", "the same rate"],
+)
+def test_what_does_not_wait_for_a_round(sketch, expected):
+    assert alarms_of(sketch.job()) == expected
+
+
+class Ranks:
+    """What a round uses of the watchdog of rank 0, with news in each look."""
+
+    def __init__(self, world_size=3):
+        self.rank, self.world_size, self.posted, self.evaluated = 0, world_size, 0, []
+        self.sketch = with_rank_1(SAME)
+        self.local_peers = SimpleNamespace(read_announcements=lambda: None)
+        self.peer_table = SimpleNamespace(read=lambda connections: True, job=lambda: self.sketch.job())
+        self.peer_store = SimpleNamespace(
+            alive=["store"], get=lambda name: None, read_all=lambda: None, set_on_best=lambda *given: None
+        )
+
+    def update_local_state(self):
+        self.posted += 1
+
+    def refresh_card(self):
+        pass
+
+    def evaluate(self, job, trigger):
+        self.evaluated.append(trigger)
+
+
+def played(ranks, seconds, rounds=None, since=0.0):
+    rounds = rounds or PeriodicRounds(ranks, 15.0, 0.0)
+    for tick in range(1, int(seconds * 2) + 1):
+        rounds.step(since + tick / 2)
+    return rounds
+
+
+def test_an_alarm_is_evaluated_at_the_next_look_and_once():
+    ranks = Ranks()
+    rounds = played(ranks, LOOK + 1)
+    assert ranks.evaluated == []
+    ranks.sketch = with_rank_1(OTHER)
+    played(ranks, LOOK, rounds, since=LOOK + 1)
+    assert ranks.evaluated == ["round"]
+    played(ranks, 3.5, rounds, since=2 * LOOK + 1)
+    assert ranks.evaluated == ["round"]
+
+
+def test_a_healthy_run_is_evaluated_in_rounds_only():
+    ranks = Ranks()
+    played(ranks, 60)
+    assert ranks.evaluated == ["round"] * 4
+    assert ranks.posted == 12
+
+
+def test_a_rank_alone_has_rounds_only():
+    ranks = Ranks(world_size=1)
+    played(ranks, 60)
+    assert (ranks.posted, len(ranks.evaluated)) == (4, 4)
