@@ -387,29 +387,17 @@ def trl(plant):
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
     from trl import SFTConfig, SFTTrainer
 
-    class Slow(LlamaForCausalLM):
-        """The model, with the work of the plant in each forward pass."""
-
-        def forward(self, *given, **named):
-            """The loss."""
-            plant.forward() if self.training else plant.evaluated()
-            outputs = super().forward(*given, **named)
-            if outputs.loss is not None and self.training:
-                outputs.loss = plant.loss(outputs.loss)
-            return outputs
-
     torch.set_num_threads(1)
     words = ["<pad>", "<eos>", *"abcdefghijklmnopqrstuvwxyz "]
     letters = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<pad>"))
     letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, pad_token="<pad>", eos_token="<eos>")
     torch.manual_seed(7)
-    model = Slow(LlamaConfig(
+    model = LlamaForCausalLM(LlamaConfig(
         vocab_size=len(words), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         max_position_embeddings=64, pad_token_id=0, eos_token_id=1,
     ))  # fmt: skip
-    folder = plant.folder / f"tokenizer-{plant.rank}"
-    tokenizer.save_pretrained(folder)
+    model.register_forward_pre_hook(lambda *_: plant.forward() if model.training else plant.evaluated())
     arguments = SFTConfig(
         str(plant.folder / "out"), use_cpu=True, bf16=False, num_train_epochs=plant.epochs, report_to=[],
         per_device_train_batch_size=BATCH, max_length=32, gradient_checkpointing=False, disable_tqdm=True,
