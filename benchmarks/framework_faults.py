@@ -9,11 +9,12 @@
 ``framework_faults.json`` holds the plays: what is planted in the trainings of ``tests/frameworks/training.py``, the
 checks one of which has to report it, the ranks at fault, and the seconds allowed. ``scene``: tests that have the same
 fault, if not with the same program; ``amended``: why a check was added after the first play, which is scored without.
-Plays that did not reach their fault, because the machine was too busy, are repeated and not scored. Right culprit: the ranks that these checks name are those of the play, no more and
-no less. Seconds: from the moment of the fault, by the program's own note, to the report. A healthy run has an alarm if
-a finding of severity error or warning was in its report at any moment. ``framework_faults_results.json`` keeps every
-result with its date, commit and load average; the first one of each play is the first score. The exit code is 1 if a
-fault was not found on the right rank in time, or a healthy run had an alarm.
+Right culprit: the ranks that these checks name are those of the play, no more and no less. Seconds: from the moment of
+the fault, by the program's own note, to the report. A healthy run has an alarm if a finding of severity error or
+warning was in its report at any moment. ``framework_faults_results.json`` keeps every result with its date, commit and
+load average; the first one of each play is the first score. Plays that did not reach their fault, because the machine
+was too busy, are repeated and not scored. The exit code is 1 if a fault was not found on the right rank in time, or a
+healthy run had an alarm.
 """
 
 from __future__ import annotations
@@ -290,7 +291,8 @@ def evidence() -> None:
     planned = f"Played: {faults} of {sum('ids' in play for play in plays())} faults and {healthy} healthy runs"
     planned += f" of {sum('ids' not in play for play in plays())}"
     text = (
-        f"{planned}. First score of every play:\n\n{by_framework(first)}\n\nLast score, after corrections and repeats:\n\n"
+        f"{planned}. First score of every play:\n\n{by_framework(first)}\n\n"
+        f"Last score, after corrections and repeats:\n\n"
         f"{by_framework(last)}\n\n{folded('Every play', table(first, last))}"
     )
     write_between("framework-faults", text)
