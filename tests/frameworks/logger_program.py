@@ -1,0 +1,157 @@
+"""A training with one of Lightning's loggers, and what the logger kept of the doctor's metrics.
+
+``python -m tests.frameworks.logger_program FOLDER LOGGER SECONDS`` trains for so long beside a CSVLogger and prints as
+JSON what both kept: for each metric, pairs of step and value. Each logger is read back with its own package.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+NEEDS = {"csv": "lightning", "tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
+"""The package that each logger needs besides Lightning."""
+PREFIX = "doctor/"
+STEP = 0.05
+"""Seconds of a step."""
+
+Kept = dict[str, list[tuple[int, float]]]
+
+
+def make_csv(folder: Path) -> Any:
+    """Return Lightning's own logger, which writes a table."""
+    from lightning.pytorch.loggers import CSVLogger
+
+    return CSVLogger(folder)
+
+
+def read_csv(logger: Any) -> Iterator[tuple[str, int, float]]:
+    """Yield metric, step and value."""
+    with Path(logger.log_dir, "metrics.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            yield from ((name, int(row["step"]), float(value)) for name, value in row.items() if value)
+
+
+def make_tensorboard(folder: Path) -> Any:
+    """Return a logger that writes event files."""
+    from lightning.pytorch.loggers import TensorBoardLogger
+
+    return TensorBoardLogger(folder)
+
+
+def read_tensorboard(logger: Any) -> Iterator[tuple[str, int, float]]:
+    """Read the event files with TensorBoard's own reader."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(logger.log_dir, size_guidance={"scalars": 0})
+    events.Reload()
+    for name in events.Tags()["scalars"]:
+        yield from ((name, event.step, event.value) for event in events.Scalars(name))
+
+
+def make_mlflow(folder: Path) -> Any:
+    """Return a logger that writes to MLflow's database in the folder."""
+    from lightning.pytorch.loggers import MLFlowLogger
+
+    return MLFlowLogger(tracking_uri=f"sqlite:///{folder}/mlflow.db", artifact_location=str(folder / "artifacts"))
+
+
+def read_mlflow(logger: Any) -> Iterator[tuple[str, int, float]]:
+    """Ask the store with MLflow's own client."""
+    client = logger.experiment
+    for name in client.get_run(logger.run_id).data.metrics:
+        yield from ((name, one.step, one.value) for one in client.get_metric_history(logger.run_id, name))
+
+
+def make_wandb(folder: Path) -> Any:
+    """Return a logger that writes what ``wandb sync`` would send."""
+    from lightning.pytorch.loggers import WandbLogger
+
+    return WandbLogger(save_dir=folder, offline=True)
+
+
+def read_wandb(logger: Any) -> Iterator[tuple[str, int, float]]:
+    """Read the transaction log of the run with the package's own reader."""
+    import wandb
+    from wandb.proto import wandb_internal_pb2
+    from wandb.sdk.internal.datastore import DataStore
+
+    folder = Path(logger.experiment.dir).parent
+    wandb.finish()
+    (log,) = folder.glob("*.wandb")
+    store = DataStore()
+    store.open_for_scan(str(log))
+    while (data := store.scan_data()) is not None:
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        if record.WhichOneof("record_type") == "history":
+            pairs = [("/".join(one.nested_key) or one.key, one.value_json) for one in record.history.item]
+            row = {name: json.loads(value) for name, value in pairs}
+            step = row["trainer/global_step"]
+            yield from ((name, step, value) for name, value in row.items() if isinstance(value, (int, float)))
+
+
+LOGGERS: dict[str, tuple[Callable[[Path], Any], Callable[[Any], Iterator[tuple[str, int, float]]]]] = {
+    "csv": (make_csv, read_csv),
+    "tensorboard": (make_tensorboard, read_tensorboard),
+    "mlflow": (make_mlflow, read_mlflow),
+    "wandb": (make_wandb, read_wandb),
+}
+
+
+def train(folder: Path, seconds: float, loggers: list[Any]) -> None:
+    """Train a tiny model for so many seconds with the doctor's callback."""
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.demos.boring_classes import BoringModel
+
+    from doctor import DoctorCallback
+
+    class Paced(BoringModel):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            time.sleep(STEP)
+            return super().training_step(batch, batch_idx)
+
+    model: LightningModule = Paced()
+    Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=-1,
+        max_time={"seconds": seconds},
+        logger=loggers,
+        default_root_dir=folder,
+        callbacks=[DoctorCallback()],
+        limit_val_batches=0,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(model)
+
+
+def kept_by(rows: Iterator[tuple[str, int, float]]) -> Kept:
+    """Return the doctor's metrics by name, in the order of the steps."""
+    kept: Kept = {}
+    for name, step, value in rows:
+        if name.startswith(PREFIX):
+            kept.setdefault(name, []).append((step, value))
+    return {name: sorted(kept[name]) for name in sorted(kept)}
+
+
+def main(folder: str, name: str, seconds: str) -> None:
+    """Train and print what the table and the logger kept."""
+    os.environ |= {"WANDB_SILENT": "true", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    make, read = LOGGERS[name]
+    table, logger = make_csv(Path(folder, "table")), make(Path(folder))
+    train(Path(folder), float(seconds), [table, logger])
+    print(json.dumps({"handed": kept_by(read_csv(table)), "kept": kept_by(read(logger))}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
