@@ -236,8 +236,10 @@ def test_what_is_certain_between_two_steps(known, expected):
     assert RankState(0, ProgressFacts(state="running", stage="train", **given), None).stands is expected
 
 
+@pytest.mark.parametrize("retired", [False, True])
 @pytest.mark.parametrize(("entered", "expected"), [(99.5, False), (91.0, True), (None, True)])
-def test_a_rank_that_has_just_entered_a_collective_moves_from_one_to_the_next(entered, expected):
-    progress = ProgressFacts(run="a", state="stalled", at=100.0, idle=9.0, stage="train", point="epoch-end")
-    entry = Collective("0", 7, "all_gather", at=entered)
+def test_a_rank_that_has_just_entered_a_collective_moves_from_one_to_the_next(entered, expected, retired):
+    stack = (Frame("/env/site-packages/torch/distributed/distributed_c10d.py", 3245, "all_gather"), OWN)
+    progress = ProgressFacts(run="a", state="stalled", at=100.0, idle=9.0, stage="train", stack=stack)
+    entry = Collective("0", 7, "all_gather", backend="gloo", at=entered, retired=retired)
     assert RankState(0, progress, RecorderFacts(collectives=(entry,))).waits is expected

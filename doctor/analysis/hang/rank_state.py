@@ -236,12 +236,14 @@ class RankState:
 
     @property
     def _has_just_entered(self) -> bool:
-        """Whether it was monitored, and entered its open collective a moment before: it moves from one to the next,
-        such as in an evaluation that no loader shows."""
-        progress, wait = self.progress, self.wait
-        if progress is None or progress.at is None or wait is None or wait.at is None or self.is_from_dumps:
+        """Whether it was monitored, and entered a collective a moment before: it moves from one to the next, such as in
+        an evaluation that no loader shows. Its stack may show one that its recorder has closed since."""
+        progress = self.progress
+        if progress is None or progress.at is None or progress.idle is None or self.is_sampled or self.ended_waiting:
             return False
-        return not self.is_sampled and not self.ended_waiting and 0.0 <= progress.at - wait.at < LEAST_WAIT
+        newest = self.collectives[-1].at if self.collectives else None
+        since = progress.at - newest if newest is not None else 0.0  # a record with one time for all tells nothing
+        return 0.0 < since < LEAST_WAIT <= progress.idle - since
 
     @property
     def may_wait_in_backward(self) -> bool:
