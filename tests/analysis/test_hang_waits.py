@@ -215,6 +215,7 @@ def test_what_is_certain_before_the_first_batch(known, expected):
     assert RankState(0, progress, None).stands is expected
 
 
+CONDITION = Frame("/usr/lib/python3.11/threading.py", 327, "wait")
 QUEUE, PRODUCER = Frame("/usr/lib/python3.11/queue.py", 171, "get"), "an item of a queue (queue.get)"
 UPLOAD = Frame("/env/site-packages/urllib3/connection.py", 7, "getresponse")
 BETWEEN_STEPS = [
@@ -223,7 +224,8 @@ BETWEEN_STEPS = [
     ("a lock while a child works", {"blocked": LOCK, "children": (ChildProcess(7, "S", "aws"),)}, False),
     ("a lock for a moment", {"blocked": LOCK, "still": 4.0}, False),
     ("a lock of a logger", {"blocked": LOCK, "stack": (LIBRARY, OWN)}, False),
-    ("a queue that nobody fills", {"blocked": PRODUCER, "stack": (QUEUE, OWN)}, True),
+    ("a queue that nobody fills", {"blocked": PRODUCER, "stack": (CONDITION, QUEUE, OWN)}, True),
+    ("a queue of a library", {"blocked": PRODUCER, "stack": (CONDITION, QUEUE, LIBRARY, OWN)}, False),
     ("a server that is silent", {"blocked": "data from 10.0.0.9:80"}, True),
     ("a library that waits for an answer", {"blocked": "data from 10.0.0.9:443", "stack": (UPLOAD, OWN)}, False),
     ("an evaluation", {"blocked": ""}, False),

@@ -35,6 +35,7 @@ LONG_STILL = 50.0
 OWN_LOCK = "a lock of its own process"
 """Start of :attr:`.ProgressFacts.blocked` for locks of threads and of native code."""
 _QUEUES = ("an item of a queue (", "room in a queue (")
+_OF_QUEUES = ("/queue.py", "/threading.py")
 _OF_OTHERS = (OWN_LOCK, "a lock on ", "room in a pipe", "data from ", "a connection to ")
 """Starts of the same for what another thread, process or server has to end or to answer."""
 _OF_STEP = frozenset({"step", "forward", "backward", "optimizer"})
@@ -305,9 +306,9 @@ def _stands_between_steps(progress: ProgressFacts) -> bool:
     code for a lock, a queue, a pipe or a silent server, which has no timeout, and no child process may work for it."""
     if any(not one.name.startswith("pt_") for one in progress.children):
         return False
-    caller = 1 if progress.blocked.startswith(_QUEUES) else 0
-    own = len(progress.stack) > caller and progress.stack[caller].user
-    return own and progress.blocked.startswith((*_QUEUES, *_OF_OTHERS))
+    if progress.blocked.startswith(_QUEUES):
+        return next((frame.user for frame in progress.stack if not frame.file.endswith(_OF_QUEUES)), False)
+    return progress.stack[0].user and progress.blocked.startswith(_OF_OTHERS)
 
 
 def _shared_names(job: Job) -> frozenset[str]:
