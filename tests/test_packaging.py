@@ -58,6 +58,15 @@ def test_what_development_needs_is_not_published(declared):
     }
 
 
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.14"])
+def test_each_python_has_one_release_of_each_package(python):
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line[0] != "#"]
+    pins = [Requirement(line) for line in lines]
+    chosen = [pin.name for pin in pins if pin.marker is None or pin.marker.evaluate({"python_version": python})]
+    assert sorted(chosen) == sorted({pin.name for pin in pins})
+    assert all(str(pin.specifier).startswith("==") for pin in pins)
+
+
 def test_every_dependency_has_a_lower_bound_that_is_tried():
     found = lowest_versions.lines(lowest_versions.dependencies()).splitlines()
     assert len(found) == len(lowest_versions.dependencies()) > 10

