@@ -161,7 +161,7 @@ def _draw_summary(report: Report, console: Console, *, verbose: bool, quiet: boo
         console.print(f"{_counted(hidden, 'finding')} in preview not shown: --preview reports them too")
     fixable = sum(bool(one.evidence.get("fixable")) for one in findings)
     if fixable and not quiet:
-        console.print(f"{fixable} can be fixed automatically: --fix applies the changes, --diff shows them")
+        console.print(f"--fix corrects {_counted(fixable, 'finding')} automatically, --diff shows the changes")
 
 
 def _draw_skipped(report: Report, console: Console, *, verbose: bool, quiet: bool) -> None:

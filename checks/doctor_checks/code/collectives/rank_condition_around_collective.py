@@ -95,7 +95,7 @@ from doctor.testing.script_cases import fails, passes
 def rank_condition_around_collective(script: Script) -> Iterator[Violation]:
     """Ask whether a call that synchronizes ranks is inside a rank-dependent branch.
 
-    Why it hurts: ranks that take the branch block in the collective; the others skip it, or are already in their next
+    Why it hurts: ranks inside the branch wait in the collective; the others skip it, or are already in their next
     collective. The job deadlocks until a timeout, or mismatched collectives are paired.
     Fix: Make the call on all ranks, and keep only the use of its result inside the branch.
     """

@@ -253,7 +253,7 @@ def _fix(name: str, interfaces: InterfaceFacts | None) -> str:
     hosts_file = f"/^127\\./s/[[:space:]]{there}([[:space:]]|$)/ /; $a {address} {name}"
     return "\n".join(
         (
-            f"Set the variable for this job, start torchrun with --local-addr {address}, then correct /etc/hosts:",
+            f"Set GLOO_SOCKET_IFNAME for the job, start torchrun with --local-addr {address}, and correct /etc/hosts:",
             f"export GLOO_SOCKET_IFNAME={good[0].name}",
             f"sudo sed -i -E '{hosts_file}' /etc/hosts",
         )
