@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from importlib.util import find_spec
 
 import pytest
@@ -18,7 +18,7 @@ from doctor.cluster.ray.node_task import given_environ
 from doctor.cluster.ray.ray_cluster import RayNode
 from doctor.core.errors import UnusableError
 from tests.lab.needs import CannotPlay, clean_environ
-from tests.lab.ray_nodes import PORT, kill_ray, ray_nodes, start_again
+from tests.lab.ray_nodes import PORT, WITHOUT_LOGS, kill_ray, ray_nodes, start_again
 from tests.lab.speed import patience
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
@@ -31,7 +31,7 @@ STARTING = 60
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Three nodes; who changes one of them puts it back."""
+    """Three nodes, as long as no test below has changed them."""
     with ExitStack() as stack:
         try:
             made = stack.enter_context(ray_nodes(3))
@@ -127,56 +127,6 @@ def test_the_board_keeps_the_contract(cluster):
     }
 
 
-def test_nodes_are_judged_by_their_own_environment(cluster):
-    """node1 has a wrong interface, and hides its GPU from tasks that did not ask for one; node2 has another package of
-    the name ``doctor``."""
-    _, one, two = cluster.hosts
-    (two.folder / "other" / "doctor").mkdir(parents=True, exist_ok=True)
-    (two.folder / "other" / "doctor" / "__init__.py").touch()
-    wrong = {"NCCL_SOCKET_IFNAME": "ib0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"}
-    with restarted(cluster, (one, wrong, "--num-gpus=1"), (two, {"PYTHONPATH": str(two.folder / "other")})):
-        done = cluster.run([*DOCTOR, "capture", "--gather", "ray", "-o", "."])
-    assert (done.returncode, done.stdout) == (3, ""), done.stderr
-    assert f"rank 2 on node2 ({two.address}): rankdoctor is not installed in the Python of its Ray" in done.stderr
-    [_, rank] = json.loads((cluster.hosts[0].folder / "job.json").read_text())["ranks"]
-    variables = {entry["name"]: entry["value"] for entry in rank["facts"]["environment"]["variables"]}
-    assert variables["NCCL_SOCKET_IFNAME"] == "ib0"
-    assert not {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"} & variables.keys()
-    judged = cluster.run([*DOCTOR, "diagnose", "job.json", "--format", "json", "--select", "ENV,NET"])
-    assert judged.returncode == 1, judged.stderr
-    assert findings(json.loads(judged.stdout)) == [("ENV005", [2], ["node2"]), ("NET007", [1], ["node1"])]
-
-
-def findings(report):
-    return [
-        (result["id"], finding["ranks"], finding["hosts"])
-        for result in report["results"]
-        for finding in result["findings"]
-        if finding["severity"] == "error"
-    ]
-
-
-@contextmanager
-def restarted(cluster, *nodes):
-    """Nodes that are started again, with variables and options of their own; at the end without them."""
-    start(cluster, nodes)
-    try:
-        yield
-    finally:
-        start(cluster, [(host, {}) for host, *_ in nodes])
-
-
-def start(cluster, nodes):
-    command = ("ray", "start", f"--address={cluster.environ['RAY_ADDRESS']}", "--num-cpus=2")
-    environ = {name: value for name, value in cluster.environ.items() if name != "RAY_ADDRESS"}
-    start_again(
-        [
-            (host, [*command, f"--node-ip-address={host.address}", *options], {**environ, **changed})
-            for host, changed, *options in nodes
-        ]
-    )
-
-
 STRANGER = """
 from doctor.cluster.gather.protocol import GatherVerdict, ProbeTask
 from doctor.cluster.membership.protocol import JoinRequest, LeaderAnnouncement
@@ -247,21 +197,6 @@ def test_a_key_that_can_not_be_used(cluster, tmp_path):
     assert f"{missing} (DOCTOR_SECRET_FILE) is not used: " in done.stderr
 
 
-def test_a_node_that_dies_meanwhile_is_named(cluster):
-    timeout, (*_, last) = round(patience(8)), cluster.hosts
-    command = cluster.hosts[0].start([*CHECK, "auto", "--timeout", str(timeout)], env=cluster.environ)
-    try:
-        assert soon(lambda: cluster.hosts[0].processes("ray::rankdoctor"))
-        kill_ray(last)
-        output, errors = command.communicate(timeout=timeout + patience(30))
-    finally:
-        start(cluster, [(last, {})])
-    report = json.loads(output)
-    assert command.returncode == 1, errors
-    assert ("ENV005", [2], ["node2"]) in findings(report)
-    assert report["coverage"]["ranks_expected"] == 3
-
-
 def test_a_head_that_is_stopped_hangs_nobody(cluster):
     head = cluster.hosts[0]
     head.signal(19, "gcs_server")
@@ -273,6 +208,61 @@ def test_a_head_that_is_stopped_hangs_nobody(cluster):
     assert done.stderr == (
         f"doctor: the Ray cluster at {head.address}:{PORT} accepts no driver: its head does not respond, runs "
         "another release of Ray, or something else listens there\n"
+    )
+
+
+# --- what changes the nodes, which cost much to start again: last, and never put back
+
+
+def test_a_node_that_dies_meanwhile_is_named(cluster):
+    timeout, (*_, last) = round(patience(8)), cluster.hosts
+    command = cluster.hosts[0].start([*CHECK, "auto", "--timeout", str(timeout)], env=cluster.environ)
+    assert soon(lambda: cluster.hosts[0].processes("ray::rankdoctor"))
+    kill_ray(last)
+    output, errors = command.communicate(timeout=timeout + patience(30))
+    report = json.loads(output)
+    assert command.returncode == 1, errors
+    assert ("ENV005", [2], ["node2"]) in findings(report)
+    assert report["coverage"]["ranks_expected"] == 3
+
+
+def test_nodes_are_judged_by_their_own_environment(cluster):
+    """node1 has a wrong interface, and hides its GPU from tasks that did not ask for one; node2 has another package of
+    the name ``doctor``."""
+    _, one, two = cluster.hosts
+    (two.folder / "other" / "doctor").mkdir(parents=True, exist_ok=True)
+    (two.folder / "other" / "doctor" / "__init__.py").touch()
+    wrong = {"NCCL_SOCKET_IFNAME": "ib0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"}
+    start(cluster, [(one, wrong, "--num-gpus=1"), (two, {"PYTHONPATH": str(two.folder / "other")})])
+    done = cluster.run([*DOCTOR, "capture", "--gather", "ray", "-o", "."])
+    assert (done.returncode, done.stdout) == (3, ""), done.stderr
+    assert f"rank 2 on node2 ({two.address}): rankdoctor is not installed in the Python of its Ray" in done.stderr
+    [_, rank] = json.loads((cluster.hosts[0].folder / "job.json").read_text())["ranks"]
+    variables = {entry["name"]: entry["value"] for entry in rank["facts"]["environment"]["variables"]}
+    assert variables["NCCL_SOCKET_IFNAME"] == "ib0"
+    assert not {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"} & variables.keys()
+    judged = cluster.run([*DOCTOR, "diagnose", "job.json", "--format", "json", "--select", "ENV,NET"])
+    assert judged.returncode == 1, judged.stderr
+    assert findings(json.loads(judged.stdout)) == [("ENV005", [2], ["node2"]), ("NET007", [1], ["node1"])]
+
+
+def findings(report):
+    return [
+        (result["id"], finding["ranks"], finding["hosts"])
+        for result in report["results"]
+        for finding in result["findings"]
+        if finding["severity"] == "error"
+    ]
+
+
+def start(cluster, nodes):
+    command = ("ray", "start", f"--address={cluster.environ['RAY_ADDRESS']}", "--num-cpus=2", WITHOUT_LOGS)
+    environ = {name: value for name, value in cluster.environ.items() if name != "RAY_ADDRESS"}
+    start_again(
+        [
+            (host, [*command, f"--node-ip-address={host.address}", *options], {**environ, **changed})
+            for host, changed, *options in nodes
+        ]
     )
 
 

@@ -25,8 +25,9 @@ OVERDUE = "The current node timed out during startup"
 """What Ray says where a node was not ready within 30 s, which no option changes: its raylet waits so long for the file
 with the port of its agent (WaitForDashboardAgentPorts in raylet/node_manager.cc), whose imports take long on a busy
 machine, and Node.__init__ (ray/_private/node.py) as long for the raylet."""
-SPARED = ("--no-monitor", "--include-dashboard=false", "--include-log-monitor=false")
-"""Processes of the head that nothing here needs: the fewer start, the sooner the agent is there."""
+WITHOUT_LOGS = "--include-log-monitor=false"
+SPARED = ("--no-monitor", "--include-dashboard=false")
+"""Processes of a node, and of the head, that nothing here needs: the fewer start, the sooner the agent is there."""
 OBJECT_STORE_BYTES = 80 * 2**20
 """Little more than the least that Ray takes."""
 
@@ -131,7 +132,7 @@ def _attempt(start: Callable[[], None], clean: Callable[[], None]) -> None:
 
 def _node(host: LabHost, cluster: RayCluster, cpus: int, *options: str) -> Command:
     size = (f"--num-cpus={cpus}", f"--object-store-memory={OBJECT_STORE_BYTES}")
-    return host, ["ray", "start", f"--node-ip-address={host.address}", *size, *options], cluster.environ
+    return host, ["ray", "start", f"--node-ip-address={host.address}", WITHOUT_LOGS, *size, *options], cluster.environ
 
 
 def _start(nodes: Sequence[Command]) -> None:
