@@ -38,8 +38,8 @@ from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.lint.launch.process_launches import (
     ProcessLaunch,
     hosts_of,
-    option_of,
     processes_of,
+    says_processes,
     starts_of,
     visible_devices,
 )
@@ -300,8 +300,7 @@ def _is_alone(file: EnvironmentSource, start: ProcessLaunch) -> bool:
     """Whether a command starts one process on one GPU, one rank, or a script of the project without a group."""
     launch = start.launch
     if launch.is_agent:
-        is_said = option_of(launch, *launch.command.processes) is not None
-        one = is_said and start.outer is None and processes_of(launch) == 1 and hosts_of(launch) == 1
+        one = says_processes(launch) and start.outer is None and processes_of(launch) == 1 and hosts_of(launch) == 1
     else:
         one = launch.program == "python" and (visible_devices(launch) or ("", 0))[1] == 1
     modules = file.modules if isinstance(file, LaunchFile) else None

@@ -80,6 +80,12 @@ def processes_of(launch: Launch) -> int | None:
     return whole_number(given)
 
 
+def says_processes(launch: Launch) -> bool:
+    """Whether an option or a variable of the launcher says how many ranks there are."""
+    names = filter(None, (*launch.command.processes, launch.command.all_processes))
+    return option_of(launch, *names) is not None
+
+
 def hosts_of(launch: Launch) -> int | None:
     """Hosts that the agents wait for; ``None`` if unknown, as with an elastic range."""
     if launch.option(launch.command.standalone):

@@ -12,7 +12,7 @@ from doctor.core.finding import Severity
 from doctor.lint.engine.rule import Violation
 from doctor.lint.launch.file_type import read_launch_file
 from doctor.lint.launch.launch_file import Launch
-from doctor.lint.launch.process_launches import hosts_of, option_of, processes_of, starts_of, visible_devices
+from doctor.lint.launch.process_launches import hosts_of, processes_of, says_processes, starts_of, visible_devices
 from doctor.lint.python.script import FunctionNode, Script, per_script
 from doctor.lint.python.training import ACCELERATOR, several_ranks
 
@@ -281,9 +281,8 @@ def _counts_of_launches(script: Script) -> Iterator[int | None]:
             if start.outer is None and _shows_one_gpu(launch):
                 yield 1  # several ranks cannot share it
                 continue
-            is_said = option_of(launch, *launch.command.processes) is not None
             is_one_host = start.outer is None and hosts_of(launch) == 1
-            yield processes_of(launch) if is_one_host and is_said else None
+            yield processes_of(launch) if is_one_host and says_processes(launch) else None
 
 
 def _shows_one_gpu(launch: Launch) -> bool:
