@@ -312,7 +312,7 @@ _OTHER_DEVICES = re.compile(r"^(?:HCCL_|ASCEND_|HABANA_|NEURON_|XLA_)")
 
 
 def _is_for_determinism(file: EnvironmentSource, line: int) -> bool:
-    """Whether a function sets a variable beside PyTorch's switch for deterministic algorithms."""
+    """Whether a function sets a variable where it turns on PyTorch's switch for deterministic algorithms."""
     if not isinstance(file, Script):
         return False
     switches = file.calls("torch.use_deterministic_algorithms")

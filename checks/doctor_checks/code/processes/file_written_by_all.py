@@ -191,7 +191,7 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
 
 
 def _starts_ranks_later(script: Script, ranks: ast.Call) -> bool:
-    """Whether a Trainer starts the other ranks, which run the script again after rank 0 has come to ``fit()``: what it
+    """Whether a Trainer starts the other ranks, which run the script again after rank 0 has reached ``fit()``: what it
     has downloaded is complete then."""
     if script.name(ranks.func) != TRAINER or script.is_given(ranks, "num_nodes"):
         return False
