@@ -32,6 +32,13 @@ from doctor.lint.engine.releases import Releases
             "ray         2.9.3       pypi_0\n",
             {"torch": "1.13.1", "ray": "2.9.3"},
         ),
+        (
+            "pytorch-lightning @ git+https://github.com/a/pytorch-lightning.git@v0.8.5_fixes#egg=x",
+            {"pytorch-lightning": "0.8.5"},
+        ),
+        ('"lightning[extra] @ https://host/lightning-2.1.0.tar.gz"', {"lightning": "2.1.0"}),
+        ("lightning @ git+https://github.com/a/lightning.git@main", {"lightning": ""}),
+        ("lightning @ git+https://github.com/a/lightning.git", {"lightning": ""}),
     ],
 )
 def test_the_newest_release_within_the_bounds(text, expected):
@@ -50,6 +57,19 @@ def test_the_nearest_bound_applies_and_folders_above_the_repository_are_not_read
     found = required_releases(script, script)
 
     assert dict(found) == {"pytorch-lightning": "1.0.4", "lightning": "1", "torch": "2.4.1"}
+
+
+def test_a_direct_reference_is_not_the_installed_release(tmp_path):
+    (tmp_path / "requirements.txt").write_text("lightning @ git+https://github.com/a/lightning.git@main\n")
+    assert "lightning" in Releases({})
+    assert "lightning" not in Releases({}).of_project(tmp_path / "train.py", tmp_path)
+
+
+def test_environments_in_folders_of_their_own(tmp_path):
+    (tmp_path / "setup.py").write_text("install_requires=['pytorch-lightning>=1.7']\n")
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "docker" / "environment.yml").write_text("dependencies:\n- pip:\n  - pytorch-lightning==1.7.7\n")
+    assert required_releases(tmp_path / "train.py", tmp_path) == {"pytorch-lightning": "1.7.7"}
 
 
 def test_without_a_repository_the_given_folder_is_the_limit(tmp_path):

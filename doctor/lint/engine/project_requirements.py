@@ -17,12 +17,21 @@ MOST_FOLDERS = 12
 MOST_FILES = 40
 """Requirement files of one folder that are read."""
 _FILES = frozenset({"pyproject.toml", "setup.cfg", "setup.py", "pipfile"})
+_FOLDERS = ("requirements", "environments", "envs", "conda", "docker")
+"""Folders of requirement files beside those of the project."""
 _PIN = re.compile(
     r"(?<![\w./-])(?:[\w-]{1,40}::)?(?P<name>[A-Za-z][\w-]{1,40})(?:\[[\w, -]{0,60}\])?"
     r"(?:[ \t]*=[ \t]*(?:\{[ \t]*version[ \t]*=[ \t]*)?[\"'](?P<quoted>[^\"'\n]{1,80})[\"']"
     r"|[ \t]*(?P<bare>[=<>~!][^;#\"'\n\]]{1,80}))"
 )
 """A requirement of Poetry or Pipenv (``name = "^1.9"``), or of pip, conda or setuptools (``name<2``)."""
+_DIRECT = re.compile(
+    r"(?<![\w./-])(?P<name>[A-Za-z][\w.-]{1,40})(?:\[[\w, -]{0,60}\])?[ \t]*@[ \t]*"
+    r"(?P<address>(?:git\+|https?:|file:)[^\s#;\"']{1,300})"
+)
+"""A direct reference (PEP 508): ``name @ git+https://host/name.git@v0.8.5``."""
+_TAG = re.compile(r"[@/-]v?(?P<release>\d{1,4}\.\d[\d.]{0,20})[^/@]*$")
+"""A tag or a file name of a release at the end of an address."""
 _LISTED = re.compile(
     r"^(?P<name>[A-Za-z][\w.-]{1,40})[ \t]+(?P<release>\d[\w.]{0,20})[ \t]+[\w.]+(?:[ \t]+[\w./-]+)?[ \t]*$",
     re.MULTILINE,
@@ -37,8 +46,9 @@ _BOUND = re.compile(r"[ \t]*(?P<sign>={1,3}|~=|<=|<|\^|)[ \t]*(?P<release>\d[\d.
 def required_releases(path: Path, root: Path) -> Mapping[str, str]:
     """The newest release that the requirements of a file's project permit, by distribution in lowercase with hyphens.
 
-    ``1.9`` stands for all of ``1.9.x``. Distributions without an upper bound are absent. The folders from that of
-    ``path`` up to its repository, or up to ``root`` if it is in none, are read; the nearest bound applies.
+    ``1.9`` stands for all of ``1.9.x``; a release that a direct reference does not name is empty. Distributions without
+    an upper bound are absent. The folders from that of ``path`` up to its repository, or up to ``root`` if it is in
+    none, are read; the nearest bound applies.
     """
     found: dict[str, str] = {}
     for folder in _folders(path.parent, root):
@@ -77,7 +87,8 @@ def _lowest(files: Iterable[Path]) -> dict[str, str]:
             words = (word for one in _INSTALLS.finditer(text) for word in one["given"].split())
             text = "\n".join(word.strip("\"'") for word in words)
         for name, bound in bounds(text):
-            if name not in found or release(bound) < release(found[name]):
+            known = found.get(name)
+            if not known or (bound and release(bound) < release(known)):
                 found[name] = bound
     return found
 
@@ -87,7 +98,7 @@ def _pages(folder: Path) -> list[Path]:
 
 
 def _requirement_files(folder: Path) -> list[Path]:
-    listed = [*_names(folder), *(f"requirements/{name}" for name in _names(folder / "requirements"))]
+    listed = [*_names(folder), *(f"{inner}/{name}" for inner in _FOLDERS for name in _names(folder / inner))]
     fitting = (name for name in listed if _is_requirements(name.lower()))
     return [folder / name for name in sorted(fitting)[:MOST_FILES]]
 
@@ -108,12 +119,16 @@ def _names(folder: Path) -> list[str]:
 
 
 def bounds(text: str) -> Iterator[tuple[str, str]]:
-    """The distributions of a requirement file with an upper bound, and the newest release permitted."""
+    """The distributions of a requirement file with an upper bound, and the newest release permitted; empty for a branch
+    or a commit."""
     for pin in _PIN.finditer(text):
         ranges = (pin["quoted"] or pin["bare"]).split(",")
         limits = [_newest(bound) for one in ranges if (bound := _BOUND.match(one))]
         if any(limits):
             yield _distribution(pin["name"]), min(filter(None, limits), key=release)
+    for one in _DIRECT.finditer(text):
+        tag = _TAG.search(one["address"])
+        yield _distribution(one["name"]), tag["release"].rstrip(".") if tag else ""
     for row in _LISTED.finditer(text):
         yield _distribution(row["name"]), ".".join(map(str, release(row["release"])))
 

@@ -28,7 +28,8 @@ class Releases(Mapping[str, str]):
     def __getitem__(self, name: str) -> str:
         """The release of a distribution; ``KeyError`` if it is unknown."""
         if name not in self._found:
-            self._found[name] = self._given.get(name) or self._required(name) or _installed(name)
+            required = self._given.get(name) or self._required(name)
+            self._found[name] = _installed(name) if required is None else required or None
         release = self._found[name]
         if release is None:
             raise KeyError(name)
@@ -38,7 +39,7 @@ class Releases(Mapping[str, str]):
         if self._project is None:
             return None
         required = required_releases(*self._project)
-        return required.get(name) or required.get(_RELEASED_TOGETHER.get(name, ""))
+        return required.get(name, required.get(_RELEASED_TOGETHER.get(name, "")))
 
     def __iter__(self) -> Iterator[str]:
         """The distributions whose release is known."""

@@ -13,7 +13,7 @@ from doctor.lint.python.project.imported_functions import collective_of, importe
 from doctor.lint.python.rank_branches import has_rank_conditions, rank_condition
 from doctor.lint.python.reachable_functions import is_certain
 from doctor.lint.python.script import Script, last_name, per_script, step_at
-from doctor.lint.python.training import ACCELERATOR, several_ranks
+from doctor.lint.python.training import ACCELERATOR, FSDP, several_ranks
 from doctor.lint.python.wrapped_models import (
     FORWARD_OF_DDP,
     HandedModel,
@@ -96,7 +96,7 @@ _LAST = (
     _GATHERING
     | _OF_AN_ENGINE
     | _PLAIN
-    | {"log", "log_dict", "save_model", "compute"}
+    | {"full_tensor", "log", "log_dict", "save_model", "compute"}
     | {one.rpartition(".")[2] for one in COLLECTIVES}
 )
 """Last parts of the names of collectives; other calls are not resolved."""
@@ -283,9 +283,13 @@ def _of_a_project(name: str, bare: str) -> str:
 
 
 def _of_a_wrapper(script: Script, call: ast.Call, bare: str) -> str:
-    if not isinstance(call.func, ast.Attribute) or bare not in _GATHERING | _OF_AN_ENGINE:
+    if not isinstance(call.func, ast.Attribute) or bare not in _GATHERING | _OF_AN_ENGINE | {"full_tensor"}:
         return ""
+    if bare == "full_tensor":
+        return "full_tensor" if not call.args and next(script.calls(FSDP[1]), None) is not None else ""
     wrapper = wrapper_of(script, call.func.value)
+    if bare in ("forward", "backward") and wrapper == "fully_shard":
+        return f"{bare} of FSDP"
     if bare in _GATHERING and wrapper == "FSDP":
         return f"{bare} of FSDP"
     if bare in _OF_AN_ENGINE and wrapper == "DeepSpeed":
@@ -301,7 +305,7 @@ def _is_known_to_wait(script: Script, call: ast.Call, word: str) -> bool:
         return False  # it gathers with FSDP and ZeRO stage 3 alone, which the command line may ask for
     if word in _OF_SHARDED_STATE:
         model = script.argument(call, "model", 0)
-        return model is not None and wrapper_of(script, model) == "FSDP"
+        return model is not None and wrapper_of(script, model) in ("FSDP", "fully_shard")
     return True
 
 

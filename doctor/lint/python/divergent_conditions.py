@@ -152,13 +152,23 @@ def _is_read(script: Script, node: ast.AST) -> bool:
 
 
 def _words_of(script: Script, read: ast.expr) -> Iterator[str]:
-    """The names in an expression, and in the comparison that a local name of it holds: ``valid = labels >= 0``."""
-    for node in ast.walk(read):
+    """The names in an expression, and in the comparison that a local name of it holds: ``valid = labels >= 0``. The
+    name of an entry says what it is, not that of its dictionary: ``batch["step"]`` may be equal on all ranks."""
+    for node in _named_parts(script, read):
         yield last_name(node)
         scope = script.scope_of(node, node.id) if isinstance(node, ast.Name) else None
         if scope is not None and isinstance(node, ast.Name) and scope.node is script.function_of(read):
             compared = (one for one in scope.names[node.id] if isinstance(one, ast.Compare))
             yield from (last_name(part) for one in compared for part in ast.walk(one))
+
+
+def _named_parts(script: Script, node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of an expression without dictionaries of which one entry is read."""
+    yield node
+    key = script.value(node.slice) if isinstance(node, ast.Subscript) else None
+    inner = (node.slice,) if isinstance(node, ast.Subscript) and isinstance(key, str) else ast.iter_child_nodes(node)
+    for one in inner:
+        yield from _named_parts(script, one)
 
 
 def _is_selected(script: Script, node: ast.expr) -> bool:

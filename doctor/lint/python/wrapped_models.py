@@ -19,11 +19,12 @@ _SHARDS = "torch.distributed.fsdp.fully_shard"
 _DEPTH = 3
 FORWARD_OF_DDP = "forward of DDP"
 _EXCHANGED_BY = {
-    "forward": {"DDP": FORWARD_OF_DDP, "FSDP": "forward of FSDP"},
+    "forward": {"DDP": FORWARD_OF_DDP, "FSDP": "forward of FSDP", "fully_shard": "forward of FSDP"},
     "state_dict": {"FSDP": "state_dict of FSDP"},
     "clip_grad_norm_": {"FSDP": "clip_grad_norm_ of FSDP"},
 }
-"""The collectives of a method by the wrapper of its model."""
+"""The collectives of a method by the wrapper of its model. The ``state_dict`` of a model that ``fully_shard`` changed
+holds the shards of this rank, without communication (torch/distributed/fsdp/_fully_shard/_fully_shard.py)."""
 _TRAINERS = re.compile(r"^(?:transformers|trl)\.\w*Trainer\(\)\.save_model$")
 _NONE: Mapping[str, str] = {}
 _OFF = ("", False, None, ())
@@ -46,12 +47,12 @@ def wraps_models(script: Script) -> bool:
 
 
 def wrapper_of(script: Script, node: ast.expr, depth: int = _DEPTH) -> str:
-    """``DDP``, ``FSDP``, ``DeepSpeed``, or empty: what the model that a name holds at this place is wrapped in; of a
-    parameter, what any caller in the file gives."""
+    """``DDP``, ``FSDP``, ``fully_shard``, ``DeepSpeed``, or empty: what the model that a name holds at this place is
+    wrapped in; of a parameter, what any caller in the file gives."""
     if not wraps_models(script) or not isinstance(node, (ast.Name, ast.Attribute)):
         return ""
     if _is_sharded_before(script, node):
-        return "FSDP"
+        return "fully_shard"
     made = {_KINDS.get(script.name(one.func), "") for one in _calls_behind(script, node)} - {""}
     if made:
         return min(made)

@@ -43,6 +43,8 @@ from doctor.testing.script_cases import fails, passes
         passes("all gather, then look at what all found", _GATHERED),
         passes("sizes of tensors are equal on all ranks", _SIZES),
         passes("the ranks agree first", _AGREED),
+        passes("a counter that the dataset puts into each batch", _COUNTER),
+        fails("an entry of the batch that differs", _COUNTER.replace("stop_step", "labels").replace("(y)", "(y)  # !")),
         passes("both branches reduce", _BRANCHES),
         passes("every so many steps", _STEPS),
         passes("what is done with the result depends on data", _AFTER),
@@ -289,6 +291,12 @@ def mine(model, loader):
     hard = [one for part in everyone for one in part]
     if len(hard) > 0:
         dist.barrier()
+"""
+_COUNTER = """\
+def roll(model, loader, y):
+    for batch in loader:
+        if batch["stop_step"].item():
+            dist.all_reduce(y)
 """
 _SIZES = """\
 def reduce(self, inputs, group, limit):

@@ -52,6 +52,7 @@ _OPTIMIZER_STEP = ("optimizer_idx", "on_tpu", "using_lbfgs")
         passes("1.x where 1.x is installed", _AS_1, releases=_V1),
         passes("other Trainers, and strategies that others register", _OTHER_TRAINERS, releases=_V2),
         passes("where both kinds of releases are served", _BOTH_KINDS, releases=_V2),
+        passes("where the release is asked for above", _ASKED_ABOVE, releases=_V2),
         passes("a hook that asks for the release itself", _ASKING_HOOK, releases=_V2),
         passes("an option of one's own of that name, where the release is not known", _OWN_OPTION),
     ),
@@ -219,7 +220,8 @@ def _is_guarded(script: Script, node: ast.AST) -> bool:
         if isinstance(outer, ast.Try) and (inner in outer.body or inner in outer.handlers):
             return True
         if isinstance(outer, (ast.If, ast.IfExp)):
-            test = ast.unparse(outer.test).lower()
+            behind = (outer.test, *script.values_of(outer.test))
+            test = " ".join(map(ast.unparse, behind)).lower()
             if any(word in test for word in ("version", "_greater", "_ge_", "_lt_", "is_old", "signature", "hasattr")):
                 return True
         inner = outer
@@ -340,6 +342,14 @@ if pl.__version__ < "2":
     trainer = pl.Trainer(gpus=2)
 else:
     trainer = pl.Trainer(accelerator="gpu", devices=2)
+"""
+_ASKED_ABOVE = """\
+import pytorch_lightning as pl
+
+BEFORE_2 = int(pl.__version__.split(".")[0]) < 2
+
+if BEFORE_2:
+    trainer = pl.Trainer(gpus=2)
 """
 _OWN_OPTION = """\
 class Model(L.LightningModule):

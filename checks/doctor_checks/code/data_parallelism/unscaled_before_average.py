@@ -11,6 +11,7 @@ from doctor.lint.python.training import WRAPPERS
 from doctor.testing.script_cases import fails, passes
 
 _REDUCES = frozenset({"torch.distributed.all_reduce", "torch.distributed.all_reduce_coalesced"})
+_NORMS = frozenset({"norm", "vector_norm", "get_total_norm", "item"})
 _CLIPS = frozenset({"clip_grad_norm_", "clip_grad_value_"})
 
 
@@ -42,6 +43,7 @@ _CLIPS = frozenset({"clip_grad_norm_", "clip_grad_value_"})
             "the ranks agree about infinities",
             _script("scaler.unscale_(optimizer)\n        agree(scaler.found_inf)\n        average_gradients(model)"),
         ),
+        passes("only the norms are summed", _NORM),
         passes("DDP has averaged them", "model = DDP(net)\n" + _script("scaler.unscale_(optimizer)")),
     ),
 )
@@ -109,8 +111,16 @@ def _reduces_gradients(script: Script, call: ast.Call) -> bool:
     if script.name(call.func) not in _REDUCES or not call.args:
         return False
     values = (call.args[0], *script.values_of(call.args[0]))
-    parts = (part for one in values for part in ast.walk(one))
-    return any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in parts)
+    return any(_has_gradient(one) for one in values)
+
+
+def _has_gradient(node: ast.AST) -> bool:
+    """Whether a value holds a gradient, not only its norm, which ranks sum up to clip alike."""
+    if isinstance(node, ast.Attribute) and node.attr == "grad":
+        return True
+    if isinstance(node, ast.Call) and last_name(node.func) in _NORMS:
+        return False
+    return any(map(_has_gradient, ast.iter_child_nodes(node)))
 
 
 def _script(steps: str) -> str:
@@ -128,4 +138,15 @@ def train(model, loader, optimizer, scaler):
         {steps}
         scaler.step(optimizer)
         scaler.update()
+"""
+
+
+_NORM = """\
+for x, y in loader:
+    scaler.scale(model(x, y)).backward()
+    scaler.unscale_(optimizer)
+    norm = torch.norm(torch.stack([p.grad.norm(2) for p in model.parameters()]))
+    dist.all_reduce(norm)
+    clip_grad_norm_(model.parameters(), norm)
+    scaler.step(optimizer)
 """

@@ -55,6 +55,7 @@ _MICRO_BATCHES = re.compile(r"accum|micro|\bga_", re.IGNORECASE)
         passes("detached before it is kept, and without gradients", _DETACHED),
         passes("made anew in every step, and meters that keep numbers", _MADE_AGAIN),
         passes("the losses of one batch, by head", _PER_BATCH),
+        passes("the losses of one optimizer step", _PER_STEP),
         passes("a few steps, and a queue of micro-batches", _FEW),
         passes("the micro-batches of one step", _MICRO),
     ),
@@ -174,13 +175,21 @@ _BATCHES = re.compile(r"loader|batch|log_every|(?:^|_)dl$", re.IGNORECASE)
 
 
 def _is_made_per_batch(script: Script, keeper: ast.expr, body: ast.AST) -> bool:
-    """Whether a loop over batches around this one makes the container again: it keeps the losses of one batch."""
+    """Whether a loop over batches or optimizer steps around this one makes the container again: it keeps the losses of
+    one batch, or of one step."""
     made = set(script.values_of(keeper)) if isinstance(keeper, ast.Name) else set()
     around = (one for one in script.around(body) if isinstance(one, ast.For))
     return any(
-        _BATCHES.search(ast.unparse(one.iter)) and any(part in made for part in script.inside(one, ast.expr))
+        (_BATCHES.search(ast.unparse(one.iter)) or _takes_steps(script, one))
+        and any(part in made for part in script.inside(one, ast.expr))
         for one in around
     )
+
+
+def _takes_steps(script: Script, loop: ast.For) -> bool:
+    """Whether each turn of a loop, not of a loop inside, steps an optimizer."""
+    calls = (one for one in script.method_calls("step") if script.nearest(one, ast.For, ast.While) is loop)
+    return any(isinstance(one.func, ast.Attribute) and "opt" in last_name(one.func.value).lower() for one in calls)
 
 
 def _keeps(statement: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
@@ -349,6 +358,17 @@ for x, y in train_loader:
         optimizer.step()
         losses.append(loss)
     print(sum(one.item() for one in losses))
+"""
+_PER_STEP = """\
+for step in progress:
+    batches = [next(source) for _ in range(accumulation)]
+    total = 0.0
+    for batch in batches:
+        loss = model(**batch).loss
+        loss.backward()
+        total += loss
+    optim.step()
+    optim.zero_grad()
 """
 _MICRO = """\
 def step(engine, batches):
