@@ -188,7 +188,7 @@ loader = DataLoader(load(), batch_size=16, collate_fn=collate)
 """
 
 
-_NEVER_NONE = (
+_NEVER_NONE: str = (
     _script("batch = [item for item in batch if item is not None]")
     + """\
 
