@@ -168,27 +168,27 @@ def _joined(one: CollectivePath, then: CollectivePath) -> CollectivePath:
 
 def _is_returned_unknown(script: Script, call: ast.Call) -> bool:
     """``return build(x)``, or ``build(x)`` and ``return``, of another module, which may do the part of these ranks."""
-    name = script.name(call.func)
-    is_plain = name.startswith(_PLAIN) or (isinstance(call.func, ast.Name) and hasattr(builtins, call.func.id))
     parent = script.parent(call)
-    return not is_plain and (
-        isinstance(parent, ast.Return) or (isinstance(parent, ast.Expr) and _hands_over(script, call))
-    )
+    if not isinstance(parent, (ast.Return, ast.Expr)):
+        return False
+    if isinstance(call.func, ast.Name) and hasattr(builtins, call.func.id):
+        return False
+    if isinstance(parent, ast.Expr) and not _hands_over(script, call):
+        return False
+    return not script.name(call.func).startswith(_PLAIN)
 
 
 def _hands_over(script: Script, call: ast.Call) -> bool:
     """Whether a function of another package is the last thing that a block runs before its ``return``."""
-    name = script.name(call.func)
-    if "." not in name or "()" in name or name.partition(".")[0] in _KEEP_RECORDS:
-        return False
     statement = script.statement_of(call)
     block = getattr(script.parent(statement), "body", None)
-    return (
-        isinstance(block, list)
-        and statement in block[:-1]
-        and isinstance(then := block[block.index(statement) + 1], ast.Return)
-        and then.value is None
-    )
+    if not isinstance(block, list) or statement not in block[:-1]:
+        return False
+    then = block[block.index(statement) + 1]
+    if not isinstance(then, ast.Return) or then.value is not None:
+        return False
+    name = script.name(call.func)
+    return "." in name and "()" not in name and name.partition(".")[0] not in _KEEP_RECORDS
 
 
 def _leaves(statement: ast.stmt) -> str:

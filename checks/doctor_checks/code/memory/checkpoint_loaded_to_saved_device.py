@@ -127,10 +127,16 @@ def _has_one_process(script: Script, call: ast.Call) -> bool:
 
 def _saves_from_cpu(script: Script) -> bool:
     """Whether the file, or the project, moves states to the CPU before it saves them."""
-    texts = [script.text]
-    if script.modules is not None:
-        texts += [text for _, text in script.modules.mentioning("torch.save(")]
-    return any(".cpu" in text and _SAVED_FROM_CPU.search(text) for text in texts)
+    if ".cpu" in script.text and _SAVED_FROM_CPU.search(script.text):
+        return True
+    if script.modules is None:
+        return False
+    key = ("saved from the CPU",)
+    if key not in script.modules.memo:
+        texts = (text for _, text in script.modules.mentioning("torch.save("))
+        script.modules.memo[key] = any(".cpu" in text and _SAVED_FROM_CPU.search(text) for text in texts)
+    found: bool = script.modules.memo[key]
+    return found
 
 
 def _source(script: Script, call: ast.Call) -> str:
