@@ -45,7 +45,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     needs=(SoftwareFacts,),
     from_logs=_from_logs,
     impacts={
-        r"newer than": "PyTorch was not tested with this release; a changed function or default may fail.",
         r"installed in the same folder": (
             "Both packages write libnccl.so.2 to this folder. The one that was installed last is loaded, and an "
             "update of the other replaces it."
