@@ -77,6 +77,15 @@ NOT_RUN = {
 """Beginnings of commands that nothing runs, and what they need."""
 
 
+MEASURED = {
+    "benchmarks/failure_texts.py --sample": "here",
+    "benchmarks/estimate_contexts.py": "here",
+    "benchmarks/lint_readings.py": "here",
+    "benchmarks/detection.py": "../.ci/run",
+}
+"""Commands of docs/evidence that this test or a script runs as they are; the others take minutes to hours."""
+
+
 def commands_of(page: Path) -> Iterator[str]:
     """The commands of a page: lines of shell blocks, and what is typed at a prompt."""
     for block in FENCE.finditer(page.read_text(encoding="utf-8")):
@@ -132,6 +141,31 @@ def test_scripts_behind_the_figures_exist() -> None:
     scripts = [re.search(r"benchmarks/[\w/]+(?:\.py)?", command) for command in found]
     assert len(found) > 20
     assert all(script is not None and (ROOT / script[0]).is_file() for script in scripts)
+
+
+FIGURE_COMMANDS = [command for page in FIGURES for command in commands_of(page)]
+
+
+def measured_by(command: str) -> str:
+    """What runs a command of docs/evidence; empty if nothing does."""
+    return next((where for script, where in MEASURED.items() if script in command), "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [one for one in FIGURE_COMMANDS if measured_by(one) == "here"])
+def test_short_measurements_run_as_they_are_written(command: str) -> None:
+    pytest.importorskip("torch")
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=patience(120)
+    )
+    assert (done.returncode, done.stdout != "") == (0, True), done.stderr[-500:]
+
+
+def test_no_measurement_is_left_over() -> None:
+    assert all(any(script in command for command in FIGURE_COMMANDS) for script in MEASURED)
+    scripts = {where for where in MEASURED.values() if where != "here"}
+    assert all("benchmarks/detection.py" in (ROOT / "tests" / where).read_text(encoding="utf-8") for where in scripts)
 
 
 TRAIN = "import torch.distributed as dist\n\ndist.init_process_group('gloo')\nassert dist.get_rank() != 2\n"
@@ -191,5 +225,8 @@ if __name__ == "__main__":
     counted = Counter(kind_of(command)[0] for _, command in COMMANDS)
     print(f"{len(COMMANDS)} commands: " + ", ".join(f"{count} {kind}" for kind, count in counted.most_common()))
     print(f"not run: {counted['not run'] / len(COMMANDS):.1%}")
+    unmeasured = sum(not measured_by(command) for command in FIGURE_COMMANDS)
+    every = len(COMMANDS) + len(FIGURE_COMMANDS)
+    print(f"not run with docs/evidence: {(counted['not run'] + unmeasured) / every:.1%} of {every}")
     needs = Counter(where for kind, where in (kind_of(command) for _, command in COMMANDS) if kind == "not run")
     print("".join(f"  {count} need {what}\n" for what, count in needs.items()), end="")
