@@ -94,6 +94,9 @@ _HANDS_ON = ("utilities/argparse.py", "connectors/env_vars_connector.py")
     needs=(TrainerFacts, SoftwareFacts),
     from_logs=(_removed_arguments, _from_logs),
     impacts={
+        r"^The program uses|does not have the accelerator": (
+            "The program ends with an error on every rank when it uses this name."
+        ),
         r"Trainer argument|does not accept \w+$": (
             "The Trainer raises TypeError when it is created, and every rank ends at startup."
         ),

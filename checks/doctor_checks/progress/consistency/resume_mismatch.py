@@ -109,7 +109,11 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
             continue
         if group.value("was2") and not any(_REFUSED.search(event.text) for event in group.events):
             continue
-        what = f"{group.value('arg')} {was}" if group.value("arg") else f"{was or 'a different number of'} ranks"
+        what = (
+            f"{group.value('arg')} {was}"
+            if group.value("arg")
+            else f"{was or 'a different number of'} rank{'' if was == '1' else 's'}"
+        )
         yield finding_from_logs(
             group,
             f"The checkpoint was saved with {what}" + (f" but is loaded with {now}" if now else ""),
