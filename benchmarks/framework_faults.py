@@ -55,6 +55,7 @@ HEALTHY_WITHIN = 240.0
 SETTLE = 4.0
 """Seconds that a run goes on after its fault was reported."""
 POLL = 0.3
+NOT_STARTED = ("no report", "the fault was not reached")
 OF_MACHINE = ("ENV012",)
 """More processes than processors: true of plays of many ranks here."""
 PLANTS = NEEDS | {"trl": "trl"}
@@ -276,13 +277,13 @@ def _words(play: Play, result: Result) -> str:
     if "ids" not in play:
         said = "; ".join(one.replace("|", "/") for one in result["alarms"]) or result.get("error", "")[:80]
         return f"{word_of(True)}, {load}" if is_good(play, result) else f"**{said}**, {load}"
-    said = f"{', '.join(result['ids']) or '**nothing**'}, {result['ranks']}, {result['seconds']} s, {load}"
+    said = f"{', '.join(result['ids']) or 'nothing'}, {result['ranks']}, {result['seconds']} s, {load}"
     return said if is_good(play, result) else f"**{said}**"
 
 
 def evidence() -> None:
     """Write first and last scores into the page."""
-    results = [one for one in kept() if "error" not in one or "ids" not in one]
+    results = [one for one in kept() if not one.get("error", "").startswith(NOT_STARTED)]
     last = {one["name"]: one for one in results}
     first = {one["name"]: one for one in reversed(results)}
     faults, healthy = (
