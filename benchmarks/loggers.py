@@ -33,8 +33,12 @@ from tests.frameworks.logger_program import LOGGERS, NEEDS  # noqa: E402 - the p
 
 RESULTS = Path(__file__).with_name("loggers_results.json")
 NAMES = {"csv": "CSVLogger", "tensorboard": "TensorBoardLogger", "mlflow": "MLFlowLogger", "wandb": "WandbLogger"}
+DISTRIBUTIONS = {"mlflow": "mlflow-skinny"}
+"""Distributions with another name than their package."""
 SECONDS = 35
 """Long enough for two periodic rounds."""
+LONGEST = 600
+"""Seconds after which a training and the reading of its files are given up."""
 
 Row = dict[str, Any]
 
@@ -44,10 +48,14 @@ def run_logger(name: str, folder: Path) -> Row:
     row: Row = {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")}
     if find_spec(NEEDS[name]) is None:
         return row | {"skipped": f"needs {NEEDS[name]}, which benchmarks/frameworks/environment installs"}
-    row["versions"] = {package: metadata.version(package) for package in dict.fromkeys((NEEDS[name], "lightning"))}
+    needed = DISTRIBUTIONS.get(NEEDS[name], NEEDS[name])
+    row["versions"] = {package: metadata.version(package) for package in dict.fromkeys((needed, "lightning"))}
     command = [sys.executable, "-m", "tests.frameworks.logger_program", str(folder), name, str(SECONDS)]
     environ = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'checks'}"}
-    done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    try:
+        done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=LONGEST)
+    except subprocess.TimeoutExpired:
+        return row | {"failed": f"did not end within {LONGEST} s"}
     if done.returncode:
         return row | {"failed": done.stderr.strip().splitlines()[-1][:300]}
     found = json.loads(done.stdout.splitlines()[-1])

@@ -10,6 +10,7 @@ import csv
 import json
 import logging
 import os
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -78,17 +79,14 @@ def make_wandb(folder: Path) -> Any:
 
 
 def read_wandb(logger: Any) -> Iterator[tuple[str, int, float]]:
-    """Read the transaction log of the run with the package's own reader."""
+    """Read the transaction log of the run with the package's own messages."""
     import wandb
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
     folder = Path(logger.experiment.dir).parent
-    wandb.finish()
+    wandb.teardown()  # its service may write the end of the log after ``finish``
     (log,) = folder.glob("*.wandb")
-    store = DataStore()
-    store.open_for_scan(str(log))
-    while (data := store.scan_data()) is not None:
+    for data in _records(log.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
         if record.WhichOneof("record_type") == "history":
@@ -97,6 +95,25 @@ def read_wandb(logger: Any) -> Iterator[tuple[str, int, float]]:
             step = row["trainer/global_step"]
             yield from ((name, step, value) for name, value in row.items() if isinstance(value, (int, float)))
 
+
+def _records(log: bytes) -> Iterator[bytes]:
+    """Yield the records of a log in LevelDB's format (https://github.com/google/leveldb/blob/main/doc/log_format.md),
+    after the header of 7 bytes that wandb writes. Of a record in several parts, all but the last say so."""
+    at, parts = _HEADER, []
+    while len(log) - at >= _HEADER:
+        left = _BLOCK - at % _BLOCK
+        if left < _HEADER:  # filled with zeros
+            at += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", log, at)
+        parts.append(log[at + _HEADER : at + _HEADER + length])
+        at += _HEADER + length
+        if kind in (_WHOLE, _LAST):
+            yield b"".join(parts)
+            parts = []
+
+
+_HEADER, _BLOCK, _WHOLE, _LAST = 7, 32_768, 1, 4
 
 LOGGERS: dict[str, tuple[Callable[[Path], Any], Callable[[Any], Iterator[tuple[str, int, float]]]]] = {
     "csv": (make_csv, read_csv),
