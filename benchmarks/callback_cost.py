@@ -410,17 +410,13 @@ def child(name: str, out: Path) -> None:
         out.write_text(json.dumps(found))
 
 
-_COMPILED: dict[str, str] = {}
-"""Variables of processes that read the modules which earlier ones compiled."""
-
-
 def measured(name: str, world: int) -> dict[str, Any]:
     """What processes of their own found: one, or ``world`` that torchrun starts."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"] if world > 1 else []
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
         command = [sys.executable, *launcher, __file__, "--child", name, str(out)]
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", **_COMPILED}
+        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
         done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environ)
         if done.returncode != 0 or not out.exists():
@@ -520,11 +516,8 @@ def tell_growth(table: Table) -> None:
 def tell_first() -> str:
     """The table of ``first``."""
     lines = ["| what | wall clock | CPU time |", "| --- | --- | --- |"]
-    with tempfile.TemporaryDirectory() as folder:
-        _COMPILED["PYTHONPYCACHEPREFIX"] = folder
-        measured("first", 1)
-        found = [measured("first", 1) for _ in range(FIRST_ROUNDS)]
-        _COMPILED.clear()
+    measured("first", 1)  # compiles modules
+    found = [measured("first", 1) for _ in range(FIRST_ROUNDS)]
     bare = [Stamp(*one["bare"]) for one in found]
     rows = {"a bare fit": bare}
     for name in ("first", "second"):
