@@ -84,7 +84,7 @@ _REASONS = {
     "error": "its own error",
     "loss": "its own loss",
 }
-_NOT_IN_STEPS = frozenset({"prepare", "setup", "init_process_group", "new_group", "load", "load_state"})
+_NOT_IN_STEPS = frozenset({"prepare", "setup", "init_process_group", "new_group", "load", "load_state", "full_tensor"})
 
 
 def _left(script: Script, statement: _Leaving, calls: dict[ast.Call, str]) -> Violation | None:

@@ -178,15 +178,15 @@ def _is_made_per_batch(script: Script, keeper: ast.expr, body: ast.AST) -> bool:
     """Whether a loop over batches or optimizer steps around this one makes the container again: it keeps the losses of
     one batch, or of one step."""
     made = set(script.values_of(keeper)) if isinstance(keeper, ast.Name) else set()
-    around = (one for one in script.around(body) if isinstance(one, ast.For))
+    around = (one for one in script.around(body) if isinstance(one, (ast.For, ast.While)))
     return any(
-        (_BATCHES.search(ast.unparse(one.iter)) or _takes_steps(script, one))
+        (_takes_steps(script, one) or (isinstance(one, ast.For) and _BATCHES.search(ast.unparse(one.iter))))
         and any(part in made for part in script.inside(one, ast.expr))
         for one in around
     )
 
 
-def _takes_steps(script: Script, loop: ast.For) -> bool:
+def _takes_steps(script: Script, loop: ast.For | ast.While) -> bool:
     """Whether each turn of a loop, not of a loop inside, steps an optimizer."""
     calls = (one for one in script.method_calls("step") if script.nearest(one, ast.For, ast.While) is loop)
     return any(isinstance(one.func, ast.Attribute) and "opt" in last_name(one.func.value).lower() for one in calls)
@@ -360,7 +360,7 @@ for x, y in train_loader:
     print(sum(one.item() for one in losses))
 """
 _PER_STEP = """\
-for step in progress:
+while step < most:
     batches = [next(source) for _ in range(accumulation)]
     total = 0.0
     for batch in batches:
