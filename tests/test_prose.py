@@ -29,7 +29,7 @@ _WORD = re.compile(r"[\w-]+")
 _CODE = re.compile(r"^(?P<fence>```|~~~).*?^(?P=fence)|`[^`\n]+`|https?://\S+", re.MULTILINE | re.DOTALL)
 _VALUES = re.compile(r'"(?:' + "|".join(SHOWN_KEYS) + r')": "(?P<text>(?:[^"\\]|\\.)*)"')
 _EXPRESSIONS = re.compile(r"\{[^{}\n]*\}")
-_NOT_PROSE = ("re.compile", ".split", "lines", "logged")
+_NOT_PROSE = ("re.compile", "lazy_compile", ".split", "lines", "logged")
 """Ends of the names of functions whose arguments are patterns, words, scripts or logs."""
 _BREAK = r"""(?:\s+|\s*["']\s+[a-z]?["']\s*)"""
 """White space between two words, or the border of two adjacent string literals."""

@@ -155,7 +155,7 @@ def _words_of(script: Script, read: ast.expr) -> Iterator[str]:
     """The names in an expression, and in the comparison that a local name of it holds: ``valid = labels >= 0``. The
     name of an entry says what it is, not that of its dictionary: ``batch["step"]`` may be equal on all ranks."""
     for node in _named_parts(script, read):
-        yield last_name(node)
+        yield node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else last_name(node)
         scope = script.scope_of(node, node.id) if isinstance(node, ast.Name) else None
         if scope is not None and isinstance(node, ast.Name) and scope.node is script.function_of(read):
             compared = (one for one in scope.names[node.id] if isinstance(one, ast.Compare))

@@ -115,7 +115,7 @@ def _reduces_gradients(script: Script, call: ast.Call) -> bool:
 
 
 def _has_gradient(node: ast.AST) -> bool:
-    """Whether a value holds a gradient, not only its norm, which ranks sum up to clip alike."""
+    """Whether a value holds a gradient, not only its norm, which ranks sum up before they clip."""
     if isinstance(node, ast.Attribute) and node.attr == "grad":
         return True
     if isinstance(node, ast.Call) and last_name(node.func) in _NORMS:
