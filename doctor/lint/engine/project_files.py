@@ -55,6 +55,11 @@ class ProjectFiles:
         self._located: dict[tuple[str, str], str | None] = {}
         self.memo: dict[tuple[str, ...], Any] = {}
 
+    @property
+    def is_one_file(self) -> bool:
+        """Whether there is one module only."""
+        return len(self._targets) < 2
+
     def has(self, importer: str, module: str) -> bool:
         """Whether there is a module of that dotted name, as a file at ``importer`` imports it."""
         return self._locate(importer, module) is not None

@@ -14,7 +14,7 @@ from doctor.lint.launch.file_type import read_launch_file
 from doctor.lint.launch.launch_file import Launch
 from doctor.lint.launch.process_launches import hosts_of, processes_of, says_processes, starts_of, visible_devices
 from doctor.lint.python.script import FunctionNode, Script, per_script
-from doctor.lint.python.training import ACCELERATOR, several_ranks
+from doctor.lint.python.training import ACCELERATOR, GROUP, several_ranks
 
 OF_SEVERAL_RANKS = frozenset(
     f"CODE{number:03}" for number in (1, 4, 5, 6, 8, 10, 12, 13, 14, 15, 16, 17, 29, 30, 32, 41)
@@ -136,9 +136,14 @@ def _is_never_named(script: Script, function: FunctionNode) -> bool:
 
 
 def _is_reached_nowhere(script: Script, node: ast.AST) -> bool:
-    """Whether nothing in the project names the function around a place: a part of a library that others may call."""
+    """Whether nothing in the project names the function around a place, which joins no job itself: a part of a library
+    that others may call. Of a file alone, the callers are unknown."""
     function = script.function_of(node)
-    if function is None or script.modules is None or function.decorator_list or function.name.startswith("__"):
+    if function is None or script.modules is None or script.modules.is_one_file:
+        return False
+    if function.decorator_list or function.name.startswith("__"):
+        return False
+    if any(script.name(call.func) == GROUP for call in script.inside(function, ast.Call)):
         return False
     owner = script.parent(function)
     if isinstance(owner, ast.ClassDef) and any(ast.unparse(base) not in _PLAIN_BASES for base in owner.bases):
