@@ -52,6 +52,10 @@ class ProjectModules(Protocol):
 
     memo: dict[tuple[str, ...], Any]
 
+    @property
+    def is_one_file(self) -> bool:
+        """Whether there is one module only."""
+
     def has(self, importer: str, module: str) -> bool:
         """Whether the project has a module of that dotted name, as a file at ``importer`` imports it."""
 
