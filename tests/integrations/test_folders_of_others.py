@@ -173,7 +173,7 @@ def test_records_of_other_users_are_not_moved(share, capfd):
 def test_a_group_that_shares_the_runs(share, monkeypatch):
     require_root()
     with as_user(ALICE, TEAM):
-        directory = watched(share, share_group=TEAM)
+        directory = watched(share, share_group=TEAM, html_report=True)
     monkeypatch.setenv(VARIABLE, str(TEAM))
     with as_user(BOB, TEAM):
         assert watched(share) == directory
