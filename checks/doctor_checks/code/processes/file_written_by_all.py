@@ -11,7 +11,17 @@ from doctor.lint.python.loader_calls import words_behind
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import FunctionNode, last_name
 from doctor.lint.python.single_rank import may_run_alone
-from doctor.lint.python.training import RANK_WORDS, TRAINER, calls_of, is_test, only_infers, several_ranks, unwrapped
+from doctor.lint.python.training import (
+    DATA_MODULE,
+    MODULE,
+    RANK_WORDS,
+    TRAINER,
+    calls_of,
+    is_test,
+    only_infers,
+    several_ranks,
+    unwrapped,
+)
 from doctor.lint.python.value_flow import computed_from, handed_in
 from doctor.testing.script_cases import fails, passes
 
@@ -71,6 +81,8 @@ _LOADER = re.compile(r"loader|(?:^|_)dl$", re.IGNORECASE)
         ),
         fails("a data set that every rank maps in many processes", _MAPPED),
         passes("a download before a Trainer starts the other ranks", _DOWNLOADED_BEFORE_FIT),
+        fails("a download in a hook of each rank", _DOWNLOADED_IN_SETUP),
+        passes("a download in the hook of one rank", _DOWNLOADED_IN_SETUP.replace("setup", "prepare_data")),
         fails(
             "a download on each of several hosts",
             _DOWNLOADED_BEFORE_FIT.replace("True)", "True)  # !").replace("devices=4", "devices=4, num_nodes=2"),
@@ -166,8 +178,8 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
     yield from _mapped(script)
     if ranks is None:
         return
-    if not _starts_ranks_later(script, ranks):
-        yield from _downloaded(script)
+    later = _starts_ranks_later(script, ranks)
+    yield from (one for one in _downloaded(script) if not later or _is_in_hook(script, one.at))
     # Scripts that train nothing are often started as one process.
     infers = only_infers(script, ranks) or not _OPTIMIZES.search(script.text)
     for call, where in _written(script):
@@ -196,6 +208,19 @@ def _starts_ranks_later(script: Script, ranks: ast.Call) -> bool:
     if script.name(ranks.func) != TRAINER or script.is_given(ranks, "num_nodes"):
         return False
     return not script.is_open(ranks) and not _LAUNCHED.search(script.text)
+
+
+def _is_in_hook(script: Script, node: object) -> bool:
+    """Whether it is in a hook that the Trainer calls on each rank at the same time: ``setup``, or a loader."""
+    function = script.function_of(node) if isinstance(node, ast.AST) else None
+    owner = script.parent(function) if function is not None else None
+    is_of_lightning = isinstance(owner, ast.ClassDef) and (
+        script.derives(owner, DATA_MODULE) or script.derives(owner, MODULE)
+    )
+    return is_of_lightning and getattr(function, "name", "") in _ON_EACH_RANK
+
+
+_ON_EACH_RANK = frozenset({"setup", *(f"{stage}_dataloader" for stage in ("train", "val", "test", "predict"))})
 
 
 def _downloaded(script: Script) -> Iterator[Violation]:
@@ -517,6 +542,16 @@ def main(rank, world_size):
 
 if __name__ == "__main__":
     mp.spawn(main, nprocs=4, args=(4,))
+"""
+_DOWNLOADED_IN_SETUP = """\
+import lightning as L
+from torchvision.datasets import CIFAR10
+
+class Data(L.LightningDataModule):
+    def setup(self, stage=None):
+        self.train = CIFAR10("data", download=True)  # !
+
+L.Trainer(devices=4, accelerator="gpu").fit(model, Data())
 """
 _DOWNLOADED_BEFORE_FIT = """\
 import lightning as L
