@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import Any
@@ -49,6 +50,9 @@ class ProjectFiles:
         self._texts = [one for one in read if one.kind in ("python", "shell", "config")]
         self._targets = {os.path.abspath(one.path): one for one in python}  # noqa: PTH100 - Path.absolute keeps ".."
         self._names = {name for path in self._targets for name in Path(path).with_suffix("").parts}
+        self._by_filename: dict[str, list[str]] = defaultdict(list)
+        for path in self._targets:
+            self._by_filename[os.path.basename(path)].append(path)  # noqa: PTH119 - called for each file
         self._summaries: dict[str, ModuleSummary | None] = {}
         self._scans: dict[str, tuple[bool, tuple[str, ...]]] = {}
         self._relevant: dict[str, bool] = {}
@@ -91,7 +95,8 @@ class ProjectFiles:
         parts = tuple(re.sub(r"^.*[^\w./-]", "", script).strip("/").split("/"))
         while parts and parts[0] in ("", ".", ".."):
             parts = parts[1:]
-        return [one for one in self._targets if parts and PurePath(one).parts[-len(parts) :] == parts]
+        same = self._by_filename.get(parts[-1], ()) if parts else ()
+        return [one for one in same if PurePath(one).parts[-len(parts) :] == parts]
 
     def find(self, importer: str, module: str, *, whole: bool) -> ModuleSummary | None:
         """Its summary; ``None`` if there is none, or it cannot be read, or, unless ``whole``, if neither it nor what it
