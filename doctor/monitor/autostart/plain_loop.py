@@ -108,7 +108,7 @@ class LoopRun(PlainRun):
         self._kinds: set[tuple[Any, ...]] = set()  # of the passes that optimizers stepped in
         self._in_batch = False
         self._has_stepped = False
-        self._observed_loss: object = None
+        self._engine_loss: object = None
         self._is_confirmed = False
         self._optimizer: Callable[[], Any] = lambda: None
         self.is_early = False
@@ -179,8 +179,8 @@ class LoopRun(PlainRun):
             self._confirm()
 
     def use_loss(self, loss: object) -> None:
-        """Record the loss of this batch, of which the backward pass begins. (step path)"""
-        self._observed_loss = loss
+        """Record the loss of which an engine begins the backward pass, before the engine scales it. (step path)"""
+        self._engine_loss = loss
 
     def mark_checkpoint(self, *, begins: bool) -> None:
         """Record the start or the end of writing a file."""
@@ -218,13 +218,13 @@ class LoopRun(PlainRun):
             self._has_stepped = True  # a compiled optimizer calls no hooks
             self._confirm()
         self._seen_version = version
-        loss, self._observed_loss = self._observed_loss, None
-        observed = self.take_loss()
+        loss = self.take_loss(self._engine_loss)
+        self._engine_loss = None
         if self._has_stepped:
             self._has_stepped = False
             self.steps += 1
             self.telemetry.optimizer_step()
-        self.telemetry.batch_end("train", step=self.steps, loss=observed if loss is None else loss)
+        self.telemetry.batch_end("train", step=self.steps, loss=loss)
 
     def _end_pass(self, *, ended: bool) -> None:
         one, self._primary = self._primary, None

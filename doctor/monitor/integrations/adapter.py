@@ -63,10 +63,11 @@ class AdapterRun:
             self.telemetry.mark("backward")
             self._loss = loss_of(root)
 
-    def take_loss(self) -> Any:
-        """Return the loss of the last backward pass since the last call. (step path)"""
-        loss, self._loss = self._loss, None
-        return loss
+    def take_loss(self, stated: Any = None) -> Any:
+        """Return the loss that was stated for a batch, else that of the last backward pass since the last call. (step
+        path)"""
+        observed, self._loss = self._loss, None
+        return observed if stated is None else stated
 
     def watch_exceptions(self, callback: Callable[[BaseException], None]) -> None:
         """Have ``callback`` called with an uncaught exception, which is then handled as before."""

@@ -187,8 +187,7 @@ class PlainRun(AdapterRun):
             self.telemetry.batch_end(loader.slot.stage)
             return
         loss, self.loss = self.loss, None
-        observed = self.take_loss()
-        self.telemetry.batch_end("train", step=self.steps, loss=observed if loss is None else loss)
+        self.telemetry.batch_end("train", step=self.steps, loss=self.take_loss(loss))
 
     def batch_left(self, loader: LoaderInSlot) -> None:
         """Record that the loop was left within a batch, which is complete if the optimizer stepped."""
