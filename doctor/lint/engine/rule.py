@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from doctor.core.check import Check, State, family_of, read_docstring, require_state
+from doctor.core.check import Check, State, effect_of_kind, family_of, read_docstring, require_state
 from doctor.core.finding import Severity
 
 
@@ -201,6 +201,10 @@ class Rule:
     def family(self) -> str:
         """The name of its family, derived from the letters of its id."""
         return family_of(self.id)
+
+    def effect_of(self, summary: str) -> str:
+        """The effect of a violation, as :meth:`doctor.core.check.Check.effect_of`."""
+        return effect_of_kind(self.impacts, summary) or self.effect
 
     def is_preview(self, violation: Violation) -> bool:
         """Whether a violation is reported only if findings in preview are asked for."""

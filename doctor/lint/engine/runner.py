@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from doctor.core.check import effect_of_kind
 from doctor.core.errors import UnusableError
 from doctor.core.finding import Source, Status, capitalized
 from doctor.core.report_document import CheckResult, Ignored, Report, ReportFinding, ReportInput
@@ -143,7 +142,7 @@ def _finding(rule: Rule, found: LocatedViolation, target: LintTarget, ignored: I
         ranks=(),
         hosts=(),
         evidence=_evidence(rule, found),
-        effect=effect_of_kind(rule.impacts, summary) or rule.effect,
+        effect=rule.effect_of(summary),
         fix=violation.fix or rule.fix,
         confidence=violation.confidence,
         source=Source(target.shown, found.place.line or None),

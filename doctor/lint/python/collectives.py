@@ -85,6 +85,12 @@ METRIC = re.compile(r"^torchmetrics\.(?:\w+\.)*[A-Z]\w*\(\)$")
 """An object of torchmetrics: ``compute`` gathers what the ranks have seen."""
 _GATHERING = frozenset({"state_dict", "clip_grad_norm_", "forward", "backward"})
 _OF_AN_ENGINE = frozenset({"backward", "step", "save_checkpoint", "load_checkpoint", "save_16bit_model"})
+_BY_WRAPPER: dict[str, tuple[str, frozenset[str]]] = {
+    "FSDP": ("FSDP", _GATHERING),
+    "fully_shard": ("FSDP", frozenset({"forward", "backward"})),
+    "DeepSpeed": ("DeepSpeed", _OF_AN_ENGINE),
+}
+"""The name of a wrapper in the words, and its methods that wait for other ranks."""
 _OF_PROJECTS = (
     "all_reduce all_gather barrier all_reduce_mean concat_all_gather all_gather_object all_gather_list "
     "synchronize_between_processes reduce_dict reduce_tensor"
@@ -164,6 +170,8 @@ class CollectiveCalls:
             return "compute of a metric"
         if bare in ("log", "log_dict") and script.value(script.argument(call, "sync_dist")) is True:
             return "sync_dist"
+        if bare == "full_tensor" and not call.args and next(script.calls(FSDP[1]), None) is not None:
+            return bare
         if bare == "save_model" and saves_shards(script, call):
             return "save_model"
         is_read = bare in _PLAIN and imported_function(script, call.func) is not None
@@ -283,18 +291,10 @@ def _of_a_project(name: str, bare: str) -> str:
 
 
 def _of_a_wrapper(script: Script, call: ast.Call, bare: str) -> str:
-    if not isinstance(call.func, ast.Attribute) or bare not in _GATHERING | _OF_AN_ENGINE | {"full_tensor"}:
+    if not isinstance(call.func, ast.Attribute) or bare not in _GATHERING | _OF_AN_ENGINE:
         return ""
-    if bare == "full_tensor":
-        return "full_tensor" if not call.args and next(script.calls(FSDP[1]), None) is not None else ""
-    wrapper = wrapper_of(script, call.func.value)
-    if bare in ("forward", "backward") and wrapper == "fully_shard":
-        return f"{bare} of FSDP"
-    if bare in _GATHERING and wrapper == "FSDP":
-        return f"{bare} of FSDP"
-    if bare in _OF_AN_ENGINE and wrapper == "DeepSpeed":
-        return f"{bare} of DeepSpeed"
-    return ""
+    name, exchanging = _BY_WRAPPER.get(wrapper_of(script, call.func.value), ("", frozenset()))
+    return f"{bare} of {name}" if bare in exchanging else ""
 
 
 def _is_known_to_wait(script: Script, call: ast.Call, word: str) -> bool:

@@ -298,9 +298,9 @@ def _loops_over(script: Script, name: str) -> Iterator[ast.For]:
 
 def is_sharded_by_framework(script: Script, loader: ast.Call) -> bool:
     """Whether a framework gives the loader its own sampler, with one order for all ranks."""
-    return _belongs_to_lightning(script, loader) or shards_loaders_itself(script)
+    return belongs_to_lightning(script, loader) or shards_loaders_itself(script)
 
 
-def _belongs_to_lightning(script: Script, node: ast.AST) -> bool:
+def belongs_to_lightning(script: Script, node: ast.AST) -> bool:
     """Whether it is in a LightningModule or LightningDataModule, for whose loaders the Trainer adds samplers."""
     return script.derives(script.class_of(node), MODULE, DATA_MODULE)

@@ -148,18 +148,12 @@ def _takes_each_turn(script: Script, condition: RankCondition) -> bool:
     """``for turn in range(world_size): if turn == rank``: the branch runs once on each rank."""
     test = getattr(condition.where, "test", None)
     loop = script.nearest(condition.where, ast.For)
-    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq) or not isinstance(loop, ast.For):
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq) or condition.test.startswith("not"):
         return False
-    ranges = (
-        isinstance(loop.iter, ast.Call) and last_name(loop.iter.func) == "range" and isinstance(loop.target, ast.Name)
-    )
+    if loop is None or not isinstance(loop.iter, ast.Call) or last_name(loop.iter.func) != "range":
+        return False
     sides = {ast.unparse(one) for one in (test.left, *test.comparators)}
-    return (
-        ranges
-        and isinstance(loop.target, ast.Name)
-        and loop.target.id in sides
-        and not condition.test.startswith("not")
-    )
+    return isinstance(loop.target, ast.Name) and loop.target.id in sides
 
 
 def _side_of(script: Script, collective: CollectiveCall, condition: RankCondition) -> Sequence[ast.stmt]:

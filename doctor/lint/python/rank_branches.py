@@ -218,7 +218,7 @@ def _left_before(script: Script, outer: ast.AST, inner: ast.AST) -> RankConditio
 
 
 def _is_asked_for(script: Script, test: ast.expr) -> bool:
-    """``if args.only_test and rank == 0: return``: in runs without that option, nobody leaves. What is computed, such
+    """``if args.only_test and rank == 0: return``: in runs without that option, no rank leaves. What is computed, such
     as ``done(loss)``, holds at some time in any run."""
     parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else []
     others = [one for one in parts if not is_rank_test(script, one) and not is_of_the_job(script, one)]

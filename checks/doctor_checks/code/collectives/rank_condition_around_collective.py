@@ -45,7 +45,7 @@ from doctor.testing.script_cases import fails, passes
         passes("one rank leaves after its wait, the others wait at the end", _LEAVES),
         fails("one rank waits twice before it leaves", _WAITS_TWICE),
         fails("one rank may leave inside its branch", _LEAVES_INSIDE),
-        fails("rank 0 leaves where it is asked to test, which is said once", _ONLY_TESTS),
+        fails("rank 0 leaves where it is asked to test, which is reported once", _ONLY_TESTS),
         passes("ranks without a part go on to the same call in the loop", _PARTS),
         passes("one rank, or all of them if the state is sharded", _OR_ALL),
         passes("ranks of two kinds", _KINDS),

@@ -7,21 +7,11 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
-from doctor.lint.python.loader_calls import words_behind
+from doctor.lint.python.loader_calls import belongs_to_lightning, words_behind
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import FunctionNode, last_name
 from doctor.lint.python.single_rank import may_run_alone
-from doctor.lint.python.training import (
-    DATA_MODULE,
-    MODULE,
-    RANK_WORDS,
-    TRAINER,
-    calls_of,
-    is_test,
-    only_infers,
-    several_ranks,
-    unwrapped,
-)
+from doctor.lint.python.training import RANK_WORDS, TRAINER, calls_of, is_test, only_infers, several_ranks, unwrapped
 from doctor.lint.python.value_flow import computed_from, handed_in
 from doctor.testing.script_cases import fails, passes
 
@@ -213,11 +203,9 @@ def _starts_ranks_later(script: Script, ranks: ast.Call) -> bool:
 def _is_in_hook(script: Script, node: object) -> bool:
     """Whether it is in a hook that the Trainer calls on each rank at the same time: ``setup``, or a loader."""
     function = script.function_of(node) if isinstance(node, ast.AST) else None
-    owner = script.parent(function) if function is not None else None
-    is_of_lightning = isinstance(owner, ast.ClassDef) and (
-        script.derives(owner, DATA_MODULE) or script.derives(owner, MODULE)
-    )
-    return is_of_lightning and getattr(function, "name", "") in _ON_EACH_RANK
+    if function is None or getattr(function, "name", "") not in _ON_EACH_RANK:
+        return False
+    return belongs_to_lightning(script, function)
 
 
 _ON_EACH_RANK = frozenset({"setup", *(f"{stage}_dataloader" for stage in ("train", "val", "test", "predict"))})

@@ -128,11 +128,15 @@ def _is_never_named(script: Script, function: FunctionNode) -> bool:
         return False
     if not isinstance(script.parent(function), ast.Module):
         return False  # a base class may call a method
+    return not _is_named_again(script, name)
+
+
+def _is_named_again(script: Script, name: str) -> bool:
+    """Whether the file of a function, besides its definition, or another file of the project has its name."""
     named = re.compile(rf"\b{re.escape(name)}\b")
-    if len(named.findall(script.text)) > 1:
-        return False
-    others = (text for shown, text in script.modules.mentioning(name) if shown != script.path)
-    return not any(map(named.search, others))
+    if script.modules is None or len(named.findall(script.text)) > 1:
+        return True
+    return any(shown != script.path and named.search(text) for shown, text in script.modules.mentioning(name))
 
 
 def _is_reached_nowhere(script: Script, node: ast.AST) -> bool:
@@ -150,11 +154,7 @@ def _is_reached_nowhere(script: Script, node: ast.AST) -> bool:
         return False  # a base class may call it
     if not isinstance(owner, (ast.Module, ast.ClassDef)) or function.name in _CALLED_BY_TORCH:
         return False
-    named = re.compile(rf"\b{re.escape(function.name)}\b")
-    if len(named.findall(script.text)) > 1:
-        return False
-    others = (text for shown, text in script.modules.mentioning(function.name) if shown != script.path)
-    return not any(map(named.search, others))
+    return not _is_named_again(script, function.name)
 
 
 @per_script
