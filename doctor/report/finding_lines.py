@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from doctor.core.finding import Severity
 from doctor.core.report_document import CheckResult, Report, ReportFinding
+from doctor.report.evidence_text import evidence_lines
 from doctor.report.formatting import (
     INLINE_CODE,
-    evidence_lines,
     explaining,
     fix_parts,
     place,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import all_suffixes
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from doctor.core.decoding import prepared
 from doctor.core.finding import Severity, Status
 from doctor.core.job import UNKNOWN_HOST
 from doctor.core.report_document import CheckResult, Report, ReportFinding, RunOutcome
-from doctor.core.text import byte_size, lazy_compile
+from doctor.core.text import lazy_compile
 
 _UNPRINTABLE = lazy_compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, except tabs and line breaks, and characters that change the direction of text."""
@@ -188,78 +188,6 @@ def place(finding: ReportFinding, report: Report) -> str:
 def named_hosts(finding: ReportFinding) -> list[str]:
     """Return the hosts that a finding names, without unknown ones."""
     return [host for host in finding.hosts if host != UNKNOWN_HOST]
-
-
-_LABELS = {
-    "along_with": "correlates with",
-    "asked": "requested",
-    "asked_for": "requested",
-    "awaited": "missing rank",
-    "batch_could_be_times": "batch size factor that fits",
-    "called_instead": "other ranks called",
-    "came": "joined",
-    "contents_alike": "share of identical samples",
-    "elsewhere": "other ranks",
-    "elsewhere_resolved": "resolved on other ranks",
-    "elsewhere_told": "configured on other ranks",
-    "first_trouble": "first error",
-    "foreshadows": "may cause",
-    "goes_along_with": "correlates with",
-    "goes_with": "correlates with",
-    "holds_most": "largest allocations",
-    "may_mean": "possible cause",
-    "meant": "intended value",
-    "met_by_rank": "largest batch was on rank",
-    "near": "similar name",
-    "others_were_in": "other ranks were in",
-    "parts_at_batch": "ranks diverge at batch",
-    "ranks_that_came": "ranks that joined",
-    "room": "remaining",
-    "said_by_rank": "errors by rank",
-    "share_of_places": "share of equal positions",
-    "sharing_asked_for": "sharing requested",
-    "siblings": "groups compared",
-    "sockets_asked": "sockets requested",
-    "sockets_most": "sockets allowed",
-    "told": "configured",
-    "turns": "repetitions",
-    "units_seen": "largest batch so far",
-    "units_to_come": "largest batch on any rank",
-    "wanted": "requested",
-    "wanted_by": "required by",
-    "wanted_bytes": "requested",
-}
-"""Labels of evidence whose names, which programs read, are not terms of the field."""
-
-
-def evidence_lines(evidence: Mapping[str, object]) -> list[str]:
-    """Return the values that are not empty: ``name: value``, for ``where`` a line per rank, for ``said`` the lines."""
-    lines: list[str] = []
-    for name, value in evidence.items():
-        if name == "where" and isinstance(value, Mapping):
-            lines += (f"rank {rank}: {_value(name, place)}" for rank, place in value.items())
-        elif name == "said" and isinstance(value, (list, tuple)):
-            lines += map(str, value)
-        elif value not in ("", (), [], {}):
-            label = name if name.isupper() else _LABELS.get(name) or name.removesuffix("_bytes").replace("_", " ")
-            lines.append(f"{label}: {_value(name, value)}")
-    return lines
-
-
-def _value(name: str, value: object) -> str:
-    if value is None:
-        return "unknown"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if name.endswith("_bytes") and isinstance(value, (int, float)):
-        return byte_size(value)
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}={_value(str(key), inner)}" for key, inner in value.items())
-    if isinstance(value, (list, tuple)):
-        if "rank" in name and value and all(isinstance(item, int) for item in value):
-            return ranges(value)
-        return some([_value(name, item) for item in value], most=12) or "none"
-    return str(value)
 
 
 def shortened(line: str) -> str:

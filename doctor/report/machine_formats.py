@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, get_args
 from doctor.core.finding import Severity, Status
 from doctor.core.report_document import CheckResult, Report, ReportFinding, VerdictWord
 from doctor.core.text import lazy_compile
+from doctor.report.evidence_text import evidence_lines
 from doctor.report.formatting import (
     as_json,
     counts_line,
     coverage_line,
     crash_of,
-    evidence_lines,
     families,
     place,
     printable,

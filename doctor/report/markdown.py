@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from doctor.core.finding import Status
 from doctor.core.job import Job
 from doctor.core.report_document import CheckResult, LostTime, RankStacks, Report
+from doctor.report.evidence_text import evidence_lines
 from doctor.report.formatting import (
     UNEXPLAINED,
     cell,
     counts_line,
     coverage_line,
-    evidence_lines,
     fix_parts,
     line_of,
     markdown_table,

@@ -12,7 +12,8 @@ from doctor.core.report_document import ReportInput
 from doctor.core.settings import IgnoreEntry, Settings
 from doctor.core.text import byte_size
 from doctor.facts import HostFacts, SoftwareFacts
-from doctor.report.formatting import cell, evidence_lines, ranges, some
+from doctor.report.evidence_text import evidence_lines
+from doctor.report.formatting import cell, ranges, some
 from doctor.report.machine_formats import render_github, render_json, render_junit
 from doctor.report.markdown import render_markdown
 from doctor.report.narrative import commands
@@ -67,7 +68,7 @@ def test_a_finding_says_where_what_and_the_way_out():
     assert "NCCL_SOCKET_IFNAME: eth9" in text
     assert "free: 64 MiB" in text
     assert "interfaces: lo, eth0" in text
-    assert "seen: unknown" in text
+    assert "seen:" not in text
     assert "fix      export NCCL_SOCKET_IFNAME='=eth0'" in text
     assert "doctor explain NET901" in text
     assert "Failed: 1 error" in text
@@ -264,7 +265,7 @@ def test_evidence_in_words():
     assert evidence_lines({"ranks_elsewhere": [0, 1, 2], "held": True, "gpu": {"index": 1, "used_bytes": 1 << 30}}) == [
         "ranks elsewhere: 0-2",
         "held: yes",
-        "gpu: index=1, used_bytes=1 GiB",
+        "GPU: index 1, used 1 GiB",
     ]
     assert some(["a", "b", "c"], 2) == "a, b and 1 more"
 
@@ -279,8 +280,41 @@ def test_lines_that_were_read_take_a_line_each():
 
 def test_evidence_that_is_empty_takes_no_line_and_where_ranks_stand_takes_one_each():
     evidence = {"goes_with": [], "inner": "", "others": {}, "held": False, "count": 0, "known": None}
-    assert evidence_lines(evidence) == ["held: no", "count: 0", "known: unknown"]
+    assert evidence_lines(evidence) == ["held: no", "count: 0"]
     assert evidence_lines({"where": {"0": "ended", "1": "training"}}) == ["rank 0: ended", "rank 1: training"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("NCCL_SOCKET_IFNAME", None, "NCCL_SOCKET_IFNAME: not set"),
+        ("set", {"RANK": "0", "MASTER_ADDR": None}, "set: RANK=0, MASTER_ADDR=not set"),
+        ("checksums", {"c": [0, 1, 3], "z": [2]}, "checksums: c (ranks 0-1,3), z (rank 2)"),
+        (
+            "ranks_by_subnet",
+            {"10.0.0.0/8": 2, "10.1.0.0/16": 1},
+            "ranks by subnet: 10.0.0.0/8 (2 ranks), 10.1.0.0/16 (1 rank)",
+        ),
+        ("memory_bytes_by_rank", {"1": 9 << 30}, "memory by rank: rank 1: 9 GiB"),
+        ("numa_node_by_gpu", {"0": 0, "1": 1}, "NUMA node by GPU: GPU 0: 0, GPU 1: 1"),
+        (
+            "reserved",
+            {"bytes": 60 << 30, "peers_median_bytes": 30 << 30},
+            "reserved: own 60 GiB, median of the others 30 GiB",
+        ),
+        ("claims", [{"host": "a", "rank": 0}, {"host": "b", "rank": 0}], "claims: host a, rank 0; host b, rank 0"),
+        ("by_rank", {"3": {"own": 0.06, "excess": 0.049999999}}, "by rank: rank 3 (own 0.06, excess 0.05)"),
+        ("left", {"expected": 3222.4, "low": 3000.0, "high": 4000.0}, "left: 3222 (3000 to 4000)"),
+        ("bytes_a_batch", {"median": 1 << 21, "low": 1 << 21, "high": 1 << 21}, "growth: 2 MiB per batch"),
+        ("places", {"rank 1": "a.py:5", "ranks 0, 2": "a.py:4"}, "places: rank 1: a.py:5; ranks 0, 2: a.py:4"),
+    ],
+)
+def test_evidence_of_mappings_and_numbers_in_words(name, value, line):
+    assert evidence_lines({name: value}) == [line]
+
+
+def test_evidence_that_is_not_known_takes_no_line():
+    assert evidence_lines({"error": None, "seeds": {"0": None, "1": None}}) == []
 
 
 NASTY = "bad\x1b[2J\x9b31m\u202e\r\n## heading <script> | [bold red]x[/] ::error::x"

@@ -17,12 +17,12 @@ from doctor.core.finding import Severity, Status
 from doctor.core.job import Job
 from doctor.core.report_document import Report, ReportFinding
 from doctor.core.text import byte_size
+from doctor.report.evidence_text import evidence_lines
 from doctor.report.formatting import (
     CODE_EVIDENCE,
     code_excerpt,
     counts_line,
     coverage_line,
-    evidence_lines,
     fix_parts,
     job_words,
     place,

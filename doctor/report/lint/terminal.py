@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.core.report_document import CheckResult, Report, ReportFinding
+from doctor.report.evidence_text import evidence_lines
 from doctor.report.finding_lines import STATE_STYLES
 from doctor.report.formatting import (
     CODE_EVIDENCE,
     code_excerpt,
     crash_of,
-    evidence_lines,
     explaining,
     hidden_previews,
     printable,

@@ -1,0 +1,174 @@
+"""Evidence of findings as lines of text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from doctor.core.text import byte_size, lazy_compile
+from doctor.report.formatting import ranges, some
+
+_MOST_ITEMS = 12
+_BYTES = lazy_compile(r"(?:^|_)bytes(?:_a_(?P<per>[a-z]+)|_now|_left|_of_one)?(?:_by_\w+)?$")
+"""Names of counts of bytes: ``free_bytes``, ``bytes_a_batch``, ``memory_bytes_by_rank``."""
+_BY = lazy_compile(r"(?:^|_)by_(?P<what>(?:local_)?rank|gpu|process)$")
+"""Names of mappings whose keys are numbers of ranks, GPUs or processes."""
+_IDENTIFIER = lazy_compile("[a-z][a-z0-9_]*")
+_VARIABLE = lazy_compile("[A-Z][A-Z0-9]*_[A-Z0-9_]*|RANK")
+_KEYS = {"rank": "rank", "local_rank": "local rank", "gpu": "GPU", "process": "process"}
+_KEYS_ARE_RANKS = {
+    *("calls", "first_indices", "first_on_others", "others_were_in", "seeds", "timed_out_at", "without_gradient"),
+}
+_VALUES_ARE_RANKS = {"checksums", "directories", "initial", "ranks_by_value", "releases", "values"}
+_CAPITALS = {word.lower(): word for word in ("CPU", "CUDA", "GID", "GPU", "ID", "IP", "MTU", "NCCL", "NUMA", "PID")}
+_CAPITALS |= {f"{word}s": f"{capitals}s" for word, capitals in _CAPITALS.items()}
+_LABELS = {
+    "along_with": "correlates with",
+    "asked": "requested",
+    "asked_for": "requested",
+    "awaited": "missing rank",
+    "batch_could_be_times": "batch size factor that fits",
+    "bytes_a_batch": "growth",
+    "bytes_a_second": "growth",
+    "bytes_left": "remaining",
+    "bytes_now": "in use",
+    "called_instead": "other ranks called",
+    "came": "joined",
+    "contents_alike": "share of identical samples",
+    "elsewhere": "other ranks",
+    "elsewhere_resolved": "resolved on other ranks",
+    "elsewhere_told": "configured on other ranks",
+    "first_trouble": "first error",
+    "foreshadows": "may cause",
+    "goes_along_with": "correlates with",
+    "goes_with": "correlates with",
+    "holds_most": "largest allocations",
+    "may_mean": "possible cause",
+    "meant": "intended value",
+    "met_by_rank": "largest batch was on rank",
+    "near": "similar name",
+    "others_were_in": "other ranks were in",
+    "parts_at_batch": "ranks diverge at batch",
+    "ranks_that_came": "ranks that joined",
+    "peers_median": "median of the others",
+    "peers_median_bytes": "median of the others",
+    "room": "remaining",
+    "said_by_rank": "errors by rank",
+    "share_of_places": "share of equal positions",
+    "sharing_asked_for": "sharing requested",
+    "siblings": "groups compared",
+    "sockets_asked": "sockets requested",
+    "sockets_most": "sockets allowed",
+    "told": "configured",
+    "turns": "repetitions",
+    "units_seen": "largest batch so far",
+    "units_to_come": "largest batch on any rank",
+    "wanted": "requested",
+    "wanted_by": "required by",
+    "wanted_bytes": "requested",
+}
+"""Labels of evidence whose names, which programs read, are not terms of the field."""
+
+
+def evidence_lines(evidence: Mapping[str, object]) -> list[str]:
+    """Return a line ``name: value`` for each value that is known and not empty.
+
+    ``where`` takes a line per rank, ``said`` its own lines. A variable without a value is ``not set``."""
+    lines: list[str] = []
+    for name, value in evidence.items():
+        if name == "where" and isinstance(value, Mapping):
+            lines += (f"rank {rank}: {_value(name, place)}" for rank, place in value.items())
+        elif name == "said" and isinstance(value, (list, tuple)):
+            lines += map(str, value)
+        elif name.isupper() or not _is_absent(value):
+            lines.append(f"{_label(name)}: {_value(name, value)}")
+    return lines
+
+
+def _is_absent(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(inner is None and not str(key).isupper() for key, inner in value.items())
+    return value is None or value in ("", (), [])
+
+
+def _label(name: str) -> str:
+    if name in _LABELS or not _IDENTIFIER.fullmatch(name):
+        return _LABELS.get(name, name)
+    without_unit = re.sub("_bytes(?=$|_)", "", name)
+    words = re.sub("_a_(second|step|batch)", r"_per_\1", without_unit).split("_")
+    return " ".join(_CAPITALS.get(word, word) for word in words)
+
+
+def _value(name: str, value: object) -> str:
+    if value is None:
+        return "not set" if name.isupper() else "unknown"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return _number(name, value)
+    if isinstance(value, Mapping):
+        return _mapping(name, value)
+    if isinstance(value, (list, tuple)):
+        return _sequence(name, value)
+    return str(value)
+
+
+def _number(name: str, value: float) -> str:
+    unit = _BYTES.search(name)
+    if unit is not None:
+        return byte_size(value) + (f" per {unit['per']}" if unit["per"] else "")
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _sequence(name: str, values: Sequence[object]) -> str:
+    if "rank" in name and _are_integers(values):
+        return ranges(item for item in values if isinstance(item, int))
+    if any(isinstance(value, (Mapping, list, tuple)) for value in values):
+        return "; ".join(_value(name, value) for value in values) or "none"
+    return some([_value(name, value) for value in values], _MOST_ITEMS) or "none"
+
+
+def _mapping(name: str, values: Mapping[object, object]) -> str:
+    if _is_range(values):
+        return _range_of(name, values)
+    if name in _VALUES_ARE_RANKS and all(isinstance(ranks, (list, tuple)) for ranks in values.values()):
+        return ", ".join(f"{key} ({_ranks(ranks)})" for key, ranks in values.items())
+    if name.startswith("ranks_by_") and all(isinstance(count, int) for count in values.values()):
+        return ", ".join(f"{key} ({count} {'rank' if count == 1 else 'ranks'})" for key, count in values.items())
+    pairs = [_pair(name, str(key), value) for key, value in values.items() if value is not None or str(key).isupper()]
+    return ("; " if any(", " in pair for pair in pairs) else ", ").join(pairs)
+
+
+def _pair(name: str, key: str, value: object) -> str:
+    """A key and its value; the value has the unit of the mapping, unless its key has one."""
+    if _VARIABLE.fullmatch(key):
+        return f"{key}={_value(key, value)}"
+    is_plain = bool(_IDENTIFIER.fullmatch(key))
+    text = _value(key if is_plain and (_BYTES.search(key) or not _BYTES.search(name)) else name, value)
+    by = _BY.search(name)
+    what = _KEYS[by["what"]] if by is not None else "rank" if name in _KEYS_ARE_RANKS else ""
+    label = f"{what} {key}" if what and key.isdecimal() else "own" if key == "bytes" else _label(key)
+    if isinstance(value, Mapping) and not _is_range(value):
+        return f"{label} ({text})"
+    return f"{label} {text}" if is_plain else f"{label}: {text}"
+
+
+def _is_range(values: Mapping[object, object]) -> bool:
+    return {"low", "high"} < values.keys() and bool({"expected", "median"} & values.keys())
+
+
+def _range_of(name: str, values: Mapping[object, object]) -> str:
+    low, high = values["low"], values["high"]
+    text = _value(name, values.get("expected", values.get("median")))
+    return text if low == high else f"{text} ({_value(name, low)} to {_value(name, high)})"
+
+
+def _are_integers(values: Sequence[object]) -> bool:
+    return bool(values) and all(isinstance(value, int) and not isinstance(value, bool) for value in values)
+
+
+def _ranks(values: object) -> str:
+    numbers = [value for value in values if isinstance(value, int)] if isinstance(values, (list, tuple)) else []
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {ranges(numbers)}"
