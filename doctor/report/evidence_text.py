@@ -63,6 +63,7 @@ _LABELS = {
     "turns": "repetitions",
     "units_seen": "largest batch so far",
     "units_to_come": "largest batch on any rank",
+    "waiting": "waiting ranks",
     "wanted": "requested",
     "wanted_by": "required by",
     "wanted_bytes": "requested",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Unknown, Verdict, check, merge
+from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Unknown, Verdict, check, merge, ranks_in_words
 from doctor.facts import HostFacts, Namespace, ProcessFacts
 from doctor.testing import Fails, Passes, healthy
 
@@ -65,8 +65,7 @@ def containers_split(job: Job) -> Iterator[Verdict]:
     Why it hurts: NCCL uses neither P2P nor shared memory between ranks in separate namespaces. Their traffic goes
     through the network card or a bridge, which is many times slower.
     Fix: Run all ranks of a machine in one container, or start each container with
-    `--ipc=host --pid=host --network=host` (Kubernetes: one pod with all GPUs of the node, or hostIPC, hostPID and
-    hostNetwork).
+    `--ipc=host --pid=host --network=host`.
     """
     machines = [_spaces_of(local) for local in job.by_machine()]
     for known in machines:
@@ -118,7 +117,7 @@ def _report(known: list[tuple[Rank, Spaces]], differing: tuple[str, ...]) -> Fin
         ranks=blamed,
         evidence={
             "differing": list(differing),
-            "groups": [sorted(ranks) for ranks in ordered[:8]],
+            "groups": [ranks_in_words(tuple(sorted(ranks))) for ranks in ordered[:8]],
         },
         effect=_effect(differing),
     )

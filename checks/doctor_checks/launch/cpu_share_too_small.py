@@ -105,8 +105,7 @@ def cpu_share_too_small(job: Job, *, threads_per_cpu: float = 1.0) -> Iterator[V
 
     Why it hurts: threads that share a core take turns, so computation, data loading and NCCL's proxy thread slow down
     on every rank, and all ranks wait for the slowest.
-    Fix: Set OMP_NUM_THREADS to the CPUs of the host divided by its ranks, and give the ranks more CPUs: in SLURM with
-    --cpus-per-task and `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK`, with Open MPI by `mpirun --bind-to none`.
+    Fix: Set OMP_NUM_THREADS to the CPUs of the host divided by its ranks, and give the ranks more CPUs.
     """
     yield from merge(_unreadable(job))
     yield from merge(_not_inherited(job))
@@ -146,6 +145,12 @@ def _not_inherited(job: Job) -> Iterator[Finding]:
             fix="export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK",
             explains=("HOST005",),
         )
+
+
+_MORE_CPUS = {
+    "quota": "raise the CPU limit of the container or cgroup",
+    "pinned": "give each rank more CPUs (`srun --cpus-per-task` or `mpirun --bind-to none`)",
+}
 
 
 def _processes(local: LocalRanks) -> list[tuple[int, ProcessFacts]]:
@@ -202,8 +207,7 @@ def _report(ranks: list[tuple[int, ProcessFacts]], cpus: float, how: str) -> Fin
             "limited_by": how,
         },
         fix=(
-            f"Run `export OMP_NUM_THREADS={each}`, and give the ranks more CPUs: `srun --cpus-per-task=8`, "
-            "`mpirun --bind-to none` or `docker run --cpus=16`."
+            f"Run `export OMP_NUM_THREADS={each}`, and {_MORE_CPUS['quota' if 'quota' in how else 'pinned']}."
             if cpus < 4 * len(ranks)
             else f"export OMP_NUM_THREADS={each}"
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from doctor.analysis.logs.error_lines import has_continued, orderly_ends
 from doctor.analysis.logs.event_timeline import events_before, events_of_kinds, failed_before, failed_in_another_log
@@ -11,23 +12,63 @@ from doctor.api import EventGroup, Finding, Job, Scope, Severity, Verdict, check
 from doctor.facts import Event
 from doctor.testing import Fails, Passes, logged
 
+
+class EndReason(NamedTuple):
+    """Why a scheduler ends jobs: words of its messages, the finding, its confidence, and what to do."""
+
+    words: tuple[str, ...]
+    summary: str
+    confidence: float
+    fix: str
+
+
 REASONS = (
-    ("node fail", "A host of the job failed", 0.9),
-    ("time limit", "The scheduler ended the job at its time limit", 0.95),
-    ("timeout", "The scheduler ended the job at its time limit", 0.9),
-    ("runlimit", "The scheduler ended the job at its time limit", 0.95),
-    ("walltime", "The scheduler ended the job at its time limit", 0.95),
-    ("deadlineexceeded", "The scheduler ended the job at its time limit", 0.95),
-    ("preempt", "The job was preempted: another job took its hosts", 0.95),
-    ("requeue", "The job was requeued", 0.9),
-    ("spot instance", "The cloud provider reclaimed the hosts", 0.95),
-    ("evict", "The cluster evicted the job", 0.9),
-    ("kubelet", "The cluster evicted the job", 0.9),
-    ("taint", "The cluster evicted the job", 0.9),
-    ("requeue", "The job was requeued and restarts from its last checkpoint", 0.9),
-    ("low on resource", "The cluster evicted the job", 0.9),
+    EndReason(
+        ("node fail", "nodenotready"),
+        "A host of the job failed",
+        0.9,
+        "Resume from the last checkpoint on other hosts, and report the failed host to its operators.",
+    ),
+    EndReason(
+        ("time limit", "timeout", "runlimit", "walltime", "deadlineexceeded", "longer than specified deadline"),
+        "The scheduler ended the job at its time limit",
+        0.95,
+        "Resume from the last checkpoint with a longer time limit.",
+    ),
+    EndReason(
+        ("threadlimit", "processlimit", "cpulimit", "swap"),
+        "The scheduler ended the job at a resource limit",
+        0.95,
+        "Request more of the resource that `bhist -l` names for the job, then resume from the last checkpoint.",
+    ),
+    EndReason(
+        ("preempt",),
+        "The job was preempted: another job took its hosts",
+        0.95,
+        "Resume from the last checkpoint, and write checkpoints more often than jobs are preempted.",
+    ),
+    EndReason(
+        ("requeue",), "The job was requeued", 0.9, "Make the script resume from its last checkpoint when it starts."
+    ),
+    EndReason(
+        ("spot",),
+        "The cloud provider reclaimed the hosts",
+        0.95,
+        "Resume from the last checkpoint on new hosts, and write one at each interruption notice.",
+    ),
+    EndReason(
+        ("evict", "kubelet", "taint", "low on resource"),
+        "The cluster evicted the job",
+        0.9,
+        "Look up the reason with `kubectl describe pod`, then resume from the last checkpoint.",
+    ),
 )
-"""A part of the scheduler's reason, its meaning, and the confidence."""
+CANCELLED = EndReason(
+    (),
+    "The job was cancelled by its owner, an operator or a script",
+    0.7,
+    "Find who cancelled the job, then resume from the last checkpoint.",
+)
 
 _OTHER_STATES = ("FAILED", "CANCELLED", "BOOT_FAIL")
 """SLURM states that are consequences of the job's own failure, or that a separate log line reports as well."""
@@ -122,9 +163,8 @@ def ended_by_scheduler(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: all ranks receive SIGTERM and then SIGKILL; lost connections that they log afterwards are
     consequences.
-    Fix: Resume from the last checkpoint, request more time, write a checkpoint before the limit
-    (`#SBATCH --signal=SIGUSR1@300`), and look up the reason with
-    `sacct -j JOB --format=JobID,State,ExitCode,Reason,NodeList`.
+    Fix: Look up the reason with `sacct -j JOB --format=JobID,State,ExitCode,Reason`, then resume from the last
+    checkpoint.
     """
     ends = [
         event
@@ -179,9 +219,8 @@ _INTERRUPTED = (
     "If it was stopped because it hung, run `doctor attach` on its hosts before the next interrupt.",
 )
 _FIX_OF_SIGNAL = (
-    "Find what sent the signal: the scheduler (`sacct -j JOB --format=JobID,State,ExitCode,Reason` or "
-    "`kubectl describe pod POD`), the script or controller that started torchrun, or an operator; check the torchrun "
-    "logs of the other hosts, whose workers may have failed first, then resume from the last checkpoint."
+    "Look for the sender in the scheduler's record of the job, and for an earlier failure in the torchrun logs of the "
+    "other hosts."
 )
 
 
@@ -198,19 +237,22 @@ def _completed_later(job: Job, end: Event) -> bool:
 
 
 def _finding(group: EventGroup, earlier: Event | None, *, completed: bool) -> Finding:
-    text, confidence = _reason(group.first) or ("The job was cancelled by its owner, an operator or a script", 0.7)
+    reason = _reason(group.first) or CANCELLED
     after = f", after an earlier failure ({earlier.file}:{earlier.line})" if earlier else ""
     return finding_from_logs(
         group,
-        text + after + (", then ran again and completed" if completed else ""),
+        reason.summary + after + (", then ran again and completed" if completed else ""),
         ranks=(),
         severity=Severity.INFO if earlier or completed else None,
-        confidence=confidence,
+        confidence=reason.confidence,
+        fix=f"Fix the earlier failure ({earlier.file}:{earlier.line}) first." if earlier else reason.fix,
         explains=() if earlier else ("RUN004", "RUN012", "NCCL013"),
         symptoms=False,
     )
 
 
-def _reason(event: Event) -> tuple[str, float] | None:
-    words = " ".join(event.value(name) or "" for name in ("why", "why2", "state")).lower().replace("_", " ")
-    return next(((text, confidence) for word, text, confidence in REASONS if word in words), None)
+def _reason(event: Event) -> EndReason | None:
+    said = " ".join(event.value(name) or "" for name in ("why", "why2", "state")).lower().replace("_", " ")
+    if not said and "spot" in event.text.lower():  # a notice names no reason of its own
+        said = "spot"
+    return next((reason for reason in REASONS if any(word in said for word in reason.words)), None)

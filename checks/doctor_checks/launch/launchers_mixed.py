@@ -71,8 +71,8 @@ def _joined_twice(job: Job) -> Iterator[Finding]:
                 ranks=ranks,
                 evidence={"ranks_that_came": list(ranks), "world_size": parse_count(group.value("w"))},
                 confidence=0.75,
-                fix="Export a different NODE_RANK (0, 1, ...) and the same MASTER_ADDR and MASTER_PORT on each host, "
-                "or start torchrun on each host with its own --node-rank, or srun with one task per GPU.",
+                fix="Export a different NODE_RANK on each host, starting at 0, with the same MASTER_ADDR and "
+                "MASTER_PORT.",
                 explains=("ENV005", "ENV004"),
             )
 
@@ -125,6 +125,10 @@ def _goes_on(job: Job, event: Event) -> bool:
     when="PM",
     needs=(LaunchFacts,),
     from_logs=(_joined_twice, _waits_alone),
+    impacts={
+        r"joined twice": "Two processes use the same rank, and the ranks of the other hosts never join.",
+        r"^Rank 0 of Lightning waits": "Training never starts: rank 0 waits until the timeout.",
+    },
     cases=lambda: (
         Passes("torchrun alone", healthy(hosts=2, per_host=2)),
         Passes(
@@ -353,7 +357,7 @@ def _judge_node_rank(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator
             f"NODE_RANK={number} is set: Lightning {lightning} then waits for processes that nothing starts",
             ranks=identical.ranks,
             evidence={name: number, "lightning": lightning},
-            effect="Training with several GPUs hangs at 'initializing ddp: GLOBAL_RANK: 0, MEMBER: 1/8'.",
+            effect="Training with several GPUs hangs at 'initializing ddp: GLOBAL_RANK: 0'.",
             fix="Run `unset NODE_RANK`, or upgrade Lightning to 1.2 or later.",
         )
 
@@ -413,8 +417,7 @@ def launchers_mixed_in_files(file: LaunchFile) -> Iterator[Violation]:
 
     Why it hurts: each launcher starts all ranks of the host again. Ranks collide at the rendezvous, and several use
     the same GPU.
-    Fix: Use `#SBATCH --ntasks-per-node=1` with `srun torchrun --nproc-per-node=gpu train.py`, or one task per GPU with
-    `srun python train.py` and no torchrun.
+    Fix: Start the launcher once per host, or start one task per GPU without it.
     """
     for start in starts_of(file):
         count = _count(start) if start.is_agent and start.outer is not None else None
@@ -425,6 +428,9 @@ def launchers_mixed_in_files(file: LaunchFile) -> Iterator[Violation]:
             yield Violation(
                 start.launch.place,
                 f"{start.outer.program} starts {start.launch.program} {count} times, but it must run {where}",
+                fix=f"Use `#SBATCH --ntasks-per-node=1`, so that {start.launch.program} starts once per host."
+                if start.step is not None
+                else f"Start {start.launch.program} once per host with `mpirun --map-by ppr:1:node`.",
                 evidence=(("tasks", count), ("processes_each", processes_of(start.launch))),
             )
 

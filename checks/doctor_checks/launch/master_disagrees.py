@@ -197,8 +197,7 @@ def master_disagrees(job: Job) -> Iterator[Verdict]:
     """Ask whether all ranks use the same master address and port.
 
     Why it hurts: ranks with another master wait for a store that does not exist, while the others wait for them.
-    Fix: Set MASTER_ADDR to the host of rank 0 and MASTER_PORT to one port, with the same values on every host; do not
-    use localhost in a multi-host job.
+    Fix: Set MASTER_ADDR to the name of the host of rank 0 on every host, not to localhost.
     """
     owners = _owners(job)
     places: dict[MasterEndpoint, list[ReportedMaster]] = {}
@@ -396,7 +395,7 @@ def master_disagrees_in_files(file: LaunchFile) -> Iterator[Violation]:
                 launch.place,
                 f"Host {number} uses master {master.rstrip(':')}, but host {first} (line {line}) uses "
                 f"{other.rstrip(':')}",
-                evidence=(("master", master), ("elsewhere", other)),
+                evidence=(("master", master.rstrip(":")), ("elsewhere", other.rstrip(":"))),
             )
 
 
@@ -418,6 +417,7 @@ def _told_themselves(file: LaunchFile) -> Iterator[Violation]:
             yield Violation(
                 setting.place if setting is not None and is_from_setting else launch.place,
                 f"Each of {start.step.nodes} hosts uses its own name as the master: {shown(own)}",
-                fix='Set `head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)` before srun; use $head.',
+                fix="Use the first host of the job in the command:\n"
+                'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
                 evidence=(("endpoint", shown(own)), ("nodes", start.step.nodes)),
             )

@@ -46,9 +46,9 @@ def _of_refusals(job: Job) -> Iterator[Finding]:
             ranks=(),
             evidence={"port": port},
             confidence=0.95 if port else 0.85,
-            fix="Use another port on all ranks: `export MASTER_PORT=29600`, `torchrun --standalone` on one host, or "
-            "`--main_process_port 0` with accelerate"
-            + (f"; find the process that holds the port with `ss -tlnp sport = :{port}`." if port else "."),
+            fix=f"Use another port, or end the process that `ss -tlnp sport = :{port}` shows."
+            if port
+            else "Use another port on all ranks (`export MASTER_PORT=29600`), or `torchrun --standalone` on one host.",
             explains=("NET006", "ENV015", "ENV005"),
         )
 
@@ -178,8 +178,7 @@ def master_port_busy(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: rank 0 fails to host the store ("address already in use"), or ranks join the store of another job;
     ranks on other hosts block until the timeout.
-    Fix: Use another port on all ranks (`export MASTER_PORT=29600`) or, on one host, `torchrun --standalone`; if the
-    port is held by a stale process of yours, end it.
+    Fix: Use another port on all ranks (`export MASTER_PORT=29600`) or, on one host, `torchrun --standalone`.
     """
     asked = False
     for launch, master, identical in job.each(LaunchFacts, MasterFacts):
@@ -234,10 +233,7 @@ def _own_pids(job: Job, hosting: Rank) -> set[int]:
 def _fix(listener: Listener) -> str:
     other = listener.port + 100 if listener.port + 100 < 65536 else listener.port - 100
     look = f"ps -fp {listener.pid}" if listener.pid else f"sudo ss -tlnp sport = :{listener.port}"
-    return (
-        f"Use another port on all ranks (`export MASTER_PORT={other}`, `torchrun --master-port={other}`, or "
-        f"`torchrun --standalone` on one host); run `{look}` before you end the other process."
-    )
+    return f"Use another port on all ranks (`export MASTER_PORT={other}`), or end the process that `{look}` shows."
 
 
 _ARRAY = ("#!/bin/bash", "#SBATCH --array=0-7", "#SBATCH --gres=gpu:2")
@@ -340,8 +336,7 @@ def master_port_busy_in_files(file: LaunchFile) -> Iterator[Violation]:
 
     Why it hurts: the second run on a host ends with "address already in use", or its ranks join the store of the
     first.
-    Fix: Give each run its own port (`--master-port=$((29500 + SLURM_ARRAY_TASK_ID))`) or, on one host, use
-    `torchrun --standalone`, which picks a free one.
+    Fix: Give each run its own --master-port, or use `torchrun --standalone` on one host, which picks a free one.
     """
     if isinstance(file, ShellFile):
         before: list[ProcessLaunch] = []
@@ -353,7 +348,14 @@ def master_port_busy_in_files(file: LaunchFile) -> Iterator[Violation]:
             before = [one for one in before if not _waits(file, one.launch.place.line, line)]
             why = _in_array(file, start) or _in_loop(file, start) or _beside(start, before)
             if why:
-                yield Violation(start.launch.place, f"Port {port} is fixed, and {why}", evidence=(("port", port),))
+                yield Violation(
+                    start.launch.place,
+                    f"Port {port} is fixed, and {why}",
+                    fix=f"Give each job its own port: `--master-port=$(({port} + SLURM_ARRAY_TASK_ID))`."
+                    if "array" in why
+                    else "",
+                    evidence=(("port", port),),
+                )
             if start.launch.in_background:
                 before.append(start)
     elif isinstance(file, Manifest):

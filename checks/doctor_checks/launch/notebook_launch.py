@@ -26,6 +26,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             f"{named} cannot start processes from a notebook or an interactive session",
             evidence={"strategy": strategy or None},
             confidence=0.95,
+            fix=_fix(strategy),
         )
 
 
@@ -36,9 +37,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     needs=(ProcessFacts, TrainerFacts),
     from_logs=_from_logs,
     impacts={
-        r"cannot import its functions": (
-            "The started processes fail when they load the function, and fit() raises an error."
-        ),
+        r"^notebook_launcher": "notebook_launcher raises ValueError before it starts a process.",
+        r"cannot import|still being imported": "The started processes fail before they run the function.",
     },
     cases=lambda: (
         Passes("ddp in a script", _trained_by("ddp").alter(ProcessFacts, interactive=False)),
@@ -62,10 +62,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def notebook_launch(job: Job) -> Iterator[Verdict]:
     """Ask whether a strategy that starts processes from a script is used in a notebook or interactive session.
 
-    Why it hurts: the Trainer raises MisconfigurationException, because there is no script to rerun for each device,
-    and a new interpreter does not have the code of the session.
-    Fix: Use `Trainer(strategy="ddp_notebook")` before anything initializes CUDA, use devices=1, or save the cells as
-    a script and run `python train.py`.
+    Why it hurts: the Trainer raises MisconfigurationException, because there is no script to start for each device.
+    Fix: Run the code as a script, or use `Trainer(strategy="ddp_notebook")` in a fresh kernel.
     """
     for process, trainer, identical in job.each(ProcessFacts, TrainerFacts, also=(LaunchFacts,)):
         launch = identical.find(LaunchFacts)
@@ -75,7 +73,14 @@ def notebook_launch(job: Job) -> Iterator[Verdict]:
                 f"strategy={trainer.strategy!r} cannot start processes from a notebook or an interactive session",
                 ranks=identical.ranks,
                 evidence={"strategy": trainer.strategy, "interactive": True, "source": trainer.source},
+                fix=_fix(trainer.strategy),
             )
+
+
+def _fix(strategy: str | None) -> str:
+    if (strategy or "ddp").startswith("ddp"):
+        return 'Use `Trainer(strategy="ddp_notebook")` in a fresh kernel, or run the code as a script.'
+    return "Save the cells as a script, and run it with `python`."
 
 
 def _starts_scripts(strategy: str | None) -> bool:

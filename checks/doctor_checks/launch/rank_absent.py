@@ -37,7 +37,7 @@ MEASURED_AGAIN = ("NET006", "NET013", "NET014", "NET015")
 """Consequences for the peers of a dead or stopped process: connections to it get no answer."""
 
 _ALIVE = (
-    "On {host}, check whether the process is stopped (T), blocked in the kernel (D) or was killed by the OOM killer:\n"
+    "On {host}, check whether the process is stopped (T), blocked in the kernel (D) or was ended by the OOM killer:\n"
     "ps -o pid,stat,wchan:32,etime,cmd -C python\n"
     "dmesg -T | tail"
 )
@@ -88,6 +88,7 @@ def _by_barrier(job: Job) -> Iterator[Finding]:
             ranks=missing,
             evidence={"joined": joined, "world_size": world, "waiting": waiting},
             confidence=0.9 if missing else 0.85,
+            fix=_read_logs(missing),
         )
 
 
@@ -99,8 +100,7 @@ def _more_than_world(group: EventGroup, joined: int, world: int) -> Finding:
         ranks=(),
         evidence={"joined": joined, "world_size": world},
         confidence=0.8,
-        fix="End all processes of the earlier attempt, fix its first error, and start again with another port or "
-        "--rdzv-id.",
+        fix="End all processes of the earlier attempt, and start again with another port or --rdzv-id.",
     )
 
 
@@ -178,8 +178,9 @@ def _by_members(job: Job) -> Iterator[Finding]:
                 group,
                 f"{ranks_in_words(missing).capitalize()} of {world} did not join; the log ends while Lightning waits",
                 ranks=missing,
-                evidence={"came": sorted(came), "world_size": world},
+                evidence={"ranks_that_came": sorted(came), "world_size": world},
                 confidence=0.6,
+                fix=_read_logs(missing),
             )
 
 
@@ -337,7 +338,7 @@ def rank_absent(job: Job) -> Iterator[Verdict]:
     """Ask whether every rank of the job joined.
 
     Why it hurts: the other ranks block in init_process_group() or in the first collective until the timeout.
-    Fix: Check the log, the start command and the host of the missing ranks first; the waiting ranks are healthy.
+    Fix: Read the logs of the ranks that did not join, and check that they were started.
     """
     yield from _fallen_silent(job)
     found = absent_by_host(job)
@@ -372,6 +373,13 @@ def _fallen_silent(job: Job) -> Iterator[Finding]:
             )
 
 
+def _read_logs(missing: tuple[int, ...]) -> str:
+    if not missing:
+        return "Read the logs of the ranks that did not join, and check that they were started."
+    logs, were = ("log", "it was") if len(missing) == 1 else ("logs", "they were")
+    return f"Read the {logs} of {ranks_in_words(missing)}, and check that {were} started."
+
+
 def _where(host: str) -> str:
     names = host.split(", ") if host else []
     more = f" and {len(names) - 4} more hosts" if len(names) > 4 else ""
@@ -392,11 +400,5 @@ def _fix(host: str, has_answered: bool, launcher: str) -> str:
             "number of nodes, and run `doctor check`."
         )
     if has_answered:
-        return (
-            f"Some processes on {host} were not started, or died before or during their imports: read their logs, and "
-            f"look for the OOM killer with `dmesg -T | tail` on {host}."
-        )
-    return (
-        f"Read the log of {first}, check that the job was started there (`ssh {first} pgrep -af python`) and that "
-        f"{first} can reach the master (NET004 and NET006)."
-    )
+        return f"Read the logs of {host}, and look for the OOM killer there:\nssh {first} 'dmesg -T | tail'"
+    return f"Read the log of {first}, and check that the job was started there:\nssh {first} pgrep -af python"

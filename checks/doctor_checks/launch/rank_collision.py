@@ -97,7 +97,7 @@ def rank_collision(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: both processes register with the same rank; the process group is never complete, or NCCL reports that
     a rank has already checked in.
-    Fix: Give each host its own --node-rank, and do not export RANK before srun or mpirun.
+    Fix: Pass a different --node-rank to each host, or set RANK inside each task of srun or mpirun.
     """
     claims: dict[int, list[Rank]] = {}
     for rank in job.ranks:
@@ -147,10 +147,12 @@ def _fix(homes: list[str], claimants: list[Rank]) -> str:
     if len(homes) > 1 and not any(map(_is_counted, claimants)):
         numbered = ", ".join(f"{host}: --node-rank={index}" for index, host in enumerate(homes[:4]))
         return f"Start each host with its own node rank ({numbered}), or use --rdzv-backend=c10d."
-    return (
-        "Under srun or mpirun, set RANK in each task (`srun bash -c 'RANK=$SLURM_PROCID exec python train.py'`), do "
-        "not export it before, and end stale processes of an earlier run."
-    )
+    if any(map(_is_counted, claimants)):
+        return (
+            "Set RANK inside each task, not before srun or mpirun: "
+            "`srun bash -c 'RANK=$SLURM_PROCID exec python train.py'`."
+        )
+    return f"End the process of an earlier run on {homes[0]}, or give each process its own RANK."
 
 
 _TWO = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1")
@@ -286,8 +288,7 @@ def _judge_remote(file: ShellFile) -> Iterator[Violation]:
                 launch.place,
                 f"{name} starts {'each host of the loop' if name == 'ssh' else 'all hosts'} with node rank {number[1]} "
                 f"of {hosts[1]}",
-                fix="Number the hosts in a loop (--node-rank=$rank and `rank=$((rank + 1))`), or use "
-                "--rdzv-backend=c10d, which needs no node rank.",
+                fix="Pass a different --node-rank to each host, or use `--rdzv-backend=c10d`, which needs none.",
                 evidence=(("value", number[1]), ("nodes", int(hosts[1]))),
             )
 
@@ -347,7 +348,7 @@ def _judge_settings(file: ShellFile) -> Iterator[Violation]:
                 yield Violation(
                     setting.place,
                     f"{setting.name}={shown(setting.value)} is expanded to 0 by the batch script for all tasks",
-                    fix="Set it in each task, in single quotes: "
+                    fix=f"Set {setting.name} in each task, in single quotes: "
                     f"`srun bash -c '{setting.name}={shown(setting.value)} python train.py'`.",
                     evidence=((setting.name, shown(setting.value)),),
                 )

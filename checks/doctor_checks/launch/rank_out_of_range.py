@@ -21,7 +21,7 @@ from doctor.api import (
 from doctor.facts import LaunchFacts
 from doctor.lint.launch.manifest import Manifest
 from doctor.lint.launch.partial_text import whole_number
-from doctor.lint.launch.process_launches import hosts_of, rank_of_host, starts_of, uses_node_rank
+from doctor.lint.launch.process_launches import hosts_of, option_name, rank_of_host, starts_of, uses_node_rank
 from doctor.testing import Fails, Passes, healthy, logged
 from doctor.testing.script_cases import shell_fails, shell_passes
 
@@ -146,7 +146,7 @@ def rank_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether the node rank of each host is below the number of hosts.
 
     Why it hurts: the launcher or PyTorch rejects the node rank, or the host waits for a job that it cannot join.
-    Fix: Number the hosts from 0; for two hosts, use `--node-rank=0` and `--node-rank=1`.
+    Fix: Number the hosts from 0.
     """
     for start in starts_of(file):
         hosts, number = hosts_of(start.launch), whole_number(rank_of_host(start.launch))
@@ -154,6 +154,7 @@ def rank_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
             yield Violation(
                 start.launch.place,
                 f"The node rank is {number}, but the job has {hosts} host{'' if hosts == 1 else 's'}",
+                fix=_fix_of_hosts(option_name(start.launch, start.launch.command.node_rank), hosts),
                 evidence=(("node_rank", number), ("hosts", hosts)),
             )
     if isinstance(file, Manifest):
@@ -163,5 +164,12 @@ def rank_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
                 yield Violation(
                     place.place,
                     f"machine_rank is {number}, but num_machines is {machines}",
+                    fix=_fix_of_hosts("machine_rank", machines),
                     evidence=(("machine_rank", number), ("num_machines", machines)),
                 )
+
+
+def _fix_of_hosts(name: str, hosts: int) -> str:
+    if hosts == 1:
+        return f"Set {name} to 0, or the number of hosts to that of the job."
+    return f"Number the hosts with {name} from 0 to {hosts - 1}."

@@ -43,9 +43,6 @@ NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
 SUBSTITUTES = dict(zip(("RANK", "WORLD_SIZE"), SCRIPT_VARIABLES, strict=True))
 """Variables from which scripts under srun, mpirun and jsrun read the rank and the world size."""
 
-BY_HAND = {"RANK": "RANK=0", "WORLD_SIZE": "WORLD_SIZE=2", "MASTER_ADDR": "MASTER_ADDR=HOST_OF_RANK_0"}
-BY_HAND["MASTER_PORT"] = "MASTER_PORT=29500"
-
 
 def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "torch.env_missing"):
@@ -147,9 +144,15 @@ def _judge_numbers(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[F
             f"{shown} {'is not a number' if len(wrong) == 1 else 'are not numbers'}",
             ranks=identical.ranks,
             evidence={"variables": wrong},
-            fix=f"Set {' and '.join(wrong)} to {'an integer' if len(wrong) == 1 else 'integers'}; a '$NAME' in a value "
-            "was not expanded by the shell, for example because of single quotes.",
+            fix=_fix_of_numbers(wrong),
         )
+
+
+def _fix_of_numbers(wrong: Mapping[str, str]) -> str:
+    unexpanded = [value for value in wrong.values() if "$" in value]
+    if unexpanded:
+        return f"Let the shell expand `{unexpanded[0]}` where the variable is set, without single quotes around it."
+    return f"Set {' and '.join(wrong)} to {'an integer' if len(wrong) == 1 else 'integers'}."
 
 
 def _judge_missing(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
@@ -170,8 +173,8 @@ def _judge_missing(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[F
         f"{'is' if len(missing) == 1 else 'are'} {'empty' if empty == missing else 'missing'}",
         ranks=identical.ranks,
         evidence={"set": there, "missing": missing, "empty": empty, "launcher": launch.launcher},
-        fix=f"Run `export {' '.join(_by_hand(launch, name) for name in missing)}` with the values of this rank, start "
-        "the script with torchrun, which sets all four, or run `unset RANK WORLD_SIZE LOCAL_RANK` if they are stale.",
+        fix="Start the script with torchrun, which sets all four variables, or run "
+        f"`unset {' '.join(there)}` if {'it is' if len(there) == 1 else 'they are'} left over from another job.",
     )
 
 
@@ -180,11 +183,6 @@ def _substitute(launch: LaunchFacts, name: str) -> str | None:
     if inner_launcher(launch) == "torchrun":
         return None
     return next((other for other in SUBSTITUTES.get(name, ()) if launch_number(launch, other) is not None), None)
-
-
-def _by_hand(launch: LaunchFacts, name: str) -> str:
-    instead = _substitute(launch, name)
-    return f"{name}=${instead}" if instead else BY_HAND[name]
 
 
 def _mapped(missing: list[str], instead: list[str], there: dict[str, str | None], identical: IdenticalRanks) -> Finding:
@@ -295,10 +293,8 @@ _BATCH = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1")
 def rank_variables_incomplete_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether each host of a job has a node rank, unless a rendezvous assigns it.
 
-    Why it hurts: without --node-rank every host acts as host 0: two processes use the same rank, and the other ranks
-    never join.
-    Fix: Use `--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=HOST0:29500`, which needs no node rank, or
-    pass a different --node-rank on each host, starting at 0.
+    Why it hurts: two processes use the same rank, and the ranks of the other hosts never join.
+    Fix: Pass a different node rank on each host, starting at 0.
     """
     for start in starts_of(file):
         launch, hosts = start.launch, hosts_of(start.launch)
@@ -320,6 +316,9 @@ def _violation(start: ProcessLaunch, hosts: int) -> Violation:
         launch.place,
         f"{launch.program} for {hosts} hosts without {option_name(launch, command.node_rank)}{backend}: "
         "each acts as host 0",
+        fix="Add `--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID`, and the first host as `--rdzv-endpoint`."
+        if start.step is not None and command.rendezvous
+        else f"Set {option_name(launch, command.node_rank)} to a different number on each host, starting at 0.",
         severity=None if start.step is not None else Severity.WARNING,
         confidence=1.0 if start.step is not None else 0.7,
         evidence=(("hosts", hosts),),

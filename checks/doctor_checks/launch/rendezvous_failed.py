@@ -63,9 +63,8 @@ _LATE_WORDS = ("heartbeat", "shutdown the rendezvous", "shut down the rendezvous
 def rendezvous_failed(job: Job) -> Iterator[Verdict]:
     """Ask whether the rendezvous of torchrun could connect to its store.
 
-    Why it hurts: with the c10d backend, the host that recognizes the endpoint as its own address serves the store. If
-    no host does (for the name of a service, an external address or a load balancer), all hosts are clients and wait
-    until the timeout.
+    Why it hurts: all hosts wait at the rendezvous until the timeout. With the c10d backend, only a host that
+    recognizes the endpoint as its own address serves the store.
     Fix: Set --rdzv-endpoint on all hosts to a name or address that the first host recognizes as its own, or pass
     --rdzv-conf is_host=true on the first host to make it serve the store.
     """
@@ -75,7 +74,8 @@ def rendezvous_failed(job: Job) -> Iterator[Verdict]:
         endpoint = launch_setting(job, "rdzv_endpoint")
         yield finding_from_logs(
             EventGroup(early[0].kind, early),
-            f"No store responded at rendezvous endpoint{f' {endpoint}' if endpoint else ''}: not served, or blocked",
+            f"No store responded at {f'rendezvous endpoint {endpoint}' if endpoint else 'the rendezvous endpoint'}: "
+            "not served, or blocked",
             ranks=(),
             evidence={"endpoint": endpoint},
             confidence=0.7,
@@ -95,8 +95,7 @@ def _by_closing(job: Job) -> Iterator[Finding]:
             "The rendezvous was closed before this host joined: the other hosts had given up or ended",
             ranks=(),
             confidence=0.6,
-            fix="Start all hosts with a new --rdzv-id and within the join_timeout of --rdzv-conf (600 s); a restarted "
-            "host cannot join a rendezvous whose job has ended.",
+            fix="Start all hosts with a new --rdzv-id, within the join_timeout of --rdzv-conf (600 s by default).",
             explains=("NET006", "ENV005"),
         )
 

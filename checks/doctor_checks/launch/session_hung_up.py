@@ -36,10 +36,7 @@ from doctor.testing import Fails, Passes, logged
 def session_hung_up(job: Job) -> Iterable[Verdict]:
     """Ask whether the launcher received SIGHUP.
 
-    Why it hurts: when a terminal or an ssh session closes, the system sends SIGHUP to the processes in it, and torchrun
-    forwards it to all ranks. Nothing is wrong with the training itself.
-    Fix: Resume from the last checkpoint inside `tmux` or `screen`, as a batch job, or with
-    `setsid nohup torchrun train.py > train.log 2>&1 &` (nohup alone may not suffice, because torchrun installs its own
-    handler for SIGHUP).
+    Why it hurts: torchrun forwards the signal to all ranks, which end. Nothing is wrong with the training itself.
+    Fix: Resume from the last checkpoint in a `tmux` session, or as a batch job.
     """
     return ()

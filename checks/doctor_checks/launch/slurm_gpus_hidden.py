@@ -85,6 +85,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             evidence={"asked": group.value("wanted"), "seen": seen or "unknown"},
             severity=Severity.ERROR,
             confidence=0.75 if slurm and seen else 0.5,
+            fix=f"Request `--gpus-per-node={len(asked)}` instead of `--gpus-per-task=1`, and start with "
+            "`srun --gpu-bind=none python train.py`.",
             explains=("GPU002", "RUN004"),
         )
 
@@ -105,6 +107,12 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     needs=(LaunchFacts,),
     compares_ranks=False,
     from_logs=_from_logs,
+    impacts={
+        r"requested|devices=": 'Lightning fails with "You requested gpu: ... But your machine only has: ...".',
+        r"^(?:Local rank|torchrun starts|LOCAL_RANK)": (
+            'torch.cuda.set_device(LOCAL_RANK) fails with "invalid device ordinal" on all but the first ranks.'
+        ),
+    },
     cases=lambda: (
         Passes("every task sees all GPUs of its node", healthy(hosts=2, per_host=4).by_srun()),
         Passes("torchrun outside SLURM", healthy(hosts=2, per_host=4)),
@@ -190,8 +198,7 @@ def slurm_gpus_hidden(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: torch.cuda.set_device(LOCAL_RANK) fails with "invalid device ordinal", and Lightning with "You
     requested gpu: [0, 1] But your machine only has: [0]"; GPUs in separate device cgroups cannot use P2P.
-    Fix: Request GPUs per node with `--gpus-per-node=8` (or `--gres=gpu:8`) and `--gpu-bind=none` instead of
-    `--gpus-per-task=1`.
+    Fix: Replace `--gpus-per-task` by `--gpus-per-node`, and start with `srun --gpu-bind=none python train.py`.
     """
     inside = False
     faults: dict[HiddenGpus, list[tuple[LocalRankGpus, IdenticalRanks]]] = {}
@@ -273,9 +280,10 @@ def _report(fault: HiddenGpus, seats: list[tuple[LocalRankGpus, IdenticalRanks]]
         severity=fault.severity,
         evidence={"local_ranks": numbers, "visible_gpus": fault.visible, **dict(fault.options)},
         effect=MAY_WORK if fault.severity is Severity.WARNING else "",
-        fix=f"Use `#SBATCH --gpus-per-node={max(fault.tasks, 1)}` instead of --gpus-per-task, and start with `srun "
-        "--gpu-bind=none python train.py`, or, without Lightning, let every task use cuda:0: `srun bash -c "
-        "'LOCAL_RANK=0 exec python train.py'`.",
+        fix=f"Use `#SBATCH --gpus-per-node={max(fault.tasks, 1)}` instead of --gpus-per-task, and start with "
+        "`srun --gpu-bind=none python train.py`."
+        if fault.options
+        else f"Request as many GPUs per host as tasks: `#SBATCH --gpus-per-node={max(fault.tasks, 1)}`.",
         explains=("GPU002", "RUN004"),
     )
 
@@ -339,6 +347,7 @@ def slurm_gpus_hidden_in_files(file: ShellFile) -> Iterator[Violation]:
             yield Violation(
                 start.launch.place,
                 f"{why}, but each SLURM task sees only {_seen(step)}",
+                fix="" if step.gpus_per_task else "Pass `--gpu-bind=none` to srun.",
                 evidence=tuple(
                     (name, step.options[name]) for name in ("gpus-per-task", "gpu-bind") if name in step.options
                 ),

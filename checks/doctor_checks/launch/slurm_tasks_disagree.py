@@ -96,7 +96,7 @@ def _by_index(job: Job) -> Iterator[Finding]:
             "SLURM started more tasks per host than the Trainer has devices",
             ranks=(),
             confidence=0.95,
-            fix="Set --ntasks-per-node and --gpus-per-node in the batch script to `devices` of the Trainer.",
+            fix="Set `--ntasks-per-node` and `--gpus-per-node` to the number of devices of the Trainer.",
         )
 
 
@@ -107,19 +107,38 @@ def _by_slurm(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "slurm.refused", "slurm.step_waits", *of_mpi, by=("why",)):
         why = group.value("why", "why2", "why3") or "there are not enough slots"
         if not set_up_after(job, group.events[-1]):
+            waits = group.kind == "slurm.step_waits"
             yield finding_from_logs(
                 group,
-                f"SLURM cannot start the requested tasks: {why}",
+                f"srun waits to start the step: {why}" if waits else f"SLURM cannot start the requested tasks: {why}",
                 ranks=(),
                 confidence=0.85,
-                fix=_OF_CPUS if any(word in why for word in ("layout tasks", "distribute tasks", "cpu bind")) else "",
+                fix=_FREE_THE_NODES if waits else _fix_of(why),
             )
 
 
-_OF_CPUS = (
-    "Request the CPUs of the step explicitly, at most those of its allocation (`srun --cpus-per-task=8`), and remove "
-    "the binding of an outer step with `unset SLURM_CPU_BIND SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST`."
+_FREE_THE_NODES = "End the step that uses these nodes, or start this one with `srun --overlap`."
+_FIXES = (
+    (
+        ("layout tasks", "distribute tasks", "cpu bind"),
+        "Remove the CPU binding of an outer step:\nunset SLURM_CPU_BIND SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST",
+    ),
+    (("generic resource", "gres", "tres"), "Request GPUs by a name that `sinfo -o '%N %G'` lists."),
+    (
+        ("processors", "node count", "tasks"),
+        "Request no more nodes, tasks and CPUs in srun than `#SBATCH` requests for the job.",
+    ),
+    (("slots",), "Request as many tasks as processes with `#SBATCH --ntasks`, or lower `mpirun -np`."),
 )
+"""Words of SLURM's reason, and what to change."""
+_FIT_THE_NODES = (
+    "Request no more CPUs, memory and GPUs per node than a node of the partition has (`sinfo -o '%P %c %m %G'`)."
+)
+
+
+def _fix_of(why: str) -> str:
+    reason = why.lower()
+    return next((fix for words, fix in _FIXES if any(word in reason for word in words)), _FIT_THE_NODES)
 
 
 def _by_waiting(job: Job) -> Iterator[Finding]:
@@ -138,6 +157,7 @@ def _by_waiting(job: Job) -> Iterator[Finding]:
                 ranks=(),
                 evidence={"came": came, "world_size": size},
                 confidence=0.6,
+                fix=f"Start one task for each of the {size} ranks with `srun --ntasks={size} python train.py`.",
                 explains=("ENV005", "ENV009"),
             )
 
@@ -154,12 +174,13 @@ def _by_waiting(job: Job) -> Iterator[Finding]:
         r"ignores --ntasks-per-node": (
             "SLURM starts fewer tasks than the Trainer expects, and these wait for ranks that are never started."
         ),
-        r"cannot start the requested tasks": "The job step ends before any rank starts.",
+        r"^srun waits": "No rank starts until SLURM can place the step.",
+        r"cannot start the requested tasks": "SLURM rejects the job or the step before any rank starts.",
         r"not a number": "Programs that read the variable as a number fail with a ValueError at startup.",
-        r"^--ntasks|requires --ntasks-per-node|more than once|more tasks per host": (
-            "Lightning rejects the settings with an error at startup, or starts a wrong number of ranks."
-        ),
-        r"hosts$|joined": "The ranks that are started wait for ranks that SLURM does not start, until the timeout.",
+        r"^Trainer\(|^--ntasks|requires --ntasks-per-node": "Lightning raises the error at startup, before training.",
+        r"more than once|more tasks per host": "The tasks without a device fail, and the other ranks wait for them.",
+        r"^The Trainer requests": "Lightning starts the missing processes itself, on this host only.",
+        r"joined": "The ranks that started wait for the others until the timeout.",
     },
     cases=lambda: (
         Passes("torchrun on each of two nodes for one job", _torchrun_per_node(world="16")),
@@ -267,8 +288,7 @@ def slurm_tasks_disagree(job: Job) -> Iterator[Verdict]:
     """Ask whether SLURM starts as many tasks as the training needs.
 
     Why it hurts: ranks wait for tasks that SLURM never starts, or Lightning rejects the settings.
-    Fix: Request one task per GPU (`--nodes=2 --ntasks-per-node=8`) and start with `srun python train.py`; with
-    torchrun, request one task per node (`srun --ntasks-per-node=1 torchrun --nproc-per-node=8 train.py`).
+    Fix: Request one task per GPU and start them with `srun python train.py`, or one task per node with torchrun.
     """
     inside = False
     findings: list[Finding] = []
@@ -364,8 +384,7 @@ def _judge_step(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Find
         f"{'exists' if started == 1 else 'exist'}."
         if needed > started
         else f"{started} tasks run with a world size of {needed}: some are not in the process group.",
-        fix=f"Start all tasks with `srun --ntasks={needed} python train.py`, not inside another srun, without "
-        "--preserve-env and without exporting SLURM_NTASKS.",
+        fix=f"Start all tasks directly from the batch script: `srun --ntasks={needed} python train.py`.",
     )
 
 
@@ -384,8 +403,10 @@ def _judge_torchrun(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[
             effect="Each node trains a separate model, which is intended only for independent runs."
             if standalone
             else "Each node trains a separate model, or waits for ranks that have joined another rendezvous.",
-            fix="Pass --nnodes=$SLURM_NNODES and --rdzv-endpoint with the name of the first node to torchrun on every "
-            "node, not localhost or --standalone.",
+            fix="For one job over all nodes, give torchrun one rendezvous:\n"
+            'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
+            f"srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node={local} --rdzv-backend=c10d "
+            "--rdzv-endpoint=$head:29500 --rdzv-id=$SLURM_JOB_ID train.py",
             severity=Severity.INFO if standalone else Severity.WARNING,
         )
 
@@ -445,6 +466,9 @@ _LIGHTNING = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4",
     impacts={
         r"ignores --\w": "The job starts with the scheduler's default for this option.",
         r"one host, but srun": "Each host trains a separate model.",
+        r"hosts, but srun": "The launcher waits for hosts that are never started, or rejects those beyond its number.",
+        r"^trainer\.": "Lightning raises ValueError before training starts.",
+        r"^srun requests": 'srun fails with "Only allocated N nodes asked for M".',
         r"share 1 GPU": (
             "NCCL rejects several ranks on one GPU; with another backend, they share its memory and time."
         ),

@@ -44,8 +44,7 @@ def srun_missing(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: Lightning reads SLURM_NTASKS, assumes that this process is task 0, starts no others, and waits at
     'Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/N' until the timeout.
-    Fix: Start with `srun python train.py`, or with `torchrun --nproc-per-node=8 train.py` in a job with
-    `--ntasks-per-node=1`; for interactive work, use `salloc --job-name=interactive`.
+    Fix: Start with `srun python train.py`, or with torchrun in a job with `--ntasks-per-node=1`.
     """
     for launch, identical in job.each(LaunchFacts):
         if not starts_tasks_unlaunched(job, launch):
@@ -60,8 +59,8 @@ def srun_missing(job: Job) -> Iterator[Verdict]:
                 "SLURM_JOB_NAME": name,
                 "launcher": launch.launcher,
             },
-            fix=f"Start all {tasks or 'the'} tasks with `srun python train.py` (and check them with `srun doctor "
-            "check`), or in an interactive shell run `export SLURM_JOB_NAME=interactive` before `python train.py`.",
+            fix=f"Start all {tasks or 'the'} tasks with `srun python train.py`, or in an interactive shell run "
+            "`export SLURM_JOB_NAME=interactive` first.",
             explains=() if "SLURM_STEP_NUM_TASKS" in launch.filled else ("ENV010",),
         )
 
@@ -115,9 +114,8 @@ _TRAINS = re.compile(r"(?<![a-z])(?:pre)?(?:train|fine_?tune|tune|fit|main|run|s
 def srun_missing_in_files(file: ShellFile) -> Iterator[Violation]:
     """Ask whether a batch script of several tasks or hosts starts the training with srun or another launcher.
 
-    Why it hurts: a batch script runs once, on the first host. The other ranks are never started: Lightning waits at
-    'Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/N', torchrun at its rendezvous.
-    Fix: Put `srun` before the command; with torchrun, use `--ntasks-per-node=1`.
+    Why it hurts: the other ranks are never started, because a batch script runs once, on the first host.
+    Fix: Put `srun` before the command.
     """
     job = file.allocation
     programs = (one for launch in file.launches for one in launch.chain())

@@ -60,8 +60,7 @@ def _worlds_unequal(job: Job) -> Iterator[Finding]:
             ranks=(),
             evidence={"world_sizes": sizes},
             confidence=0.7,
-            fix="Start all hosts with the same number of hosts and of processes per host, and use a different "
-            "MASTER_PORT for each job; compare `env | grep -E 'WORLD_SIZE|MASTER|SLURM_NTASKS'` on the hosts.",
+            fix="Start every host with the same number of hosts and processes, and give each job its own MASTER_PORT.",
         )
 
 
@@ -80,8 +79,7 @@ def _too_many(job: Job) -> Iterator[Finding]:
                 ranks=(),
                 evidence={"came": came, "world_size": size},
                 confidence=0.75,
-                fix="Start the ranks once (srun with one task per GPU, or one task per host and torchrun or mp.spawn); "
-                'after a failure, use a new MASTER_PORT or delete the file of init_method="file://...".',
+                fix="Start the ranks once, and use another MASTER_PORT after a failed attempt.",
             )
             return
 
@@ -98,6 +96,7 @@ def _too_many(job: Job) -> Iterator[Finding]:
             "Processes of two attempts register in one store: the group is never complete, or a process replaces "
             "another."
         ),
+        r"connected to each other": "NCCL cannot build the communicator: the ranks fail or wait until the timeout.",
         r"mpirun started|srun started": (
             "The processes wait in init_process_group() for ranks that are not started, until the timeout."
         ),
@@ -162,8 +161,7 @@ def world_size_disagrees(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: ranks with a larger world size wait in init_process_group() until the timeout; ranks with a smaller
     one form a process group without the others.
-    Fix: Use the same --nnodes and --nproc-per-node on every host; under srun or mpirun, set WORLD_SIZE from
-    SLURM_NTASKS or OMPI_COMM_WORLD_SIZE, not to a fixed number.
+    Fix: Start every host with the same number of hosts and of processes per host.
     """
     yield from _judge_each_other(job)
     yield from merge(
@@ -252,7 +250,9 @@ def _config(kind: str, machines: str, count: str) -> str:
     check=world_size_disagrees,
     reads=LaunchFile,
     impacts={
-        r"not a multiple": "DeepSpeed fails at its start: no number of ranks fits these sizes.",
+        r"^num_processes": "Accelerate starts fewer processes than num_processes.",
+        r"^train_batch_size": "DeepSpeed fails at startup, because no number of ranks fits these sizes.",
+        r"^WORLD_SIZE=": "Ranks beyond the world size are rejected, or the job waits for ranks that are not started.",
         r"Only one process": "The script trains on one GPU, and the others are idle.",
         r"waits for \d+ hosts": "torchrun waits at its rendezvous for hosts that do not exist, until its timeout.",
     },
