@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKS = "doctor_checks"
+RULES = "doctor_checks.rules"
 MOST_MODULES_IN_A_FOLDER = 20
 
 EXAMINE = "core core.check core.check_registry core.check_runner"
@@ -66,19 +67,20 @@ ROOMS: dict[str, str] = {
     "doctor_checks": "",
     "doctor_checks._trial_conclusions": "api facts analysis.trial_selection",
     "doctor_checks.code": "api testing knowledge lint.fix.trainer_arguments lint.launch lint.python",
-    "doctor_checks.data": f"{CHECK} analysis.call_sites analysis.hang lint.python",
-    "doctor_checks.devices": f"{CHECK} analysis.device_speed analysis.fabric knowledge lint.launch",
+    "doctor_checks.data": f"{CHECK} analysis.call_sites analysis.hang",
+    "doctor_checks.devices": f"{CHECK} analysis.device_speed analysis.fabric knowledge",
     "doctor_checks.host": f"{CHECK} knowledge analysis.storage_speed",
-    "doctor_checks.launch": f"{CHECK} knowledge.launcher_index analysis.launch_origin lint.launch",
-    "doctor_checks.memory": f"{CHECK} knowledge analysis.call_sites analysis.effective_settings lint.launch",
-    "doctor_checks.nccl": f"{CHECK} knowledge analysis.effective_settings lint.launch",
+    "doctor_checks.launch": f"{CHECK} knowledge.launcher_index analysis.launch_origin",
+    "doctor_checks.memory": f"{CHECK} knowledge analysis.call_sites analysis.effective_settings",
+    "doctor_checks.nccl": f"{CHECK} knowledge analysis.effective_settings",
     "doctor_checks.network": f"{CHECK} knowledge analysis.fabric lint.launch",
     "doctor_checks.progress": f"{CHECK} analysis.call_sites analysis.gpu_activity analysis.hang",
+    "doctor_checks.rules": "api testing knowledge analysis lint.launch lint.python",
     "doctor_checks.software": f"{CHECK} knowledge",
 }
 """Each room, a package or a module, and what of ``doctor`` it may import beside itself: rooms, or modules of them by
 name. A part of a room that has a line of its own is a room of its own. A family of checks may import
-modules whose names begin with ``_``: its own, and those that all families share."""
+modules whose names begin with ``_``: its own, and those that all families share; a rule, the module of its check."""
 
 
 class Import(NamedTuple):
@@ -158,7 +160,8 @@ def is_allowed(found: Import) -> bool:
     source, target = room_of(found.source), room_of(found.target)
     if is_below(source, CHECKS) and is_below(target, CHECKS):
         package, _, name = found.target.rpartition(".")
-        return name.startswith("_") and (source == target or package == CHECKS)
+        of_its_check = source == RULES and name == found.source.rpartition(".")[2]
+        return of_its_check or (name.startswith("_") and (source == target or package == CHECKS))
     if source == target:
         return True
     named = (f"doctor.{name}" for name in ROOMS[source].split())
@@ -237,7 +240,7 @@ def main() -> None:
         beyond = [folder for folder in tree.large_folders if folder.startswith(package)]
         show(f"folders of {package}/ with more than {MOST_MODULES_IN_A_FOLDER} modules", beyond)
     print(f"modules flat in doctor/: {len(tree.flat)}")
-    names = [name for name in vars(importlib.import_module("doctor.api")) if not name.startswith("_")]
+    names = [name for name in dir(importlib.import_module("doctor.api")) if not name.startswith("_")]
     print(f"names in doctor.api: {len(names)}")
     lines = sum(len(module.path.read_bytes().splitlines()) for module in tree.all.values())
     print(f"lines of doctor and checks: {lines}")

@@ -1,8 +1,12 @@
 """What a check or a rule imports, with :mod:`doctor.facts` and :mod:`doctor.testing`; plugins may rely on it.
 
 Helpers of one family live beside its checks; ``doctor.analysis`` and ``doctor.knowledge`` are internal, and built-in
-checks name the modules that they use. A test pins these names.
+checks name the modules that they use. A test pins these names. What rules import is loaded at its first use, because
+a process that evaluates checks needs nothing of ``doctor.lint``.
 """
+
+import importlib as _importlib
+import typing as _typing
 
 from doctor.analysis.interface_choice import hosts_text as hosts_text
 from doctor.analysis.launch_origin import ranks_in_words as ranks_in_words
@@ -42,18 +46,51 @@ from doctor.core.logs.event_groups import is_logged as is_logged
 from doctor.core.logs.event_groups import line_of as line_of
 from doctor.core.section_table import IdenticalRanks as IdenticalRanks
 from doctor.knowledge.releases import is_older as is_older
-from doctor.lint.engine.rule import DropArgument as DropArgument
-from doctor.lint.engine.rule import Edit as Edit
-from doctor.lint.engine.rule import FileFails as FileFails
-from doctor.lint.engine.rule import FilePasses as FilePasses
-from doctor.lint.engine.rule import InsertStatement as InsertStatement
-from doctor.lint.engine.rule import RenameArgument as RenameArgument
-from doctor.lint.engine.rule import ReplaceExpression as ReplaceExpression
-from doctor.lint.engine.rule import Rule as Rule
-from doctor.lint.engine.rule import SetArgument as SetArgument
-from doctor.lint.engine.rule import SourceLocation as SourceLocation
-from doctor.lint.engine.rule import Violation as Violation
-from doctor.lint.engine.rule import location_of as location_of
-from doctor.lint.engine.rule import rule as rule
-from doctor.lint.launch.launch_file import LaunchFile as LaunchFile
-from doctor.lint.python.script import Script as Script
+
+if _typing.TYPE_CHECKING:
+    from doctor.lint.engine.rule import DropArgument as DropArgument
+    from doctor.lint.engine.rule import Edit as Edit
+    from doctor.lint.engine.rule import FileFails as FileFails
+    from doctor.lint.engine.rule import FilePasses as FilePasses
+    from doctor.lint.engine.rule import InsertStatement as InsertStatement
+    from doctor.lint.engine.rule import RenameArgument as RenameArgument
+    from doctor.lint.engine.rule import ReplaceExpression as ReplaceExpression
+    from doctor.lint.engine.rule import Rule as Rule
+    from doctor.lint.engine.rule import SetArgument as SetArgument
+    from doctor.lint.engine.rule import SourceLocation as SourceLocation
+    from doctor.lint.engine.rule import Violation as Violation
+    from doctor.lint.engine.rule import location_of as location_of
+    from doctor.lint.engine.rule import rule as rule
+    from doctor.lint.launch.launch_file import LaunchFile as LaunchFile
+    from doctor.lint.python.script import Script as Script
+
+_RULES = "doctor.lint.engine.rule"
+_LAZY = {
+    "DropArgument": _RULES,
+    "Edit": _RULES,
+    "FileFails": _RULES,
+    "FilePasses": _RULES,
+    "InsertStatement": _RULES,
+    "RenameArgument": _RULES,
+    "ReplaceExpression": _RULES,
+    "Rule": _RULES,
+    "SetArgument": _RULES,
+    "SourceLocation": _RULES,
+    "Violation": _RULES,
+    "location_of": _RULES,
+    "rule": _RULES,
+    "LaunchFile": "doctor.lint.launch.launch_file",
+    "Script": "doctor.lint.python.script",
+}
+"""Name -> the module of ``doctor.lint`` that defines it."""
+
+
+def __getattr__(name: str) -> _typing.Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(_importlib.import_module(_LAZY[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -9,14 +9,14 @@ import pytest
 import doctor.api
 import doctor_checks
 from benchmarks.structure import ROOMS, Structure
-from doctor.core.check_registry import RULE_FAMILY, builtin_checks
+from doctor.core.check_registry import CHECK_RULES, RULE_FAMILY, RULE_PACKAGES, builtin_checks
 from doctor.lint.engine.registry import builtin_rules
 from tests.lab.cases import assert_each
 
 SHELF = Path(doctor_checks.__file__).parent
 FILES = sorted(path for path in SHELF.rglob("*.py") if path.name != "__init__.py")
 OF_ONE_FAULT = [path for path in FILES if not path.name.startswith("_")]
-RULE_FILES = [path for path in OF_ONE_FAULT if path.is_relative_to(SHELF / RULE_FAMILY)]
+RULE_FILES = [path for path in OF_ONE_FAULT if path.relative_to(SHELF).parts[0] in RULE_PACKAGES]
 CHECK_FILES = [path for path in OF_ONE_FAULT if path not in RULE_FILES]
 IMPURE = {"os", "socket", "subprocess", "time", "torch", "shutil", "sys", "threading", "pathlib", "random", "importlib"}
 
@@ -75,6 +75,8 @@ def test_a_rule_is_one_file_with_its_name():
 def _holds_its_rule(path):
     (rule,) = [rule for rule in builtin_rules() if rule.judge.__module__.endswith(f".{path.parent.name}.{path.stem}")]
     assert rule.name == path.stem.replace("_", "-")
+    package, family = path.relative_to(SHELF).parts[:2]
+    assert rule.family == (family if package == CHECK_RULES else RULE_FAMILY)
 
 
 def test_a_check_is_one_file_with_its_name():
@@ -94,5 +96,6 @@ def test_ids_and_names_are_unique():
 
 def test_the_names_that_plugins_import():
     pinned = (Path(__file__).parent / "data" / "api_names.txt").read_text().split()
-    names = sorted(name for name in vars(doctor.api) if not name.startswith("_"))
+    names = sorted(name for name in dir(doctor.api) if not name.startswith("_"))
     assert names == pinned, "the public names changed: say so in the changelog and pin them anew"
+    assert all(getattr(doctor.api, name) is not None for name in names)

@@ -7,13 +7,12 @@ An exception at import, of a plugin or of a built-in module or package, becomes 
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.metadata
 import importlib.util
 import os
 import pkgutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +23,11 @@ from doctor.version import PACKAGE
 
 ENTRY_POINTS = "doctor.checks"
 RULE_FAMILY = "code"
-"""Family of the rules over files that belong to no check: of all commands only ``doctor lint`` loads its package."""
+"""Family of the rules over files that belong to no check."""
+CHECK_RULES = "rules"
+"""Package of the rules over files that find the fault of a check."""
+RULE_PACKAGES = (RULE_FAMILY, CHECK_RULES)
+"""Packages of ``doctor_checks`` that hold rules instead of checks: a run imports none of their modules."""
 
 LONGEST_SENTENCE = 300
 """Maximum number of characters of a plugin's exception that are reported."""
@@ -85,10 +88,10 @@ def builtin_checks(broken: list[BrokenPlugin] | None = None) -> Iterator[Check]:
         ValueError: two of them have the same id.
     """
     seen: dict[str, str] = {}
-    for module in walk_modules(builtin_package(), broken, without=(RULE_FAMILY,)):
+    for module in walk_modules(builtin_package(), broken, enters=lambda name: name not in RULE_PACKAGES):
         found = checks_in(module)
         # Cut short by a full disk, a source file may still be valid Python.
-        if broken is not None and not found and not holds_rules(module):
+        if broken is not None and not found:
             broken.append(BrokenPlugin(module.__name__, "built-in", "it defines no check"))
         for check in found:
             if check.id in seen:
@@ -121,46 +124,27 @@ def builtin_package() -> ModuleType:
 
 
 def walk_modules(
-    package: ModuleType, broken: list[BrokenPlugin] | None = None, *, without: Iterable[str] = (), containing: str = ""
+    package: ModuleType, broken: list[BrokenPlugin] | None = None, *, enters: Callable[[str], bool] | None = None
 ) -> Iterator[ModuleType]:
-    """The modules below ``package`` except those of the packages ``without`` and those whose source does not contain
-    ``containing``. Modules that fail to load are added to ``broken``; if that is ``None``, the error is raised."""
-    left_out = tuple(f"{package.__name__}.{name}." for name in without)
-
-    def failed(name: str) -> None:
-        _load_failed(name, broken, left_out)
-
-    # Without onerror, walk_packages skips a package whose __init__ raises ImportError, with all its modules.
-    for info in pkgutil.walk_packages(package.__path__, package.__name__ + ".", onerror=failed):
-        if info.ispkg or info.name.rpartition(".")[2].startswith("_") or info.name.startswith(left_out):
+    """The modules below ``package``, in the order of their names; ``enters`` says in which of its packages, by name.
+    Modules and packages that fail to load are added to ``broken``; if that is ``None``, the error is raised."""
+    for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        name = info.name.rpartition(".")[2]
+        if name.startswith("_") if not info.ispkg else enters is not None and not enters(name):
             continue
         try:
-            module = importlib.import_module(info.name) if _has_text(info.name, containing) else None
+            module = importlib.import_module(info.name)
         except KeyboardInterrupt:
             raise
-        except BaseException:
-            _load_failed(info.name, broken, left_out)
+        except BaseException as error:
+            if broken is None:
+                raise
+            broken.append(BrokenPlugin(info.name, "built-in", sentence_of(error)))
             continue
-        if module is not None:
+        if not info.ispkg:
             yield module
-
-
-def _load_failed(name: str, broken: list[BrokenPlugin] | None, left_out: tuple[str, ...]) -> None:
-    """Add the exception that is handled now to ``broken``, or raise it again if that is ``None``."""
-    error = sys.exc_info()[1]
-    if broken is None or error is None:
-        raise
-    if not f"{name}.".startswith(left_out):
-        broken.append(BrokenPlugin(name, "built-in", sentence_of(error)))
-
-
-def _has_text(name: str, text: str) -> bool:
-    """Whether the source of a module contains the text. A module without source may have contained it."""
-    spec = importlib.util.find_spec(name) if text else None
-    if spec is None or not isinstance(spec.loader, importlib.abc.InspectLoader):
-        return True
-    source = spec.loader.get_source(name)
-    return source is None or text in source
+        elif hasattr(module, "__path__"):
+            yield from walk_modules(module, broken)
 
 
 def checks_in(module: ModuleType) -> list[Check]:

@@ -1,4 +1,4 @@
-"""Syntax of the settings of NCCL and Gloo that name interfaces and devices.
+"""Syntax of settings that name interfaces and devices of NCCL and Gloo, and loopback hosts.
 
 Sources: NCCL ``src/misc/utils.cc`` (parseStringList, matchIfList), ``src/misc/socket.cc`` (ncclFindInterfaces,
 ncclEnvSocketFamily), ``src/os/linux.cc`` (ncclOsFindInterfaces), ``src/transport/net_ib/init.cc`` (NCCL_IB_HCA),
@@ -23,6 +23,7 @@ Entry = tuple[str, "int | None"]
 _LEADING_NUMBER = lazy_compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
 _DECIMAL = lazy_compile(r"\s*([+-]?[0-9]+)")
 _INT64 = 1 << 63
+_LOOPBACK_NAME = lazy_compile(r"localhost|127(\.\d+){3}|::1|\[::1\]")
 
 
 @dataclass(frozen=True)
@@ -126,3 +127,20 @@ def gloo_names(text: str | None) -> tuple[str, ...]:
 def looks_like_nccl_syntax(text: str) -> bool:
     """Return whether a value for Gloo has the syntax of NCCL: an entry begins with ``^`` or ``=``."""
     return any(entry.startswith(("^", "=")) for entry in text.split(","))
+
+
+def list_fault(value: str) -> str:
+    """Why an entry of ``NCCL_SOCKET_IFNAME`` or ``NCCL_IB_HCA`` is not a name; empty if all can be."""
+    first, *others = value.split(",")
+    for entry in (first.removeprefix("^").removeprefix("="), *others):
+        if entry != entry.strip():
+            return f"the space is part of the name {entry!r}"
+        if entry.startswith(("'", '"')):
+            return f"the quotation marks are part of the name {entry}"
+    wrong = next((entry for entry in others if entry.startswith(("^", "="))), None)
+    return f"{wrong} matches nothing, because {wrong[0]} must precede the whole list" if wrong else ""
+
+
+def is_loopback_name(host: str) -> bool:
+    """Return whether a host name or address is a loopback one."""
+    return bool(_LOOPBACK_NAME.fullmatch(host.strip()))

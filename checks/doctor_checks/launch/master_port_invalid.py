@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from doctor.analysis.launch_origin import PORT_CHOOSERS, whole_number
-from doctor.api import (
-    FilePasses,
-    Finding,
-    IdenticalRanks,
-    Job,
-    LaunchFile,
-    Script,
-    Severity,
-    Unknown,
-    Verdict,
-    Violation,
-    check,
-    merge,
-    rule,
-)
+from doctor.api import Finding, IdenticalRanks, Job, Severity, Unknown, Verdict, check, merge
 from doctor.facts import HostFacts, LaunchFacts, ProcessFacts
-from doctor.lint.launch.launch_file import EnvironmentSource
-from doctor.lint.launch.process_launches import starts_of
 from doctor.testing import Fails, Passes, healthy
-from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 
 
 @check(
@@ -145,72 +127,3 @@ def _judge_ephemeral(port: int, identical: IdenticalRanks) -> Iterator[Finding]:
             if low > 29500
             else f"Reserve the port:\nsudo sysctl net.ipv4.ip_local_reserved_ports={port}",
         )
-
-
-@rule(
-    check=master_port_invalid,
-    reads=EnvironmentSource,
-    cases=lambda: (
-        fails("in a script", 'os.environ["MASTER_PORT"] = "80000"  # !\n'),
-        passes("in a script, a free one", 'os.environ["MASTER_PORT"] = str(find_free_port())\n'),
-        shell_fails("above the highest", "export MASTER_PORT=295000  # !", "srun python train.py"),
-        shell_fails("an option", "torchrun --nproc_per_node=8 --master_port=65537 train.py  # !"),
-        shell_fails(
-            "summed up beyond it", "BASE=65000", "export MASTER_PORT=$((BASE + 1000))  # !", "srun python train.py"
-        ),
-        shell_fails("no number", "export MASTER_PORT=auto  # !", "srun python train.py"),
-        shell_passes("a port", "export MASTER_PORT=29500", "srun python train.py"),
-        shell_passes("any", "torchrun --rdzv-backend=c10d --rdzv-endpoint=localhost:0 train.py"),
-        shell_passes("by the job", "export MASTER_PORT=$((10000 + RANDOM % 50000))", "srun python train.py"),
-        shell_passes(
-            "old arithmetic of bash", "for run in 1 2; do", "torchrun --master_port $[29500 + run] x.py", "done"
-        ),
-        shell_fails("old arithmetic beyond it", "torchrun --master_port $[65000 + 1000] train.py  # !"),
-        shell_passes("escapes that are not followed", r"export MASTER_PORT=$'\x32\x39500'", "srun python train.py"),
-        shell_passes("to be filled in", "export MASTER_PORT=your_free_port", "torchrun --nproc_per_node=8 train.py"),
-        FilePasses(
-            "an option of a template",
-            "PORT='a free port'\ntorchrun --nproc_per_node=8 --master_port $PORT train.py\n",
-            name="run.sh",
-        ),
-        shell_passes("not of this file", "MASTER_PORT=70000", "echo $MASTER_PORT; python x.py"),
-    ),
-)
-def master_port_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
-    """Ask whether the master port is a valid port number.
-
-    Why it hurts: rank 0 cannot listen on it, and PyTorch rejects it on every rank.
-    Fix: Use the same number from 1024 to 32767 for all ranks of the job: `export MASTER_PORT=29500`.
-    """
-    for setting in file.settings:
-        if (
-            setting.name == "MASTER_PORT"
-            and setting.is_exported
-            and setting.known_value
-            and not _is_port(setting.known_value)
-        ):
-            yield Violation(
-                setting.place,
-                f"MASTER_PORT={setting.known_value} is not a valid port (1-65535)",
-                evidence=(("value", setting.known_value),),
-                severity=Severity.WARNING if _may_be_replaced(file) else None,
-            )
-    for start in starts_of(file) if isinstance(file, LaunchFile) else ():
-        given = start.launch.known_option(start.launch.command.port)
-        if given and not _is_port(given):
-            yield Violation(
-                start.launch.place, f"{given} is not a valid master port (1-65535)", evidence=(("value", given),)
-            )
-
-
-_JOINS = re.compile(r"init_process_group|init_device_mesh|Accelerator\(|deepspeed|Trainer\(|Fabric\(|spawn\(")
-"""Calls of scripts that join a job, or start its ranks."""
-
-
-def _may_be_replaced(file: EnvironmentSource) -> bool:
-    """Whether the process group starts in another module, which may set the port itself."""
-    return isinstance(file, Script) and _JOINS.search(file.text) is None
-
-
-def _is_port(text: str) -> bool:
-    return text.isdigit() and int(text) <= 65535

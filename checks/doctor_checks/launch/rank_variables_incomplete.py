@@ -5,33 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from doctor.analysis.launch_origin import LONGEST_NUMBER, inner_launcher, launch_number, whole_number
-from doctor.api import (
-    Finding,
-    IdenticalRanks,
-    Job,
-    LaunchFile,
-    Severity,
-    Verdict,
-    Violation,
-    check,
-    event_groups,
-    finding_from_logs,
-    merge,
-    rule,
-)
+from doctor.api import Finding, IdenticalRanks, Job, Severity, Verdict, check, event_groups, finding_from_logs, merge
 from doctor.facts import GpuFacts, LaunchFacts
 from doctor.knowledge.launcher_index import LOCAL_RANKS, SCRIPT_VARIABLES
-from doctor.lint.launch.process_launches import (
-    ProcessLaunch,
-    hosts_of,
-    option_name,
-    rank_of_host,
-    starts_of,
-    uses_node_rank,
-)
-from doctor.lint.launch.shell.reader import ShellFile
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
-from doctor.testing.script_cases import shell_fails, shell_passes
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that env:// requires, in its order (torch/distributed/rendezvous.py); an empty value counts as missing."""
@@ -233,93 +210,3 @@ def _lone() -> JobBuilder:
 
 def _rank() -> JobBuilder:
     return healthy().only((0,))
-
-
-_BATCH = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1")
-
-
-@rule(
-    check=rank_variables_incomplete,
-    reads=LaunchFile,
-    cases=lambda: (
-        shell_fails(
-            "srun starts torchrun on two hosts, and both are host 0",
-            *_BATCH,
-            "srun torchrun --nnodes=2 --nproc-per-node=8 --master-addr=$HEAD train.py  # !",
-        ),
-        shell_fails(
-            "an endpoint without a backend",
-            *_BATCH,
-            "srun torchrun --nnodes=2 --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=$HEAD:29500 x.py  # !",
-        ),
-        shell_fails(
-            "the same command on each host",
-            "torchrun --nnodes=4 --nproc_per_node=8 --master_addr=10.0.0.1 --master_port=29500 train.py  # !",
-        ),
-        shell_fails(
-            "LLaMA-Factory", "FORCE_TORCHRUN=1 NNODES=2 MASTER_ADDR=10.0.0.1 llamafactory-cli train sft.yaml  # !"
-        ),
-        shell_passes(
-            "the rendezvous gives out the numbers",
-            *_BATCH,
-            "srun torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py",
-        ),
-        shell_passes(
-            "each task says its number",
-            *_BATCH,
-            "srun bash -c 'torchrun --nnodes=2 --node-rank=$SLURM_NODEID --master-addr=$HEAD train.py'",
-        ),
-        shell_passes("options that can't be told", "torchrun --nnodes=2 $DISTRIBUTED_ARGS train.py"),
-        shell_passes("by variables", "export PET_NODE_RANK=$RANK", "torchrun --nnodes=2 --master_addr=$HEAD train.py"),
-        shell_passes(
-            "srun is missing, which is told alone",
-            "#SBATCH --nodes=2",
-            "torchrun --nnodes=2 --nproc_per_node=8 train.py",
-        ),
-        shell_passes(
-            "an address to be filled in, in several words",
-            "MASTER_ADDR='address of the first host'",
-            'JOB="--nnodes 2 --master_addr $MASTER_ADDR --node_rank $RANK_OF_HOST"',
-            "torchrun $JOB train.py",
-        ),
-        shell_fails(
-            "an address to be filled in, and no number",
-            "MASTER_ADDR='address of the first host'",
-            "torchrun --nnodes 2 --nproc_per_node 8 --master_addr $MASTER_ADDR train.py  # !",
-        ),
-        shell_passes("one host", "torchrun --nproc_per_node=8 train.py"),
-    ),
-)
-def rank_variables_incomplete_in_files(file: LaunchFile) -> Iterator[Violation]:
-    """Ask whether each host of a job has a node rank, unless a rendezvous assigns it.
-
-    Why it hurts: two processes use the same rank, and the ranks of the other hosts never join.
-    Fix: Pass a different node rank on each host, starting at 0.
-    """
-    for start in starts_of(file):
-        launch, hosts = start.launch, hosts_of(start.launch)
-        if not hosts or hosts < 2 or launch.is_open or rank_of_host(launch) is not None:
-            continue
-        # The batch script starts it on one host only, which is another fault (ENV014).
-        job = file.allocation if isinstance(file, ShellFile) else None
-        if job is not None and start.outer is None and job.nodes != 1:
-            continue
-        if launch.command.assumes_rank_0 and uses_node_rank(launch):
-            yield _violation(start, hosts)
-
-
-def _violation(start: ProcessLaunch, hosts: int) -> Violation:
-    launch = start.launch
-    command = launch.command
-    backend = f" and with a static --{command.rendezvous}" if launch.option(command.host_port) else ""
-    return Violation(
-        launch.place,
-        f"{launch.program} for {hosts} hosts without {option_name(launch, command.node_rank)}{backend}: "
-        "each acts as host 0",
-        fix="Add `--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID`, and the first host as `--rdzv-endpoint`."
-        if start.step is not None and command.rendezvous
-        else f"Set {option_name(launch, command.node_rank)} to a different number on each host, starting at 0.",
-        severity=None if start.step is not None else Severity.WARNING,
-        confidence=1.0 if start.step is not None else 0.7,
-        evidence=(("hosts", hosts),),
-    )

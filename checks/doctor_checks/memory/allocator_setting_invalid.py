@@ -6,18 +6,16 @@ import shlex
 from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import group_by_value
-from doctor.api import FileFails, FilePasses, Finding, Job, Severity, Verdict, Violation, check, rule
+from doctor.api import Finding, Job, Severity, Verdict, check
 from doctor.facts import EnvironmentFacts, SoftwareFacts, TorchBuild
 from doctor.knowledge.alloc_conf import AllocConfFault
 from doctor.knowledge.alloc_conf import alloc_conf_faults as allocator_complaints
 from doctor.knowledge.alloc_conf import split_options as allocator_options
 from doctor.knowledge.releases import within
-from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing import Fails, Passes, healthy
-from doctor.testing.script_cases import fails, shell_fails, shell_passes
 
-_CUDA = "PYTORCH_CUDA_ALLOC_CONF"
-_GENERAL = "PYTORCH_ALLOC_CONF"
+CUDA_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+GENERAL_VARIABLE = "PYTORCH_ALLOC_CONF"
 _SOUND = (
     "max_split_size_mb:512, garbage_collection_threshold:0.8,roundup_power2_divisions:[256:1,512:2,>:8],"
     "expandable_segments:False,pinned_use_background_threads:False"
@@ -196,21 +194,21 @@ def allocator_setting_invalid(job: Job) -> Iterator[Verdict]:
         job, EnvironmentFacts, lambda own, identical: _values(own, identical.find(SoftwareFacts)), also=(SoftwareFacts,)
     ):
         if cuda is not None:
-            yield from _complaints(_CUDA, cuda, torch, is_rocm, ranks)
+            yield from _complaints(CUDA_VARIABLE, cuda, torch, is_rocm, ranks)
         if general is None:
             continue
         if torch is not None and within(torch, before="2.9"):
             if cuda is None:
                 yield Finding(
-                    f"PyTorch {torch} does not read {_GENERAL}, which was added in 2.9",
+                    f"PyTorch {torch} does not read {GENERAL_VARIABLE}, which was added in 2.9",
                     ranks=ranks,
                     evidence={"value": general, "torch": torch},
                     effect="The allocator uses its defaults.",
-                    fix=f"export {_CUDA}={shlex.quote(general)}",
+                    fix=f"export {CUDA_VARIABLE}={shlex.quote(general)}",
                     severity=Severity.INFO,
                 )
             continue
-        yield from _complaints(_GENERAL, general, torch, is_rocm, ranks)
+        yield from _complaints(GENERAL_VARIABLE, general, torch, is_rocm, ranks)
         if cuda is not None:
             yield from _contradictions(cuda, general, ranks)
         elif torch is not None and not is_rocm and within(torch, first="2.9", before="2.10"):
@@ -222,8 +220,8 @@ def _values(
 ) -> tuple[str | None, str | None, str | None, bool]:
     torch = software.torch if software else None
     return (
-        environment.get(_CUDA),
-        environment.get(_GENERAL),
+        environment.get(CUDA_VARIABLE),
+        environment.get(GENERAL_VARIABLE),
         torch.version if torch else None,
         bool(torch and torch.hip),
     )
@@ -235,11 +233,11 @@ def _ignored_segments(general: str, torch: str, ranks: tuple[int, ...]) -> Itera
     options = {entry.partition(":")[0].strip(): entry.partition(":")[2].strip() for entry in general.split(",")}
     if options.get("expandable_segments", "").lower() == "true":
         yield Finding(
-            f"PyTorch {torch} ignores expandable_segments in {_GENERAL}",
+            f"PyTorch {torch} ignores expandable_segments in {GENERAL_VARIABLE}",
             ranks=ranks,
             evidence={"value": general, "torch": torch},
             effect="The allocator keeps segments of fixed size, and more memory is lost to fragmentation.",
-            fix=f"export {_CUDA}={shlex.quote(general)}",
+            fix=f"export {CUDA_VARIABLE}={shlex.quote(general)}",
             severity=Severity.INFO,
         )
 
@@ -280,71 +278,10 @@ def _contradictions(cuda: str, general: str, ranks: tuple[int, ...]) -> Iterator
     clashing = [key for key in first if key in second and first[key] != second[key]]
     shown = ", ".join(clashing) or "their options"
     yield Finding(
-        f"{_CUDA} and {_GENERAL} differ in {shown}",
+        f"{CUDA_VARIABLE} and {GENERAL_VARIABLE} differ in {shown}",
         ranks=ranks,
-        evidence={_CUDA: cuda, _GENERAL: general},
+        evidence={CUDA_VARIABLE: cuda, GENERAL_VARIABLE: general},
         effect="Which of them takes effect depends on the option and the PyTorch release.",
-        fix=f"Unset {_GENERAL}, and set all options in {_CUDA}.",
+        fix=f"Unset {GENERAL_VARIABLE}, and set all options in {CUDA_VARIABLE}.",
         severity=None if clashing else Severity.WARNING,
     )
-
-
-_POD = """\
-apiVersion: v1
-kind: Pod
-spec:
-  containers:
-    - name: trainer
-      env:
-        - name: PYTORCH_CUDA_ALLOC_CONF
-          value: expandable_segments=True
-"""
-
-
-@rule(
-    check=allocator_setting_invalid,
-    reads=EnvironmentSource,
-    cases=lambda: (
-        fails("in a script", 'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments=True"  # !\n'),
-        shell_fails("an equals sign", "export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb=512  # !", "torchrun train.py"),
-        shell_fails("true in small letters", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:true torchrun train.py  # !"),
-        shell_fails(
-            "an option that there is not", 'export PYTORCH_ALLOC_CONF="max_split_size:512"  # !', "torchrun train.py"
-        ),
-        FileFails(
-            "in a pod",
-            _POD.replace("- name: P", "- value: expandable_segments=True  # !\n          name: P").replace(
-                "          value: expandable_segments=True\n", ""
-            ),
-            name="pod.yaml",
-        ),
-        shell_passes(
-            "sound options",
-            "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,max_split_size_mb:512",
-            "torchrun x.py",
-        ),
-        shell_passes("in quotes of the shell", "export PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True'"),
-        shell_passes("from outside", "export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:$SIZE", "torchrun x.py"),
-        FilePasses("in a pod, with a colon", _POD.replace("=", ":"), name="pod.yaml"),
-    ),
-)
-def allocator_setting_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
-    """Ask whether the options and values in PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF are valid.
-
-    Why it hurts: PyTorch raises `Unrecognized key` or `Expected 'True' or 'False'` at the first use of CUDA on every
-    rank.
-    Fix: Write option:value pairs separated by commas, for example `export
-    PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
-    """
-    for setting in file.settings:
-        if setting.name in (_CUDA, _GENERAL) and setting.is_exported and setting.known_value:
-            for complaint in allocator_complaints(setting.known_value):
-                if complaint.ignored:
-                    continue
-                yield Violation(
-                    setting.place,
-                    f"{setting.name} {complaint.text}",
-                    fix=f"Write `{complaint.value or complaint.fix}`." if complaint.value or complaint.fix else "",
-                    severity=Severity.WARNING if complaint.harmless else None,
-                    evidence=(("value", setting.known_value), ("option", complaint.option)),
-                )

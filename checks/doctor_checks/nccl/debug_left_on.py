@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, group_by_value
 from doctor.analysis.interface_choice import nccl_matters
 from doctor.analysis.stats.baseline import expected_value
-from doctor.api import (
-    Finding,
-    IdenticalRanks,
-    Job,
-    LaunchFile,
-    Script,
-    Severity,
-    Verdict,
-    Violation,
-    check,
-    describe,
-    rule,
-    source_of,
-    split,
-)
+from doctor.api import Finding, IdenticalRanks, Job, Severity, Verdict, check, describe, source_of, split
 from doctor.facts import (
     EnvironmentFacts,
     GpuFacts,
@@ -34,17 +19,7 @@ from doctor.facts import (
     TrainingFacts,
 )
 from doctor.knowledge.releases import within
-from doctor.lint.launch.launch_file import EnvironmentSource
-from doctor.lint.launch.process_launches import (
-    ProcessLaunch,
-    hosts_of,
-    processes_of,
-    says_processes,
-    starts_of,
-    visible_devices,
-)
 from doctor.testing import Fails, JobBuilder, Passes, healthy, running
-from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 
 _TORCH_213 = TorchBuild("2.13.0+cpu", backends=("gloo",))
 
@@ -158,7 +133,7 @@ def debug_left_on(job: Job) -> Iterator[Verdict]:
     yield from _detail(job)
 
 
-_COSTS = {
+COSTS = {
     "CUDA_LAUNCH_BLOCKING": "every kernel launch is synchronous",
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "every tensor allocation calls the CUDA driver",
     "TORCH_NCCL_NAN_CHECK": "every collective first checks its input for NaN",
@@ -166,17 +141,17 @@ _COSTS = {
 }
 _BY_PRESENCE = ("PYTORCH_NO_CUDA_MEMORY_CACHING",)
 """Read by whether they are set, whatever the value (c10/cuda/CUDACachingAllocator.cpp, pytorch issue 145661)."""
-_TRACED = "every NCCL call writes a log line"
-_OFF = ("", "0", "n", "no", "f", "false", "off")
+TRACED = "every NCCL call writes a log line"
+OFF_VALUES = ("", "0", "n", "no", "f", "false", "off")
 
 
 def _cost(stated: EffectiveSetting) -> str | None:
     name, value = stated.setting.name, stated.setting.value
     if name == "NCCL_DEBUG" and value.upper() == "TRACE":
-        return _TRACED
+        return TRACED
     if name in _BY_PRESENCE and value:
-        return f"{_COSTS[name]}, whatever the value" if value.strip().lower() in _OFF else _COSTS[name]
-    return _COSTS.get(name) if value.strip().lower() not in _OFF else None
+        return f"{COSTS[name]}, whatever the value" if value.strip().lower() in OFF_VALUES else COSTS[name]
+    return COSTS.get(name) if value.strip().lower() not in OFF_VALUES else None
 
 
 _LOUD = {"ALL", "COLL", "CALL", "PROXY"}
@@ -246,13 +221,13 @@ def _is_over_nccl(identical: IdenticalRanks, training: TrainingFacts | None) -> 
     return nccl_matters(identical)
 
 
-_COMPARED = "every collective is first compared over Gloo"
+COMPARED = "every collective is first compared over Gloo"
 _CRASHES = "DistributedDataParallel crashes over Gloo in torch 2.13"
 _MAY_CRASH = "DistributedDataParallel, if used, crashes in torch 2.13"
 
 
 def _detail_finding(ranks: tuple[int, ...], severity: Severity) -> Finding:
-    claim = {Severity.ERROR: _CRASHES, Severity.WARNING: _MAY_CRASH}.get(severity, _COMPARED)
+    claim = {Severity.ERROR: _CRASHES, Severity.WARNING: _MAY_CRASH}.get(severity, COMPARED)
     crash = "Every rank crashes with SIGSEGV (exit code -11) in the first forward pass."
     return Finding(
         f"TORCH_DISTRIBUTED_DEBUG=DETAIL: {claim}",
@@ -262,112 +237,3 @@ def _detail_finding(ranks: tuple[int, ...], severity: Severity) -> Finding:
         fix="Unset TORCH_DISTRIBUTED_DEBUG, or set it to INFO.",
         severity=severity,
     )
-
-
-_LEVELS = {("NCCL_DEBUG", "TRACE"): _TRACED, ("TORCH_DISTRIBUTED_DEBUG", "DETAIL"): _COMPARED}
-
-_RANKS = re.compile(
-    r"rank|world_?size|distributed|ddp\b|nccl|torchrun|accelerat|deepspeed|lightning|fabric|horovod|trainer|\bspawn\b|"
-    r"data_?parallel|device_count|\bfit\(|backward|main\(",
-    re.IGNORECASE,
-)
-"""Words of scripts that may be for several ranks, or leave that to another module."""
-_ONE_PROCESS = """\
-import os
-import kernels
-os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
-print(kernels.time_matmul(4096))
-"""
-_DETERMINISTIC = """\
-def repeatable():
-    os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
-    torch.use_deterministic_algorithms(True)
-
-repeatable()
-Trainer(devices=4).fit(model)
-"""
-
-
-def _is_one_process(file: EnvironmentSource) -> bool:
-    """Whether the file runs one process, or is a script that mentions neither ranks nor training."""
-    if isinstance(file, Script):
-        return _RANKS.search(file.text) is None
-    starts = list(starts_of(file)) if isinstance(file, LaunchFile) else []
-    return bool(starts) and all(_is_alone(file, one) for one in starts)
-
-
-def _is_alone(file: EnvironmentSource, start: ProcessLaunch) -> bool:
-    """Whether a command starts one process on one GPU, one rank, or a script of the project without a group."""
-    launch = start.launch
-    if launch.is_agent:
-        one = says_processes(launch) and start.outer is None and processes_of(launch) == 1 and hosts_of(launch) == 1
-    else:
-        one = launch.program == "python" and (visible_devices(launch) or ("", 0))[1] == 1
-    modules = file.modules if isinstance(file, LaunchFile) else None
-    return one or (modules is not None and launch.script.endswith(".py") and modules.runs_alone(launch.script))
-
-
-_OTHER_DEVICES = re.compile(r"^(?:HCCL_|ASCEND_|HABANA_|NEURON_|XLA_)")
-"""Variables of accelerators that read neither the variables of CUDA nor those of NCCL."""
-
-
-def _is_for_determinism(file: EnvironmentSource, line: int) -> bool:
-    """Whether a function sets a variable where it turns on PyTorch's switch for deterministic algorithms."""
-    if not isinstance(file, Script):
-        return False
-    switches = file.calls("torch.use_deterministic_algorithms")
-    functions = [file.function_of(one) for one in switches]
-    return any(one is not None and one.lineno <= line <= (one.end_lineno or line) for one in functions)
-
-
-@rule(
-    check=debug_left_on,
-    reads=EnvironmentSource,
-    state="preview",
-    cases=lambda: (
-        fails("in a script", 'os.putenv("CUDA_LAUNCH_BLOCKING", "1")  # !\nTrainer().fit(model)\n'),
-        passes("in a script, on demand", 'if args.debug:\n    os.environ["CUDA_LAUNCH_BLOCKING"] = "1"\n'),
-        passes("a script of one process", _ONE_PROCESS),
-        shell_passes(
-            "one process on one GPU",
-            "export CUDA_VISIBLE_DEVICES=0",
-            "export CUDA_LAUNCH_BLOCKING=1",
-            "python serve.py",
-        ),
-        passes("for deterministic results", _DETERMINISTIC),
-        shell_passes("one rank", "export CUDA_LAUNCH_BLOCKING=1", "torchrun --nproc-per-node=1 train.py"),
-        shell_passes(
-            "devices of another kind",
-            "export HCCL_CONNECT_TIMEOUT=1800 CUDA_LAUNCH_BLOCKING=1",
-            "torchrun --nproc-per-node=8 train.py",
-        ),
-        shell_fails("launches wait", "export CUDA_LAUNCH_BLOCKING=1  # !", "torchrun train.py"),
-        shell_fails("all is compared", "TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun train.py  # !"),
-        shell_fails("all is logged", "export NCCL_DEBUG=TRACE  # !", "srun python train.py"),
-        shell_passes("a quiet level", "export NCCL_DEBUG=WARN TORCH_DISTRIBUTED_DEBUG=INFO", "torchrun x.py"),
-        shell_passes("off", "export CUDA_LAUNCH_BLOCKING=0", "torchrun train.py"),
-        shell_passes("on demand", "if [ $DEBUG ]; then", "  export CUDA_LAUNCH_BLOCKING=1", "fi", "torchrun x.py"),
-    ),
-)
-def debug_left_on_in_files(file: EnvironmentSource) -> Iterator[Violation]:
-    """Ask whether a launch file sets debug variables that slow down the run.
-
-    Why it hurts: every kernel launch or collective waits or writes a log line. The run is many times slower, and on
-    some releases it crashes.
-    Fix: Remove CUDA_LAUNCH_BLOCKING and TORCH_DISTRIBUTED_DEBUG, and set NCCL_DEBUG=WARN.
-    """
-    if _is_one_process(file) or any(_OTHER_DEVICES.match(one.name) for one in file.settings):
-        return
-    for setting in file.settings:
-        if _is_for_determinism(file, setting.place.line):
-            continue
-        if not setting.is_exported or not setting.is_certain or setting.known_value is None:
-            continue
-        value = setting.known_value.strip()
-        cost = _COSTS.get(setting.name) if value.lower() not in _OFF else None
-        cost = cost or _LEVELS.get((setting.name, value.upper()))
-        if cost:
-            fix = "Set NCCL_DEBUG=WARN." if setting.name == "NCCL_DEBUG" else f"Remove {setting.name}."
-            yield Violation(
-                setting.place, f"{setting.name}={value}: {cost}", fix=fix, evidence=((setting.name, value),)
-            )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from doctor.analysis.visible_devices import uses_nccl
-from doctor.api import Finding, Job, Rank, Script, Severity, Verdict, Violation, check, merge, rule
+from doctor.api import Finding, Job, Rank, Severity, Verdict, check, merge
 from doctor.facts import (
     Directory,
     EnvironmentFacts,
@@ -21,9 +21,7 @@ from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.launcher_index import BY_NAME
 from doctor.knowledge.releases import within
 from doctor.knowledge.variable_values import effective as effective_value
-from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing import Fails, Passes, healthy
-from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 
 _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0", nccl="2.29.7", backends=("gloo", "nccl"))
 _RECORDED = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
@@ -203,8 +201,8 @@ def _gaps(environment: EnvironmentFacts, torch: str | None, launcher: str | None
     yield from _error_handling(environment, torch, launcher)
 
 
-_NO_DUMP = "no dump is written on timeout"
-_UNNOTICED = "the run hangs indefinitely if a collective fails"
+NO_DUMP = "no dump is written on timeout"
+UNNOTICED = "the run hangs indefinitely if a collective fails"
 
 
 def _dump(environment: EnvironmentFacts, torch: str | None) -> Iterator[_Gap]:
@@ -213,7 +211,7 @@ def _dump(environment: EnvironmentFacts, torch: str | None) -> Iterator[_Gap]:
     off_by_default = within(torch or "", before="2.7")
     fix = "export TORCH_NCCL_DUMP_ON_TIMEOUT=1"
     if dump is not None and dump[1] == "0":
-        yield _Gap(f"{dump[0]}=0: {_NO_DUMP}", fix, is_default=off_by_default)
+        yield _Gap(f"{dump[0]}=0: {NO_DUMP}", fix, is_default=off_by_default)
     elif dump is None and off_by_default:
         yield _Gap(f"PyTorch {torch} does not write a dump on timeout by default", fix, is_default=True)
 
@@ -226,7 +224,7 @@ def _error_handling(environment: EnvironmentFacts, torch: str | None, launcher: 
         return
     name, value = mode[0], mode[1].strip()
     if value == "0":
-        yield _Gap(f"{name}=0: {_UNNOTICED}", f"export {name}=3")
+        yield _Gap(f"{name}=0: {UNNOTICED}", f"export {name}=3")
     elif value in ("1", "2") and _has_recorder(torch):
         row = BY_NAME.get(launcher or "")
         by_launcher = row is not None and f"{name}={value}" in row.exports
@@ -253,74 +251,4 @@ def _folders(storage: StorageFacts | None) -> Iterator[_Gap]:
             yield _Gap(
                 f"{folder.path} ({folder.source}) is not writable: dumps cannot be written",
                 f"Set {folder.source} to a path in a writable folder, or make {folder.path} writable.",
-            )
-
-
-_OFF = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("0", _UNNOTICED),
-    "NCCL_ASYNC_ERROR_HANDLING": ("0", _UNNOTICED),
-    "TORCH_NCCL_BLOCKING_WAIT": ("1", "wait() raises at the timeout, and no rank writes a dump"),
-    "NCCL_BLOCKING_WAIT": ("1", "wait() raises at the timeout, and no rank writes a dump"),
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": ("0", _NO_DUMP),
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": ("0", "the flight recorder is off"),
-    "TORCH_FR_BUFFER_SIZE": ("0", "the flight recorder is off"),
-}
-
-
-_CAPTURES = (
-    *("torch.cuda.graph", "torch.cuda.graphs.graph", "torch.cuda.CUDAGraph", "torch.cuda.graphs.CUDAGraph"),
-    *("torch.cuda.make_graphed_callables", "torch.cuda.graphs.make_graphed_callables"),
-)
-"""To capture DDP's backward pass, PyTorch requires that asynchronous error handling is off (docs, CUDA semantics, on
-the usage of graphs with DistributedDataParallel)."""
-_CAPTURED = """\
-os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-dist.init_process_group("nccl")
-step = torch.cuda.CUDAGraph()
-with torch.cuda.graph(step):
-    model(fixed).sum().backward()
-"""
-_NO_DUMP_TOO = ('"0"\n', '"0"\nos.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"  # !\n')
-
-
-@rule(
-    check=hang_undebuggable,
-    reads=EnvironmentSource,
-    cases=lambda: (
-        fails("in a script", 'os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = str(0)  # !\n'),
-        passes("a CUDA graph of a whole backward pass", _CAPTURED),
-        fails("a dump is no matter of CUDA graphs", _CAPTURED.replace(*_NO_DUMP_TOO)),
-        shell_fails("errors are not handled", "export TORCH_NCCL_ASYNC_ERROR_HANDLING=0  # !", "torchrun train.py"),
-        shell_fails("wait() blocks", "TORCH_NCCL_BLOCKING_WAIT=1 torchrun train.py  # !"),
-        shell_fails("no dump", "export TORCH_NCCL_DUMP_ON_TIMEOUT=0  # !", "srun python train.py"),
-        shell_passes(
-            "recorded and dumped",
-            "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1",
-            "torchrun train.py",
-        ),
-        shell_passes("as torchrun sets it", "export TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "torchrun x.py"),
-        shell_passes("from outside", "export TORCH_NCCL_BLOCKING_WAIT=$WAIT", "torchrun train.py"),
-    ),
-)
-def hang_undebuggable_in_files(file: EnvironmentSource) -> Iterator[Violation]:
-    """Ask whether a launch file keeps the evidence of a hang: a flight-recorder dump of every rank.
-
-    Fix: Remove the variable, and set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1.
-    """
-    captures = isinstance(file, Script) and any(True for _ in file.calls(*_CAPTURES))
-    for setting in file.settings:
-        if captures and setting.name.endswith("ASYNC_ERROR_HANDLING"):
-            continue
-        value, why = _OFF.get(setting.name, ("", ""))
-        if (
-            setting.is_exported
-            and setting.known_value
-            and value
-            and effective_value(setting.name, setting.known_value) == value
-        ):
-            yield Violation(
-                setting.place,
-                f"{setting.name}={setting.known_value}: {why}",
-                severity=Severity.INFO if setting.name.endswith("BLOCKING_WAIT") else None,
-                evidence=(("name", setting.name), ("value", setting.known_value)),
             )

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl
-from doctor.api import FileFails, FilePasses, Finding, Job, Severity, Verdict, Violation, check, merge, rule, source_of
+from doctor.api import Finding, Job, Severity, Verdict, check, merge, source_of
 from doctor.facts import EnvironmentFacts, NcclFacts, NcclLibrary, Setting, SettingsFile, SoftwareFacts
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.interface_syntax import parse_nccl_integer
-from doctor.knowledge.releases import bundled_nccl
 from doctor.knowledge.variable_values import ValueFault
 from doctor.knowledge.variable_values import fault as value_fault
-from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing import Fails, Passes, healthy
-from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 
 _SOUND = {
     "NCCL_IB_DISABLE": "0x1",
@@ -163,12 +160,13 @@ def _judge(stated: EffectiveSetting, release: str | None) -> Iterator[Finding]:
         ranks=stated.ranks,
         evidence={"name": setting.name, "value": setting.value, "from": stated.origin, "expected": fault.expected},
         fix=_fix(stated, fault.expected),
-        severity=_severity(fault),
+        severity=severity_of(fault),
         source=source_of(setting),
     )
 
 
-def _severity(fault: ValueFault) -> Severity | None:
+def severity_of(fault: ValueFault) -> Severity | None:
+    """The severity of a fault if it differs from that of the check."""
     return Severity.INFO if fault.harmless else Severity.WARNING if fault.mild else None
 
 
@@ -217,55 +215,3 @@ def _files(job: Job) -> Iterator[Finding]:
                     fix="Unset NCCL_CONF_FILE, or set it to an absolute path; NCCL does not expand ~.",
                     severity=Severity.WARNING,
                 )
-
-
-@rule(
-    check=value_invalid,
-    reads=EnvironmentSource,
-    cases=lambda: (
-        fails("in a script", 'os.environ.setdefault("NCCL_P2P_LEVEL", "NVLINK")  # !\n'),
-        fails(
-            "several at once", 'os.environ.update({\n    "NCCL_DEBUG": "DEBUG",  # !\n    "OMP_NUM_THREADS": "4",\n})\n'
-        ),
-        passes("in a script, from outside", 'os.environ["NCCL_DEBUG"] = args.debug\n'),
-        shell_fails("true is read as 0", "export NCCL_IB_DISABLE=true  # !", "torchrun train.py"),
-        shell_fails("an unknown log level", "NCCL_DEBUG=DEBUG srun python train.py  # !"),
-        shell_fails("a level in small letters", "export NCCL_P2P_LEVEL=nvl  # !", "srun python train.py"),
-        shell_fails("an algorithm that not every collective has", "export NCCL_ALGO=Tree  # !", "torchrun train.py"),
-        FilePasses(
-            "an algorithm that not every collective has, and a torch whose NCCL falls back to another one",
-            "export NCCL_ALGO=Tree\ntorchrun train.py\n",
-            name="run.sh",
-            releases=(("torch", "2.5.1"),),
-        ),
-        FileFails(
-            "the same with a newer torch",
-            "export NCCL_ALGO=Tree  # !\ntorchrun train.py\n",
-            name="run.sh",
-            releases=(("torch", "2.8.0"),),
-        ),
-        shell_fails("no level of torch", "export TORCH_DISTRIBUTED_DEBUG=1  # !", "torchrun train.py"),
-        shell_passes(
-            "sound values", "export NCCL_IB_DISABLE=1 NCCL_DEBUG=info", "export NCCL_P2P_LEVEL=NVL", "torchrun train.py"
-        ),
-        shell_passes("from outside", "export NCCL_DEBUG=$1", "torchrun train.py"),
-        shell_passes("empty", "export NCCL_IB_DISABLE=", "torchrun train.py"),
-        shell_passes("of the script alone", "NCCL_DEBUG=maybe", "torchrun train.py"),
-    ),
-)
-def value_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
-    """Ask whether every known variable of a launch file has a valid value."""
-    nccl = bundled_nccl(file.releases.get("torch", ""))
-    for setting in file.settings:
-        info = known_variable(setting.name)
-        if not setting.is_exported or setting.known_value is None or info is None:
-            continue
-        fault = value_fault(setting.name, setting.known_value, release=nccl if info.reader == "nccl" else None)
-        if fault is not None:
-            yield Violation(
-                setting.place,
-                f"{setting.name}={setting.known_value or repr('')} {fault.problem}",
-                fix=f"Set {setting.name} to a valid value: {fault.expected}.",
-                severity=_severity(fault),
-                evidence=(("name", setting.name), ("value", setting.known_value), ("expected", fault.expected)),
-            )

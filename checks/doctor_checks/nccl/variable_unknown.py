@@ -5,29 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl, only_torch
-from doctor.api import (
-    FileFails,
-    FilePasses,
-    Finding,
-    IdenticalRanks,
-    Job,
-    Severity,
-    Verdict,
-    Violation,
-    check,
-    merge,
-    rule,
-    source_of,
-)
+from doctor.api import Finding, IdenticalRanks, Job, Severity, Verdict, check, merge, source_of
 from doctor.facts import EnvironmentFacts, NcclFacts, NcclPlugin, Setting
 from doctor.knowledge.environment_variables import VariableInfo, concerns_nccl, misspelled, network_plugin_of
 from doctor.knowledge.environment_variables import is_foreign as is_foreign_variable
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.environment_variables import nearest as nearest_variable
 from doctor.knowledge.releases import within
-from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing import Fails, Passes, healthy
-from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 
 _PLUG_INS = {
     "NCCL_VERSION": "2.27.3",
@@ -110,7 +95,7 @@ def variable_unknown(job: Job) -> Iterator[Verdict]:
     findings = []
     for stated in effective_settings(job):
         name = stated.setting.name
-        if _is_unknown(name):
+        if is_unknown_variable(name):
             near = nearest_variable(name)
             findings.append(_finding(stated, near, _superseded(near, releases)))
         elif near := misspelled(name):
@@ -119,7 +104,8 @@ def variable_unknown(job: Job) -> Iterator[Verdict]:
     yield from merge(finding for nccl, identical in job.each(NcclFacts) for finding in _without_plugin(nccl, identical))
 
 
-def _is_unknown(name: str) -> bool:
+def is_unknown_variable(name: str) -> bool:
+    """Whether a variable looks like one of NCCL and nothing that is known reads it."""
     return concerns_nccl(name) and known_variable(name) is None and not is_foreign_variable(name)
 
 
@@ -138,7 +124,7 @@ def _finding(stated: EffectiveSetting, near: str | None, old: VariableInfo | Non
     replaced_by = old.replaced_by if old else None
     obsolete = old is not None and replaced_by is None
     return Finding(
-        _summary(shown, near, _note(old)),
+        unknown_summary(shown, near, _note(old)),
         ranks=stated.ranks,
         evidence={"name": setting.name, "value": setting.value, "from": stated.origin, "near": near},
         effect="" if near and not obsolete else _UNKNOWN_EFFECT if near is None else _NOT_NEEDED,
@@ -148,7 +134,8 @@ def _finding(stated: EffectiveSetting, near: str | None, old: VariableInfo | Non
     )
 
 
-def _summary(name: str, near: str | None, note: str = "") -> str:
+def unknown_summary(name: str, near: str | None, note: str = "") -> str:
+    """What a finding says about an unknown variable; ``near``: the known one that is most like it."""
     if near:
         return f"Unknown variable {name}. Did you mean {near}{note}?"
     return f"Unknown variable {name}: neither NCCL, PyTorch nor a known plugin reads it"
@@ -194,54 +181,3 @@ def _fix(stated: EffectiveSetting, near: str | None) -> str:
     if source_of(setting):
         return f"Write {near}={setting.value.strip()} in {stated.origin}."
     return f'export {near}="${setting.name}"\nunset {setting.name}'
-
-
-_POD = """\
-apiVersion: v1
-kind: Pod
-spec:
-  containers:
-    - name: trainer
-      env:
-        - {name: NAME, value: eth0}
-"""
-
-
-@rule(
-    check=variable_unknown,
-    reads=EnvironmentSource,
-    cases=lambda: (
-        fails("in a script", 'os.environ["NCCL_DEBGU"] = "INFO"  # !\n'),
-        passes("in a script, for a library of the project", 'os.environ["MYLIB_DEBGU"] = "INFO"\n'),
-        shell_fails("a letter is missing", "export NCCL_SOKET_IFNAME=eth0  # !", "torchrun train.py"),
-        shell_fails("zeroes of Gloo", "export GL00_SOCKET_IFNAME=bond0  # !", "torchrun train.py"),
-        shell_fails("an underscore too many", "NCCL_IB_DIS_ABLE=1 torchrun train.py  # !"),
-        shell_fails("for mpirun", "mpirun -np 8 -x NCCL_SOCKET_IF_NAME=eth0 python train.py  # !"),
-        FileFails(
-            "in a pod", _POD.replace("NAME, value: eth0}", "NCCL_SOKET_IFNAME, value: eth0}  # !"), name="pod.yaml"
-        ),
-        shell_passes("known names", "export NCCL_SOCKET_IFNAME=eth0 NCCL_DEBUG=INFO", "torchrun train.py"),
-        shell_passes(
-            "packages, plugins and forks",
-            "export NCCL_HOME=/opt/nccl NCCL_FASTRAK_CTRL_DEV=eth0 NCCL_NCHANNELS_PER_PEER=4",
-            "torchrun a.py",
-        ),
-        shell_passes("of the script alone", "NCCL_TESTS_VERSON=2.13", "make -C nccl-tests"),
-        shell_passes("near to nothing", "export NCCL_TEAM_COLOUR=blue", "torchrun train.py"),
-        FilePasses("in a pod, known", _POD.replace("NAME", "NCCL_SOCKET_IFNAME"), name="pod.yaml"),
-    ),
-)
-def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
-    """Ask whether the NCCL_* and TORCH_NCCL_* variables of a launch file are known."""
-    for setting in file.settings:
-        name = setting.name
-        if not setting.is_exported:
-            continue
-        near = nearest_variable(name) if _is_unknown(name) else misspelled(name)
-        if near is not None:
-            yield Violation(
-                setting.place,
-                _summary(name, near),
-                fix=f"Replace `{name}` with `{near}`.",
-                evidence=(("name", name), ("near", near)),
-            )

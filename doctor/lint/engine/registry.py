@@ -15,6 +15,7 @@ from types import ModuleType
 from doctor.core.check import FAMILIES
 from doctor.core.check_registry import (
     RULE_FAMILY,
+    RULE_PACKAGES,
     BrokenPlugin,
     builtin_package,
     entry_points,
@@ -74,8 +75,11 @@ def builtin_rules(broken: list[BrokenPlugin] | None = None) -> list[Rule]:
         ValueError: two of them have the same id.
     """
     rules: list[Rule] = []
-    for module in walk_modules(builtin_package(), broken, containing="@rule("):
+    for module in walk_modules(builtin_package(), broken, enters=lambda name: name in RULE_PACKAGES):
         found = rules_in(module)
+        # Cut short by a full disk, a source file may still be valid Python.
+        if broken is not None and not found:
+            broken.append(BrokenPlugin(module.__name__, "built-in", "it defines no rule"))
         if taken := _taken(found, rules):
             raise ValueError(f"{module.__name__} claims {', '.join(taken)}, which is taken")
         rules += found

@@ -236,7 +236,7 @@ def rule(
     """Make a function ``(source) -> Iterator[Violation]`` a rule, named after the function.
 
     Its docstring holds a question, then ``Why it hurts:`` and ``Fix:``, the defaults of a violation. ``check``: the
-    check that finds the same fault before or during a run, in the same module. The rule has its id and its name, and
+    check that finds the same fault before or during a run. The rule has its id and its name, and
     takes its severity, its state, its impacts and each part of its docstring unless it gives its own.
     ``preview_infos``: findings of severity info are in preview. ``cases`` is called by tests only.
 

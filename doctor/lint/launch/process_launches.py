@@ -9,7 +9,7 @@ from typing import NamedTuple
 from doctor.knowledge.launcher_index import STEP
 from doctor.lint.launch.launch_file import Launch, LaunchFile
 from doctor.lint.launch.partial_text import is_known, whole_number
-from doctor.lint.launch.shell.reader import LOOPBACK, ShellFile
+from doctor.lint.launch.shell.reader import ShellFile
 from doctor.lint.launch.slurm_batch import Allocation
 
 
@@ -134,11 +134,6 @@ def file_spans_hosts(file: LaunchFile) -> bool:
         (hosts_of(start.launch) or 1) > 1 or (start.step is not None and (start.step.nodes or 1) > 1)
         for start in starts_of(file)
     )
-
-
-def is_loopback_name(host: str) -> bool:
-    """Whether a host name or address is a loopback one."""
-    return bool(LOOPBACK.fullmatch(host.strip()))
 
 
 def visible_devices(launch: Launch) -> tuple[str, int] | None:

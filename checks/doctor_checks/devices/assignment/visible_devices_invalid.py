@@ -5,23 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import VisibleListFault, parse_visible_devices, visible_to
-from doctor.api import (
-    Finding,
-    IdenticalRanks,
-    Job,
-    Severity,
-    Unknown,
-    Verdict,
-    Violation,
-    check,
-    merge,
-    rule,
-)
+from doctor.api import Finding, IdenticalRanks, Job, Severity, Unknown, Verdict, check, merge
 from doctor.facts import EnvironmentFacts, GpuFacts, MissingReason, SoftwareFacts, TorchBuild
 from doctor.knowledge.releases import within
-from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing import Fails, JobBuilder, Passes, healthy
-from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 
 
 def _amd() -> JobBuilder:
@@ -199,32 +186,6 @@ def fault_text(fault: VisibleListFault, there: int) -> str:
             return f"names {_short(fault.entry)}, which does not exist on this host"
         case _:
             return f"names {_short(fault.entry)}, which matches several devices"
-
-
-@rule(
-    check=visible_devices_invalid,
-    reads=EnvironmentSource,
-    cases=lambda: (
-        shell_fails("a device twice", "export CUDA_VISIBLE_DEVICES=0,0  # !", "torchrun train.py"),
-        shell_fails("blanks instead of commas", 'CUDA_VISIBLE_DEVICES="0 1" torchrun train.py  # !'),
-        fails("in a script", 'os.environ["CUDA_VISIBLE_DEVICES"] = "0,1,1"  # !\n'),
-        shell_passes("a list", "export CUDA_VISIBLE_DEVICES=0,1,2,3", "torchrun train.py"),
-        shell_passes("hides all", "CUDA_VISIBLE_DEVICES= python test.py"),
-        passes("in a script, one for each rank", 'os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["LOCAL_RANK"]\n'),
-        passes("in a script, a list", 'os.environ["CUDA_VISIBLE_DEVICES"] = "0, 1"\n'),
-    ),
-)
-def visible_devices_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
-    """Ask whether CUDA reads a list of devices that a file sets as intended."""
-    for setting in file.settings:
-        value = setting.known_value if setting.name == "CUDA_VISIBLE_DEVICES" and setting.is_exported else None
-        fault = parse_visible_devices(value).fault if value is not None else None
-        if fault is not None:
-            yield Violation(
-                setting.place,
-                f"CUDA_VISIBLE_DEVICES={value} {fault_text(fault, 0)}",
-                evidence=(("value", value),),
-            )
 
 
 def _short(entry: str) -> str:

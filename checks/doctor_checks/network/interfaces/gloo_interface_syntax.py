@@ -5,24 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.interface_choice import gloo_name_refused, good_interfaces
-from doctor.api import (
-    Finding,
-    IdenticalRanks,
-    Job,
-    Severity,
-    Verdict,
-    Violation,
-    check,
-    event_groups,
-    finding_from_logs,
-    merge,
-    rule,
-)
+from doctor.api import Finding, IdenticalRanks, Job, Severity, Verdict, check, event_groups, finding_from_logs, merge
 from doctor.facts import EnvironmentFacts, InterfaceFacts
 from doctor.knowledge.interface_syntax import gloo_names, looks_like_nccl_syntax, parse_nccl_list
-from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing import Fails, Passes, healthy, logged
-from doctor.testing.script_cases import fails, shell_fails, shell_passes
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
@@ -122,37 +108,3 @@ def _finding(summary: str, value: str, interfaces: InterfaceFacts | None, identi
     return Finding(
         summary, ranks=identical.ranks, evidence={"value": value, "meant": [one.name for one in meant]}, fix=fix
     )
-
-
-@rule(
-    check=gloo_interface_syntax,
-    reads=EnvironmentSource,
-    cases=lambda: (
-        fails("in a script", 'os.environ["GLOO_SOCKET_IFNAME"] = "^lo"  # !\n'),
-        shell_fails("what to leave out", "export GLOO_SOCKET_IFNAME=^docker0,lo  # !", "torchrun train.py"),
-        shell_fails("a whole name", "GLOO_SOCKET_IFNAME==eth0 torchrun train.py  # !"),
-        shell_fails(
-            "the value of NCCL's variable",
-            "export NCCL_SOCKET_IFNAME=^lo",
-            "export GLOO_SOCKET_IFNAME=$NCCL_SOCKET_IFNAME  # !",
-            "srun x.py",
-        ),
-        shell_passes("a name", "export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=^lo", "torchrun train.py"),
-        shell_passes("two names", "export GLOO_SOCKET_IFNAME=eth0,eth1", "torchrun train.py"),
-        shell_passes("from outside", "export GLOO_SOCKET_IFNAME=$IFACE", "torchrun train.py"),
-    ),
-)
-def gloo_interface_syntax_in_files(file: EnvironmentSource) -> Iterator[Violation]:
-    """Ask whether GLOO_SOCKET_IFNAME contains only exact interface names.
-
-    Why it hurts: Gloo looks for an interface with exactly that name, and every rank fails with "Unable to find address
-    for".
-    Fix: Set exact interface names, for example `export GLOO_SOCKET_IFNAME=eth0`.
-    """
-    for setting in file.settings:
-        if setting.name == "GLOO_SOCKET_IFNAME" and setting.is_exported and looks_like_nccl_syntax(setting.value):
-            yield Violation(
-                setting.place,
-                f"{setting.name}={setting.known_value or '…'}: Gloo does not support ^ and =, which are NCCL syntax",
-                evidence=(("value", setting.known_value),),
-            )

@@ -11,20 +11,21 @@ from doctor.api import (
     Job,
     Severity,
     Verdict,
-    Violation,
     check,
     event_groups,
     finding_from_logs,
     merge,
-    rule,
     source_of,
 )
 from doctor.facts import EnvironmentFacts, InterfaceFacts, NcclFacts, Setting
-from doctor.knowledge.interface_syntax import NcclList, gloo_names, looks_like_nccl_syntax, nccl_interface_list
-from doctor.lint.launch.interface_list_syntax import list_fault
-from doctor.lint.launch.launch_file import EnvironmentSource
+from doctor.knowledge.interface_syntax import (
+    NcclList,
+    gloo_names,
+    list_fault,
+    looks_like_nccl_syntax,
+    nccl_interface_list,
+)
 from doctor.testing import Fails, Passes, healthy
-from doctor.testing.script_cases import fails, shell_fails, shell_passes
 from doctor_checks.network.interfaces._export_line import selecting_fix
 
 
@@ -221,38 +222,3 @@ def _effect(variable: str, name: str) -> str:
 
 def _names(interfaces: InterfaceFacts) -> list[str]:
     return [one.name for one in interfaces.interfaces]
-
-
-_NAMES = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "TP_SOCKET_IFNAME")
-
-
-@rule(
-    check=interface_unmatched,
-    reads=EnvironmentSource,
-    cases=lambda: (
-        fails("in a script", 'os.environ["NCCL_SOCKET_IFNAME"] = "eth0, eth1"  # !\n'),
-        shell_fails("a blank behind the comma", 'export NCCL_SOCKET_IFNAME="eth0, eth1"  # !', "torchrun x.py"),
-        shell_fails("a second caret", "export NCCL_SOCKET_IFNAME=^lo,^docker0  # !", "torchrun train.py"),
-        shell_fails("quotes in quotes", """export NCCL_SOCKET_IFNAME="'eth0'"  # !""", "torchrun train.py"),
-        shell_passes("a list", "export NCCL_SOCKET_IFNAME=eth0,eth1", "torchrun train.py"),
-        shell_passes("what to leave out", "export NCCL_SOCKET_IFNAME=^lo,docker0", "torchrun train.py"),
-        shell_passes("a whole name", "export NCCL_SOCKET_IFNAME==eth0", "torchrun train.py"),
-        shell_passes("found by a command", "export NCCL_SOCKET_IFNAME=$(ip route | awk '{print $5}')"),
-    ),
-)
-def interface_unmatched_in_files(file: EnvironmentSource) -> Iterator[Violation]:
-    """Ask whether each entry of an interface list is a valid name in the syntax of the library.
-
-    Why it hurts: the library does not trim spaces; an invalid entry selects or excludes nothing. NCCL then reports "no
-    socket interface found", or uses an interface that was meant to be excluded.
-    Fix: Separate the names by commas without spaces, with at most one ^ or = before the whole list: `^lo,docker0`.
-    """
-    for setting in file.settings:
-        value = setting.known_value if setting.name in _NAMES and setting.is_exported else None
-        if value and (why := list_fault(value)):
-            yield Violation(
-                setting.place,
-                f"{setting.name}={value!r}: {why}",
-                severity=Severity.WARNING if value.startswith("^") else None,
-                evidence=(("value", value),),
-            )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from doctor.core.text import lazy_compile
+from doctor.knowledge.interface_syntax import is_loopback_name
 from doctor.lint.engine.rule import SourceLocation
 from doctor.lint.launch.command_line import CommandContext, read_command
 from doctor.lint.launch.launch_file import EnvironmentSetting, Launch, LaunchFile
@@ -24,7 +25,6 @@ MOST_SCRIPTS = 100
 """Nested scripts of one file that are followed."""
 MOST_COMMANDS = 5000
 """Commands of one script; longer scripts are generated."""
-LOOPBACK = lazy_compile(r"localhost|127(\.\d+){3}|::1|\[::1\]")
 _ASKS = lazy_compile(
     r"\b(?:your|change|replace|fill|modify|adjust|edit)\b|\bmaster(?:[ _-]?node)?(?:'s)?[ _-](?:ip|addr)"
     r"|(?:\bip|\baddress) of (?:the )?(?:master|main|first|head|rank)|主节点|修改|替换|填写|改为|改成",
@@ -161,7 +161,7 @@ class ScriptReader:
 
     def _is_to_fill(self, name: str, value: str, word: Word) -> bool:
         """Whether the user has to replace a value before the first run, so that nothing follows from it."""
-        return is_placeholder(name, value) or (word.line in self._asking and bool(LOOPBACK.fullmatch(value)))
+        return is_placeholder(name, value) or (word.line in self._asking and is_loopback_name(value))
 
     def _value_of(self, word: Word) -> tuple[Value, bool]:
         first = word.parts[0]

@@ -1,0 +1,209 @@
+"""GPU002 in launch files: a local rank exceeds the number of visible devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import FileFails, FilePasses, LaunchFile, SourceLocation, Violation, rule
+from doctor.lint.launch.kubernetes import Container
+from doctor.lint.launch.launch_file import Launch
+from doctor.lint.launch.manifest import Manifest
+from doctor.lint.launch.partial_text import whole_number
+from doctor.lint.launch.process_launches import (
+    ProcessLaunch,
+    hosts_of,
+    processes_of,
+    starts_of,
+    trainer_option,
+    visible_devices,
+)
+from doctor.lint.launch.shell.reader import ShellFile
+from doctor.lint.launch.yaml_tree import YamlNode
+from doctor.testing.script_cases import shell_fails, shell_passes
+from doctor_checks.devices.assignment.ordinal_out_of_range import ordinal_out_of_range
+
+_POD = """\
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: llm}
+spec:
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: 2
+      template:
+        spec:
+          containers:
+            - name: pytorch
+              command:
+                - torchrunMARK
+                - --nnodes=2
+                - --nproc_per_node=8
+                - train.py
+              resources:
+                limits:
+                  nvidia.com/gpu: GPUS
+"""
+_CONFIG = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU
+gpu_ids: 0,1
+machine_rank: 0
+num_machines: 1
+num_processes: COUNT
+"""
+
+
+@rule(
+    check=ordinal_out_of_range,
+    reads=LaunchFile,
+    cases=lambda: (
+        shell_fails(
+            "two visible GPUs and four ranks",
+            "CUDA_VISIBLE_DEVICES=1,2 python -m torch.distributed.launch --nproc_per_node=4 train.py  # !",
+        ),
+        shell_fails(
+            "four GPUs asked for and eight ranks",
+            "#SBATCH --gres=gpu:a100:4",
+            "export NGPUS=8",
+            "srun torchrun --nproc-per-node=$NGPUS train.py  # !",
+        ),
+        shell_fails(
+            "accelerate starts more processes than GPUs",
+            "accelerate launch --num_machines 1 --num_processes 4 --gpu_ids 0,1 train.py  # !",
+        ),
+        shell_fails(
+            "Lightning uses more devices than are allocated",
+            "#SBATCH --gres=gpu:4",
+            "python train.py fit --trainer.devices=8  # !",
+        ),
+        FileFails("pods with four GPUs each", _POD.replace("MARK", "  # !").replace("GPUS", "4"), name="job.yaml"),
+        FileFails("two ids and four processes", _CONFIG.replace("COUNT", "4  # !"), name="default_config.yaml"),
+        shell_passes(
+            "as many as are visible", "export CUDA_VISIBLE_DEVICES=1,2", "torchrun --nproc_per_node=2 train.py"
+        ),
+        shell_passes(
+            "another list in each branch",
+            "export CUDA_VISIBLE_DEVICES=0,1",
+            'if [ "$1" = all ]; then export CUDA_VISIBLE_DEVICES=0,1,2,3; fi',
+            "torchrun --nproc_per_node=4 train.py",
+        ),
+        shell_passes(
+            "a launcher in the branch for several GPUs",
+            "export CUDA_VISIBLE_DEVICES=0",
+            'if [[ $CUDA_VISIBLE_DEVICES != *","* ]]; then',
+            "  python train.py",
+            "else",
+            "  torchrun --nnodes 1 --nproc_per_node 4 train.py",
+            "fi",
+        ),
+        shell_fails(
+            "after a branch that asks for the GPUs",
+            "export CUDA_VISIBLE_DEVICES=0",
+            'if [ -z "$CUDA_VISIBLE_DEVICES" ]; then echo all; fi',
+            "torchrun --nproc_per_node=4 train.py  # !",
+        ),
+        shell_passes(
+            "the command lists its own GPUs",
+            "export CUDA_VISIBLE_DEVICES=0",
+            "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=2 train.py",
+        ),
+        shell_passes(
+            "GPUs of two hosts together",
+            "#SBATCH --nodes=2",
+            "#SBATCH --gpus=16",
+            "srun torchrun --nnodes=2 --nproc-per-node=8 x.py",
+        ),
+        FilePasses("pods with eight GPUs", _POD.replace("MARK", "").replace("GPUS", "8"), name="job.yaml"),
+        FilePasses("as many ids as processes", _CONFIG.replace("COUNT", "2"), name="default_config.yaml"),
+        shell_passes("ranks on the CPU", "CUDA_VISIBLE_DEVICES= torchrun --nproc_per_node=4 train.py"),
+    ),
+)
+def ordinal_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
+    """Ask whether a host has a GPU for each rank that is started on it.
+
+    Fix: Use the same number in --nproc-per-node and in --gres, CUDA_VISIBLE_DEVICES or `nvidia.com/gpu`.
+    """
+    for start in starts_of(file):
+        if _uses_gpus(start.launch):
+            yield from _judge_start(start, file)
+    if isinstance(file, Manifest):
+        for root in file.of_kind("accelerate"):
+            yield from _judge_config(root)
+        for job in file.workloads:
+            for role in job.roles:
+                for box in role.containers:
+                    if box.gpus:
+                        yield from _judge_container(box, box.gpus)
+                        ranks = whole_number(job.processes_per_pod)
+                        if ranks is not None and ranks > box.gpus and job.processes_place is not None:
+                            yield Violation(
+                                job.processes_place,
+                                f"nprocPerNode is {ranks}, but a pod has {box.gpus} GPU{'' if box.gpus == 1 else 's'}",
+                                fix=f'Set `nprocPerNode: "{box.gpus}"` or `nvidia.com/gpu: {ranks}`.',
+                                evidence=(("ranks", ranks), ("gpus", box.gpus)),
+                            )
+
+
+def _uses_gpus(launch: Launch) -> bool:
+    return launch.option(launch.command.cpu) is None and "CUDA_MPS_PIPE_DIRECTORY" not in launch.settings
+
+
+def _judge_start(start: ProcessLaunch, file: LaunchFile) -> Iterator[Violation]:
+    ranks = processes_of(start.launch) if start.is_agent else _devices(start)
+    if ranks is None:
+        return
+    if (visible := visible_devices(start.launch)) is not None:
+        if ranks > visible[1]:
+            yield _violation(start.launch.place, ranks, visible[1], f"CUDA_VISIBLE_DEVICES={visible[0]}")
+        return
+    option = start.launch.command.device_ids
+    listed = start.launch.known_option(option)
+    if listed is not None and listed != "all" and (hosts_of(start.launch) or 1) == 1:
+        if ranks > len(listed.split(",")):
+            yield _violation(start.launch.place, ranks, len(listed.split(",")), f"--{option} {listed}")
+        return
+    if isinstance(file, ShellFile) and file.allocation is not None:
+        given = start.step or file.allocation
+        gpus = given.gpus_per_node
+        if gpus and ranks > gpus and not given.splits_gpus and "exclusive" not in given.options:
+            yield _violation(start.launch.place, ranks, gpus, "the job requests")
+
+
+def _devices(start: ProcessLaunch) -> int | None:
+    """The devices of a Trainer that starts its own ranks; under srun, they are SLURM's tasks (ENV010)."""
+    if start.launch.program != "python" or start.outer is not None:
+        return None
+    on_processor = trainer_option(start.launch, "accelerator") == "cpu" or "trainer=ddp_sim" in start.launch.arguments
+    return None if on_processor else whole_number(trainer_option(start.launch, "devices"))
+
+
+def _violation(place: SourceLocation, ranks: int, gpus: int, why: str) -> Violation:
+    devices = f"{gpus} GPU{'' if gpus == 1 else 's'}"
+    source = f"{why} {devices}" if why == "the job requests" else f"{why} names {devices}"
+    return Violation(
+        place,
+        f"{ranks} ranks are started per host, but {source}",
+        evidence=(("ranks", ranks), ("gpus", gpus)),
+    )
+
+
+def _judge_container(box: Container, gpus: int) -> Iterator[Violation]:
+    for launch in box.chain():
+        ranks = processes_of(launch) if launch.is_agent else None
+        if ranks is not None and ranks > gpus:
+            yield Violation(
+                launch.place,
+                f"{ranks} ranks are started in a pod with {gpus} GPU{'' if gpus == 1 else 's'}",
+                fix=f"Set `--nproc_per_node={gpus}` or `nvidia.com/gpu: {ranks}`.",
+                evidence=(("ranks", ranks), ("gpus", gpus)),
+            )
+
+
+def _judge_config(root: YamlNode) -> Iterator[Violation]:
+    """Accelerate sets CUDA_VISIBLE_DEVICES from gpu_ids (accelerate/utils/launch.py)."""
+    listed, ranks, place = root.word("gpu_ids"), root.number("num_processes"), root.get("num_processes")
+    if listed is None or listed == "all" or ranks is None or place is None or root.flag("use_cpu"):
+        return
+    gpus = len([one for one in listed.split(",") if one.strip()])
+    if (root.number("num_machines") or 1) == 1 and ranks > gpus:
+        yield _violation(place.place, ranks, gpus, f"gpu_ids: {listed}")

@@ -1,0 +1,213 @@
+"""ENV010 in launch files: the SLURM tasks do not match the ranks of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import Severity, SourceLocation, Violation, rule
+from doctor.lint.launch.partial_text import whole_number
+from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, option_name, starts_of, trainer_option
+from doctor.lint.launch.shell.reader import ShellFile
+from doctor.lint.launch.slurm_batch import Allocation
+from doctor.testing.script_cases import shell_fails, shell_passes
+from doctor_checks.launch.slurm_tasks_disagree import slurm_tasks_disagree
+
+_ASKED = ("nodes", "ntasks", "ntasks-per-node", "gres", "gpus", "gpus-per-node", "gpus-per-task", "cpus-per-task")
+_TWO_HOSTS = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1", "#SBATCH --gres=gpu:8")
+_LIGHTNING = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4", "#SBATCH --gpus-per-node=4")
+
+
+@rule(
+    check=slurm_tasks_disagree,
+    reads=ShellFile,
+    impacts={
+        r"ignores --\w": "The job starts with the scheduler's default for this option.",
+        r"one host, but srun": "Each host trains a separate model.",
+        r"hosts, but srun": "The launcher waits for hosts that are never started, or rejects those beyond its number.",
+        r"^trainer\.": "Lightning raises ValueError before training starts.",
+        r"^srun requests": 'srun fails with "Only allocated N nodes asked for M".',
+        r"share 1 GPU": (
+            "NCCL rejects several ranks on one GPU; with another backend, they share its memory and time."
+        ),
+    },
+    cases=lambda: (
+        shell_fails(
+            "torchrun waits for four hosts and gets two",
+            *_TWO_HOSTS,
+            "srun torchrun --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d train.py  # !",
+        ),
+        shell_fails(
+            "each host trains for itself",
+            *_TWO_HOSTS,
+            "srun torchrun --standalone --nproc-per-node=8 train.py --epochs 3  # !",
+        ),
+        shell_fails(
+            "devices=8 for Lightning, and four tasks start",
+            *_LIGHTNING,
+            "srun python train.py fit --trainer.devices=8 --trainer.num_nodes=2  # !",
+        ),
+        shell_fails(
+            "num_nodes=4 for NeMo, and two hosts are requested",
+            *_LIGHTNING,
+            "srun python pretrain.py trainer.devices=4 trainer.num_nodes=4  # !",
+        ),
+        shell_fails(
+            "two tasks for one GPU",
+            "#!/bin/bash",
+            "#SBATCH --cpus-per-task=4",
+            "#SBATCH --gres=gpu:p6000:1",
+            "#SBATCH --nodes=1",
+            "#SBATCH --ntasks-per-node=2",
+            "srun python slurm_test.py  # !",
+        ),
+        shell_fails(
+            "a step on more hosts than the job has",
+            *_LIGHTNING,
+            "srun --nodes=4 --ntasks-per-node=4 python train.py  # !",
+        ),
+        shell_fails(
+            "a line that sbatch never reads",
+            "#!/bin/bash",
+            "#SBATCH --nodes=2",
+            "set -e",
+            "#SBATCH --gres=gpu:8  # !",
+            "srun python train.py",
+        ),
+        shell_passes(
+            "a script that writes another one",
+            "#!/bin/bash",
+            "#SBATCH --nodes=1",
+            "cat > x.sh <<EOF",
+            "#SBATCH --nodes=2",
+            "EOF",
+            "sbatch x.sh",
+        ),
+        shell_passes(
+            "one torchrun on each of two hosts",
+            *_TWO_HOSTS,
+            "srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=8 train.py",
+        ),
+        shell_passes(
+            "one task for each device",
+            *_LIGHTNING,
+            "srun python train.py fit --trainer.devices=4 --trainer.num_nodes=2",
+        ),
+        shell_passes(
+            "a step for each host",
+            *_TWO_HOSTS,
+            "for i in 0 1; do",
+            "  srun -N1 -n1 -w ${HOSTS[$i]} torchrun --nnodes=2 --node_rank=$i --master_addr=$HEAD train.py &",
+            "done",
+            "wait",
+        ),
+        shell_passes(
+            "a helper step on one host",
+            *_LIGHTNING,
+            "srun --nodes=1 --ntasks=1 python prepare.py",
+            "srun python train.py",
+        ),
+        shell_passes(
+            "the number of hosts is set outside",
+            *_TWO_HOSTS,
+            "NNODES=${1:-4}",
+            'srun torchrun --nnodes="$NNODES" --nproc-per-node=8 train.py',
+        ),
+        shell_passes(
+            "an elastic job", *_TWO_HOSTS, "srun torchrun --nnodes=1:2 --nproc-per-node=8 --rdzv-backend=c10d train.py"
+        ),
+        shell_passes(
+            "one task that starts its ranks by itself",
+            "#SBATCH --gres=gpu:4",
+            "srun python train.py --trainer.devices=auto",
+        ),
+    ),
+)
+def slurm_tasks_disagree_in_files(file: ShellFile) -> Iterator[Violation]:
+    """Ask whether the tasks and hosts that a batch script requests match those that it starts.
+
+    Why it hurts: ranks wait for tasks that SLURM never starts, each host trains separately, or Lightning rejects the
+    settings.
+    Fix: Request one task per GPU and start with `srun python train.py`; with torchrun, request one task per host and
+    pass `--nnodes=$SLURM_NNODES`.
+    """
+    for line, options in file.late_headers.items():
+        asked = [f"--{name}" for name in options if name in _ASKED and file.allocation is not None]
+        if asked:
+            yield Violation(
+                SourceLocation(line),
+                f"sbatch ignores {', '.join(asked)} after the first command",
+                fix="Move all #SBATCH lines above the first command.",
+                severity=Severity.WARNING,
+                evidence=(("options", asked),),
+            )
+    if file.allocation is None:
+        return
+    for start in starts_of(file):
+        if start.step is not None and not start.is_part:
+            found = _too_many_hosts(
+                file.allocation, start.step, start.outer.place if start.outer else SourceLocation(1)
+            )
+            yield from found or _judge_agent(start, start.step) or _judge_launched_trainer(start, start.step)
+
+
+def _too_many_hosts(job: Allocation, step: Allocation, place: SourceLocation) -> list[Violation]:
+    if job.nodes is None or step.nodes is None or step.nodes <= job.nodes:
+        return []
+    return [
+        Violation(
+            place,
+            f"srun requests {step.nodes} hosts, but the job has {job.nodes}",
+            fix=f"Use `#SBATCH --nodes={step.nodes}` or `srun --nodes={job.nodes}`.",
+            evidence=(("nodes", job.nodes), ("step_nodes", step.nodes)),
+        )
+    ]
+
+
+def _judge_agent(start: ProcessLaunch, step: Allocation) -> list[Violation]:
+    """Report a launcher with another number of hosts than srun starts it on; several on one host are ENV009."""
+    expected, nodes = hosts_of(start.launch) if start.is_agent else None, step.nodes
+    if expected is None or nodes is None or step.tasks_per_node != 1 or expected == nodes:
+        return []
+    option = option_name(start.launch, start.launch.command.hosts)
+    told = f"uses {expected} hosts" if expected > 1 else "uses one host"
+    return [
+        Violation(
+            start.launch.place,
+            f"{start.launch.program} {told}, but srun starts it on {nodes}",
+            fix=f"Use `{option}={nodes}` and one rendezvous for all hosts, or `#SBATCH --nodes={expected}`.",
+            evidence=(("nodes", nodes), ("expected", expected)),
+        )
+    ]
+
+
+def _judge_launched_trainer(start: ProcessLaunch, step: Allocation) -> list[Violation]:
+    """Lightning requires one task per device (lightning/fabric/plugins/environments/slurm.py, validate_settings)."""
+    if start.is_agent or start.launch.program != "python":
+        return []
+    for name, option, given in (
+        ("devices", "ntasks-per-node", step.tasks_per_node),
+        ("num_nodes", "nodes", step.nodes),
+    ):
+        asked = whole_number(trainer_option(start.launch, name))
+        if asked is not None and given is not None and asked != given:
+            return [
+                Violation(
+                    start.launch.place,
+                    f"trainer.{name}={asked}, but srun uses --{option}={given}",
+                    fix=f"Use `#SBATCH --{option}={asked}`, or trainer.{name}={given}.",
+                    evidence=((f"trainer.{name}", asked), (option, given)),
+                )
+            ]
+    tasks, gpus = step.tasks_per_node, step.gpus_per_node
+    if not tasks or not gpus or tasks <= gpus or tasks % gpus or step.number("ntasks-per-node") is None:
+        return []
+    return [
+        Violation(
+            start.launch.place,
+            f"{tasks} tasks per host share {gpus} GPU{'' if gpus == 1 else 's'}",
+            fix=f"Use `#SBATCH --gpus-per-node={tasks}` or `#SBATCH --ntasks-per-node={gpus}`.",
+            severity=Severity.WARNING,
+            confidence=0.7,
+            evidence=(("tasks_per_node", tasks), ("gpus_per_node", gpus)),
+        )
+    ]

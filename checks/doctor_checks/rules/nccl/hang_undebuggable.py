@@ -1,0 +1,80 @@
+"""NCCL011 in launch files: a hang would leave no evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import Script, Severity, Violation, rule
+from doctor.knowledge.variable_values import effective as effective_value
+from doctor.lint.launch.launch_file import EnvironmentSource
+from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
+from doctor_checks.nccl.hang_undebuggable import NO_DUMP, UNNOTICED, hang_undebuggable
+
+_OFF = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("0", UNNOTICED),
+    "NCCL_ASYNC_ERROR_HANDLING": ("0", UNNOTICED),
+    "TORCH_NCCL_BLOCKING_WAIT": ("1", "wait() raises at the timeout, and no rank writes a dump"),
+    "NCCL_BLOCKING_WAIT": ("1", "wait() raises at the timeout, and no rank writes a dump"),
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": ("0", NO_DUMP),
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": ("0", "the flight recorder is off"),
+    "TORCH_FR_BUFFER_SIZE": ("0", "the flight recorder is off"),
+}
+
+
+_CAPTURES = (
+    *("torch.cuda.graph", "torch.cuda.graphs.graph", "torch.cuda.CUDAGraph", "torch.cuda.graphs.CUDAGraph"),
+    *("torch.cuda.make_graphed_callables", "torch.cuda.graphs.make_graphed_callables"),
+)
+"""To capture DDP's backward pass, PyTorch requires that asynchronous error handling is off (docs, CUDA semantics, on
+the usage of graphs with DistributedDataParallel)."""
+_CAPTURED = """\
+os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+dist.init_process_group("nccl")
+step = torch.cuda.CUDAGraph()
+with torch.cuda.graph(step):
+    model(fixed).sum().backward()
+"""
+_NO_DUMP_TOO = ('"0"\n', '"0"\nos.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"  # !\n')
+
+
+@rule(
+    check=hang_undebuggable,
+    reads=EnvironmentSource,
+    cases=lambda: (
+        fails("in a script", 'os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = str(0)  # !\n'),
+        passes("a CUDA graph of a whole backward pass", _CAPTURED),
+        fails("a dump is no matter of CUDA graphs", _CAPTURED.replace(*_NO_DUMP_TOO)),
+        shell_fails("errors are not handled", "export TORCH_NCCL_ASYNC_ERROR_HANDLING=0  # !", "torchrun train.py"),
+        shell_fails("wait() blocks", "TORCH_NCCL_BLOCKING_WAIT=1 torchrun train.py  # !"),
+        shell_fails("no dump", "export TORCH_NCCL_DUMP_ON_TIMEOUT=0  # !", "srun python train.py"),
+        shell_passes(
+            "recorded and dumped",
+            "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+            "torchrun train.py",
+        ),
+        shell_passes("as torchrun sets it", "export TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "torchrun x.py"),
+        shell_passes("from outside", "export TORCH_NCCL_BLOCKING_WAIT=$WAIT", "torchrun train.py"),
+    ),
+)
+def hang_undebuggable_in_files(file: EnvironmentSource) -> Iterator[Violation]:
+    """Ask whether a launch file keeps the evidence of a hang: a flight-recorder dump of every rank.
+
+    Fix: Remove the variable, and set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1.
+    """
+    captures = isinstance(file, Script) and any(True for _ in file.calls(*_CAPTURES))
+    for setting in file.settings:
+        if captures and setting.name.endswith("ASYNC_ERROR_HANDLING"):
+            continue
+        value, why = _OFF.get(setting.name, ("", ""))
+        if (
+            setting.is_exported
+            and setting.known_value
+            and value
+            and effective_value(setting.name, setting.known_value) == value
+        ):
+            yield Violation(
+                setting.place,
+                f"{setting.name}={setting.known_value}: {why}",
+                severity=Severity.INFO if setting.name.endswith("BLOCKING_WAIT") else None,
+                evidence=(("name", setting.name), ("value", setting.known_value)),
+            )

@@ -1,0 +1,64 @@
+"""NCCL004 in launch files: a renamed or removed variable is set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import Script, Severity, Violation, is_older, rule
+from doctor.knowledge.environment_variables import known as known_variable
+from doctor.lint.launch.launch_file import EnvironmentSource
+from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
+from doctor_checks.nccl.variable_superseded import variable_superseded
+
+
+@rule(
+    check=variable_superseded,
+    reads=EnvironmentSource,
+    cases=lambda: (
+        fails("in a script", 'os.environ["NCCL_ASYNC_ERROR_HANDLING"] = "1"  # !\n'),
+        shell_fails("renamed by torch 2.2", "export NCCL_ASYNC_ERROR_HANDLING=1  # !", "torchrun train.py"),
+        shell_fails("renamed too", "NCCL_BLOCKING_WAIT=1 torchrun train.py  # !"),
+        shell_fails("for all tasks", "srun --export=ALL,NCCL_BLOCKING_WAIT=0 python train.py  # !"),
+        shell_passes("the name of today", "export TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "torchrun x.py"),
+        shell_passes(
+            "both names", "export NCCL_ASYNC_ERROR_HANDLING=1 TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "torchrun x.py"
+        ),
+        passes(
+            "torch reads the old name",
+            'os.environ["NCCL_ASYNC_ERROR_HANDLING"] = "1"\n',
+            releases=(("torch", "2.0.1"),),
+        ),
+        shell_passes("of the script alone", "NCCL_BLOCKING_WAIT=1", "torchrun train.py"),
+    ),
+)
+def variable_superseded_in_files(file: EnvironmentSource) -> Iterator[Violation]:
+    """Ask whether a launch file uses the current names of its variables.
+
+    Why it hurts: an old name is read with a warning for some releases and then ignored.
+    Fix: Use the new name.
+    """
+    names = {setting.name for setting in file.settings}
+    for setting in file.settings:
+        info = known_variable(setting.name)
+        if not setting.is_exported or info is None or info.superseded is None or info.replaced_by in names:
+            continue
+        if isinstance(file, Script) and info.reader == "torch" and _is_before(file, info.superseded):
+            continue
+        new = f": {info.replaced_by} replaces it" if info.replaced_by else ""
+        still = "is deprecated" if info.still_read else "is no longer read"
+        reader = "torch" if info.reader == "torch" else "NCCL"
+        yield Violation(
+            setting.place,
+            f"{setting.name} {still} since {reader} {info.superseded}{new}",
+            fix=f"Replace `{setting.name}` with `{info.replaced_by}`."
+            if info.replaced_by
+            else f"Remove `{setting.name}`.",
+            severity=None if info.is_superseded_everywhere and not info.still_read else Severity.INFO,
+            evidence=(("name", setting.name), ("replaced_by", info.replaced_by)),
+        )
+
+
+def _is_before(script: Script, superseded: str) -> bool:
+    """Whether the project asks for a torch that reads the old name alone."""
+    release = script.releases.get("torch")
+    return release is not None and is_older(release, superseded) is True

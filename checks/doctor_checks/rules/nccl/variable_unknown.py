@@ -1,0 +1,62 @@
+"""NCCL001 in launch files: a variable that no known release or plugin reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import FileFails, FilePasses, Violation, rule
+from doctor.knowledge.environment_variables import misspelled
+from doctor.knowledge.environment_variables import nearest as nearest_variable
+from doctor.lint.launch.launch_file import EnvironmentSource
+from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
+from doctor_checks.nccl.variable_unknown import is_unknown_variable, unknown_summary, variable_unknown
+
+_POD = """\
+apiVersion: v1
+kind: Pod
+spec:
+  containers:
+    - name: trainer
+      env:
+        - {name: NAME, value: eth0}
+"""
+
+
+@rule(
+    check=variable_unknown,
+    reads=EnvironmentSource,
+    cases=lambda: (
+        fails("in a script", 'os.environ["NCCL_DEBGU"] = "INFO"  # !\n'),
+        passes("in a script, for a library of the project", 'os.environ["MYLIB_DEBGU"] = "INFO"\n'),
+        shell_fails("a letter is missing", "export NCCL_SOKET_IFNAME=eth0  # !", "torchrun train.py"),
+        shell_fails("zeroes of Gloo", "export GL00_SOCKET_IFNAME=bond0  # !", "torchrun train.py"),
+        shell_fails("an underscore too many", "NCCL_IB_DIS_ABLE=1 torchrun train.py  # !"),
+        shell_fails("for mpirun", "mpirun -np 8 -x NCCL_SOCKET_IF_NAME=eth0 python train.py  # !"),
+        FileFails(
+            "in a pod", _POD.replace("NAME, value: eth0}", "NCCL_SOKET_IFNAME, value: eth0}  # !"), name="pod.yaml"
+        ),
+        shell_passes("known names", "export NCCL_SOCKET_IFNAME=eth0 NCCL_DEBUG=INFO", "torchrun train.py"),
+        shell_passes(
+            "packages, plugins and forks",
+            "export NCCL_HOME=/opt/nccl NCCL_FASTRAK_CTRL_DEV=eth0 NCCL_NCHANNELS_PER_PEER=4",
+            "torchrun a.py",
+        ),
+        shell_passes("of the script alone", "NCCL_TESTS_VERSON=2.13", "make -C nccl-tests"),
+        shell_passes("near to nothing", "export NCCL_TEAM_COLOUR=blue", "torchrun train.py"),
+        FilePasses("in a pod, known", _POD.replace("NAME", "NCCL_SOCKET_IFNAME"), name="pod.yaml"),
+    ),
+)
+def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
+    """Ask whether the NCCL_* and TORCH_NCCL_* variables of a launch file are known."""
+    for setting in file.settings:
+        name = setting.name
+        if not setting.is_exported:
+            continue
+        near = nearest_variable(name) if is_unknown_variable(name) else misspelled(name)
+        if near is not None:
+            yield Violation(
+                setting.place,
+                unknown_summary(name, near),
+                fix=f"Replace `{name}` with `{near}`.",
+                evidence=(("name", name), ("near", near)),
+            )

@@ -1,0 +1,45 @@
+"""NET007 in launch files: a setting matches no network interface of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import Severity, Violation, rule
+from doctor.knowledge.interface_syntax import list_fault
+from doctor.lint.launch.launch_file import EnvironmentSource
+from doctor.testing.script_cases import fails, shell_fails, shell_passes
+from doctor_checks.network.interfaces.interface_unmatched import interface_unmatched
+
+_NAMES = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "TP_SOCKET_IFNAME")
+
+
+@rule(
+    check=interface_unmatched,
+    reads=EnvironmentSource,
+    cases=lambda: (
+        fails("in a script", 'os.environ["NCCL_SOCKET_IFNAME"] = "eth0, eth1"  # !\n'),
+        shell_fails("a blank behind the comma", 'export NCCL_SOCKET_IFNAME="eth0, eth1"  # !', "torchrun x.py"),
+        shell_fails("a second caret", "export NCCL_SOCKET_IFNAME=^lo,^docker0  # !", "torchrun train.py"),
+        shell_fails("quotes in quotes", """export NCCL_SOCKET_IFNAME="'eth0'"  # !""", "torchrun train.py"),
+        shell_passes("a list", "export NCCL_SOCKET_IFNAME=eth0,eth1", "torchrun train.py"),
+        shell_passes("what to leave out", "export NCCL_SOCKET_IFNAME=^lo,docker0", "torchrun train.py"),
+        shell_passes("a whole name", "export NCCL_SOCKET_IFNAME==eth0", "torchrun train.py"),
+        shell_passes("found by a command", "export NCCL_SOCKET_IFNAME=$(ip route | awk '{print $5}')"),
+    ),
+)
+def interface_unmatched_in_files(file: EnvironmentSource) -> Iterator[Violation]:
+    """Ask whether each entry of an interface list is a valid name in the syntax of the library.
+
+    Why it hurts: the library does not trim spaces; an invalid entry selects or excludes nothing. NCCL then reports "no
+    socket interface found", or uses an interface that was meant to be excluded.
+    Fix: Separate the names by commas without spaces, with at most one ^ or = before the whole list: `^lo,docker0`.
+    """
+    for setting in file.settings:
+        value = setting.known_value if setting.name in _NAMES and setting.is_exported else None
+        if value and (why := list_fault(value)):
+            yield Violation(
+                setting.place,
+                f"{setting.name}={value!r}: {why}",
+                severity=Severity.WARNING if value.startswith("^") else None,
+                evidence=(("value", value),),
+            )

@@ -1,0 +1,71 @@
+"""What a training process imports because of the callback: only what evaluates and reports a run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.lab.speed import patience
+
+FIT = """
+import sys
+import lightning.pytorch as L
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+class Tiny(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch[0]).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+def fit(*callbacks):
+    trainer = L.Trainer(accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,
+                        enable_progress_bar=False, callbacks=[*callbacks])
+    trainer.fit(Tiny(), DataLoader(TensorDataset(torch.ones(8, 4))))
+
+fit()
+before = set(sys.modules)
+from doctor import DoctorCallback
+fit(DoctorCallback("."))
+print("imported", *sorted(set(sys.modules) - before))
+"""
+
+ABSENT = ("attach", "cli", "estimate", "lint", "postmortem", "probes", "report.html", "monitor.autostart")
+"""Rooms, and parts of them, that only commands need."""
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The modules that a healthy fit of one process imports because of the callback."""
+    pytest.importorskip("lightning.pytorch")
+    folder = tmp_path_factory.mktemp("fit")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FIT], cwd=folder, capture_output=True, text=True, timeout=patience(120)
+    )
+    assert done.returncode == 0, done.stderr
+    assert (Path(folder) / "report.json").is_file(), done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("imported ")]
+    return set(line.split()[1:])
+
+
+def test_rooms_of_commands_are_absent(imported: set[str]) -> None:
+    assert {"doctor.monitor", "doctor.collectors", "doctor_checks.launch.master_port_invalid"} <= imported
+    assert [name for name in imported if f"{name}.".startswith(tuple(f"doctor.{room}." for room in ABSENT))] == []
+
+
+def test_rules_are_absent(imported: set[str]) -> None:
+    assert [name for name in imported if name.startswith(("doctor_checks.rules", "doctor_checks.code"))] == []
+
+
+def test_libraries_of_commands_are_absent(imported: set[str]) -> None:
+    libraries = {name.partition(".")[0] for name in imported}
+    assert libraries & {"rich", "yaml", "jinja2", "libcst", "re2", "ahocorasick_rs", "argparse", "html"} == set()
