@@ -243,6 +243,7 @@ def with_command_line(
     timeout: float | None = None,
     commands: bool = False,
     preview: bool = False,
+    tests: bool = False,
 ) -> Settings:
     """The settings with the command-line options applied over the configured ones."""
     select, ignore = tuple(select), tuple(ignore)
@@ -258,4 +259,5 @@ def with_command_line(
         replaced=settings.select if select else (),
         commands=commands,
         preview=preview or settings.preview,
+        tests=tests or settings.tests,
     )

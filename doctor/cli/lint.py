@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     help="CPU cores of the machine on which the scripts will run.",
 )
 @click.option("--preview", is_flag=True, help="Report findings that are in preview, too.")
+@click.option("--tests", is_flag=True, help="Report findings in test files, too.")
 @click.option("--explain-flow", is_flag=True, help="Show the branches and calls that lead to findings on collectives.")
 @detail_options
 @with_common_options
@@ -74,6 +75,7 @@ def command(
     lightning: str | None,
     cores: int | None,
     preview: bool,
+    tests: bool,
     explain_flow: bool,
 ) -> None:
     """Find code that hangs, diverges or wastes memory on several ranks.
@@ -93,7 +95,7 @@ def command(
     if (fix and diff) or (diff and options.redact):
         raise click.UsageError(f"--diff and {'--fix' if fix else '--redact'} exclude each other.")
     started = time.time()
-    settings = options.settings(preview=preview)
+    settings = options.settings(preview=preview, tests=tests)
     print_notes(settings)
     with redirect_stdout(sys.stderr), spooled_paths(paths, ending_of) as files:  # plugins may print
         request = lint_request(

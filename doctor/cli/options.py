@@ -39,11 +39,11 @@ class CommonOptions(NamedTuple):
     verbose: bool = False
     timeout: float | None = None
 
-    def settings(self, *, commands: bool = False, preview: bool = False) -> Settings:
+    def settings(self, *, commands: bool = False, preview: bool = False, tests: bool = False) -> Settings:
         """Return the settings of the file that applies, overridden by these options.
 
         ``commands``: the output of commands that collectors run is kept; ``preview``: findings in preview are
-        reported."""
+        reported; ``tests``: those in tests are."""
         from doctor.core.settings import read_settings
         from doctor.session import with_command_line
 
@@ -58,6 +58,7 @@ class CommonOptions(NamedTuple):
             timeout=self.timeout,
             commands=commands,
             preview=preview,
+            tests=tests,
         )
 
 

@@ -55,7 +55,8 @@ class CheckResult(msgspec.Struct, frozen=True, omit_defaults=True):
     ``seen`` and ``expected`` count ranks, or hosts if the scope is the host. ``crash``: the exception that the
     check raised after its findings, so that ``status`` is ``fail``; otherwise omitted. ``origin``: the distribution
     or file of a check that is not built in; otherwise omitted. ``hidden``: findings in preview that ``doctor lint``
-    leaves out without ``--preview``; omitted if there are none.
+    leaves out without ``--preview``, ``in_tests``: findings in tests that it leaves out without ``--tests``; omitted
+    if there are none.
     """
 
     id: str
@@ -71,6 +72,7 @@ class CheckResult(msgspec.Struct, frozen=True, omit_defaults=True):
     crash: str | None = None
     origin: str | None = None
     hidden: int = 0
+    in_tests: int = 0
 
 
 class ReportTool(msgspec.Struct, frozen=True):

@@ -81,6 +81,12 @@ class IgnoreEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _Location = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
 
 
+class LintTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """Settings of ``doctor lint`` alone."""
+
+    tests: Annotated[bool, Meta(description="Report findings in files that a test runner finds, too.")] = False
+
+
 class SettingsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """Settings of rankdoctor."""
 
@@ -90,6 +96,7 @@ class SettingsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     ] = []
     fail_on: Annotated[FailOn, Meta(description="The severity from which the exit code is 1.")] = "error"
     preview: Annotated[bool, Meta(description="Report findings of `doctor lint` that are in preview, too.")] = False
+    lint: Annotated[LintTable, Meta(description="Settings of `doctor lint` alone.")] = LintTable()
     timeout: Annotated[
         float | None,
         Meta(
@@ -112,7 +119,7 @@ class Settings(msgspec.Struct, frozen=True):
     plugins that the file names but is not trusted to load. ``notes``: sentences for stderr about files and plugins
     that are ignored. ``typed``: patterns from the command line or the callback. ``commands``: show the arguments of
     other users' processes. ``replaced``: patterns of the file that the command line overrides; a typing error in them
-    is reported, too. ``preview``: report findings over files that are in preview."""
+    is reported, too. ``preview``: report findings over files that are in preview; ``tests``: those in tests."""
 
     select: tuple[str, ...] = ()
     ignore: tuple[IgnoreEntry, ...] = ()
@@ -127,6 +134,7 @@ class Settings(msgspec.Struct, frozen=True):
     typed: frozenset[str] = frozenset()
     replaced: tuple[str, ...] = ()
     preview: bool = False
+    tests: bool = False
 
     def to_be_known(self) -> list[str]:
         """The patterns of ``select`` and ``ignore`` that must match something. Those of a file whose plugins are not
@@ -180,6 +188,7 @@ def _settings_in(file: UserSettingsFile, notes: list[str]) -> Settings:
         ignore=_located(known.ignore, file),
         fail_on=known.fail_on,
         preview=known.preview,
+        tests=known.lint.tests,
         timeout=_seconds(known.timeout, path),
         plugins=tuple(_plugins(known.plugins, path)) if file.may_name_code else (),
         limits=dict(_flat(known.limits, path)),

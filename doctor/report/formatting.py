@@ -225,12 +225,19 @@ def counts_line(report: Report) -> str:
     hidden = hidden_previews(report)
     rest = [f"{ignored} ignored"] if ignored else []
     rest += [f"{hidden} in preview not shown"] if hidden else []
+    in_tests = left_out_in_tests(report)
+    rest += [f"{in_tests} in tests not shown"] if in_tests else []
     return (", ".join(parts) or NO_FINDING) + (f" ({', '.join(rest)})" if rest else "")
 
 
 def hidden_previews(report: Report) -> int:
     """Return how many findings of ``doctor lint`` are left out because they are in preview."""
     return sum(result.hidden for result in report.results)
+
+
+def left_out_in_tests(report: Report) -> int:
+    """Return how many findings of ``doctor lint`` are left out because they are in tests."""
+    return sum(result.in_tests for result in report.results)
 
 
 def coverage_line(report: Report) -> str:

@@ -48,10 +48,11 @@ _SETS_ENVIRONMENT = ("environ", "putenv")
 """Every script that sets variables has one of these words."""
 
 
-_TESTS = re.compile(r"(?:^|/)(?:tests|unit_?tests?|test_?utils?|testing)/")
-_IN_TESTS = frozenset({"CODE005", "CODE022"})
-"""Rules about calls that stop a unit test too: ranks that wait, and an API that does not exist. What the others ask for
-(data, speed, memory, ports, files of several ranks) is made on purpose in tests, or does not matter."""
+_TEST_FOLDERS = re.compile(r"(?:^|/)(?:tests|unit_?tests?|test_?utils?|testing)/")
+_TEST_FOLDERS_OF_PYTHON = re.compile(r"(?:^|/)(?:tests?|unit_?tests?|test_?utils?|testing)/")
+"""Scripts in ``test/`` may start the evaluation of a model."""
+_TEST_NAMES = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|conftest)\.py$")
+_HAS_TESTS = re.compile(r"^[ \t]*(?:async )?def test_|^class Test|^(?:import|from) (?:unittest|pytest)\b", re.MULTILINE)
 
 
 class FileTimeout(BaseException):
@@ -74,14 +75,16 @@ class LocatedViolation(NamedTuple):
 class FileResult:
     """The result of one file. ``kind``: ``python``, ``notebook``, ``launch`` or ``unknown``; ``skipped``: why it was
     not read, ``decisive``: whether that makes the report inconclusive; ``ran_out``: it timed out; ``dull``: a file of a
-    folder that is not reported; ``notes``: parts that were not read. ``judged``: indices of the rules that finished;
-    ``crashes``, ``seconds`` and ``hidden`` (how many findings in preview are not in ``found``) by index of the rule."""
+    folder that is not reported; ``of_tests``: a test runner finds it; ``notes``: parts that were not read. ``judged``:
+    indices of the rules that finished; ``crashes``, ``seconds``, ``hidden`` (how many findings in preview are not in
+    ``found``) and ``in_tests`` (how many of tests are not) by index of the rule."""
 
     target: LintTarget
     kind: str
     skipped: str | None = None
     decisive: bool = False
     dull: bool = False
+    of_tests: bool = False
     notes: tuple[str, ...] = ()
     ran_out: bool = False
     found: list[LocatedViolation] = field(default_factory=list)
@@ -89,6 +92,7 @@ class FileResult:
     crashes: dict[int, str] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
     hidden: dict[int, int] = field(default_factory=dict)
+    in_tests: dict[int, int] = field(default_factory=dict)
 
 
 class FileChecker:
@@ -152,6 +156,7 @@ class FileChecker:
             return
         launch = replace(launch, releases=self._releases.of_project(target.path, target.root), modules=self._modules)
         verdict.kind, verdict.notes = "launch", launch.notes
+        verdict.of_tests = _is_of_tests(target, text.text)
         page = _LintedText(target.shown, text.text, comments_in(text.text, is_python=False))
         self._apply(lambda: launch, type(launch), page, verdict)
 
@@ -176,7 +181,8 @@ class FileChecker:
             )
 
         try:
-            self._apply(script, Script, page, verdict, is_test=_is_of_tests(target))
+            verdict.of_tests = _is_of_tests(target, source)
+            self._apply(script, Script, page, verdict)
             # A file that no rule has any use for is still one that rules could parse.
             if not script.cache_info().currsize:
                 _parsed(lambda: parsed(source), "it can't be parsed as Python")
@@ -185,18 +191,13 @@ class FileChecker:
             verdict.decisive = any(word in source for word in frameworks)
             raise
 
-    def _apply(
-        self, source: Callable[[], Any], kind: type, page: _LintedText, verdict: FileResult, *, is_test: bool = False
-    ) -> None:
+    def _apply(self, source: Callable[[], Any], kind: type, page: _LintedText, verdict: FileResult) -> None:
         """Apply all rules; the source is parsed for the first rule that needs it."""
         ignores = Suppressions(page.comments)
         for number, rule in self._rules:
             if not issubclass(kind, rule.reads) or rule is UNUSED_SUPPRESSION:
                 continue
             mentions = _SETS_ENVIRONMENT if kind is Script and rule.reads is EnvironmentSource else rule.mentions
-            if is_test and rule.id.startswith("CODE") and rule.id not in _IN_TESTS:
-                verdict.judged.add(number)
-                continue
             if mentions and not any(map(page.has, mentions)):
                 verdict.judged.add(number)
                 continue
@@ -229,10 +230,18 @@ def _violations(rule: Rule, source: Any) -> Iterator[Violation]:
             yield violation
 
 
-def _is_of_tests(target: LintTarget) -> bool:
-    """Whether a file is a unit test or a helper of them, by its place below the folder that is linted."""
+def _is_of_tests(target: LintTarget, text: str) -> bool:
+    """Whether a file of a folder that is linted is one that a test runner finds, or a helper of them: by its place
+    below that folder, or by its name and what it defines. In a folder of tests that was given itself, none is."""
+    if target.is_named or _TEST_FOLDERS_OF_PYTHON.search(f"{target.root.as_posix()}/"):
+        return False
     inner = target.path.relative_to(target.root) if target.path.is_relative_to(target.root) else target.path
-    return not target.is_named and _TESTS.search(inner.as_posix()) is not None
+    place = inner.as_posix()
+    if target.kind not in ("python", "notebook"):
+        return _TEST_FOLDERS.search(place) is not None
+    if _TEST_FOLDERS_OF_PYTHON.search(place):
+        return True
+    return _TEST_NAMES.search(place) is not None and _HAS_TESTS.search(text) is not None
 
 
 def _parsed(parse: Callable[[], T], complaint: str) -> T:

@@ -78,19 +78,22 @@ def lint_targets(
         deadline=DEADLINE + GRACE,
     )
     for one in results:
-        _hide_previews(one, asked)
+        _leave_out(one, asked)
     return results
 
 
-def _hide_previews(result: FileResult, asked: LintRequest) -> None:
-    """Leave out what is in preview and not asked for. Comments that accept such findings have had their effect."""
+def _leave_out(result: FileResult, asked: LintRequest) -> None:
+    """Leave out what is in preview, and what is in tests, unless it is asked for. Comments that accept such findings
+    have had their effect."""
     shown = []
     for one in result.found:
         rule = asked.book.rules[one.rule]
-        if asked.shows_previews_of(rule) or not rule.is_preview(one.violation):
+        is_preview = rule.is_preview(one.violation) and not asked.shows_previews_of(rule)
+        if not is_preview and (asked.settings.tests or not result.of_tests):
             shown.append(one)
         elif not (one.ignored or asked.settings.ignored_in(rule, result.target.shown)):
-            result.hidden[one.rule] = result.hidden.get(one.rule, 0) + 1
+            counts = result.hidden if is_preview else result.in_tests
+            counts[one.rule] = counts.get(one.rule, 0) + 1
     result.found = shown
 
 
@@ -197,6 +200,7 @@ def _result(
         crash=crash if status is Status.FAIL else None,
         origin=None if rules[0].origin == "built-in" else rules[0].origin,
         hidden=sum(one.hidden.get(number, 0) for one in verdicts for number in numbers),
+        in_tests=sum(one.in_tests.get(number, 0) for one in verdicts for number in numbers),
     )
 
 

@@ -14,6 +14,7 @@ from doctor.report.formatting import (
     crash_of,
     explaining,
     hidden_previews,
+    left_out_in_tests,
     printable,
     some,
 )
@@ -159,6 +160,8 @@ def _draw_summary(report: Report, console: Console, *, verbose: bool, quiet: boo
     _draw_skipped(report, console, verbose=verbose, quiet=quiet)
     if (hidden := hidden_previews(report)) and not quiet:
         console.print(f"{_counted(hidden, 'finding')} in preview not shown: --preview reports them too")
+    if (in_tests := left_out_in_tests(report)) and not quiet:
+        console.print(f"{_counted(in_tests, 'finding')} in tests not shown: --tests reports them too")
     fixable = sum(bool(one.evidence.get("fixable")) for one in findings)
     if fixable and not quiet:
         console.print(f"--fix corrects {_counted(fixable, 'finding')} automatically, --diff shows the changes")
