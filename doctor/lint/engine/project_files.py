@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from doctor.lint.engine.discovery import LintTarget, UnreadableFile, read_text
+from doctor.lint.engine.project_requirements import pages_of
 from doctor.lint.python.project.imported_functions import ModuleSummary
 from doctor.lint.python.project.module_summary import summary_of
 from doctor.lint.python.script import Script
@@ -77,6 +78,11 @@ class ProjectFiles:
             self.memo[key] = tuple((shown, text) for shown, text in texts if word in text)
         found: tuple[tuple[str, str], ...] = self.memo[key]
         return found
+
+    def pages(self, location: str) -> tuple[str, ...]:
+        """The texts of the pages, Dockerfiles and Makefiles that may show how the file at ``location`` is started."""
+        target = self._targets.get(location)
+        return pages_of(target.path, target.root) if target is not None else ()
 
     def runs_alone(self, script: str) -> bool:
         """Whether a program that a launch file names is a file of the project, and neither it nor the modules that it

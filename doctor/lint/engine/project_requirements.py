@@ -40,6 +40,8 @@ _LISTED = re.compile(
 _INSTALLS = re.compile(r"\b(?:pip3?|conda|mamba|uv)[ \t]+(?:install|add)\b(?P<given>[^\n#;&|`]*)")
 """A command of a page or a script that installs distributions."""
 _PAGES = re.compile(r"^(?:readme|install(?:ation)?)(?:\.(?:md|rst|txt))?$|^dockerfile|^(?:install|setup)\w*\.sh$")
+_READABLE = re.compile(r"\.(?:md|rst)$|^readme|^dockerfile|^containerfile|^makefile$", re.IGNORECASE)
+"""Files that show how programs are started, without being launch files."""
 _BOUND = re.compile(r"[ \t]*(?P<sign>={1,3}|~=|<=|<|\^|)[ \t]*(?P<release>\d[\d.]{0,20})")
 
 
@@ -84,6 +86,7 @@ def _lowest(files: Iterable[Path]) -> dict[str, str]:
         except UnreadableFile:
             continue
         if _PAGES.match(file.name.lower()):
+            text = text.replace("\\\n", " ")
             words = (word for one in _INSTALLS.finditer(text) for word in one["given"].split())
             text = "\n".join(word.strip("\"'") for word in words)
         for name, bound in bounds(text):
@@ -94,7 +97,26 @@ def _lowest(files: Iterable[Path]) -> dict[str, str]:
 
 
 def _pages(folder: Path) -> list[Path]:
-    return [folder / name for name in sorted(_names(folder)) if _PAGES.match(name.lower())]
+    listed = [*_names(folder), *(f"docker/{name}" for name in _names(folder / "docker"))]
+    return [folder / name for name in sorted(listed) if _PAGES.match(name.lower().rpartition("/")[2])][:MOST_FILES]
+
+
+def pages_of(path: Path, root: Path) -> tuple[str, ...]:
+    """The texts of the pages, Dockerfiles and Makefiles in the folders from that of ``path`` up to its repository, or
+    up to ``root``, and in their ``docs``."""
+    return tuple(text for folder in _folders(path.parent, root) for text in _texts_of_pages(folder))
+
+
+@lru_cache(maxsize=256)
+def _texts_of_pages(folder: Path) -> tuple[str, ...]:
+    listed = [*_names(folder), *(f"docs/{name}" for name in _names(folder / "docs"))]
+    texts = []
+    for name in sorted(one for one in listed if _READABLE.search(one.rpartition("/")[2]))[:MOST_FILES]:
+        try:
+            texts.append(read_text(LintTarget(folder / name, name, "config", folder)).text)
+        except UnreadableFile:
+            continue
+    return tuple(texts)
 
 
 def _requirement_files(folder: Path) -> list[Path]:

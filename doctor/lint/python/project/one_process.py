@@ -14,20 +14,31 @@ from doctor.lint.launch.file_type import read_launch_file
 from doctor.lint.launch.launch_file import Launch
 from doctor.lint.launch.process_launches import hosts_of, processes_of, says_processes, starts_of, visible_devices
 from doctor.lint.python.script import FunctionNode, Script, per_script
-from doctor.lint.python.training import ACCELERATOR, GROUP, several_ranks
+from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, TRAINER, several_ranks
 
 OF_SEVERAL_RANKS = frozenset(
-    f"CODE{number:03}" for number in (1, 4, 5, 6, 8, 10, 12, 13, 14, 15, 16, 17, 29, 30, 32, 41)
+    f"CODE{number:03}" for number in (*range(1, 9), *range(10, 18), 29, 30, 31, 32, 37, 41)
 )
 """Rules about what happens between ranks, or on each of them."""
 _NUMBER_OF_RANKS = re.compile(
     r"\b(?:device_count|world_?size|get_world_size|num_processes|nprocs|ws|n?_?gpus?)\b", re.IGNORECASE
 )
-_STARTS_RANKS = re.compile(r"\b(?:spawn|start_processes|notebook_launcher|debug_launcher)\(")
+_STARTS_RANKS = re.compile(
+    r"\b(?:spawn|start_processes|notebook_launcher|debug_launcher|launch|Popen|check_call|Process|LightningCLI|"
+    r"TorchTrainer|run_on_slurm|AutoExecutor)\(|subprocess\.run\("
+)
 _LAUNCHERS = re.compile(
     r"accelerate launch|torchrun|torch\.distributed\.(?:launch|run)\b|\bdeepspeed (?:-|\w+\.py)|\bsrun\b|\bmpirun\b|"
     r"notebook_launcher|--local[-_]rank|LOCAL_RANK"
 )
+_NAMES_LAUNCHER = re.compile(
+    rf"{_LAUNCHERS.pattern}|horovodrun|mpiexec|sbatch|\blaunch(?:er)?\b|submitit|deepspeed|\bjsrun\b|\baprun\b"
+)
+_ASKS_FOR_MORE = re.compile(
+    r"CUDA_VISIBLE_DEVICES=[\"']?\d+,|"
+    r"--?[\w.-]*(?:gpu|nproc|world|ddp|dist|devices|nodes|launcher|parallel)[\w-]*(?:[ =](?!(?:1|0|false|False|none)\b)|$)"
+)
+"""A command that asks a program for more ranks than one."""
 _LEAVING = (ast.Raise, ast.Return, ast.Break, ast.Continue)
 _DEPTH = 4
 _PLAIN_BASES = frozenset({"object", "nn.Module", "torch.nn.Module", "Module", "ABC", "abc.ABC"})
@@ -248,8 +259,40 @@ def is_made_for_one(script: Script) -> bool:
         return True
     if script.modules is None or _STARTS_RANKS.search(script.text):
         return False
-    counts = list(_counts_of_launches(script))
+    counts = [*_counts_of_launches(script), *_counts_of_pages(script)]
     return bool(counts) and all(count == 1 for count in counts)
+
+
+def _counts_of_pages(script: Script) -> Iterator[int | None]:
+    """The processes of each command in the project's pages that starts the script; ``None`` if unknown. ``python`` is
+    one process of a script that starts no others."""
+    if script.modules is None or not script.location:
+        return
+    name = PurePath(script.path).name
+    plain = re.compile(rf"\bpython[\d.]*[ \t]+(?:-[uO][ \t]+)*(?:[\w./${{}}-]*/)?{re.escape(name)}(?![\w.])")
+    for text in script.modules.pages(script.location):
+        if name not in text:
+            continue
+        for line in text.replace("\\\n", " ").splitlines():
+            if name not in line:
+                continue
+            if _NAMES_LAUNCHER.search(line):
+                yield _count_of_command(line, name)
+            elif plain.search(line):
+                is_one = _ASKS_FOR_MORE.search(line) is None and not _trains_itself(script)
+                yield 1 if is_one else None
+
+
+def _trains_itself(script: Script) -> bool:
+    """Whether a Trainer or a Fabric in the script may start more ranks."""
+    return next(script.calls(TRAINER, FABRIC), None) is not None
+
+
+def _count_of_command(line: str, name: str) -> int | None:
+    """The processes of a launcher's command in a page."""
+    command = line.strip().strip("`$> ")
+    counts = list(_counts_in("page.sh", f"{command}\n", name))
+    return counts[0] if len(counts) == 1 else None
 
 
 @per_script
@@ -272,22 +315,25 @@ def _counts_of_launches(script: Script) -> Iterator[int | None]:
     name = PurePath(script.path).name
     texts = script.modules.mentioning(".py", launches=True) if script.modules is not None else ()
     for shown, text in texts:
-        if name not in text:
+        if name in text:
+            yield from _counts_in(shown, text, name)
+
+
+def _counts_in(shown: str, text: str, name: str) -> Iterator[int | None]:
+    try:
+        file = read_launch_file(shown, text)
+    except Exception:  # noqa: BLE001 - the file's own reading reports it; here nothing is known of it
+        yield None
+        return
+    for start in starts_of(file) if file is not None else ():
+        if PurePath(start.launch.script).name != name or not start.launch.is_agent:
             continue
-        try:
-            file = read_launch_file(shown, text)
-        except Exception:  # noqa: BLE001 - the file's own reading reports it; here nothing is known of it
-            yield None
+        launch = start.launch
+        if start.outer is None and _shows_one_gpu(launch):
+            yield 1  # several ranks cannot share it
             continue
-        for start in starts_of(file) if file is not None else ():
-            if PurePath(start.launch.script).name != name or not start.launch.is_agent:
-                continue
-            launch = start.launch
-            if start.outer is None and _shows_one_gpu(launch):
-                yield 1  # several ranks cannot share it
-                continue
-            is_one_host = start.outer is None and hosts_of(launch) == 1
-            yield processes_of(launch) if is_one_host and says_processes(launch) else None
+        is_one_host = start.outer is None and hosts_of(launch) == 1
+        yield processes_of(launch) if is_one_host and says_processes(launch) else None
 
 
 def _shows_one_gpu(launch: Launch) -> bool:
