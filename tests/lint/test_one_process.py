@@ -14,6 +14,7 @@ from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
 RULES = ("CODE005", "CODE009", "CODE011", "CODE030", "CODE041", "ENV014", "NCCL007")
 BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in RULES))
 HEAD = "import torch\nimport torch.distributed as dist\nfrom accelerate import Accelerator\n\n"
+JOINS = "dist.init_process_group()\n"
 HANG = "if dist.get_rank() == 0:\n    dist.barrier()\n"
 
 
@@ -66,7 +67,10 @@ def test_other_places_are_reported(tmp_path, text):
 
 
 def test_a_private_helper_that_another_file_imports_is_reported(tmp_path):
-    files = {"train.py": HEAD + "def _wait():\n" + indented(HANG), "run.py": "from train import _wait\n_wait()\n"}
+    files = {
+        "train.py": HEAD + JOINS + "def _wait():\n" + indented(HANG),
+        "run.py": "from train import _wait\n_wait()\n",
+    }
     assert ("CODE005", "error") in found(tmp_path, files)
 
 
@@ -82,14 +86,35 @@ def test_a_private_helper_that_another_file_imports_is_reported(tmp_path):
 )
 def test_a_deadlock_in_a_function_that_nothing_calls_is_a_warning(tmp_path, text, severity):
     assert found(tmp_path, {"train.py": HEAD + text}) == [("CODE005", "error")]  # its callers are unknown
-    assert found(tmp_path, {"train.py": HEAD + text, "other.py": "import torch\n"}) == [("CODE005", severity)]
+    joins = HEAD + JOINS + text
+    assert found(tmp_path, {"train.py": joins, "other.py": "import torch\n"}) == [("CODE005", severity)]
     called = {"other.py": "import train\n\nname = train.wait_here\n"}
-    assert found(tmp_path, {"train.py": HEAD + text} | called) == [("CODE005", "error")]
+    assert found(tmp_path, {"train.py": joins} | called) == [("CODE005", "error")]
+
+
+@pytest.mark.parametrize(
+    ("other", "severity"),
+    [
+        ("import torch\n", "warning"),
+        ("import train\n", "warning"),
+        ("import train\ntorch.distributed.init_process_group()\n", "error"),
+        ("import model\ntorch.distributed.init_process_group()\n", "warning"),
+        ("import train\ntrainer = Trainer(devices=4)\n", "error"),
+    ],
+)
+def test_an_error_needs_a_start_of_ranks_that_reaches_the_file(tmp_path, other, severity):
+    assert found(tmp_path, {"train.py": HEAD + HANG, "other.py": other}) == [("CODE005", severity)]
+    started = {"other.py": other, "run.sh": "torchrun --nproc-per-node=8 train.py\n"}
+    assert found(tmp_path, {"train.py": HEAD + HANG} | started) == [("CODE005", "error")]
 
 
 def test_a_function_that_another_file_imports_may_run_there(tmp_path):
     train = (
-        HEAD + "def wait():\n" + indented(HANG) + "\ndef main():\n    assert dist.get_world_size() == 1\n    wait()\n"
+        HEAD
+        + JOINS
+        + "def wait():\n"
+        + indented(HANG)
+        + "\ndef main():\n    assert dist.get_world_size() == 1\n    wait()\n"
     )
     assert found(tmp_path, {"train.py": train}) == []
     assert ("CODE005", "error") in found(tmp_path, {"run.py": "from train import wait\nwait()\n"})
@@ -111,12 +136,54 @@ def test_a_function_that_another_file_imports_may_run_there(tmp_path):
         (["CUDA_VISIBLE_DEVICES=0,1 accelerate launch train.py"], "error"),
         (["torchrun --nproc_per_node=1 other.py"], "error"),
         (["python train.py"], "error"),
+        (["accelerate launch train.py", "srun python train.py"], "error"),
         ([], "error"),
     ],
 )
 def test_launch_scripts_say_how_many_processes_a_script_has(tmp_path, launches, severity):
     scripts = {f"run{number}.sh": f"#!/bin/bash\n{line}\n" for number, line in enumerate(launches)}
     assert found(tmp_path, {"train.py": HEAD + HANG} | scripts) == [("CODE005", severity)]
+
+
+@pytest.mark.parametrize(
+    ("page", "severity"),
+    [
+        ("```\npython train.py --lr 3\n```\n", "info"),
+        ("    $ CUDA_VISIBLE_DEVICES=0 python -u ./train.py\n", "info"),
+        ("RUN torchrun --nproc_per_node=1 train.py\n", "info"),
+        ("python train.py\n\ntorchrun --nproc_per_node=8 train.py\n", "error"),
+        ("torchrun --nproc_per_node=8 \\\n  train.py\n", "error"),
+        ("python -m torch.distributed.launch train.py\n", "error"),
+        ("python train.py --gpus 8\n", "error"),
+        ("CUDA_VISIBLE_DEVICES=0,1 python train.py\n", "error"),
+        ("The model is in train.py.\n", "error"),
+        ("python pretrain.py\n", "error"),
+    ],
+)
+@pytest.mark.parametrize("name", ["README.md", "Dockerfile", "docs/usage.rst"])
+def test_pages_say_how_many_processes_a_script_has(tmp_path, page, severity, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(page)
+    assert found(tmp_path, {"train.py": HEAD + JOINS + HANG}) == [("CODE005", severity)]
+
+
+def test_a_script_that_starts_its_ranks_is_not_one_process(tmp_path):
+    (tmp_path / "README.md").write_text("python train.py\n")
+    spawns = "def main(rank):\n" + indented(JOINS + HANG) + "\ntorch.multiprocessing.spawn(main, nprocs={})\n"
+    assert found(tmp_path, {"train.py": HEAD + spawns.format(8)}) == [("CODE005", "error")]
+    assert found(tmp_path, {"train.py": HEAD + spawns.format(1)}) == [("CODE005", "info")]
+
+
+def test_branches_of_ranks_that_nothing_ties_together_are_left_over(tmp_path):
+    text = (
+        "import torch\nimport torch.distributed as dist\nif args.local_rank != -1:\n    dist.init_process_group()\n"
+        "model = Net()\nfor x in loader:\n    model(x).sum().backward()\nif dist.get_rank() == 0:\n    dist.barrier()\n"
+    )
+    assert found(tmp_path, {"train.py": text, "net.py": "import torch\n"}) == [("CODE005", "info")]
+    wraps = text.replace("Net()", "torch.nn.parallel.DistributedDataParallel(Net())")
+    assert found(tmp_path, {"train.py": wraps, "net.py": "import torch\n"}) == [("CODE005", "error")]
+    imports = text.replace("import torch\n", "import torch\nfrom net import Net\n", 1)
+    assert found(tmp_path, {"train.py": imports, "net.py": "Net = DDP\n"}) == [("CODE005", "error")]
 
 
 def test_an_accelerator_of_the_cpu_is_one_process_unless_it_is_launched(tmp_path):
@@ -137,12 +204,12 @@ def test_what_concerns_one_process_is_reported_there(tmp_path):
 
 @pytest.mark.parametrize(
     ("beside", "severity"),
-    [("train_ddp.py", "info"), ("model.py", "warning"), ("trainer.py", "warning")],
+    [("DistributedDataParallel(Net())", "info"), ("SyncBatchNorm(8)", "warning")],
 )
-def test_threads_are_an_info_beside_the_same_with_a_process_per_gpu(tmp_path, beside, severity):
+def test_threads_are_an_info_in_a_project_that_also_has_a_process_per_gpu(tmp_path, beside, severity):
     train = "import torch\nmodel = torch.nn.DataParallel(Net())\nfor x in loader:\n    model(x).sum().backward()\n"
-    other = "import torch\nmodel = torch.nn.parallel.DistributedDataParallel(Net())\n"
-    assert found(tmp_path, {"train.py": train, beside: other}) == [("CODE009", severity)]
+    other = f"import torch\nmodel = torch.nn.{beside}\n"
+    assert found(tmp_path, {"train.py": train, "model.py": other}) == [("CODE009", severity)]
 
 
 @pytest.mark.parametrize(
@@ -217,6 +284,6 @@ def test_a_program_of_the_project_without_a_group_may_be_slow(tmp_path):
 
 def test_a_module_of_the_same_name_is_another_one(tmp_path):
     guard = "if world_size > 1:\n    raise NotImplementedError\nelse:\n    main()\n"
-    script = HEAD + "def main():\n" + indented(HANG) + "\n\n" + guard
+    script = HEAD + JOINS + "def main():\n" + indented(HANG) + "\n\n" + guard
     assert found(tmp_path, {"train.py": script, "other.py": "from tools.train import *\n\nmain()\n"}) == []
     assert ("CODE005", "error") in found(tmp_path, {"train.py": script, "other.py": "from train import *\n\nmain()\n"})

@@ -104,7 +104,7 @@ def test_errors_are_shown_beside_them(project):
     (project / "train.py").write_text(HANG)
     text = lint("train.py", code=1)
     assert "CODE005" in text
-    assert "Failed: 1 error, 1 warning (1 in preview not shown)" in text
+    assert "Failed: 1 error (2 in preview not shown)" in text
 
 
 def test_what_accepts_them_stays_valid(project):

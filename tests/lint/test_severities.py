@@ -132,7 +132,7 @@ def test_the_cells_of_a_notebook_share_one_gpu():
 
 @pytest.mark.parametrize(
     ("rank", "severity"),
-    [("dist.get_rank()", None), ("tp_rank", Severity.WARNING), ("mpu.get_data_parallel_rank()", Severity.WARNING)],
+    [("dist.get_rank()", None), ("tp_rank", Severity.INFO), ("mpu.get_data_parallel_rank()", Severity.INFO)],
 )
 def test_a_rank_in_a_part_of_the_job_is_not_certain(rank, severity):
     (rule,) = (one for one in builtin_rules() if one.id == "CODE005")
@@ -146,7 +146,7 @@ def test_a_rank_in_a_part_of_the_job_is_not_certain(rank, severity):
         ("rank != 0", None),
         ("distributed and rank != 0", None),
         ("stops and rank == 0 and stops(args)", None),
-        ("args.only_test and rank == 0", Severity.WARNING),
+        ("args.only_test and rank == 0", Severity.INFO),
     ],
 )
 def test_a_rank_that_leaves_only_if_it_is_asked_to_is_not_certain(test, severity):

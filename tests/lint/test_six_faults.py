@@ -19,7 +19,7 @@ FAULTS = {
 
 
 def lint(name: str) -> tuple[int, list[tuple[str, dict]]]:
-    done = run_doctor("lint", "--format", "json", SCRIPTS / name, cwd=SCRIPTS)
+    done = run_doctor("lint", "--preview", "--format", "json", SCRIPTS / name, cwd=SCRIPTS)
     results = json.loads(done.stdout)["results"]
     return done.returncode, [(one["id"], finding) for one in results for finding in one["findings"]]
 

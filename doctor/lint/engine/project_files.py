@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from doctor.lint.engine.discovery import LintTarget, UnreadableFile, read_text
-from doctor.lint.engine.project_requirements import pages_of
+from doctor.lint.engine.project_requirements import may_install, pages_of
 from doctor.lint.python.project.imported_functions import ModuleSummary
 from doctor.lint.python.project.module_summary import summary_of
 from doctor.lint.python.script import Script
@@ -83,6 +83,15 @@ class ProjectFiles:
         """The texts of the pages, Dockerfiles and Makefiles that may show how the file at ``location`` is started."""
         target = self._targets.get(location)
         return pages_of(target.path, target.root) if target is not None else ()
+
+    def may_install(self, location: str, word: str) -> bool:
+        """Whether the requirements of the project of the file at ``location`` have a word, as far as they are known."""
+        target = self._targets.get(location)
+        return target is None or may_install(target.path, target.root, word)
+
+    def texts_around(self, location: str) -> Iterator[str]:
+        """The text of a module, and of those of the project that it imports, the nearest first."""
+        yield from map(self._text, self._related(location) if location in self._targets else ())
 
     def runs_alone(self, script: str) -> bool:
         """Whether a program that a launch file names is a file of the project, and neither it nor the modules that it

@@ -108,6 +108,20 @@ def pages_of(path: Path, root: Path) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)
+def may_install(path: Path, root: Path, word: str) -> bool:
+    """Whether a requirement file or a page in the folders of :func:`pages_of` has a word, or there is no such file."""
+    folders = _folders(path.parent, root)
+    listed = [file for folder in folders for file in _requirement_files(folder)]
+    texts = []
+    for file in listed:
+        try:
+            texts.append(read_text(LintTarget(file, str(file), "config", file)).text)
+        except UnreadableFile:
+            return True
+    return not texts or any(word in text.lower() for text in (*texts, *pages_of(path, root)))
+
+
+@lru_cache(maxsize=256)
 def _texts_of_pages(folder: Path) -> tuple[str, ...]:
     listed = [*_names(folder), *(f"docs/{name}" for name in _names(folder / "docs"))]
     texts = []

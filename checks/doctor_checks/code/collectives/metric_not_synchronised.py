@@ -137,8 +137,11 @@ def metric_not_synchronised(script: Script) -> Iterator[Violation]:
     yield from _counted_alone(script)
     if not _is_for_several(script):
         return
+    tests_alone = _tests_on_one_device(script)
     for owner in lightning_modules(script):
         for hook in hooks(owner, *_STEPS, *_ENDS):
+            if tests_alone and "test" in hook.name:
+                continue
             for call in script.inside(hook, ast.Call):
                 if script.name(call.func) in _LOGS and _is_by_epoch(script, call, hook):
                     yield from _hits(script, call, hook)
@@ -230,6 +233,18 @@ def _is_for_several(script: Script) -> bool:
         return False
     synced = (script.argument(call, "sync_dist") for call in script.calls(*_LOGS))
     return any(script.value(one) is True for one in synced if one is not None)
+
+
+_TESTS_MODEL = re.compile(r"\.test\(")
+_ONE_DEVICE = re.compile(r"\b(?:devices|gpus)\s*=\s*(?:1|\[0\])\b")
+
+
+def _tests_on_one_device(script: Script) -> bool:
+    """Whether each file of the project that starts a test gives its Trainer one device."""
+    if script.modules is None or script.modules.is_one_file:
+        return False
+    texts = [text for _, text in script.modules.mentioning(".test(") if "Trainer" in text]
+    return bool(texts) and all(_ONE_DEVICE.search(text) for text in texts if _TESTS_MODEL.search(text))
 
 
 def _is_by_epoch(script: Script, call: ast.Call, hook: ast.FunctionDef) -> bool:

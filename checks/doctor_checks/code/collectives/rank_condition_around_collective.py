@@ -90,6 +90,11 @@ from doctor.testing.script_cases import fails, passes
         fails("a metric of torchmetrics on rank 0", _METRIC_OF_ONE),
         passes("one process alone tests, with a Trainer of one device", _ALONE),
         passes("a condition on the rank in another function", _ELSEWHERE),
+        passes("the first rank has it run by a sweep", _SWEEP),
+        fails(
+            "the first rank has another function run by a sweep",
+            _SWEEP.replace("=train)", "=test)").replace("    train()", "    train()  # !"),
+        ),
     ),
 )
 def rank_condition_around_collective(script: Script) -> Iterator[Violation]:
@@ -120,16 +125,33 @@ def _run_by_some(script: Script, one: CollectiveCall, condition: RankCondition) 
         where = f"only on one rank ({condition.test}, line {line})"
     else:
         where = f"only if {_plain(condition.test)} (line {line}), not on all ranks"
-    is_certain = one.certain and condition.certain and not _OF_A_GROUP.search(condition.test)
+    depends = not condition.certain or _OF_A_GROUP.search(condition.test) is not None or _is_stopped(script, one.call)
+    is_certain = one.certain and not depends
     return Violation(
         one.call,
         f"{_words(script, one)} runs {where}",
         fix=_fix(script, one),
-        severity=None if is_certain else Severity.INFO if _is_advice(script, one) else Severity.WARNING,
+        severity=None if is_certain else Severity.INFO if depends or _is_advice(script, one) else Severity.WARNING,
+        preview=depends,
         evidence=(("condition", condition.test), ("line_of_condition", line), ("collective", one.word)),
         confidence=(0.95 if one.through is None else 0.9) if is_certain else 0.7,
         flow=flow_of(script, one, condition),
     )
+
+
+_WHEN_STOPPED = frozenset({"on_keyboard_interrupt", "on_exception"})
+
+
+def _is_stopped(script: Script, node: ast.AST) -> bool:
+    """Whether a place runs only in a job that is being stopped: in a hook of the Trainer or a handler for that, or in a
+    handler of signals."""
+    for outer in script.around(node):
+        if isinstance(outer, ast.ExceptHandler) and outer.type is not None and "Interrupt" in ast.unparse(outer.type):
+            return True
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            handled = (one for call in script.calls("signal.signal") for one in call.args[1:])
+            return outer.name in _WHEN_STOPPED or any(script.definition(one) is outer for one in handled)
+    return False
 
 
 def _is_advice(script: Script, one: CollectiveCall) -> bool:
@@ -156,7 +178,7 @@ def _may_be_alone(script: Script, one: CollectiveCall) -> bool:
     exchanges nothing yet."""
     if one.word in ("save_state", "load_state"):
         return not _saves_together(script, one.call)
-    if one.word == "init_process_group" or _takes_turns(script, one):
+    if one.word == "init_process_group" or _takes_turns(script, one) or _is_handed_on(script, one.call):
         return True
     return not one.certain and is_wrapped_later(script, one.call)
 
@@ -173,6 +195,23 @@ def _takes_turns(script: Script, one: CollectiveCall) -> bool:
     same = (other.call for other in collectives_and_forwards(script).all() if other.word == one.word)
     partial = {script.function_of(call) for call in same if rank_condition(script, call) is not None}
     return len(entered_or_left - {None}) == 2 and entered_or_left <= partial
+
+
+def _is_handed_on(script: Script, call: ast.Call) -> bool:
+    """Whether the branch opposite to that of a call hands on the function that it calls, to run it there:
+    ``wandb.agent(sweep, function=trainer.train)``."""
+    called = ast.unparse(call.func)
+    branch = script.nearest(call, ast.If)
+    if branch is None:
+        return False
+    opposite = branch.body if script.statement_of(call) in branch.orelse else branch.orelse
+    handed = (
+        given
+        for statement in opposite
+        for one in script.inside(statement, ast.Call)
+        for given in (*one.args, *(word.value for word in one.keywords))
+    )
+    return any(ast.unparse(one) == called for one in handed if isinstance(one, (ast.Name, ast.Attribute)))
 
 
 def _saves_together(script: Script, call: ast.Call) -> bool:
@@ -196,9 +235,9 @@ def _is_of_one_device(script: Script, call: ast.Call) -> bool:
 
 _OF_A_GROUP = re.compile(
     r"(?:^|_|\b)(?:data|tensor|model|pipeline|expert|context|sequence|parallel|[dtpecs]p|mp|group|sub|replica|shard)_"
-    r"(?:\w+_)?rank\b"
+    r"(?:\w+_)?rank\b|\b(?:not )?in \w*(?:ranks|group|members|procs)\w*|\b(?:ranks|group|members)(?:_\w+)?\b"
 )
-"""Ranks in a part of the job: who else has that number is not in the file."""
+"""Ranks in a part of the job: who else has that number, or is a member, is not in the file."""
 _BARRIERS = frozenset({"barrier", "wait_for_everyone"})
 
 
@@ -267,6 +306,17 @@ def _fix(script: Script, one: CollectiveCall) -> str:
     return _FIXES.get(one.word, "")
 
 
+_SWEEP = """\
+import wandb
+
+def train():
+    dist.all_reduce(loss)
+
+if dist.get_rank() == 0:
+    wandb.agent(sweep, function=train)
+else:
+    train()
+"""
 _ONLY_TESTS = """\
 def main(args, rank):
     if args.only_test and rank == 0:

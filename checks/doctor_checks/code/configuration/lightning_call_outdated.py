@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -74,7 +75,7 @@ def lightning_call_outdated(script: Script) -> Iterator[Violation]:
         severity = min((one.severity for one in complaints), key=list(Severity).index)
         worst = [one for one in complaints if one.severity is severity]
         certain = all(one.edits for one in complaints)
-        if release is None and severity is Severity.ERROR:
+        if severity is Severity.ERROR and (release is None or _may_never_matter(script, worst)):
             severity = Severity.WARNING
         yield Violation(
             worst[0].at,
@@ -84,6 +85,26 @@ def lightning_call_outdated(script: Script) -> Iterator[Violation]:
             edits=tuple(edit for one in complaints for edit in one.edits) if certain else (),
             evidence=(("lightning", release),) if release is not None else (),
         )
+
+
+def _may_never_matter(script: Script, worst: list[_Complaint]) -> bool:
+    """Whether the project never installs Lightning, or only restores the class of each hook from a checkpoint, and
+    gives it to no Trainer."""
+    if script.modules is None or script.modules.is_one_file:
+        return False
+    if not script.modules.may_install(script.location, "lightning"):
+        return True
+    owners = [script.class_of(one.at) if isinstance(one.at, ast.FunctionDef) else None for one in worst]
+    return all(one is not None and _is_only_restored(script, one.name) for one in owners)
+
+
+def _is_only_restored(script: Script, name: str) -> bool:
+    modules = script.modules
+    texts = [text for shown, text in modules.mentioning(name) if shown != script.path] if modules is not None else []
+    used = [line for text in texts for line in text.splitlines() if re.search(rf"\b{re.escape(name)}\b", line)]
+    used = [line for line in used if "import" not in line]
+    named_here = len(re.findall(rf"\b{re.escape(name)}\b", script.text)) > 1
+    return bool(used) and not named_here and all(f"{name}.load_from_checkpoint" in line for line in used)
 
 
 class _Complaint(NamedTuple):

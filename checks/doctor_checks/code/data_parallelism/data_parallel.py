@@ -68,16 +68,16 @@ def data_parallel(script: Script) -> Iterator[Violation]:
             certain = together and script.nearest(call, ast.If, ast.IfExp) is None
         if certain:
             found = _hit(script, call, shown)
-            yield replace(found, severity=Severity.INFO) if shown is None and _has_other_way(script) else found
+            chosen = shown is None and _has_other_way(script)
+            yield replace(found, severity=Severity.INFO, preview=True) if chosen else found
 
 
 def _has_other_way(script: Script) -> bool:
-    """Whether a file next to this one, with its name and more, does the same with one process per GPU:
-    ``train_distributed.py`` next to ``train.py``."""
+    """Whether the project also trains with one process per GPU, in another file: its author has chosen."""
     if script.modules is None:
         return False
-    longer = re.compile(rf"{re.escape(script.path.removesuffix('.py'))}_\w+\.py")
-    return any(longer.fullmatch(shown) for shown, _ in script.modules.mentioning("DistributedDataParallel"))
+    words = ("DistributedDataParallel", "init_process_group", "horovod.torch")
+    return any(shown != script.path for word in words for shown, _ in script.modules.mentioning(word))
 
 
 _NAMED = re.compile(

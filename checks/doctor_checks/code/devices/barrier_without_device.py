@@ -27,6 +27,7 @@ device is https://github.com/pytorch/pytorch/pull/152834."""
     id="CODE004",
     severity=Severity.WARNING,
     reads=Script,
+    state="preview",
     mentions=("barrier",),
     foreshadows=("MEM001",),
     cases=lambda: (

@@ -23,7 +23,11 @@ _CHECKPOINT = re.compile(
 _DATA = re.compile(r"data|feature|feat\b|cache|embed|vocab|index|token|buffer|bytes|sample|batch|latent", re.IGNORECASE)
 _HELD_ON_CPU = re.compile(r"sched|scaler|sampler|loader|rng|generator|random", re.IGNORECASE)
 """States of numbers or CPU tensors."""
-_SETTINGS = re.compile(r"(?:^|_)(?:args|opts?|options|config|cfg|hparams|hyperparameters|params|meta)$", re.IGNORECASE)
+_SETTINGS = re.compile(
+    r"(?:^|_)(?:args|opts?|options|config|cfg|h_?params|hyper_?param(?:eter)?s|meta)$|"
+    r"^params$|(?:train|training|run|cli|build|init)_params$",
+    re.IGNORECASE,
+)
 """Names of what holds settings, and no tensors."""
 _SAVED_FROM_CPU = re.compile(
     r"\{\s*(\w+)\s*:\s*(\w+)(?:\.detach\(\))?(?:\.data)?\.(?:cpu\(\)|to\([\"']cpu)[^{}]*\bfor\s+\1,\s*\2\s+in\b"
@@ -68,6 +72,7 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
             'os.environ["CUDA_VISIBLE_DEVICES"] = "2"\n' + _WEIGHTS.replace("  # !", ""),
         ),
         passes("settings that an earlier run kept", _WEIGHTS_ARGS),
+        fails("weights that are called parameters", _WEIGHTS_PARAMS),
         passes("the project saves states from the CPU", _FROM_CPU),
         passes("an entry for one process", _ONE_PROCESS),
         passes("the first rank alone, one process alone, and no checkpoint", _FIRST_RANK),
@@ -291,6 +296,14 @@ torch.cuda.set_device(rank)
 train_args = torch.load(os.path.join(folder, "model_args.pth"))
 model = DDP(build(train_args.size).cuda())
 fit(model)
+"""
+_WEIGHTS_PARAMS = """\
+import torch
+
+dist.init_process_group("nccl")
+resnet_params = torch.load("resnet18.pth")  # !
+model = DDP(build().cuda())
+model.module.fill(resnet_params)
 """
 _FROM_CPU = """\
 import torch

@@ -22,6 +22,7 @@ _MICRO_BATCHES = re.compile(r"accum|micro|\bga_", re.IGNORECASE)
 @rule(
     id="CODE020",
     severity=Severity.INFO,
+    preview_infos=True,
     reads=Script,
     mentions=("backward", "training_step"),
     foreshadows=("MEM004",),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import mentions_ranks, words_behind
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.single_rank import may_run_alone
-from doctor.lint.python.training import ACCELERATOR, is_test, several_ranks
+from doctor.lint.python.training import ACCELERATOR, calls_of, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
 
 _STARTS = {
@@ -41,6 +42,7 @@ _SWITCHES = ("WANDB_MODE", "WANDB_DISABLED", "WANDB_RUN_GROUP", "wandb.setup", "
         passes("in a group, by intention", _script("wandb.init(project='gpt', group='ddp')")),
         passes("off on the others", _script("wandb.init(mode='online' if rank == 0 else 'disabled')")),
         passes("a name with the rank in it", _script("wandb.init(name=f'run-{dist.get_rank()}')")),
+        passes("under a flag that the other ranks turn off", _FLAG),
         passes("one process", "import wandb\nwandb.init(project='gpt')\n"),
         passes("before the ranks are started", _SPAWNED),
         passes("options that are not known", _script("wandb.init(**options)")),
@@ -62,6 +64,8 @@ def tracker_on_all_ranks(script: Script) -> Iterator[Violation]:
             continue
         words = frozenset[str]().union(*(words_behind(script, one) for one in _arguments(call)))
         function = script.function_of(call)
+        if _is_switched_off(script, call):
+            continue
         if function in run_by_all(script) and not may_run_alone(script, call) and not mentions_ranks(words):
             what = _STARTS[script.name(call.func)]
             yield Violation(
@@ -74,8 +78,46 @@ def tracker_on_all_ranks(script: Script) -> Iterator[Violation]:
             )
 
 
+def _is_switched_off(script: Script, call: ast.Call) -> bool:
+    """Whether the call, or each call of its function, is under a flag of the object that ``__init__`` turns off on some
+    ranks: ``if rank != 0: self._use_wandb = False``."""
+    function = script.function_of(call)
+    places = [call, *(calls_of(script, function) if function is not None else ())]
+    return any(_asks_for_flag(script, one) for one in places)
+
+
+def _asks_for_flag(script: Script, node: ast.AST) -> bool:
+    tests = (ast.unparse(one.test) for one in script.around(node) if isinstance(one, ast.If))
+    flags = {f"self.{name}" for test in tests for name in re.findall(r"\bself\.(\w+)", test)}
+    return any(
+        ast.unparse(target) in flags and script.value(one.value) is False and may_run_alone(script, one)
+        for one in (script.all(ast.Assign) if flags else ())
+        for target in one.targets
+    )
+
+
 def _arguments(call: ast.Call) -> tuple[ast.expr, ...]:
     return (*call.args, *(one.value for one in call.keywords))
+
+
+_FLAG = """\
+import wandb
+
+class Run:
+    def __init__(self, rank):
+        dist.init_process_group("nccl")
+        self.uses_tracker = True
+        if rank != 0:
+            self.uses_tracker = False
+        self.model = DDP(build())
+        if self.uses_tracker:
+            self.start()
+
+    def start(self):
+        wandb.init(project="gpt")
+
+Run(rank)
+"""
 
 
 def _script(start: str, imported: str = "import wandb") -> str:

@@ -74,6 +74,14 @@ _LIGHTNING = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4",
             "srun python train.py",
         ),
         shell_passes(
+            "two tasks for a GPU of Intel, whose tiles are devices",
+            "#SBATCH --gres=gpu:1",
+            "#SBATCH --nodes=1",
+            "#SBATCH --ntasks-per-node=2",
+            "export ZE_FLAT_DEVICE_HIERARCHY=FLAT",
+            "srun python train.py",
+        ),
+        shell_passes(
             "a script that writes another one",
             "#!/bin/bash",
             "#SBATCH --nodes=1",
@@ -201,6 +209,8 @@ def _judge_launched_trainer(start: ProcessLaunch, step: Allocation) -> list[Viol
     tasks, gpus = step.tasks_per_node, step.gpus_per_node
     if not tasks or not gpus or tasks <= gpus or tasks % gpus or step.number("ntasks-per-node") is None:
         return []
+    if start.launch.setting("ZE_FLAT_DEVICE_HIERARCHY") is not None or start.launch.setting("ZE_AFFINITY_MASK"):
+        return []  # each tile of a GPU of Intel may be a device
     return [
         Violation(
             start.launch.place,

@@ -14,11 +14,9 @@ from doctor.lint.launch.file_type import read_launch_file
 from doctor.lint.launch.launch_file import Launch
 from doctor.lint.launch.process_launches import hosts_of, processes_of, says_processes, starts_of, visible_devices
 from doctor.lint.python.script import FunctionNode, Script, per_script
-from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, TRAINER, several_ranks
+from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, SAMPLER, TRAINER, several_ranks
 
-OF_SEVERAL_RANKS = frozenset(
-    f"CODE{number:03}" for number in (*range(1, 9), *range(10, 18), 29, 30, 31, 32, 37, 41)
-)
+OF_SEVERAL_RANKS = frozenset(f"CODE{number:03}" for number in (*range(1, 9), *range(10, 18), 29, 30, 31, 32, 37, 41))
 """Rules about what happens between ranks, or on each of them."""
 _NUMBER_OF_RANKS = re.compile(
     r"\b(?:device_count|world_?size|get_world_size|num_processes|nprocs|ws|n?_?gpus?)\b", re.IGNORECASE
@@ -36,7 +34,8 @@ _NAMES_LAUNCHER = re.compile(
 )
 _ASKS_FOR_MORE = re.compile(
     r"CUDA_VISIBLE_DEVICES=[\"']?\d+,|"
-    r"--?[\w.-]*(?:gpu|nproc|world|ddp|dist|devices|nodes|launcher|parallel)[\w-]*(?:[ =](?!(?:1|0|false|False|none)\b)|$)"
+    r"--?[\w.-]*(?:gpu|nproc|world|ddp|dist|devices|nodes|launcher|parallel)[\w-]*"
+    r"(?:[ =](?!(?:1|0|false|False|none)\b)|$)"
 )
 """A command that asks a program for more ranks than one."""
 _LEAVING = (ast.Raise, ast.Return, ast.Break, ast.Continue)
@@ -65,7 +64,7 @@ def as_placed(script: Script, rule: str, severity: Severity, violation: Violatio
     if is_made_for_one(script):
         return replace(violation, severity=Severity.INFO, preview=True)
     if violation.severity in (None, Severity.ERROR) and severity is Severity.ERROR:
-        if _is_reached_nowhere(script, violation.at) or not _shows_ranks(script):
+        if _is_reached_nowhere(script, violation.at) or not _shows_ranks(script) or not _is_of_a_job(script):
             return replace(violation, severity=Severity.WARNING)
     return violation
 
@@ -176,6 +175,30 @@ def _shows_ranks(script: Script) -> bool:
     return any(next(iter(script.modules.mentioning(word)), None) is not None for word in _WORDS_OF_RANKS)
 
 
+_STARTS_JOB = re.compile(
+    r"init_process_group|torchrun|accelerate launch|Accelerator\(|torch\.distributed\.(?:launch|run)\b|deepspeed|"
+    r"\bsrun\b|mpirun|mpiexec|Trainer\(|Fabric\(|hvd\.init|\bspawn\(|launch\(|DistributedDataParallel|init_distributed|"
+    r"initialize_megatron|LightningCLI|init_dist|setup_dist|ddp_setup|setup_ddp"
+)
+
+
+@per_script
+def _is_of_a_job(script: Script) -> bool:
+    """Whether a start of several ranks was seen that reaches this file: in it, or in a file of the project that has its
+    name, as one that imports or starts it does. Of a file alone, nothing else is known."""
+    if script.modules is None or script.modules.is_one_file or several_ranks(script) is not None:
+        return True
+    if _STARTS_JOB.search(script.text):
+        return True
+    stem = PurePath(script.path).stem
+    if stem == "__init__":
+        return True
+    named = re.compile(rf"\b{re.escape(stem)}\b")
+    texts = (text for shown, text in script.modules.mentioning(stem) if shown != script.path)
+    pages = script.modules.pages(script.location) if script.location else ()
+    return any(_STARTS_JOB.search(text) and named.search(text) for text in (*texts, *pages))
+
+
 def runs_in_one_process(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
     """Whether a statement beside a place, or beside each use of its function, stops jobs of several ranks: ``assert
     world_size == 1``, or ``raise`` under ``if world_size > 1``."""
@@ -257,10 +280,40 @@ def is_made_for_one(script: Script) -> bool:
     accelerators = list(script.calls(ACCELERATOR))
     if accelerators and all(script.value(script.argument(one, "cpu")) is True for one in accelerators):
         return True
+    spawned = list(script.calls("torch.multiprocessing.spawn"))
+    if spawned and all(script.value(script.argument(one, "nprocs", 2)) == 1 for one in spawned):
+        return True
+    if _leaves_models_apart(script):
+        return True
     if script.modules is None or _STARTS_RANKS.search(script.text):
         return False
     counts = [*_counts_of_launches(script), *_counts_of_pages(script)]
     return bool(counts) and all(count == 1 for count in counts)
+
+
+_JOINS_JOB = re.compile(r"DistributedSampler|init_process_group")
+_JOINS_MODELS = re.compile(
+    r"[Dd]ata_?[Pp]arallel|DDP\b|FSDP|fully_shard|[Mm]odel_?[Pp]arallel|parallelize|deepspeed|horovod|hvd\.|[Aa]ccelerat|"
+    r"\bapex\b|amp_C|all_reduce|allreduce|average_grad|reduce|gather|broadcast|send\(|recv\(|mesh|rpc|[Pp]ipeline|"
+    r"[Mm]egatron|Trainer\(|lightning|Fabric|bagua|colossal|fairscale|fairseq|mmcv|mmengine|detectron|composer|ignite|"
+    r"\bray\b|xla|smdistributed|sync_|\.step_ddp|wrap"
+)
+
+
+def _leaves_models_apart(script: Script) -> bool:
+    """Whether several ranks would train models that nothing ties together: a program with ``backward()`` and, in
+    branches, a group or a distributed sampler, where neither it nor what it imports from the project wraps a model or
+    exchanges anything. Such branches are left over, or nobody has used them."""
+    if script.modules is None or script.modules.is_one_file or ".backward(" not in script.text:
+        return False
+    if _STARTS_RANKS.search(script.text) or not _JOINS_JOB.search(script.text):
+        return False
+    if any(script.nearest(one, ast.If, ast.IfExp) is None for one in script.calls(GROUP, SAMPLER)):
+        return False
+    texts = list(script.modules.texts_around(script.location))
+    own = re.sub(r"^\s*(?:from|import) .*$|#.*$", "", script.text, flags=re.MULTILINE)
+    others = (one for one in texts if one != script.text)
+    return bool(texts) and not any(_JOINS_MODELS.search(text) for text in (own, *others))
 
 
 def _counts_of_pages(script: Script) -> Iterator[int | None]:
@@ -290,7 +343,7 @@ def _trains_itself(script: Script) -> bool:
 
 def _count_of_command(line: str, name: str) -> int | None:
     """The processes of a launcher's command in a page."""
-    command = line.strip().strip("`$> ")
+    command = re.sub(r"^(?:RUN|CMD|ENTRYPOINT|[$>`\s-])+", "", line).rstrip("` ")
     counts = list(_counts_in("page.sh", f"{command}\n", name))
     return counts[0] if len(counts) == 1 else None
 
