@@ -23,13 +23,14 @@ import argparse
 import datetime
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import metadata
@@ -66,8 +67,14 @@ _writing = threading.Lock()
 
 
 def findings_in(folder: Path) -> list[dict[str, Any]]:
-    """The findings of severity error and warning in the report of a job, each with the id of its check."""
+    """The findings of severity error and warning in the reports of a job, each with the id of its check.
+
+    A launcher that starts the ranks anew, as Ray does, has the report of the first run moved to ``earlier``.
+    """
     results = (report_in(folder) or {"results": []})["results"]
+    for path in folder.glob("doctor/earlier/*/report.json"):
+        with suppress(OSError, ValueError):
+            results += json.loads(path.read_text())["results"]
     every = [one | {"id": result["id"]} for result in results for one in result["findings"]]
     return [
         one
@@ -128,7 +135,7 @@ def watch_fault(process: subprocess.Popen[bytes], play: Play, folder: Path) -> R
             until = time.monotonic() + min(3 * play["within"], play["within"] + 60)
         if noted is not None and named_ranks(play, findings_in(folder)) == play["ranks"]:
             seen = time.time()
-        if over:
+        if over and not is_running(folder):
             break
     settled = time.monotonic() + SETTLE
     while seen is not None and process.poll() is None and time.monotonic() < settled:
@@ -175,12 +182,23 @@ def _end(folder: Path) -> str:
     return (folder / "output").read_text(errors="replace")[-400:]
 
 
+def is_running(folder: Path) -> bool:
+    """Whether a process of the job runs on: where the launcher is a rank, as of Fabric, the others may outlive it."""
+    return any(True for _ in _left_in(folder))
+
+
 def end_rest(folder: Path) -> None:
     """End what a job left in its folder: ranks whose launcher was killed, and processes of Ray."""
+    for process in _left_in(folder):
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def _left_in(folder: Path) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if Path(process.cwd()).is_relative_to(folder):
-                process.kill()
+                yield process
 
 
 def commit() -> str:
@@ -311,6 +329,7 @@ def main() -> int:
         return 0
     words = given.only.split(",") if given.only else []
     chosen = [one for one in plays() if not words or one["name"] in words or one["framework"] in words]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it runs in the background
     with ThreadPoolExecutor(min(2, given.jobs)) as pool:
         results = list(pool.map(play_and_keep, chosen))
     return int(any("skipped" not in one and not is_good(play, one) for play, one in zip(chosen, results, strict=True)))

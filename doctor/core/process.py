@@ -27,6 +27,19 @@ importlib.import_module(module).main(*arguments)
 """
 """Sets the import path before anything else is imported."""
 
+CRASHES = frozenset(
+    {
+        signal.SIGILL,
+        signal.SIGTRAP,
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGKILL,
+        signal.SIGSEGV,
+        signal.SIGSYS,
+    }
+)
+"""Signals of a fault of the process, or of the kernel where memory runs out; launchers and users send others first."""
 GRACE = 1.0
 """Seconds that the end of the interpreter waits for a child that is just being started by a collector's thread."""
 

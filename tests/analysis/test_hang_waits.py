@@ -202,6 +202,7 @@ BEFORE_TRAINING = [
     ("a lock on a file", {"blocked": "a lock on /data/x.lock", "still": 100.0}, False),
     ("a sleep, which may be short", {}, False),
     ("a sleep that is long", {"still": LONG_STILL}, True),
+    ("the same, as the kernel shows it", {"still": LONG_STILL, "blocked": "the end of a sleep"}, True),
     ("a sleep of which nothing is known", {"still": None}, False),
 ]
 
@@ -228,6 +229,8 @@ BETWEEN_STEPS = [
     ("a queue of a library", {"blocked": PRODUCER, "stack": (CONDITION, QUEUE, LIBRARY, OWN)}, False),
     ("a server that is silent", {"blocked": "data from 10.0.0.9:80"}, True),
     ("a library that waits for an answer", {"blocked": "data from 10.0.0.9:443", "stack": (UPLOAD, OWN)}, False),
+    ("attempts without end", {"blocked": "the end of a sleep"}, True),
+    ("pauses of a library between its attempts", {"blocked": "the end of a sleep", "stack": (LIBRARY, OWN)}, False),
     ("an evaluation", {"blocked": ""}, False),
 ]
 

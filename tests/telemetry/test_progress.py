@@ -231,7 +231,7 @@ def test_a_rank_whose_work_between_steps_is_unknown_is_still_in_one_call(clock, 
     progress = Progress()
     progress.phase_timeouts = {**PHASE_TIMEOUTS, "batch-end": 60.0}
     progress.has_peers = True
-    monkeypatch.setattr(progress._stillness, "look", lambda *, in_one_call: looks.append(in_one_call) or 8.0)
+    monkeypatch.setattr(progress._stillness, "look", lambda *, in_one_call, naps: looks.append(in_one_call) or 8.0)
     _train(progress, clock, 20)
     clock.now += 9.0
     assert progress.facts().still is None  # in a step, whose limit is known

@@ -3,6 +3,8 @@
 import threading
 import time
 
+import pytest
+
 from doctor.monitor.telemetry.stacks.stillness import Stillness
 
 
@@ -38,6 +40,25 @@ def test_a_thread_that_looks_for_something_again_and_again_is_not_in_one_call():
         assert stillness.look(in_one_call=True) == 0.0
     stop.set()
     thread.join()
+
+
+@pytest.mark.parametrize(("pause", "stands"), [(0.5, True), (0.02, False)])
+def test_a_loop_of_naps_at_one_place_stands_and_one_that_is_woken_often_does_not(pause, stands):
+    stop = threading.Event()
+
+    def work():
+        while not stop.is_set():
+            time.sleep(pause)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    stillness, found = Stillness(thread.ident, thread.native_id), 0.0
+    for _ in range(8):
+        time.sleep(0.2)
+        found = max(found, stillness.look(in_one_call=True, naps=True))
+    stop.set()
+    thread.join()
+    assert (found > 0.7) is stands
 
 
 def test_a_thread_of_which_nothing_is_known_is_not_in_one_call():

@@ -145,6 +145,28 @@ def odd_by_count(counts: Mapping[int, int]) -> tuple[int, ...]:
     return tuple(sorted(rank for rank, count in counts.items() if count > fewest))
 
 
+def ends_by_steps(members: Iterable[RankLoader]) -> bool:
+    """Whether a Trainer of transformers ends all ranks at the same step, and does nothing together after an epoch.
+
+    Each step reduces gradients once on each rank, whatever its epoch (transformers/trainer.py,
+    ``_inner_training_loop`` and ``_maybe_log_save_evaluate``)."""
+    for reader in members:
+        training = reader.training
+        strategies = {one.value for one in training.arguments if one.name in _STRATEGIES}
+        if training.framework != "transformers" or training.max_steps is None or training.accumulate != 1:
+            return False
+        if "epoch" in strategies:
+            return False
+    return True
+
+
+_STRATEGIES = ("eval_strategy", "save_strategy", "logging_strategy")
+AT_THE_SAME_STEP = (
+    "None while `max_steps` ends all ranks at the same step and nothing is done together after an epoch: only their "
+    "epochs begin at different steps. An evaluation or a gathered metric after each epoch would hang."
+)
+
+
 def same_data_set(one: Loader, other: Loader) -> bool | None:
     """Whether two ranks have the same dataset; ``None`` if that can't be determined."""
     if one.dataset != other.dataset or one.dataset_length != other.dataset_length:

@@ -31,10 +31,12 @@ from doctor.api import (
 from doctor.facts import LoaderEpoch, LoaderFacts, ProgressFacts, TrainingFacts
 from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, logged, running, with_loader
 from doctor_checks.data._rank_loaders import (
+    AT_THE_SAME_STEP,
     EVALUATION,
     TRAINING,
     PeerLoaders,
     advice,
+    ends_by_steps,
     limit_argument,
     loader_hook,
     odd_by_count,
@@ -139,6 +141,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 "Root Cause (first observed failure):",
                 *_table_entry(1, 10, "1"),
             ),
+            silent=False,
+        ),
+        Passes(
+            "a Trainer of transformers, which max_steps ends at the same step",
+            _streams({1: (103, True)}).alter(TrainingFacts, framework="transformers", max_steps=150),
             silent=False,
         ),
         Passes("one rank has not reached the end yet", _streams({1: (97, False)})),
@@ -303,7 +310,8 @@ def _odd(job: Job, seen: _EpochBatches) -> tuple[int, ...] | None:
 
 def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int, ...]) -> Finding:
     shortest = seen.shortest
-    is_error = readers.stage in TRAINING and readers.is_one_job
+    by_steps = readers.stage in TRAINING and ends_by_steps(readers.members)
+    is_error = readers.stage in TRAINING and readers.is_one_job and not by_steps
     counts = {rank: f"{count} {'in all' if rank in seen.ended else 'so far'}" for rank, count in seen.batches.items()}
     mine = {seen.batches[rank] for rank in odd}
     others = set(seen.batches.values()) - mine
@@ -318,7 +326,7 @@ def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int
             "parts_at_batch": shortest,
             "goes_with": list(correlates(job, odd)),
         },
-        effect="" if is_error else _effect(readers.is_one_job),
+        effect=AT_THE_SAME_STEP if by_steps else "" if is_error else _effect(readers.is_one_job),
         fix=advice(
             job,
             lightning=f"Set `Trainer({limit_argument(readers.stage)}={shortest})`, or better, give "

@@ -23,14 +23,16 @@ from doctor.api import (
     finding_from_logs,
     ranks_in_words,
 )
-from doctor.facts import Collective, Frame, LoaderFacts, ProgressFacts, RecorderFacts, TrainingFacts
+from doctor.facts import Collective, Frame, LoaderFacts, ProgressFacts, RecorderFacts, TrainingFacts, Variable
 from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, logged, running, with_loader, with_sampler
 from doctor_checks.data._rank_loaders import (
+    AT_THE_SAME_STEP,
     EVALUATION,
     TRAINING,
     PeerLoaders,
     RankLoader,
     advice,
+    ends_by_steps,
     limit_argument,
     loader_hook,
     odd_by_count,
@@ -59,6 +61,12 @@ def _of_validation(lengths: dict[int, int]) -> JobBuilder:
     for rank, length in lengths.items():
         sketch = with_loader(sketch, ranks=(rank,), stage="validate", length=length)
     return sketch
+
+
+def _by_steps(*arguments: Variable) -> JobBuilder:
+    return with_loader(running(), ranks=(1,), length=103).alter(
+        TrainingFacts, framework="transformers", max_steps=150, arguments=arguments
+    )
 
 
 def _stuck_in_validation(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
@@ -169,6 +177,16 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
         Passes(
             "two groups of ranks, each as long as it is",
             in_a_loop(with_loader(running(2, 2), ranks=(2, 3), length=103), (0, 1), (2, 3)),
+        ),
+        Passes(
+            "a Trainer of transformers, which max_steps ends at the same step",
+            _by_steps(),
+            silent=False,
+        ),
+        Fails(
+            "the same, with an evaluation after each epoch",
+            _by_steps(Variable("eval_strategy", "epoch")),
+            ranks=(1,),
         ),
         Passes("streams without a length", with_loader(running(), kind="iterable", length=None)),
         Passes(
@@ -341,7 +359,8 @@ def _is_unrepeated(reader: RankLoader) -> bool:
 def _finding(job: Job, ends: _Ends) -> Finding:
     known = ends.known
     found, odd, shortest = split_values(known), odd_by_count(known), min(known.values())
-    is_error = ends.is_one_job and (ends.stage in TRAINING or _has_collectives(job, ends))
+    by_steps = ends.stage in TRAINING and ends_by_steps(ends.members)
+    is_error = ends.is_one_job and not by_steps and (ends.stage in TRAINING or _has_collectives(job, ends))
     others = f"{found.common.value:,} on the others" if found.common else f"{shortest:,} on other ranks"
     values = sorted({known[rank] for rank in odd})
     how = advice(
@@ -362,7 +381,7 @@ def _finding(job: Job, ends: _Ends) -> Finding:
             **_what_differs(ends.members),
             "goes_with": list(correlates(job, odd)),
         },
-        effect="" if is_error else _MILD if ends.is_one_job else _APART,
+        effect=AT_THE_SAME_STEP if by_steps else "" if is_error else _MILD if ends.is_one_job else _APART,
         fix=f"{how}: {_even(ends.members)}.",
         severity=Severity.ERROR if is_error else Severity.INFO,
         explains=("DATA010", "RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012") if is_error else (),

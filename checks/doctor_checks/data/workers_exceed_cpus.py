@@ -27,6 +27,10 @@ class _Crew(NamedTuple):
     cases=lambda: (
         Passes("fewer workers than CPUs", running(hosts=2, per_host=8)),
         Passes("as many workers as CPUs", with_loader(running(1, 8), workers=12)),
+        Passes(
+            "one worker of each rank, on fewer CPUs than ranks",
+            with_loader(running(1, 3), workers=1).alter(ProcessFacts, cpus_allowed=(0, 1)),
+        ),
         Passes("no workers", with_loader(running(1, 8).alter(HostFacts, cpu_quota=1.0), workers=0)),
         Passes(
             "training and validation take turns",
@@ -99,21 +103,32 @@ def _judge(job: Job, local: LocalRanks, crews: list[_Crew], workers_per_cpu: flo
             pinned.setdefault(crew.cpus, []).append(crew)
     crowded = False
     for cpus, sharing in pinned.items():
-        if _workers(sharing) > len(cpus) * workers_per_cpu:
+        if _workers(sharing) > len(cpus) * workers_per_cpu and _can_have_fewer(sharing, len(cpus)):
             crowded = True
             yield _finding(job, sharing, len(cpus), "CPU affinity")
     host = local.find(HostFacts)
-    if not crowded and host and host.cpu_quota and _workers(crews) > host.cpu_quota * workers_per_cpu:
-        yield _finding(job, crews, host.cpu_quota, "cgroup quota")
+    quota = host.cpu_quota if host else None
+    if not crowded and quota and _workers(crews) > quota * workers_per_cpu and _can_have_fewer(crews, quota):
+        yield _finding(job, crews, quota, "cgroup quota")
 
 
 def _workers(crews: list[_Crew]) -> int:
     return sum(crew.workers for crew in crews)
 
 
+def _share(crews: list[_Crew], cpus: float) -> int:
+    """The workers that each rank can have: one at least, so that batches are read during a step."""
+    return max(1, int(cpus // len(crews)) - 1)
+
+
+def _can_have_fewer(crews: list[_Crew], cpus: float) -> bool:
+    """Whether a rank has more than its share. If none has, the ranks themselves have too few CPUs (ENV012)."""
+    return max(crew.workers for crew in crews) > _share(crews, cpus)
+
+
 def _finding(job: Job, crews: list[_Crew], cpus: float, how: str) -> Finding:
     with_workers = [crew for crew in crews if crew.workers]
-    each = max(1, int(cpus // len(crews)) - 1)
+    each = _share(crews, cpus)
     count = len(with_workers)
     return Finding(
         f"{_workers(crews)} data workers of {count} rank{'' if count == 1 else 's'} share {cpus:g} CPU"

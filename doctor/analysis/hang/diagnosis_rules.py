@@ -98,7 +98,7 @@ def _aborted_by_gloo(states: JobState, ending: RunEnd) -> Diagnosis | None:
 
     Gloo ends the process that receives more bytes than its buffer holds (``op.preamble.length <= op.nbytes``), so a
     missing rank passed less than the largest: it counts as one of those that passed the least."""
-    if ending.failure is not None:
+    if ending.failure is not None and ending.failure.kind != "SIGABRT":
         return None
     for divergence in mismatches(states):
         newest = max(one.entered(divergence.group) for one in states.ranks.values())

@@ -34,9 +34,13 @@ LONG_STILL = 50.0
 """The same before the first batch, where ranks start one after the other or wait for a file; not for a lock."""
 OWN_LOCK = "a lock of its own process"
 """Start of :attr:`.ProgressFacts.blocked` for locks of threads and of native code."""
+_NAP = "the end of a sleep"
+"""The same for a thread that sleeps, or naps in a loop at one place."""
 _QUEUES = ("an item of a queue (", "room in a queue (")
 _OF_QUEUES = ("/queue.py", "/threading.py")
-_OF_OTHERS = (OWN_LOCK, "a lock on ", "room in a pipe", "data from ", "a connection to ")
+_FULL_PIPE = "room in a pipe"
+"""The same for a file whose reader has stopped; a file server may only be slow."""
+_OF_OTHERS = (OWN_LOCK, "a lock on ", _FULL_PIPE, "data from ", "a connection to ")
 """Starts of the same for what another thread, process or server has to end or to answer."""
 _OF_STEP = frozenset({"step", "forward", "backward", "optimizer"})
 _AFTER_STEP = frozenset({"batch-end", "epoch-end"})
@@ -125,8 +129,8 @@ class RankState:
     @functools.cached_property
     def stands(self) -> bool:
         """Whether it has surely come to a stop before the pace of the run is known: in a debugger, in one frame of a
-        training step that neither computes nor prepares anything, such as a lock or a sleep, or before the first batch
-        in one call of the user's code, of a lock or for long."""
+        training step that neither computes nor prepares anything, such as a lock or a sleep, in a file that nobody
+        reads, or before the first batch in one call of the user's code, of a lock or for long."""
         progress = self.progress
         if progress is None or self.state != "running" or (progress.still or 0.0) < LEAST_STILL:
             return False
@@ -134,7 +138,7 @@ class RankState:
             return False
         work = local_work_of(self.stack)
         if work is not None:
-            return work.kind == "debugger"
+            return work.kind == "debugger" or (work.kind == "saving" and progress.blocked.startswith(_FULL_PIPE))
         prepares = any(_PREPARES.search(frame.file) for frame in self.stack if not frame.user)
         if progress.stage == "setup":
             return not prepares and _stands_before_training(progress)
@@ -296,19 +300,20 @@ def _stands_before_training(progress: ProgressFacts) -> bool:
     child process that may work for it."""
     if not progress.stack[0].user or any(not one.name.startswith("pt_") for one in progress.children):
         return False
-    if progress.blocked:
+    if progress.blocked and progress.blocked != _NAP:
         return progress.blocked.startswith(OWN_LOCK)
     return (progress.still or 0.0) >= LONG_STILL
 
 
 def _stands_between_steps(progress: ProgressFacts) -> bool:
     """Whether a rank between two steps of a loop, where nothing is known of its work, waits in one call of the user's
-    code for a lock, a queue, a pipe or a silent server, which has no timeout, and no child process may work for it."""
+    code for a lock, a queue, a pipe or a silent server, which has no timeout, or sleeps there, perhaps between attempts
+    without end, and no child process may work for it."""
     if any(not one.name.startswith("pt_") for one in progress.children):
         return False
     if progress.blocked.startswith(_QUEUES):
         return next((frame.user for frame in progress.stack if not frame.file.endswith(_OF_QUEUES)), False)
-    return progress.stack[0].user and progress.blocked.startswith(_OF_OTHERS)
+    return progress.stack[0].user and progress.blocked.startswith((*_OF_OTHERS, _NAP))
 
 
 def _shared_names(job: Job) -> frozenset[str]:

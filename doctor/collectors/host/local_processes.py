@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from doctor.collectors.base import parse_int, read_pairs
+from doctor.core.process import CRASHES
 
 State = Literal["gone", "stopped", "silent"]
 GONE: Final = "gone"
@@ -53,6 +54,12 @@ def zombie_exit_code(pid: int, started: float) -> int | None:
     if status is None or os.geteuid() not in (0, owner):
         return None
     return os.waitstatus_to_exitcode(status)
+
+
+def signal_that_killed(pid: int, started: float | None) -> int:
+    """Return which of :data:`CRASHES` ended a zombie; 0 if it is none, or ended in another way."""
+    code = zombie_exit_code(pid, started) if started is not None else None
+    return -code if code is not None and -code in CRASHES else 0
 
 
 def process_start_time(pid: int | None = None) -> float | None:

@@ -7,12 +7,14 @@ wrapped model on.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from doctor.monitor.autostart.hook.sitecustomize import is_disabled, tell
+from doctor.monitor.autostart.launchers import watch_spawn
 
 PLAIN_LOOP = "doctor.monitor.autostart.plain_loop"
 PACKS = "construct_user_exception_with_traceback"
@@ -69,13 +71,29 @@ def _as_checkpoint(write: Callable[..., Any]) -> Callable[..., Any]:
     def save(*args: Any, **kwargs: Any) -> Any:
         loop = _loop()
         if loop is None or not loop.checkpoint_begins():
-            return write(*args, **kwargs)
+            with _checkpoint_of_trainer():
+                return write(*args, **kwargs)
         try:
             return write(*args, **kwargs)
         finally:
             loop.checkpoint_ended()
 
     return save
+
+
+@contextlib.contextmanager
+def _checkpoint_of_trainer() -> Iterator[None]:
+    """Have what the thread of a Trainer does within recorded as a checkpoint, unless the Trainer announced one."""
+    module = sys.modules.get("doctor.monitor.watch_session")
+    end: Callable[[], None] | None = None
+    with contextlib.suppress(Exception):
+        sessions = module.WatchSession.open_sessions if module is not None else ()
+        end = next(iter(sessions)).telemetry.checkpoint_begins() if len(sessions) == 1 else None
+    try:
+        yield
+    finally:
+        if end is not None:
+            end()
 
 
 def watch_deepspeed(module: Any) -> None:
@@ -123,6 +141,7 @@ def _as_one(step: Callable[..., Any]) -> Callable[..., Any]:
 
 def watch_spawned_processes(module: Any) -> None:
     """Have exceptions of functions that ``torch.multiprocessing.spawn`` runs reported: it catches them itself."""
+    watch_spawn(module)
     run = module._wrap
 
     @functools.wraps(run)

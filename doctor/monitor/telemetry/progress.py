@@ -188,14 +188,15 @@ class Progress:
     def still(self) -> float | None:
         """Return the seconds for which this rank has been still; ``None`` if its pace is known or it moves.
 
-        Once it has trained, only where it may be busy for longer than others wait, and in one call.
+        Once it has trained, only where it may be busy for longer than others wait, and in one call or a loop of naps.
         """
         if not self.has_peers or self._hang_after is not None or time.monotonic() - self.since <= EARLY_LOOK:
             return None
         if self._has_trained and self.limit() <= self.limit_of_waiting():
             return None
         prepares = self.stage == "setup" or self._has_trained
-        return self._stillness.look(in_one_call=prepares and not is_waiting_in_collective(self.training_thread))
+        in_one_call = prepares and not is_waiting_in_collective(self.training_thread)
+        return self._stillness.look(in_one_call=in_one_call, naps=self._has_trained)
 
     def facts(self) -> ProgressFacts:
         """Return the current progress, without stack and children, which cost more."""

@@ -125,6 +125,18 @@ class RankTelemetry:
         """Record a point within the step, such as ``backward`` or ``checkpoint``. (step path)"""
         self.note((monotonic(), point, None))
 
+    def checkpoint_begins(self) -> Callable[[], None] | None:
+        """Record that a file is written; return what records its end.
+
+        ``None`` in another thread than that of the training, and within a checkpoint.
+        """
+        progress = self.progress
+        point = progress.point
+        if point == "checkpoint" or threading.get_ident() != progress.training_thread:
+            return None
+        self.mark("checkpoint")
+        return lambda: self.mark(point)
+
     def batch_end(self, stage: str, *, step: int | None = None, loss: object = None) -> None:
         """Record the end of a batch. (step path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,6 +57,7 @@ class IncidentHandler:
         self._resumed_locally = False
         self._pending_abort: tuple[DecisionMessage, int] | None = None  # and the points that had been passed by then
         self._waited_until = -math.inf
+        self._killed: set[int] = set()
         self.failure: DecisionMessage | None = None
 
     @property
@@ -74,11 +76,22 @@ class IncidentHandler:
         self._abort_if_stalled(stall)
         if self._collection is not None:
             self._step_collection(self._collection, now)
-        elif self._stalls.is_news(stall, now):
+        elif self._stalls.is_news(stall, now) or self._has_killed_peer(stall):
             self._raise_incident()
             self._join_collection(now)
         elif self._context.peer_store.get(f"{self._name}/raised") is not None:
             self._join_collection(now)
+
+    def _has_killed_peer(self, stall: Stall | None) -> bool:
+        """Return whether a signal killed a peer on this host, once for each: a launcher ends the others soon.
+
+        An abort during a hang may be that of a timeout.
+        """
+        rank, number = self._context.local_peers.killed_neighbor or (-1, 0)
+        if not number or rank in self._killed or (number == signal.SIGABRT and stall is not None):
+            return False
+        self._killed.add(rank)
+        return True
 
     def note_waiting(self, now: float) -> None:
         """Record that the training thread is blocked because it awaits a decision."""

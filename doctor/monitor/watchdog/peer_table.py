@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +11,7 @@ import msgspec
 from doctor.cluster.transport.codec import MalformedMessage, unpack_capture
 from doctor.cluster.transport.failover import FailoverStore, StoreConnection
 from doctor.collectors.host.local_processes import SILENT
-from doctor.core.facts import ProgressFacts
+from doctor.core.facts import Failure, ProgressFacts
 from doctor.core.job import Job, Member, build_job
 from doctor.monitor.watchdog.local_state import LocalState
 from doctor.monitor.watchdog.protocol import PeerObservation
@@ -127,6 +128,14 @@ def _with_observation(progress: ProgressFacts, observation: PeerObservation | No
         state=observation.state,
         seen_by=observation.by,
         kernel_state=observation.letter,
+        failure=_failure_by(observation.signal) or progress.failure,
         stack=observation.stack,
         stack_from="signal" if observation.stack else "",
     )
+
+
+def _failure_by(number: int) -> Failure | None:
+    if not number:
+        return None
+    name = signal.Signals(number).name if number in {*signal.Signals} else "signal"
+    return Failure(name, f"ended by signal {number} ({name})")

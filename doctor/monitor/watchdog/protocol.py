@@ -50,7 +50,7 @@ class PeerObservation(msgspec.Struct, frozen=True):
     """What rank ``by`` observed of an unresponsive process on its own host.
 
     ``state``: as in :class:`doctor.core.facts.ProgressFacts`; ``letter``: state code of the kernel; ``asked``: stacks
-    were requested and may follow.
+    were requested and may follow; ``signal``: what killed it, if that can still be read.
     """
 
     rank: Count
@@ -59,6 +59,7 @@ class PeerObservation(msgspec.Struct, frozen=True):
     letter: Annotated[str, Meta(max_length=1)] | None = None
     stack: Annotated[tuple[Frame, ...], Meta(max_length=MOST_FRAMES)] = ()
     asked: bool = False
+    signal: Annotated[int, Meta(ge=0, lt=65)] = 0
 
 
 class RankResumed(msgspec.Struct, frozen=True):

@@ -11,7 +11,17 @@ from doctor.analysis.stats.outliers import PeerValues
 from doctor.analysis.stats.rank_roles import same_role, uses_lightning
 from doctor.analysis.stats.step_times import PHASES, common_windows, milliseconds, parts_of
 from doctor.api import Finding, Job, Rank, Scope, Severity, Skip, Verdict, check, correlates, ranks_in_words
-from doctor.facts import MemorySample, ProgressFacts, RankPausesFacts, RunMemoryFacts, StepFacts, TrainingFacts, Window
+from doctor.facts import (
+    TIME_PARTS,
+    MemorySample,
+    ProgressFacts,
+    RankPausesFacts,
+    RunMemoryFacts,
+    StepFacts,
+    TimeSpan,
+    TrainingFacts,
+    Window,
+)
 from doctor.testing import Fails, JobBuilder, Passes, running
 
 WAITS_ON_PROCESSOR = ("backward", "forward", "data", "other", "optimizer")
@@ -82,6 +92,17 @@ def _noisy(seed: int) -> StepFacts:
             for place, swing in enumerate(swings)
         )
     )
+
+
+def _spanned(seconds: float, on: tuple[int, ...] = (0,)) -> JobBuilder:
+    """Two ranks, of which those ``on`` save for so many seconds in each span, and the others wait as long."""
+
+    def spans(part: str) -> StepFacts:
+        times = {"backward": 8.0} | {part: seconds + (8.0 if part == "backward" else 0.0)}
+        row = tuple(times.get(name, 0.0) for name in TIME_PARTS)
+        return StepFacts(windows=_windows().windows, spans=tuple(TimeSpan(16 * at, 16, row) for at in range(6)))
+
+    return _job(spans("backward"), {rank: spans("checkpoint") for rank in on}, hosts=1)
 
 
 def _swinging() -> StepFacts:
@@ -188,6 +209,9 @@ def _swinging() -> StepFacts:
             _job(_rare(forward=0.1, backward=0.29), {1: _rare(forward=0.14, backward=0.25)}),
             ranks=(1,),
         ),
+        Fails("a rank whose checkpoints the other waits for", _spanned(8), ranks=(0,)),
+        Passes("checkpoints that take a twentieth of the time", _spanned(0.5)),
+        Passes("the same checkpoints on both ranks", _spanned(8, on=(0, 1))),
         Fails(
             "on GPUs the others wait where they read a value back",
             _job(_windows(other=0.12), {1: _windows(data=0.12)}, hosts=1, gpus=None),
@@ -220,7 +244,8 @@ def rank_straggling(
         if len(windows) > 1:
             slow = list(_judge(job, ranks, steps, windows, slower_share, least_seconds, persistent_share))
             paused = slow or [*_throttled_alone(ranks)] or [*_delayed(ranks)]
-            yield from paused or _rarely_slow(ranks, windows, slower_share, _waits(ranks))
+            rare = paused or [*_rarely_slow(ranks, windows, slower_share, _waits(ranks))]
+            yield from rare or _saving(ranks, slower_share)
     if not found:
         yield Skip("not enough steps yet on ranks that do the same work")
 
@@ -443,6 +468,35 @@ def _rarely_slow(
             "logging, evaluation), and do it in the background, less often, or where no rank waits.",
             explains=("RUN013",),
         )
+
+
+def _saving(ranks: tuple[Rank, ...], share: float) -> Iterator[Finding]:
+    """Ranks that save checkpoints while their peers wait, for a large part of all the time."""
+    spans = {rank.number: {one.first: one for one in steps.spans} for rank in ranks if (steps := rank.find(StepFacts))}
+    own = {number: found for number, found in spans.items() if found}
+    shared = sorted(set.intersection(*(set(found) for found in own.values()))) if len(own) > 1 else []
+    rows = [first for first in shared if len({found[first].batches for found in own.values()}) == 1]
+    for number, found in own.items():
+        peers = [other for rank, other in own.items() if rank != number]
+        excess = {
+            part: [found[at].part(part) - median(other[at].part(part) for other in peers) for at in rows]
+            for part in TIME_PARTS
+        }
+        costs = excess["checkpoint"]
+        lost, waited = sum(costs), -sum(min(0.0, sum(one)) for one in excess.values())
+        whole = sum(sum(found[at].seconds) for at in rows)
+        times = [one for one in costs if one > 0.2 * lost / max(1, len(costs))]
+        if lost < max(_LEAST_LOST, share * whole) or waited < NEAR * lost or len(times) < _LEAST_TIMES:
+            continue
+        if max(costs) <= 0.5 * lost:
+            yield Finding(
+                f"Checkpoints of rank {number} cost {lost:.0f} s of {whole:.0f} s, while its peers wait",
+                ranks=(number,),
+                evidence={"seconds_lost": round(lost, 3), "seconds_watched": round(whole, 3), "others_wait": waited},
+                fix="Save less often, to a faster disk first, or in the background "
+                "(`torch.distributed.checkpoint.async_save`); with FSDP let every rank save its own part.",
+                explains=("RUN013",),
+            )
 
 
 def _throttled(pauses: RankPausesFacts) -> str:

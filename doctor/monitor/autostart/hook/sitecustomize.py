@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 TRAINERS = "doctor.monitor.autostart.trainers:"
 TORCH = "doctor.monitor.autostart.torch_modules:"
+LAUNCHERS = "doctor.monitor.autostart.launchers:"
 INSTALLERS = {
     "lightning.pytorch.trainer.trainer": TRAINERS + "watch_lightning",
     "pytorch_lightning.trainer.trainer": TRAINERS + "watch_lightning",
@@ -29,6 +30,7 @@ INSTALLERS = {
     "torch.distributed.fsdp._fully_shard._fully_shard": TORCH + "watch_fully_shard",
     "torch.distributed._composable.fsdp.fully_shard": TORCH + "watch_fully_shard",  # torch 2.4 and 2.5
     "torch.distributed.distributed_c10d": TORCH + "watch_process_groups",
+    "torch.distributed.elastic.multiprocessing.api": LAUNCHERS + "watch_torchrun",
     "torch.multiprocessing.spawn": TORCH + "watch_spawned_processes",
     "ray.train.v2._internal.execution.worker_group.thread_runner": TORCH + "watch_ray_workers",
     "torch.serialization": TORCH + "watch_checkpoints",

@@ -25,6 +25,7 @@ DEFAULTS: dict[str, object] = {
     "max_grad_norm": 1.0,
     "eval_strategy": "no",
     "eval_steps": None,
+    "logging_strategy": "steps",
     "save_strategy": "steps",
     "save_steps": 500,
     "load_best_model_at_end": False,

@@ -95,7 +95,9 @@ def blocking_call(native_id: int, stack: Sequence[Frame], pid: int | None = None
         return "a lock of its own process (threading.Lock, or a lock in native code)"
     if kind == "child":
         return "the end of a child process"
-    if kind in ("", "sleep") or argument is None:
+    if kind == "sleep":
+        return "the end of a sleep"
+    if not kind or argument is None:
         return ""
     descriptor = _polled(argument, process) if kind == "poll" else argument
     links = open_links(process / "fd") or {}

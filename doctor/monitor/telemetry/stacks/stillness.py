@@ -1,8 +1,9 @@
 """For how long a thread has been in the same instruction of the same frames while its process used no CPU time.
 
 What prepares a run moves: imports, compilation and preprocessing use CPU time and change the stack. A thread that does
-neither waits for something. Before the first batch it may look for a file or a server again and again; then it is woken
-each time, and its voluntary context switches are counted, too (proc_pid_status(5)).
+neither waits for something. It may look for a file or a server again and again; then it is woken each time, and its
+voluntary context switches are counted, too (proc_pid_status(5)). Before the first batch such a loop may be right.
+Between steps, while other ranks wait, one that naps at the same place stands as much as one that sleeps.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ import time
 from collections.abc import Hashable
 from pathlib import Path
 
+from doctor.collectors.base import parse_int
+
 MOST_FRAMES = 60
 CPU_SHARE, CPU_SECONDS = 0.2, 0.3
 """CPU time of the process, as a share of the time and beside that, up to which it counts as idle: the doctor's own
 threads use some."""
+NAPS = 3.0
+"""Switches a second up to which a thread naps; one that evaluates is woken more often, by its reads or its device."""
 
 
 class Stillness:
@@ -27,27 +32,31 @@ class Stillness:
         self._key: Hashable = None
         self._since = 0.0
         self._cpu = 0.0
+        self._switched = 0
 
-    def look(self, *, in_one_call: bool = False) -> float:
+    def look(self, *, in_one_call: bool = False, naps: bool = False) -> float:
         """Return the seconds for which the thread has been still; takes some microseconds.
 
-        ``in_one_call``: count only the time that it has not been woken in; 0 if that is unknown.
+        ``in_one_call``: count only the time that it has not been woken in, or with ``naps`` less than :data:`NAPS`
+        times a second; 0 if that is unknown.
         """
-        switches = self._switches() if in_one_call else ""
+        switches = self._switches() if in_one_call else 0
         if switches is None:
             self._key = None
             return 0.0
-        now, cpu, key = time.monotonic(), time.process_time(), (switches, *self._position())
-        if key != self._key or cpu - self._cpu > CPU_SHARE * (now - self._since) + CPU_SECONDS:
-            self._key, self._since, self._cpu = key, now, cpu
+        now, cpu, key = time.monotonic(), time.process_time(), self._position()
+        woken = switches - self._switched > (NAPS * (now - self._since) + NAPS if naps else 0)
+        if woken or key != self._key or cpu - self._cpu > CPU_SHARE * (now - self._since) + CPU_SECONDS:
+            self._key, self._since, self._cpu, self._switched = key, now, cpu, switches
         return now - self._since
 
-    def _switches(self) -> str | None:
+    def _switches(self) -> int | None:
         try:
             lines = self._status.read_text().splitlines()
         except OSError:
             return None
-        return next((line for line in lines if line.startswith("voluntary_ctxt_switches:")), None)
+        line = next((line for line in lines if line.startswith("voluntary_ctxt_switches:")), "")
+        return parse_int(line.partition(":")[2])
 
     def _position(self) -> tuple[Hashable, ...]:
         frame = sys._current_frames().get(self._thread)

@@ -11,7 +11,13 @@ from doctor.cluster.transport.codec import decode_all, encode
 from doctor.cluster.transport.failover import FailoverStore
 from doctor.cluster.transport.store import Mailbox
 from doctor.collectors.host.host_identity import Identity
-from doctor.collectors.host.local_processes import GONE, SILENT, process_start_time, process_state
+from doctor.collectors.host.local_processes import (
+    GONE,
+    SILENT,
+    process_start_time,
+    process_state,
+    signal_that_killed,
+)
 from doctor.core.files.own_folder import OwnFolder
 from doctor.monitor.telemetry.stacks.stack_files import read_stack_file
 from doctor.monitor.watchdog.local_peers.stack_dump import STACK_DUMPER, StackSignal, stack_file
@@ -60,6 +66,20 @@ class LocalPeerProbe:
         process = self._known[rank]
         return process_state(process.pid, process.started)[0] == SILENT
 
+    @property
+    def killed_neighbor(self) -> tuple[int, int] | None:
+        """The next rank on this host, and the signal that killed it, while its parent has not waited for it yet.
+
+        One rank is enough: each is the next of another.
+        """
+        higher = [rank for rank in self.ranks if rank > self._rank]
+        rank = min(higher or self.ranks, default=None)
+        if rank is None:
+            return None
+        process = self._known[rank]
+        number = signal_that_killed(process.pid, process.started)
+        return (rank, number) if number else None
+
     def exited(self, ranks: Iterable[int]) -> set[int]:
         """Return which of these ranks have no process on this host any more."""
         known = ((rank, self._known[rank]) for rank in ranks if rank in self.ranks)
@@ -72,9 +92,12 @@ class LocalPeerProbe:
         observation of it in this incident.
         """
         process = self._known[rank]
+        if before is not None and before.signal:  # its parent may have waited for it since
+            return before
+        killed_by = signal_that_killed(process.pid, process.started)
         state, letter = process_state(process.pid, process.started)
         if state != SILENT:
-            return PeerObservation(rank, self._rank, state, letter)
+            return PeerObservation(rank, self._rank, state, letter, signal=killed_by)
         if in_grace:
             return None
         asked = before.asked if before is not None and before.state == SILENT else self._request_stacks(process)

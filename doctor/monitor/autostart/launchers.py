@@ -1,0 +1,104 @@
+"""Installers for launchers of torch: a process that a signal killed stays visible until the others have reported it.
+
+torchrun ends the other processes within a tenth of a second, and ``torch.multiprocessing.spawn`` at once: before a rank
+that waits in a collective can find out, and before its watchdog has. So the processes are looked at just before the
+launcher does, without taking their exit status: the kernel keeps a killed one as a zombie, with its signal, which its
+peers can read. The launcher goes on as soon as the others have ended, or after :data:`HOLD`. Nothing is held back if
+processes end in any other way, or if the launcher itself ends them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from multiprocessing.connection import wait
+from typing import Any
+
+HOLD = 3.0
+"""Seconds at most that the others get: a watchdog looks twice a second, and a decision takes a second or two."""
+POLL = 0.05
+
+
+def watch_torchrun(module: Any) -> None:
+    """Have torchrun's processes looked at before it does (torch/distributed/elastic/multiprocessing/api.py)."""
+    kind = module.SubprocessContext
+    poll = kind._poll
+
+    @functools.wraps(poll)
+    def observed(self: Any) -> Any:
+        others: Collection[int] = ()
+        with suppress(Exception):
+            others = _note_killed(self, module.ProcessFailure)
+        await_end(others)
+        return poll(self)
+
+    kind._poll = observed
+
+
+def _note_killed(context: Any, failure_of: Any) -> Collection[int]:
+    """Enter killed processes where torchrun does, at their time; return the pids of the others.
+
+    torchrun names the failure with the lowest time as root cause: what the others do meanwhile must not precede it.
+    """
+    pids = {rank: context.subprocess_handlers[rank].proc.pid for rank in context._running_local_ranks}
+    killed = {rank: number for rank, pid in pids.items() if (number := _signal_that_killed(pid))}
+    for rank, number in killed.items():
+        failure = failure_of(local_rank=rank, pid=pids[rank], exitcode=-number, error_file=context.error_files[rank])
+        context._failures[rank] = failure
+        context._running_local_ranks.discard(rank)
+    return [pid for rank, pid in pids.items() if rank not in killed] if killed else ()
+
+
+def watch_spawn(module: Any) -> None:
+    """Have processes of ``torch.multiprocessing.spawn`` looked at before it does (torch/multiprocessing/spawn.py)."""
+    kind = module.ProcessContext
+    join = kind.join
+
+    @functools.wraps(join)
+    def joined(self: Any, timeout: float | None = None, *args: Any, **kwargs: Any) -> Any:
+        if not self.sentinels or not wait(list(self.sentinels), timeout):
+            return join(self, 0, *args, **kwargs)
+        others: Collection[int] = ()
+        with suppress(Exception):
+            others = _keep_killed(self)
+        await_end(others)
+        return join(self, timeout, *args, **kwargs)
+
+    kind.join = joined
+
+
+def _keep_killed(context: Any) -> Collection[int]:
+    """Have the context join a killed process, and none that ends meanwhile; return the pids of the others."""
+    running = {sentinel: context.processes[index].pid for sentinel, index in context.sentinels.items()}
+    killed = next((sentinel for sentinel, pid in running.items() if _signal_that_killed(pid)), None)
+    if killed is None:
+        return ()
+    context.sentinels = {killed: context.sentinels[killed]}
+    return [pid for sentinel, pid in running.items() if sentinel != killed]
+
+
+def await_end(pids: Collection[int]) -> None:
+    """Wait until these children have ended, for :data:`HOLD` seconds at most. A signal of the launcher raises here."""
+    running, until = set(pids), time.monotonic() + HOLD
+    while running and time.monotonic() < until:
+        time.sleep(POLL)
+        running = {pid for pid in running if not _has_ended(pid)}
+
+
+def _signal_that_killed(pid: int) -> int:
+    """Return the signal that killed a child that was not waited for yet; 0 if it runs, or ended in another way."""
+    from doctor.core.process import CRASHES
+
+    seen = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    by_signal = seen is not None and seen.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
+    return seen.si_status if seen is not None and by_signal and seen.si_status in CRASHES else 0
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except OSError:  # somebody else has waited for it
+        return True
