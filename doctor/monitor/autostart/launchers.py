@@ -19,7 +19,7 @@ from typing import Any
 
 HOLD = 3.0
 """Seconds at most that the others get: a watchdog looks twice a second, and a decision takes a second or two."""
-POLL = 0.05
+MOMENT, POLL = 0.5, 0.05
 
 
 def watch_torchrun(module: Any) -> None:
@@ -59,8 +59,11 @@ def watch_spawn(module: Any) -> None:
 
     @functools.wraps(join)
     def joined(self: Any, timeout: float | None = None, *args: Any, **kwargs: Any) -> Any:
-        if not self.sentinels or not wait(list(self.sentinels), timeout):
+        ready = wait(list(self.sentinels), timeout) if self.sentinels else []
+        if not ready:
             return join(self, 0, *args, **kwargs)
+        # A sentinel is a pipe, which the kernel closes a moment before the process is a zombie.
+        await_end([self.processes[self.sentinels[one]].pid for one in ready], MOMENT)
         others: Collection[int] = ()
         with suppress(Exception):
             others = _keep_killed(self)
@@ -80,12 +83,11 @@ def _keep_killed(context: Any) -> Collection[int]:
     return [pid for sentinel, pid in running.items() if sentinel != killed]
 
 
-def await_end(pids: Collection[int]) -> None:
-    """Wait until these children have ended, for :data:`HOLD` seconds at most. A signal of the launcher raises here."""
-    running, until = set(pids), time.monotonic() + HOLD
-    while running and time.monotonic() < until:
+def await_end(pids: Collection[int], seconds: float | None = None) -> None:
+    """Wait until these children have ended, for :data:`HOLD` seconds by default. Handlers of signals may raise here."""
+    until = time.monotonic() + (HOLD if seconds is None else seconds)
+    while not all(map(_has_ended, pids)) and time.monotonic() < until:
         time.sleep(POLL)
-        running = {pid for pid in running if not _has_ended(pid)}
 
 
 def _signal_that_killed(pid: int) -> int:
