@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.sample import ALL, ONE_OF_EXAMPLES, ONE_OF_PATTERNS
+from tests.lab.sample import ALL, ALL_SLOW, ONE_OF_EXAMPLES, ONE_OF_PATTERNS, TURN, TURNS, of_this_turn, turn
 from tests.lab.speed import VARIABLE, patience, slowness
 
 TESTS = Path(__file__).parent
@@ -52,9 +52,26 @@ SLOW = (
 )
 """What starts whole jobs of launchers and frameworks, or measures for long: a quarter of the time of all tests.
 ``-m slow`` runs it, a step of its own in ``.ci/run``, and so does DOCTOR_LONG_TESTS=1."""
-BY_MARK = "@pytest.mark.slow"
-"""What marks single tests of other modules as such."""
+BY_MARK = "pytest.mark.slow"
+"""What marks single tests and cases of other modules as such."""
 LEFT_OUT = pytest.mark.skip(reason="whole jobs; bash tests/run -m slow runs it, as .ci/run does in a step of its own")
+JOBS = (
+    "attach/test_gathered.py",
+    "autostart/test_jobs.py",
+    "benchmarks/test_samples.py",
+    "examples/test_more_launchers.py",
+    "examples/test_pytorchjob.py::test_pods_are_checked_and_train",
+    "examples/test_recipes.py",
+    "examples/test_slurm_epilog.py",
+    "examples/test_uneven_batches.py",
+    "faults/live/test_full_probes.py",
+    "frameworks/",
+    "postmortem/test_real_runs.py::test_tasks_of_srun_with_labels",
+    "test_documented_commands.py",
+    "test_release_files.py::test_the_list_of_components_has_every_dependency",
+)
+"""The slow tests that take seconds of CPU each and share no fixture: ``-m slow`` runs a sample of them. Tests that
+share one take as long for a few as for all."""
 DELIVERABLE = (signal.SIGINT, signal.SIGQUIT)
 """Signals that a shell without job control has its background jobs ignore (POSIX, Shell Command Language, 2.11); every
 child would inherit that. SIGHUP stays as it is: ``nohup`` asked for it, and no test sends it."""
@@ -64,6 +81,7 @@ def pytest_configure() -> None:
     """Prepare the process that runs tests, and the environment of the workers that it starts."""
     _restore_signals()
     os.environ[VARIABLE] = f"{slowness():.2f}"
+    os.environ[TURN] = f"{turn()}"
     _load_hypothesis_profile()
 
 
@@ -85,13 +103,15 @@ def _load_hypothesis_profile() -> None:
     settings.load_profile("suite")
 
 
-def pytest_report_header() -> list[str]:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     """The measurement, for whoever reads a failure, and what is sampled without being skipped."""
     lines = [f"machine: {slowness():.2f} times as slow as the reference; deadlines follow"]
     if not ALL:
         part = f"one of {ONE_OF_EXAMPLES} examples of slow fuzz tests, one of {ONE_OF_PATTERNS} patterns of modules and"
         part += " messages, and unredacted reports of the corpus against their schema"
         lines.append(f"sample: {part}, and what is listed as skipped in the end; DOCTOR_LONG_TESTS=1 runs all")
+    if not ALL_SLOW and config.getoption("markexpr") == "slow":
+        lines.append(f"sample: one of {TURNS} whole jobs, by {TURN}={turn()}; DOCTOR_ALL_SLOW=1 runs all")
     return lines
 
 
@@ -117,12 +137,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(LEFT_OUT)
+    elif not ALL_SLOW and config.getoption("markexpr") == "slow":
+        _sample_jobs([item for item in items if item.get_closest_marker("slow")])
     _spread_slow_modules(items, getattr(config, "workerinput", {}).get("workercount", 1))
     if config.pluginmanager.hasplugin("rerunfailures"):
         for item in items:
             if item.get_closest_marker("real_time") or _is_in_real_time(item.path):
                 item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
     _scale_limits(config, items)
+
+
+def _sample_jobs(slow: list[pytest.Item]) -> None:
+    """Skip the jobs of other turns, each with its name."""
+    named = {_name(item): item for item in slow if not _is_skipped(item)}
+    jobs = {name for name in named if name.startswith(JOBS)}
+    for name in jobs - of_this_turn(jobs, named.keys() - jobs, turn()):
+        reason = f"sampled: {name.rpartition('::')[2]} runs for one commit in {TURNS}; DOCTOR_ALL_SLOW=1 runs it"
+        named[name].add_marker(pytest.mark.skip(reason=reason))
+
+
+def _name(item: pytest.Item) -> str:
+    return f"{item.path.relative_to(TESTS).as_posix()}::{item.name}"
+
+
+def _is_skipped(item: pytest.Item) -> bool:
+    """Whether the test is left out already."""
+    marks = [mark for mark in item.iter_markers() if mark.name in ("skip", "skipif")]
+    return any(mark.name == "skip" or any(mark.args) for mark in marks)
 
 
 def _is_in_real_time(path: Path) -> bool:

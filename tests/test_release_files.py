@@ -129,6 +129,7 @@ def environment_of(requirements, folder):
     return folder / "bin" / "python"
 
 
+@pytest.mark.slow
 def test_the_list_of_components_has_every_dependency(tmp_path):
     pytest.importorskip("cyclonedx_py")
     file = tmp_path / "sbom.json"

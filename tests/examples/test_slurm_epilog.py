@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.network import rate
+from tests.lab.sample import long_only
 from tests.lab.slurm import READY_WITHIN, SlurmCluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -93,7 +94,7 @@ def test_what_the_job_named_is_left_out_of_the_next(site: Callable[..., Site]) -
     assert one.cluster.srun(["--nodes=3", one.exclude_option()], ["hostname"]).stdout.count("node") == 3
 
 
-@pytest.mark.skipif("DOCTOR_LONG_TESTS" not in os.environ, reason="30 s of full probes; DOCTOR_LONG_TESTS=1 plays it")
+@long_only("30 s of full probes, which tests/faults/live/test_full_probes.py plays")
 def test_a_slow_host_is_measured_and_left_out_of_the_next(site: Callable[..., Site]) -> None:
     one = site(4)
     rate(one.cluster.hosts[2], "10mbit")

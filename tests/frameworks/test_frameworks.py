@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 pytest.importorskip("torch")
 
@@ -60,10 +61,11 @@ def assert_nothing_of_others(new: set[str]) -> None:
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
-def need(framework: str) -> None:
+def case(framework: str, *marks: pytest.MarkDecorator) -> ParameterSet:
     package = NEEDS.get(framework)
-    if package is not None and find_spec(package) is None:
-        pytest.skip(f"needs {package}{OWN_ENVIRONMENT if package in ('deepspeed', 'trl') else ''}")
+    reason = f"needs {package}{OWN_ENVIRONMENT if package in ('deepspeed', 'trl') else ''}"
+    lacks = pytest.mark.skipif(package is not None and find_spec(package) is None, reason=reason)
+    return pytest.param(framework, marks=(lacks, *marks))
 
 
 def started_job(*arguments: Any, **options: Any) -> JobOutcome:
@@ -78,12 +80,11 @@ def started_job(*arguments: Any, **options: Any) -> JobOutcome:
 @pytest.mark.parametrize(
     "framework",
     [
-        *("fsdp1", "lightning", "transformers", "zero1", "zero2", "zero3", "trl_sft", "trl_dpo", "ray"),
-        *(pytest.param(name, marks=IN_BENCHMARK) for name in ("late_rich", "fsdp2", "accelerate", "fabric")),
+        *map(case, ("fsdp1", "lightning", "transformers", "zero1", "zero2", "zero3", "trl_sft", "trl_dpo", "ray")),
+        *(case(name, IN_BENCHMARK) for name in ("late_rich", "fsdp2", "accelerate", "fabric")),
     ],
 )
 def test_the_numbers_are_those_of_the_job_without_it(framework: str, tmp_path: Path) -> None:
-    need(framework)
     bare = started_job(tmp_path / "bare", framework, watched=False)
     assert bare.code == 0, bare.output[-3000:]
     watched = started_job(tmp_path / "watched", framework)
@@ -98,9 +99,8 @@ def test_the_numbers_are_those_of_the_job_without_it(framework: str, tmp_path: P
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "framework", ["zero2", "zero3", "zero_edited", "trl_sft", pytest.param("ray", marks=IN_BENCHMARK)]
+    "framework", [*map(case, ("zero2", "zero3", "zero_edited", "trl_sft")), case("ray", IN_BENCHMARK)]
 )
 def test_a_crash_of_rank_1_is_named(framework: str, tmp_path: Path) -> None:
-    need(framework)
     done = started_job(tmp_path, framework, "crash", watched=framework != "zero_edited")
     assert done.culprits("crash") == [1], done.output[-3000:]

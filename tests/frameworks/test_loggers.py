@@ -24,11 +24,14 @@ OF_SEVERAL_RANKS = {"doctor/slowest_rank", "doctor/slowest_rank_excess", "doctor
 OF_DEVICES = {"doctor/memory_reserved_max_bytes"}
 
 
+def lacks(name: str) -> pytest.MarkDecorator:
+    reason = f"needs {NEEDS[name]}; benchmarks/frameworks/environment makes an environment with it"
+    return pytest.mark.skipif(find_spec(NEEDS[name]) is None, reason=reason)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LOGGERS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=lacks(name)) for name in LOGGERS])
 def test_a_logger_keeps_what_the_doctor_measured(name: str, tmp_path: Path) -> None:
-    if find_spec(NEEDS[name]) is None:
-        pytest.skip(f"needs {NEEDS[name]}; benchmarks/frameworks/environment makes an environment with it")
     command = [sys.executable, "-m", "tests.frameworks.logger_program", str(tmp_path), name, "18"]
     done = subprocess.run(
         command, env=clean_environ(tmp_path), cwd=ROOT, capture_output=True, text=True, timeout=patience(120)

@@ -1,16 +1,39 @@
-"""What the tests leave out by default, with the reason that is printed; DOCTOR_LONG_TESTS=1 runs all of it."""
+"""What the tests leave out by default, with the reason that is printed; DOCTOR_LONG_TESTS=1 runs all of it.
+
+Of whole jobs, ``-m slow`` runs one in ``TURNS``, others for each commit; DOCTOR_ALL_SLOW=1 runs all of them."""
 
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import time
 from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import pytest
 from _pytest.mark import ParameterSet
 
 ALL = "DOCTOR_LONG_TESTS" in os.environ
-
+ALL_SLOW = ALL or bool(os.environ.get("DOCTOR_ALL_SLOW"))
+TURNS = 3
+TURN = "RANKDOCTOR_TESTS_TURN"
+"""The variable with the number that decides which jobs are run: workers get it from the process that starts them, and
+who wants another part sets it."""
+SUBJECTS = {
+    "Accelerate": {"accelerate", "accelerated", "llamafactory"},
+    "DeepSpeed": {"zero1", "zero2", "zero3"},
+    "FSDP": {"fsdp1", "fsdp2"},
+    "Kubernetes": {"pods"},
+    "Lightning": {"lightning"},
+    "Open MPI": {"mpirun"},
+    "Ray": {"ray"},
+    "SLURM": {"slurm", "srun", "epilog", "prolog"},
+    "torchrun": {"torchrun"},
+    "Transformers": {"transformers"},
+}
+"""Launchers and frameworks, and the words in names of tests that start a job of them."""
 
 ONE_OF_PATTERNS = 1 if ALL else 12
 """All patterns of modules take two minutes of CPU, those of messages half a minute."""
@@ -53,3 +76,39 @@ def sampled(
         seen.add(kind_of(scene))
         every.append(pytest.param(scene, id=scene.title, marks=skip if is_left_out else ()))
     return every
+
+
+def turn() -> int:
+    """The number of this run: the commit, or the day outside a checkout of git."""
+    if TURN in os.environ:
+        return int(os.environ[TURN])
+    # The folder may belong to another user: .ci/run runs as root.
+    asked = ["git", "-c", "safe.directory=*", "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
+        return int(done.stdout[:8], 16)
+    except (OSError, subprocess.TimeoutExpired, ValueError):  # no git, or no commit
+        return int(time.time()) // 86400
+
+
+def of_this_turn(jobs: Iterable[str], others: Iterable[str], number: int) -> set[str]:
+    """Those of the tests ``jobs`` that are run: each is in one of ``TURNS`` numbers in a row. ``others`` are run
+    always. All are named by path and test: of each folder and each of ``SUBJECTS``, at least one is run."""
+    parts: dict[str, list[str]] = {}
+    for name in sorted(jobs):
+        for part in _parts(name):
+            parts.setdefault(part, []).append(name)
+    picked = {name for folder in parts if folder not in SUBJECTS for name in parts[folder][number % TURNS :: TURNS]}
+    shown = {part for name in (*picked, *others) for part in _parts(name)}
+    for part, names in parts.items():
+        if part not in shown:
+            name = names[number % len(names)]
+            picked.add(name)
+            shown.update(_parts(name))
+    return picked
+
+
+def _parts(name: str) -> set[str]:
+    """The folder of a test, or its module if it is in none, and what it is about."""
+    words = {*re.split(r"[^a-z0-9]+", name.lower())}
+    return {name.split("/")[0].split("::")[0], *(subject for subject, ours in SUBJECTS.items() if words & ours)}
