@@ -54,10 +54,8 @@ from doctor.testing.script_cases import fails, passes
 def collective_depends_on_data(script: Script) -> Iterator[Violation]:
     """Ask whether a collective call depends on the data or the clock of one rank.
 
-    Why it hurts: one rank makes the call and another does not. The ranks then wait for each other until a timeout ends
-    the job, often hours into it, at the first bad batch.
-    Fix: Make all ranks agree first, then branch on the result: `flag = torch.tensor(float(bad), device=device)`;
-    `dist.all_reduce(flag, op=dist.ReduceOp.MAX)`; `if flag.item(): ...`.
+    Why it hurts: one rank makes the call and another does not, so the ranks wait for each other until the timeout.
+    Fix: Reduce the condition over all ranks (`dist.all_reduce(flag, op=dist.ReduceOp.MAX)`), and branch on the result.
     """
     calls = [(one.call, one.word) for one in collectives_of(script).all()]
     calls += [(call, "backward") for call in gradients_reduced(script)]

@@ -34,10 +34,9 @@ from doctor.testing.script_cases import fails, passes
 def exception_checkpoint_on_ranks(script: Script) -> Iterator[Violation]:
     """Ask whether a rank that has failed calls something that waits for the other ranks.
 
-    Why it hurts: the other ranks are in the middle of their step and never make the call. The error is shown only after
-    the wait times out, if at all; what is seen is an NCCL timeout half an hour later, on every rank.
-    Fix: Save on a schedule instead: `ModelCheckpoint(every_n_train_steps=500, save_last=True)`, and let the error end
-    the job; the launcher stops the other ranks.
+    Why it hurts: the other ranks never make the call. The failed rank waits for them until the timeout, which hides its
+    error.
+    Fix: Remove the call from the handler, so that the error ends the rank and the launcher stops the others.
     """
     for call in script.calls(_NAME, "lightning.pytorch.callbacks.on_exception_checkpoint.OnExceptionCheckpoint"):
         every = list(script.calls("lightning.pytorch.Trainer"))
@@ -49,6 +48,7 @@ def exception_checkpoint_on_ranks(script: Script) -> Iterator[Violation]:
                 call,
                 f"OnExceptionCheckpoint on several ranks (Trainer at line {trainers[0].lineno}): a failed rank blocks "
                 "in the save",
+                fix="Save on a schedule instead, with `ModelCheckpoint(every_n_train_steps=..., save_last=True)`.",
                 evidence=(("trainer_at_line", trainers[0].lineno),),
             )
     yield from _hooks(script)

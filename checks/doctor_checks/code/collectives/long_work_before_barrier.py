@@ -37,10 +37,7 @@ def long_work_before_barrier(script: Script) -> Iterator[Violation]:
 
     Why it hurts: the default timeout is 10 minutes with NCCL and 30 minutes with Gloo. With a larger dataset, or a
     slower disk or network, the waiting ranks end the job with a timeout that looks like a network fault.
-    Fix: Prepare the data before the run and load the result on all ranks, or raise the timeout:
-    `init_process_group(timeout=timedelta(hours=2))`,
-    `Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=2))])` or
-    `TrainingArguments(ddp_timeout=7200)`.
+    Fix: Prepare the data before the run, or raise the timeout with `init_process_group(timeout=timedelta(hours=2))`.
     """
     started = _started(script)
     if started is None or (script.name(started.func) not in _GROUPS and not may_be_several(script)):
@@ -54,10 +51,22 @@ def long_work_before_barrier(script: Script) -> Iterator[Violation]:
             yield Violation(
                 call,
                 f"{script.text_of(call.func, 40)} may exceed the default timeout of the ranks {words}",
+                fix=_FIXES.get(script.name(started.func), ""),
                 severity=Severity.INFO if last_name(call.func) == "map" else None,  # its size is not in the code
                 evidence=(("waits_at_line", place), ("job_started_at_line", started.lineno)),
                 confidence=0.7,
             )
+
+
+_FIXES = {
+    "transformers.TrainingArguments": (
+        "Prepare the data before the run, or raise the timeout with `TrainingArguments(ddp_timeout=7200)`."
+    ),
+    ACCELERATOR: (
+        "Prepare the data before the run, or pass `InitProcessGroupKwargs(timeout=timedelta(hours=2))` in the "
+        "`kwargs_handlers` of Accelerator."
+    ),
+}
 
 
 def _started(script: Script) -> ast.Call | None:

@@ -60,10 +60,9 @@ _Leaving = ast.Continue | ast.Break | ast.Return
 def loop_left_on_data(script: Script) -> Iterator[Violation]:
     """Ask whether a rank can skip a step, or leave the loop, because of its own data, clock or memory.
 
-    Why it hurts: the other ranks are in the backward pass of that step, where gradients are reduced, and wait for a
-    rank that has moved on. The job hangs at the first bad batch, or the gradients of different steps are paired.
-    Fix: Contribute a loss of zero (loss * 0 does not remove NaN: use torch.nan_to_num or `sum(p.sum() for p in
-    model.parameters()) * 0`), or reduce a flag first so that all ranks skip together.
+    Why it hurts: the other ranks wait in the backward pass of the step that this rank left. The job hangs, or gradients
+    of different steps are averaged.
+    Fix: Reduce a flag over all ranks (`dist.all_reduce(flag, op=dist.ReduceOp.MAX)`), and skip the step on all of them.
     """
     synchronizing = {one.call: one.word for one in collectives_of(script).all() if one.word not in _NOT_IN_STEPS}
     synchronizing.update(dict.fromkeys(gradients_reduced(script), "backward"))
@@ -204,12 +203,12 @@ def _hit(script: Script, at: ast.AST, cause: str, does: str, missed: ast.Call, w
 
 
 _REDUCE_FLAG = (
-    "Make all ranks agree first: `flag = torch.tensor(int(stop), device=device)`, `dist.all_reduce(flag, "
-    "op=dist.ReduceOp.MAX)`, and leave on all ranks if `flag.item()`."
+    "Reduce the decision over all ranks (`dist.all_reduce(flag, op=dist.ReduceOp.MAX)`), and leave the loop on all of "
+    "them."
 )
 _FIXES = {
-    "loss": "Reduce the value over all ranks before it is compared: `dist.all_reduce(loss, op=dist.ReduceOp.AVG)`, or "
-    "`accelerator.reduce(loss, reduction='mean')`.",
+    "loss": "Average the loss over all ranks (`dist.all_reduce(loss, op=dist.ReduceOp.AVG)`) before it is compared.",
+    "error": "Let the error end the rank, so that the launcher stops the others.",
     "time": _REDUCE_FLAG,
     "signal": _REDUCE_FLAG,
 }

@@ -54,6 +54,9 @@ _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/]
         "Accelerator",
         "ReduceLROnPlateau",
     ),
+    impacts={
+        r"is not gathered": "The printed value is that of one rank's shard.",
+    },
     cases=lambda: (
         fails(
             "the loss of validation",
@@ -127,9 +130,8 @@ _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/]
 def metric_not_synchronised(script: Script) -> Iterator[Violation]:
     """Ask whether evaluation metrics are averaged across ranks.
 
-    Why it hurts: each rank evaluates a different shard of the data, and the value that is printed and compared is that
-    of rank 0's shard. ModelCheckpoint and EarlyStopping use it; if each rank decides for itself, the ranks disagree and
-    hang.
+    Why it hurts: the value that is printed, and that ModelCheckpoint and EarlyStopping use, is that of one rank's
+    shard. If the ranks decide differently, they hang.
     Fix: Call `self.log(name, value, sync_dist=True)`, or log a torchmetrics object, which synchronizes itself.
     """
     yield from _not_gathered(script)
@@ -164,8 +166,8 @@ def _not_gathered(script: Script) -> Iterator[Violation]:
                 call,
                 f"{script.text_of(call.func)} gets only this rank's predictions: Accelerate shards "
                 f"{script.text_of(unwrapped(loop.iter), 40)} (line {loop.lineno})",
-                fix="Call `predictions, references = accelerator.gather_for_metrics((predictions, references))` "
-                f"before line {call.lineno}.",
+                fix=f"Pass the predictions and references through `accelerator.gather_for_metrics` before line "
+                f"{call.lineno}.",
             )
 
 
@@ -202,9 +204,9 @@ def _counted_alone(script: Script) -> Iterator[Violation]:
                 line = min(one.lineno for one in loops)
                 yield Violation(
                     call,
-                    f"{name.id} covers only this rank's shard of the loader at line {line}, and is not gathered",
-                    fix="Call `predictions, references = accelerator.gather_for_metrics((predictions, references))` in "
-                    f"the loop of line {line}.",
+                    f"`{name.id}` covers only this rank's shard of the loader at line {line}, and is not gathered",
+                    fix="Pass the predictions and references through `accelerator.gather_for_metrics` in the loop at "
+                    f"line {line}.",
                     confidence=0.8,
                 )
                 break

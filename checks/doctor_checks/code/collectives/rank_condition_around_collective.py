@@ -24,6 +24,13 @@ from doctor.testing.script_cases import fails, passes
         *("DataParallel", "fully_shard", "rank", "is_main"),
     ),
     foreshadows=("RUN006",),
+    impacts={
+        r"lets the other ranks enter": "The other ranks run the block before the first one has left it.",
+        r"forward": (
+            "DDP broadcasts buffers in its forward pass, so the ranks that call it wait for the others, or collectives "
+            "that do not belong together are paired."
+        ),
+    },
     cases=lambda: (
         fails("a loss is reduced on rank 0 alone", _REDUCED),
         fails("evaluation in a function that gathers", _EVALUATED),
@@ -100,8 +107,8 @@ from doctor.testing.script_cases import fails, passes
 def rank_condition_around_collective(script: Script) -> Iterator[Violation]:
     """Ask whether a call that synchronizes ranks is inside a rank-dependent branch.
 
-    Why it hurts: ranks inside the branch wait in the collective; the others skip it, or are already in their next
-    collective. The job deadlocks until a timeout, or mismatched collectives are paired.
+    Why it hurts: the ranks that make the call wait for the others, which skip it or are in another collective. The job
+    deadlocks until the timeout, or mismatched collectives are paired.
     Fix: Make the call on all ranks, and keep only the use of its result inside the branch.
     """
     exits: set[tuple[ast.AST, str]] = set()
@@ -198,7 +205,7 @@ def _takes_turns(script: Script, one: CollectiveCall) -> bool:
 
 
 def _is_handed_on(script: Script, call: ast.Call) -> bool:
-    """Whether the branch opposite to that of a call hands on the function that it calls, to run it there:
+    """Whether the branch opposite to that of a call passes the function that it calls to another one:
     ``wandb.agent(sweep, function=trainer.train)``."""
     called = ast.unparse(call.func)
     branch = script.nearest(call, ast.If)

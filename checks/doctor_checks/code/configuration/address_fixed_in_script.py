@@ -73,10 +73,9 @@ _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
 def address_fixed_in_script(script: Script) -> Iterator[Violation]:
     """Ask whether ports, addresses and interfaces come from the job and not from the script.
 
-    Why it hurts: two jobs on a host use the same port ("Address already in use"), ranks on other hosts wait at an
-    address that is wrong for them, and NCCL fails with "no socket interface found" on a host without that interface.
-    Fix: Leave MASTER_ADDR and MASTER_PORT to torchrun, use `os.environ.setdefault(...)` without torchrun, and set
-    NCCL_SOCKET_IFNAME in the environment of the cluster.
+    Why it hurts: a second job on this host uses the same port and fails with "Address already in use", or its ranks
+    join the store of the first.
+    Fix: Leave the variable to the launcher, or set it with `os.environ.setdefault(...)`.
     """
     if is_test(script):
         return
@@ -224,8 +223,7 @@ def _judge(write: _Write, given: bool, starts: bool) -> Violation | None:
         return Violation(
             write.at,
             f'{write.name}="{value}" is hard-coded: hosts whose {what} has another name cannot join',
-            fix=f"Set {write.name} in the environment of the cluster, or exclude the others: "
-            f"`{write.name}=^lo,docker0`.",
+            fix=f"Set {write.name} in the environment of the cluster instead.",
             confidence=0.8,
         )
     if write.name == _PORT and write.value.isdigit() and 0 < int(write.value) < 65536:  # else ENV007

@@ -51,7 +51,7 @@ def _llama(title: str, *body: str) -> FileFails | FilePasses:
     impacts={
         r"no effect|ignored": "The setting is silently ignored. If memory depends on it, the job runs out of memory.",
         r"rejects|accepts only one|can only be trained|not a multiple": (
-            "The program fails with an error at its start, after the job has waited for its hosts."
+            "The program fails at startup, after the job has waited for its hosts."
         ),
     },
     cases=lambda: (
@@ -207,8 +207,7 @@ def _llama(title: str, *body: str) -> FileFails | FilePasses:
 def configuration_contradicts_itself(file: Manifest) -> Iterator[Violation]:
     """Ask whether a DeepSpeed, Accelerate or LLaMA-Factory configuration contains contradictory settings.
 
-    Why it hurts: the program rejects them at its start, after the job has waited for its hosts; or it silently ignores
-    one of them, nothing is sharded or offloaded, and memory runs out.
+    Why it hurts: the program fails at startup, after the job has waited for its hosts.
     Fix: Keep one of the two settings, and remove the other one or set it to "auto".
     """
     for config in file.configs:

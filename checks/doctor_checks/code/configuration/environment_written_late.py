@@ -22,8 +22,7 @@ from doctor.testing.script_cases import fails, passes
     foreshadows=("NCCL003", "NCCL005", "ENV005"),
     impacts={
         r"process group read it": (
-            "The later value is silently ignored: the ranks use the address, port, rank and world size that were "
-            "set before."
+            "The later value is silently ignored: the process group keeps the one that was set before, or its default."
         ),
         r"allocator read it": (
             "The later value is silently ignored: the allocator keeps the options that were set before, or its "

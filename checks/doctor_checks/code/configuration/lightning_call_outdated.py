@@ -61,8 +61,7 @@ _OPTIMIZER_STEP = ("optimizer_idx", "on_tpu", "using_lbfgs")
 def lightning_call_outdated(script: Script) -> Iterator[Violation]:
     """Ask whether the installed or required Lightning release supports the API that the script uses.
 
-    Why it hurts: every rank fails with "Trainer.__init__() got an unexpected keyword argument", or a hook is never
-    called.
+    Why it hurts: every rank fails with an error when it reaches this code, or Lightning rejects the hook.
     Fix: Use the API of that release, or pin Lightning to the release that the script was written for.
     """
     release = lightning_release(script)
@@ -220,9 +219,7 @@ def _of_module(owner: ast.ClassDef, release: str | None) -> Iterator[_Complaint]
         taken = [one for one in _required(method) if one in _OPTIMIZER_STEP]
         if taken:
             words = f"{owner.name}.{method.name}({', '.join(taken)})"
-            yield _Complaint(
-                method, words, "2.0.0", "self.optimizers() with automatic_optimization = False, no argument"
-            )
+            yield _Complaint(method, words, "2.0.0", "self.optimizers() with automatic_optimization = False")
 
 
 def _required(method: ast.FunctionDef) -> list[str]:

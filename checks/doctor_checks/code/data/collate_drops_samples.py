@@ -63,11 +63,9 @@ _REFILLS = frozenset(
 def collate_drops_samples(script: Script) -> Iterator[Violation]:
     """Ask whether collate functions return as many samples as they are given.
 
-    Why it hurts: otherwise batch sizes differ between ranks. `all_gather` of such batches hangs or fails, DDP averages
-    gradients as if all batches had the same size, and an empty batch ends the rank or skips a step that others wait
-    for.
-    Fix: Remove bad samples from the dataset before it is sharded, or replace them: `good += random.choices(good,
-    k=len(batch) - len(good))`.
+    Why it hurts: `all_gather` of such batches hangs or fails, and DDP averages gradients as if all batches had the same
+    size. An empty batch ends the rank, or skips a step that others wait for.
+    Fix: Remove bad samples from the dataset before it is sharded, or replace them so that each batch stays full.
     """
     ranks = several_ranks(script)
     if ranks is None:

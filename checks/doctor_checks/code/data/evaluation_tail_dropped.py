@@ -69,9 +69,9 @@ _WHOLE_BATCHES = re.compile(r"fp8|float8|torch_xla|transformer_engine|static_sha
 def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
     """Ask whether an evaluation on several ranks covers all samples.
 
-    Why it hurts: `drop_last=True` drops up to a batch of samples on each rank. The metric then depends on the number of
-    ranks and the batch size, and samples at the end, often of one class, are never counted.
-    Fix: Do not set `drop_last` for evaluation; forward passes under DDP do not need equal batches.
+    Why it hurts: the metric depends on the number of ranks and the batch size, and samples at the end of the data,
+    often of one class, are never counted.
+    Fix: Remove `drop_last=True` from the evaluation, because forward passes under DDP do not need equal batches.
     """
     if several_ranks(script) is None or _WHOLE_BATCHES.search(script.text) or is_test(script):
         return
@@ -101,8 +101,8 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
             yield Violation(
                 call,
                 f"{name} (line {call.lineno}) drops up to world_size - 1 evaluation samples (drop_last=True)",
-                fix="Evaluate the rest separately: `Subset(dataset, range(len(sampler) * world_size, len(dataset)))`; "
-                "without drop_last=True, as many samples are counted twice.",
+                fix="Evaluate the last samples separately: "
+                "`Subset(dataset, range(len(sampler) * world_size, len(dataset)))`.",
                 severity=Severity.INFO,
             )
 

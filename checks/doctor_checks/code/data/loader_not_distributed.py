@@ -102,10 +102,9 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
 def loader_not_distributed(script: Script) -> Iterator[Violation]:
     """Ask whether the training data loader shards the data across ranks.
 
-    Why it hurts: every rank reads all data: an epoch takes as long as on one rank, one counted epoch is as many passes
-    as there are ranks, and the learning rate schedule is wrong.
-    Fix: Use `DataLoader(dataset, sampler=DistributedSampler(dataset))` without `shuffle=True`, and call
-    `loader.sampler.set_epoch(epoch)` before each epoch.
+    Why it hurts: an epoch takes as long as on one rank, and each sample is trained on once per rank in it.
+    Fix: Pass `sampler=DistributedSampler(dataset)` to the loader instead of `shuffle=True`, and call its
+    `set_epoch(epoch)` before each epoch.
     """
     # The call that makes ranks train one model; DeepSpeed distributes data that it is given
     engines = (call for call in script.calls("deepspeed.initialize") if not script.is_given(call, "training_data", 3))
@@ -123,8 +122,8 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
             yield Violation(
                 loader.call,
                 f"{loader.title} has no distributed sampler: every rank trains on all of {named}",
-                fix=f"Use `sampler = DistributedSampler({named})`, `DataLoader({named}, sampler=sampler, ...)` without "
-                "`shuffle=True`, and call `sampler.set_epoch(epoch)` before each epoch.",
+                fix=f"Pass `sampler=DistributedSampler({named})` to the loader instead of `shuffle=True`, and call its "
+                "`set_epoch(epoch)` before each epoch.",
                 evidence=(("wrapped_at_line", wrapper.lineno),),
                 severity=Severity.WARNING if _has_other_launch(script, wrapper) else None,
             )

@@ -49,8 +49,7 @@ _COPIED = ("spawn", "fork", "notebook")
     foreshadows=("DATA005",),
     impacts={
         r"rank-specific": (
-            "Each rank draws its own split. Samples that one rank validates on are trained on by others, so the "
-            "validation metric is too optimistic; and DistributedSampler shards a different list on each rank."
+            "Samples that one rank validates on are trained on by others, so the validation metric is too optimistic."
         ),
     },
     cases=lambda: (
@@ -98,10 +97,9 @@ _COPIED = ("spawn", "fork", "notebook")
 def split_not_seeded(script: Script) -> Iterator[Violation]:
     """Ask whether all ranks split the data in the same way.
 
-    Why it hurts: a process without a fixed seed draws its own split. Samples that one rank validates on are trained on
-    by others, so the validation metric is too optimistic; and DistributedSampler shards a different list on each rank.
-    Fix: Use `random_split(dataset, lengths, generator=torch.Generator().manual_seed(42))`, `random_state=42`, or the
-    same `torch.manual_seed(42)` on all ranks before the split.
+    Why it hurts: samples that one rank validates on are trained on by others, so the validation metric is too
+    optimistic.
+    Fix: Pass a generator with the same seed on all ranks (`generator=torch.Generator().manual_seed(42)`).
     """
     ranks = several_ranks(script)
     if ranks is None or _copies(script, ranks):
@@ -119,8 +117,12 @@ def split_not_seeded(script: Script) -> Iterator[Violation]:
                 yield Violation(
                     call,
                     f"{script.text_of(call.func)} uses {seed}: each rank gets a different split",
+                    fix="" if last_name(call.func) == "random_split" else _SAME_SEED,
                     severity=Severity.WARNING if own is None and _may_be_seeded(script, call) else None,
                 )
+
+
+_SAME_SEED = "Set the same seed on all ranks before the split."
 
 
 def _draws(script: Script) -> Iterator[tuple[ast.Call, tuple[str, int | None] | None]]:

@@ -69,11 +69,9 @@ _SPLITS = frozenset(
 def stream_not_parted(script: Script) -> Iterator[Violation]:
     """Ask whether an IterableDataset gives each rank and each worker its own shard.
 
-    Why it hurts: PyTorch gives every worker of every rank the same stream. Each of them yields all samples, so an epoch
-    contains every sample once per reader.
-    Fix: In `__iter__`, use `info = torch.utils.data.get_worker_info()`, and `itertools.islice(samples, reader, None,
-    readers)` with `readers = world_size * (info.num_workers if info else 1)` and `reader = rank * (info.num_workers if
-    info else 1) + (info.id if info else 0)`.
+    Why it hurts: an epoch contains every sample once per reader, because PyTorch gives every worker of every rank the
+    same stream.
+    Fix: In `__iter__`, yield only the samples of this rank and of this worker (`torch.utils.data.get_worker_info()`).
     """
     ranks = several_ranks(script)
     if next(script.calls(ACCELERATOR, "transformers.Trainer"), None) is not None:

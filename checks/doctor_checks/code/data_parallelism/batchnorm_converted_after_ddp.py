@@ -36,9 +36,8 @@ _CONVERTS = "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
 def batchnorm_converted_after_ddp(script: Script) -> Iterator[Violation]:
     """Ask whether BatchNorm layers are converted to SyncBatchNorm before DDP wraps the model.
 
-    Why it hurts: DDP registers the module as it is when it is wrapped; its documentation requires the conversion first.
-    The state that DDP keeps for the old layers (buffers to broadcast, hooks, a compiled graph) does not apply to the
-    new ones.
+    Why it hurts: the state that DDP keeps for the old layers (buffers to broadcast, hooks) does not apply to the new
+    ones. The documentation of DDP requires the conversion first.
     Fix: Call `model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` above `model =
     DistributedDataParallel(model)`.
     """

@@ -47,8 +47,7 @@ def data_parallel(script: Script) -> Iterator[Violation]:
 
     Why it hurts: DataParallel drives all GPUs from threads of one process and copies the model to each GPU in every
     step: two GPUs are often no faster than one, the first GPU uses more memory, and only one host is supported.
-    Fix: Use `model = DistributedDataParallel(model.to(local_rank), device_ids=[local_rank])`, started with
-    `torchrun --nproc-per-node=4 train.py`.
+    Fix: Call `init_process_group()`, wrap the model in DistributedDataParallel, and start the script with torchrun.
     """
     trains = has_backward(script, script.tree) or any(has_backward(script, one) for one in script.functions)
     if not trains or is_test(script) or _NAMED.search(script.path):
@@ -108,7 +107,8 @@ def _hit(script: Script, call: ast.Call, shown: ast.Call | None) -> Violation:
     if shown is not None:
         return Violation(
             call,
-            f"DataParallel does not reduce gradients across the ranks of this job (line {shown.lineno})",
+            f"DataParallel does not reduce gradients across ranks, although line {shown.lineno} joins a job",
+            fix="Wrap the model in DistributedDataParallel instead.",
             severity=Severity.ERROR,
         )
     model = script.text_of(call.args[0], 30) if call.args else "the model"

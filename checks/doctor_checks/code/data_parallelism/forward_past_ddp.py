@@ -45,10 +45,9 @@ _WITHOUT = ("no_grad", "inference_mode")
 def forward_past_ddp(script: Script) -> Iterator[Violation]:
     """Ask whether the training forward pass goes through DistributedDataParallel.
 
-    Why it hurts: DDP prepares gradient reduction in its own forward pass. Without it, each rank silently trains a
-    separate model: the replicas diverge, and the model of rank 0 is saved.
-    Fix: Call the wrapper, as in `loss = criterion(ddp_model(x), y)`, and move the computation into the module's
-    forward.
+    Why it hurts: each rank silently trains a separate model, because DDP prepares gradient reduction in its own forward
+    pass.
+    Fix: Call the wrapper instead, and move what bypasses it into the module's forward.
     """
     wraps = list(script.calls(DDP))
     accelerates = next(script.calls(ACCELERATOR), None) is not None
@@ -65,6 +64,9 @@ def forward_past_ddp(script: Script) -> Iterator[Violation]:
             yield Violation(
                 call,
                 f"{script.text_of(call.func)}(...) bypasses {words}: the gradients of this step are not reduced",
+                fix=f"Call `{words}(...)` instead, and move what bypasses it into the module's forward."
+                if words.isidentifier()
+                else "",
             )
 
 

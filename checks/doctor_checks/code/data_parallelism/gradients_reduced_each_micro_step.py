@@ -111,10 +111,9 @@ _STEPS = frozenset({"step"})
 def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
     """Ask whether ranks average gradients in every gradient accumulation step.
 
-    Why it hurts: DDP averages the gradients in every backward pass. With four accumulation steps, three of the four
-    all-reduces are unnecessary, and on slow links they take most of the time.
-    Fix: Use `with model.no_sync():` around the forward and backward pass of all but the last step; with Accelerate use
-    `accelerator.accumulate(model)`, with Fabric `fabric.no_backward_sync(model, enabled=not last)`.
+    Why it hurts: DDP averages the gradients in every backward pass, although only the last pass before an optimizer
+    step needs it. On slow links this takes most of the time.
+    Fix: Run all but the last forward and backward pass of a step under `with model.no_sync():`.
     """
     fabrics = (call for call in script.calls(FABRIC) if trains_on_several(script, call))
     wrapper = next(script.calls(DDP, ACCELERATOR), None) or next(fabrics, None)

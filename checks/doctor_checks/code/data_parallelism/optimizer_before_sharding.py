@@ -27,10 +27,9 @@ from doctor.testing.script_cases import fails, passes
 def optimizer_before_sharding(script: Script) -> Iterator[Violation]:
     """Ask whether optimizers are created after FSDP has sharded the parameters.
 
-    Why it hurts: FSDP replaces the parameters with shards. An optimizer created earlier keeps the old parameters: it
-    updates tensors that are no longer used, keeps them in memory, and the loss does not decrease.
-    Fix: Apply `model = FSDP(model)` or `fully_shard(model)` first, then create
-    `optimizer = torch.optim.AdamW(model.parameters())`.
+    Why it hurts: the optimizer updates the old parameters, which FSDP has replaced with shards: the loss does not
+    decrease, and the old parameters stay in memory.
+    Fix: Create the optimizer after the model is sharded.
     """
     wraps = [call for call in script.calls(*FSDP) if call.args]
     for made in script.all(ast.Call) if wraps else ():
@@ -43,6 +42,7 @@ def optimizer_before_sharding(script: Script) -> Iterator[Violation]:
                     made,
                     f"{script.text_of(made.func)} holds parameters of {script.text_of(_model(taken), 30)}, which "
                     f"{script.text_of(wrapped.func)} replaces at line {wrapped.lineno}",
+                    fix=f"Create the optimizer after line {wrapped.lineno}.",
                 )
                 break
 

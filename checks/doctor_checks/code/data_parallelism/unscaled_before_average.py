@@ -20,6 +20,9 @@ _CLIPS = frozenset({"clip_grad_norm_", "clip_grad_value_"})
     severity=Severity.ERROR,
     reads=Script,
     mentions=("all_reduce",),
+    impacts={
+        r"clip factors": "Each rank clips by the norm of its own gradients, so the average mixes different scales.",
+    },
     cases=lambda: (
         fails("in a function", _script("scaler.unscale_(optimizer)  # !\n        average_gradients(model)")),
         fails(
@@ -50,8 +53,7 @@ _CLIPS = frozenset({"clip_grad_norm_", "clip_grad_value_"})
 def unscaled_before_average(script: Script) -> Iterator[Violation]:
     """Ask whether gradients are averaged across ranks before they are unscaled or clipped.
 
-    Why it hurts: `unscale_` checks only the gradients of this rank for Inf and NaN. After averaging, these values are
-    on all ranks, and ranks that found none step with them: their weights become NaN, or differ permanently.
+    Why it hurts: averaging spreads Inf and NaN to all ranks, and ranks whose own gradients had none apply them.
     Fix: Average first, then call `scaler.unscale_(optimizer)`, then clip, then call `scaler.step(optimizer)`.
     """
     if "found_inf" in script.text or next(script.calls(*WRAPPERS), None) is not None:

@@ -26,7 +26,7 @@ _NOT_REENTRANT_SINCE = "5.0"
     mentions=("find_unused_parameters", "manual_backward"),
     foreshadows=("RUN009",),
     impacts={
-        r"is redundant": "None but a warning: static_graph=True detects unused parameters itself.",
+        r"is redundant": "None except a warning, because static_graph=True detects unused parameters itself.",
         r"reentrant checkpointing": (
             'DDP fails with "Expected to mark a variable ready only once" in the first backward pass.'
         ),

@@ -46,8 +46,7 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
 
     Why it hurts: all ranks of a host use the same GPU: NCCL reports "Duplicate GPU detected" or hangs, the GPU runs out
     of memory, and the other GPUs are idle.
-    Fix: Call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before any CUDA call, and use
-    `device = torch.device("cuda", local_rank)`.
+    Fix: Use the GPU of the local rank (`torch.device("cuda", int(os.environ["LOCAL_RANK"]))`) instead of GPU 0.
     """
     shown = several_ranks(script)
     if shown is None or is_test(script) or simulates_ranks(script) or _spreads_one_model(script):

@@ -88,8 +88,8 @@ _SET_UP = re.compile(r"^lightning\.fabric\.Fabric\(\)\.setup_optimizers\(\)$")
 def gradients_not_zeroed(script: Script) -> Iterator[Violation]:
     """Ask whether a training loop zeroes gradients between optimizer steps.
 
-    Why it hurts: `loss.backward()` adds to the gradients of all previous steps. Each update uses the sum over all
-    batches so far and grows with every step, and the loss decreases for a while before it diverges.
+    Why it hurts: each update uses the sum of the gradients of all previous steps, so the loss decreases for a while and
+    then diverges.
     Fix: Call `optimizer.zero_grad()` before the backward pass, or after `optimizer.step()`.
     """
     if is_test(script) or _ZEROES.search(script.text):
@@ -108,6 +108,7 @@ def gradients_not_zeroed(script: Script) -> Iterator[Violation]:
             yield Violation(
                 call,
                 f"Gradients of {script.text_of(optimizer)} are never zeroed in the loop at line {loop.lineno}",
+                fix=f"Call `{script.text_of(optimizer)}.zero_grad()` after line {call.lineno}.",
             )
 
 

@@ -54,8 +54,7 @@ def gradients_off_to_save_memory(script: Script) -> Iterator[Violation]:
 
     Why it hurts: torch.no_grad saves memory because nothing under it is trained: the parameters do not change, and DDP
     waits for gradients that are never computed ("Expected to have finished reduction").
-    Fix: Use `checkpoint(encoder, x, use_reentrant=False)` to save memory and still train; freeze other parameters with
-    `requires_grad_(False)` and leave them out of the optimizer.
+    Fix: Remove `torch.no_grad()` to train the module, or freeze it with `requires_grad_(False)`.
     """
     for call in script.method_calls("backward", "manual_backward"):
         where = _off(script, call)
@@ -140,6 +139,7 @@ def _hit(call: ast.Call, name: str, where: ast.AST, made: ast.Call) -> Violation
     return Violation(
         call,
         f"{name} is never trained, because it always runs without gradients (line {off})",
+        fix=f"Enable gradients in line {off} to train {name}, or freeze it with `{name}.requires_grad_(False)`.",
         evidence=(("optimizer_at_line", made.lineno),),
         confidence=0.9,
     )

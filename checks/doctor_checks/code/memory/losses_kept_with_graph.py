@@ -64,9 +64,8 @@ _MICRO_BATCHES = re.compile(r"accum|micro|\bga_", re.IGNORECASE)
 def losses_kept_with_graph(script: Script) -> Iterator[Violation]:
     """Ask whether losses that outlive their step are detached from the autograd graph.
 
-    Why it hurts: each stored loss keeps the graph of its step, and everything the graph references, in memory: memory
-    use grows with every step until an out-of-memory error.
-    Fix: Accumulate detached losses (running += loss.detach()), and call .item() only to print.
+    Why it hurts: each stored loss keeps the autograd graph of its step, so memory use grows with every step.
+    Fix: Accumulate detached losses (`loss.detach()`).
     """
     every: tuple[ast.For | ast.While, ...] = (*script.all(ast.For), *script.all(ast.While))
     for loop in every:

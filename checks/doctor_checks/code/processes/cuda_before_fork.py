@@ -42,10 +42,8 @@ from doctor.testing.script_cases import fails, passes
 def cuda_before_fork(script: Script) -> Iterator[Violation]:
     """Ask whether CUDA is used in a process and in children forked from it.
 
-    Why it hurts: a CUDA context does not survive a fork. The child fails with "Cannot re-initialize CUDA in forked
-    subprocess", or hangs.
-    Fix: Move tensors to the GPU in the main process, after the data loader; start ranks with torchrun or mp.spawn; if
-    workers need CUDA, use `DataLoader(..., multiprocessing_context="spawn")`.
+    Why it hurts: the child fails with "Cannot re-initialize CUDA in forked subprocess", or hangs.
+    Fix: Start the processes with `spawn` (torchrun or mp.spawn for ranks), not with fork.
     """
     if start_method(script) in ("spawn", "forkserver"):
         return
@@ -67,6 +65,7 @@ def _in_workers(script: Script, loader: ast.Call) -> Iterator[Violation]:
             yield Violation(
                 used,
                 f"`{script.text_of(used, 40)}` uses CUDA in forked workers of the DataLoader at line {loader.lineno}",
+                fix='Return CPU tensors from the workers, or pass `multiprocessing_context="spawn"` to the loader.',
                 evidence=(("called_by", what), ("loader_at_line", loader.lineno), ("workers", script.text_of(workers))),
                 confidence=0.9,
             )
@@ -137,7 +136,7 @@ def _in_ranks(script: Script, trainer: ast.Call) -> Iterator[Violation]:
             trainer,
             f"Strategy {strategy} forks the ranks after `{script.text_of(before, 40)}` (line {before.lineno}) "
             "initialized CUDA",
-            fix="Do not use CUDA before fit, or start the ranks as new processes: strategy='ddp' in a script.",
+            fix='Use CUDA only after fit() has started the ranks, or use `strategy="ddp"` in a script.',
             evidence=(("strategy", strategy), ("parent_at_line", before.lineno)),
         )
 

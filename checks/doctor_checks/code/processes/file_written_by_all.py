@@ -158,9 +158,8 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
     """Ask whether each file of a job is written by one rank only.
 
     Why it hurts: ranks on the same file system overwrite each other's output. The file is truncated or mixed, which
-    shows only when it is read; on a shared file system, all ranks also wait for the writes.
-    Fix: Write under `if torch.distributed.get_rank() == 0:` (keep collectives outside it), or include the rank in the
-    file name.
+    shows only when it is read.
+    Fix: Write under `if torch.distributed.get_rank() == 0:`, or include the rank in the file name.
     """
     ranks = several_ranks(script)
     if is_test(script):
@@ -256,8 +255,8 @@ def _mapped(script: Script) -> Iterator[Violation]:
                 call,
                 f"Every rank runs {script.text_of(call.func)} in {count} processes, all for the same cache file",
                 severity=Severity.WARNING,
-                fix="Wrap the call in `with training_args.main_process_first():` (`accelerator.main_process_first()`), "
-                "so that the other ranks read the cache.",
+                fix="Wrap the call in `main_process_first()` of TrainingArguments or Accelerator, so that the other "
+                "ranks read the cache.",
             )
 
 

@@ -34,9 +34,9 @@ from doctor.testing.script_cases import fails, passes
 def lambda_with_spawn(script: Script) -> Iterator[Violation]:
     """Ask whether everything passed to spawned processes can be pickled.
 
-    Why it hurts: a spawned process receives its function and arguments as a pickle. A lambda or a nested function
-    cannot be imported by name: "Can't pickle local object" at the start of the ranks or of the first epoch.
-    Fix: Define the function at the top level of the module, and pass settings with functools.partial.
+    Why it hurts: the processes fail at startup with "Can't pickle", because a lambda or a nested function cannot be
+    imported by name.
+    Fix: Define the function at the top level of the module.
     """
     default = start_method(script)
     for call in script.all(ast.Call):
@@ -44,7 +44,7 @@ def lambda_with_spawn(script: Script) -> Iterator[Violation]:
             if words := _unpicklable(script, sent):
                 yield Violation(
                     sent,
-                    f"{words} is passed to {what} (line {call.lineno}) by spawn, but cannot be pickled",
+                    f"{words} cannot be pickled for the {what} spawned at line {call.lineno}",
                     severity=None if script.function_of(call) in run_by_all(script) else Severity.WARNING,
                     evidence=(("receiver", script.text_of(call.func)), ("line_of_call", call.lineno)),
                 )
@@ -68,9 +68,9 @@ def _sent(script: Script, call: ast.Call, default: object) -> Iterator[tuple[str
         if started in _SPAWNED and workers not in (0, UNKNOWN):
             for option, place in (("collate_fn", 6), ("worker_init_fn", 10)):
                 if (given := script.argument(call, option, place)) is not None:
-                    yield "data workers", given
+                    yield "DataLoader workers", given
     elif name.endswith(".Process") and _started_by(script, call, default) in _SPAWNED:
-        yield from (("a process", one) for one in _handed(script, call, "target", 1, 3))
+        yield from (("process", one) for one in _handed(script, call, "target", 1, 3))
 
 
 def _handed(script: Script, call: ast.Call, function: str, place: int, arguments: int) -> Iterator[ast.expr]:
@@ -107,10 +107,10 @@ def _unpicklable(script: Script, node: ast.expr) -> str:
     if len(given) != 1:
         return ""
     if isinstance(given[0], ast.Lambda):
-        return f"The lambda {node.id}"
+        return f"Lambda {node.id}"
     if isinstance(given[0], (ast.FunctionDef, ast.AsyncFunctionDef)):
         outer = script.function_of(given[0])
-        return f"{node.id}, a function inside {outer.name}," if outer is not None else ""
+        return f"Function {node.id} inside {outer.name}" if outer is not None else ""
     return ""
 
 

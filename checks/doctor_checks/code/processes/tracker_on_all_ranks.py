@@ -51,10 +51,8 @@ _SWITCHES = ("WANDB_MODE", "WANDB_DISABLED", "WANDB_RUN_GROUP", "wandb.setup", "
 def tracker_on_all_ranks(script: Script) -> Iterator[Violation]:
     """Ask whether only one rank starts a run of the experiment tracker.
 
-    Why it hurts: a job of 8 ranks appears as 8 runs, each with the curves of one rank's data; all of them count toward
-    the rate limit, and all ranks wait for the network.
-    Fix: Call `wandb.init(...)` and `wandb.log` only under `if rank == 0:`; for one run per rank on purpose, pass
-    `group=`.
+    Why it hurts: each rank appears as a separate run with the curves of its own data, and waits for the network.
+    Fix: Start the run and log to it only on rank 0.
     """
     ranks = several_ranks(script)
     if ranks is None or is_test(script) or any(one in script.text for one in _SWITCHES):

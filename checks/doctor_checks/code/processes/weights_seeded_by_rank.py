@@ -63,11 +63,9 @@ _EQUALIZES = (*WRAPPERS, ACCELERATOR, FABRIC, TRAINER, "deepspeed.initialize", "
 def weights_seeded_by_rank(script: Script) -> Iterator[Violation]:
     """Ask whether all ranks start with the same weights if gradients are averaged by hand.
 
-    Why it hurts: each rank starts with different weights and applies the same averaged gradient. The replicas stay
-    different, the averaged gradient belongs to none of them, and the checkpoint of rank 0 is worse than that of a
-    one-rank run.
-    Fix: Use the same seed on all ranks until the model is built, and a rank-specific seed after it; or `dist.broadcast`
-    each parameter and buffer from rank 0.
+    Why it hurts: each rank starts with different weights and applies the same averaged gradient, so the replicas stay
+    different and the gradient fits none of them.
+    Fix: Use the same seed on all ranks until the model is built, or broadcast its parameters and buffers from rank 0.
     """
     if is_test(script) or next(script.calls(*_EQUALIZES), None) is not None or "broadcast" in script.text:
         return
@@ -80,7 +78,7 @@ def weights_seeded_by_rank(script: Script) -> Iterator[Violation]:
         for built, name in _built_behind(script, seed):
             yield Violation(
                 built,
-                f"{name} is built with the seed {script.text_of(seed.args[0])} (line {seed.lineno}), which differs "
+                f"{name} is built with the seed `{script.text_of(seed.args[0])}` (line {seed.lineno}), which differs "
                 "between ranks",
                 evidence=(("seeded_at_line", seed.lineno),),
             )
