@@ -11,7 +11,7 @@ from doctor.lint.engine.registry import Rulebook, builtin_rules
 from doctor.lint.engine.releases import Releases
 from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
 
-RULES = ("CODE005", "CODE009", "CODE011", "CODE030", "CODE041", "ENV014", "NCCL007")
+RULES = ("CODE003", "CODE005", "CODE009", "CODE011", "CODE030", "CODE041", "ENV014", "NCCL007")
 BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in RULES))
 HEAD = "import torch\nimport torch.distributed as dist\nfrom accelerate import Accelerator\n\n"
 JOINS = "dist.init_process_group()\n"
@@ -106,6 +106,14 @@ def test_an_error_needs_a_start_of_ranks_that_reaches_the_file(tmp_path, other, 
     assert found(tmp_path, {"train.py": HEAD + HANG, "other.py": other}) == [("CODE005", severity)]
     started = {"other.py": other, "run.sh": "torchrun --nproc-per-node=8 train.py\n"}
     assert found(tmp_path, {"train.py": HEAD + HANG} | started) == [("CODE005", "error")]
+
+
+def test_an_error_over_devices_needs_several_ranks_on_a_host(tmp_path):
+    text = HEAD + 'dist.init_process_group("nccl")\nmodel = Net().cuda()\n'
+    assert found(tmp_path, {"train.py": text}) == [("CODE003", "error")]
+    assert found(tmp_path, {"train.py": text, "net.py": "import torch\n"}) == [("CODE003", "warning")]
+    read = text.replace("\nmodel", '\nlocal_rank = int(os.environ["LOCAL_RANK"])\nmodel')
+    assert found(tmp_path, {"train.py": read, "net.py": "import torch\n"}) == [("CODE003", "error")]
 
 
 def test_a_function_that_another_file_imports_may_run_there(tmp_path):

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from doctor.lint.engine.project_requirements import bounds, required_releases
+from doctor.lint.engine.project_requirements import bounds, may_install, required_releases
 from doctor.lint.engine.releases import Releases
 
 
@@ -115,3 +115,30 @@ def test_requirement_files_come_before_pages(tmp_path):
     (tmp_path / "README.md").write_text("pip install lightning==1.6.0 torch==1.9.0\n")
     (tmp_path / "requirements.txt").write_text("lightning==2.1.0\n")
     assert required_releases(tmp_path / "train.py", tmp_path) == {"lightning": "2.1.0", "torch": "1.9.0"}
+
+
+def test_dockerfiles_in_a_folder_of_their_own_pin_releases_too(tmp_path):
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "docker/Dockerfile.cuda11").write_text(
+        "FROM a\nRUN pip install \\\n    'pytorch-lightning<1.9' && make\n"
+    )
+    (tmp_path / "setup.py").write_text("install_requires=['torch']\n")
+    assert required_releases(tmp_path / "pkg/train.py", tmp_path) == {"pytorch-lightning": "1.8"}
+
+
+def test_whether_a_project_installs_something(tmp_path):
+    script = tmp_path / "pkg/train.py"
+    assert may_install(script, tmp_path, "lightning")  # it states nothing
+    (tmp_path / "requirements.txt").write_text("torch>=2\n")
+    may_install.cache_clear()
+    assert not may_install(script, tmp_path, "lightning")
+    (tmp_path / "README.md").write_text("Needs PyTorch Lightning.\n")
+    may_install.cache_clear()
+    _forget_pages()
+    assert may_install(script, tmp_path, "lightning")
+
+
+def _forget_pages():
+    from doctor.lint.engine import project_requirements
+
+    project_requirements._texts_of_pages.cache_clear()

@@ -66,6 +66,15 @@ class ProjectModules(Protocol):
         """Its summary; ``None`` if there is none, or it cannot be read, or, unless ``whole``, if neither it nor what it
         imports has a word of collectives."""
 
+    def pages(self, location: str) -> tuple[str, ...]:
+        """The texts of the pages, Dockerfiles and Makefiles that may show how the file at ``location`` is started."""
+
+    def may_install(self, location: str, word: str) -> bool:
+        """Whether the requirements of the project of the file at ``location`` have a word, as far as they are known."""
+
+    def texts_around(self, location: str) -> Iterator[str]:
+        """The text of a module, and of those of the project that it imports, the nearest first."""
+
 
 class Script(EnvironmentSource):
     """``path`` as shown; ``text`` of the file; ``releases``: of distributions, installed or given; ``processors``: of

@@ -20,7 +20,7 @@ from doctor.lint.python.loader_calls import (
 from doctor.lint.python.project.imported_functions import imported_function
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import last_name
-from doctor.lint.python.training import SAMPLER, WRAPPERS, loops, shards_loaders_itself
+from doctor.lint.python.training import SAMPLER, WRAPPERS, loops, shards_loaders_itself, unwrapped
 from doctor.testing.script_cases import fails, passes
 
 _MADE_UP = re.compile(
@@ -90,6 +90,7 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
             "a subset by rank",
             _script("DataLoader(Subset(train_set, range(rank, len(train_set), world_size)), shuffle=True)"),
         ),
+        passes("a loader over what another one gave this rank", _NESTED),
         passes("each rank draws at random with its own seed, for a number of steps", _OWN_SEED),
         fails(
             "the same seed on all ranks",
@@ -148,9 +149,15 @@ def _draws_by_rank(script: Script) -> bool:
     return bool(around) and all(isinstance(one, ast.While) and _STEPS.search(ast.unparse(one.test)) for one in around)
 
 
+_PARTS = re.compile(r"loader|sampler|shard|(?:^|_)dl$|chunk|files", re.IGNORECASE)
+
+
 def _may_part(script: Script, loader: LoaderCall) -> bool:
     """Whether a module of the project creates the dataset and reads the rank: it may divide the data itself."""
     data = script.argument(loader.call, "dataset", 0)
+    around = script.nearest(loader.call, ast.For)
+    if around is not None and _PARTS.search(last_name(unwrapped(around.iter))):
+        return True  # of what another loader gives this rank
     for one in script.values_of(data) if data is not None else ():
         made = imported_function(script, one.func, whole=True) if isinstance(one, ast.Call) else None
         if made is not None and made.module.reads_rank:
@@ -251,6 +258,23 @@ for epoch in range(10):
 """
 
 
+_NESTED = """\
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+model = DistributedDataParallel(Net())
+sampler = DistributedSampler(keys)
+key_loader = DataLoader(keys, sampler=sampler)
+for epoch in range(9):
+    sampler.set_epoch(epoch)
+    for part in key_loader:
+        rows = fetch(part)
+        train_loader = DataLoader(rows, shuffle=True)
+        for x in train_loader:
+            model(x).sum().backward()
+            optimizer.step()
+"""
 _OWN_SEED = """\
 import torch
 from torch.utils.data import DataLoader, RandomSampler

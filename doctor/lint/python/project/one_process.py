@@ -64,7 +64,8 @@ def as_placed(script: Script, rule: str, severity: Severity, violation: Violatio
     if is_made_for_one(script):
         return replace(violation, severity=Severity.INFO, preview=True)
     if violation.severity in (None, Severity.ERROR) and severity is Severity.ERROR:
-        if _is_reached_nowhere(script, violation.at) or not _shows_ranks(script) or not _is_of_a_job(script):
+        unseen = not _shows_ranks(script) or not _is_of_a_job(script) or not _has_the_host(script, rule)
+        if unseen or _is_reached_nowhere(script, violation.at):
             return replace(violation, severity=Severity.WARNING)
     return violation
 
@@ -173,6 +174,17 @@ def _shows_ranks(script: Script) -> bool:
     if script.modules is None or several_ranks(script) is not None or _SHOWS_RANKS.search(script.text):
         return True
     return any(next(iter(script.modules.mentioning(word)), None) is not None for word in _WORDS_OF_RANKS)
+
+
+_ON_A_HOST = re.compile(r"local_?rank|nprocs|\bspawn\(|device_count|local_process_index|n_?gpus?\b", re.IGNORECASE)
+_OF_DEVICES = frozenset({"CODE002", "CODE003"})
+
+
+def _has_the_host(script: Script, rule: str) -> bool:
+    """Whether a file in whose project ranks are started counts those of a host, as far as a rule needs several there:
+    one process on each host may use GPU 0."""
+    alone = script.modules is None or script.modules.is_one_file
+    return rule not in _OF_DEVICES or alone or _ON_A_HOST.search(script.text) is not None
 
 
 _STARTS_JOB = re.compile(
