@@ -112,6 +112,9 @@ def test_an_error_over_devices_needs_several_ranks_on_a_host(tmp_path):
     text = HEAD + 'dist.init_process_group("nccl")\nmodel = Net().cuda()\n'
     assert found(tmp_path, {"train.py": text}) == [("CODE003", "error")]
     assert found(tmp_path, {"train.py": text, "net.py": "import torch\n"}) == [("CODE003", "warning")]
+    binds = {"run.sbatch": "#!/bin/bash\nsrun -n8 --gpus-per-task=1 --gpu-bind=closest python train.py\n"}
+    assert found(tmp_path, {"train.py": text} | binds) == []
+    (tmp_path / "run.sbatch").unlink()
     read = text.replace("\nmodel", '\nlocal_rank = int(os.environ["LOCAL_RANK"])\nmodel')
     assert found(tmp_path, {"train.py": read, "net.py": "import torch\n"}) == [("CODE003", "error")]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from doctor.api import Script, Severity, Violation, rule
@@ -89,7 +90,8 @@ def address_fixed_in_script(script: Script) -> Iterator[Violation]:
         if write.name in (_PORT, _ADDRESS) and (are_unread or _is_one_rank(script, write.at, writes)):
             continue
         if hit := _judge(write, given, starts):
-            yield hit
+            in_branch = script.nearest(write.at, ast.If) is not None
+            yield replace(hit, severity=Severity.INFO) if in_branch else hit
     for call in script.calls("torch.distributed.init_process_group"):
         yield from _of_method(script, call)
 
@@ -224,6 +226,7 @@ def _judge(write: _Write, given: bool, starts: bool) -> Violation | None:
             write.at,
             f'{write.name}="{value}" is hard-coded: hosts whose {what} has another name cannot join',
             fix=f"Set {write.name} in the environment of the cluster instead.",
+            severity=Severity.INFO,
             confidence=0.8,
         )
     if write.name == _PORT and write.value.isdigit() and 0 < int(write.value) < 65536:  # else ENV007

@@ -123,10 +123,12 @@ def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
         backward = _backward(script, loop)
         step = _accumulated(script, loop) if backward is not None else None
         if backward is not None and step is not None and not _is_decided_by_context(script, loop, backward, wrapper):
+            is_off = _is_off_by_default(script, loop)
             yield Violation(
                 backward,
                 f"Gradients are averaged in each micro-step, but used only {step}",
-                severity=Severity.INFO if _is_off_by_default(script, loop) else None,
+                severity=Severity.INFO if is_off else None,
+                preview=is_off,
                 evidence=(("wrapped_at_line", wrapper.lineno),),
                 fix=_FIXES.get(script.name(wrapper.func), ""),
             )

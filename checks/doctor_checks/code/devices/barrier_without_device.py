@@ -25,7 +25,7 @@ device is https://github.com/pytorch/pytorch/pull/152834."""
 
 @rule(
     id="CODE004",
-    severity=Severity.WARNING,
+    severity=Severity.INFO,
     reads=Script,
     state="preview",
     mentions=("barrier",),

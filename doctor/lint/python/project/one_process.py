@@ -61,6 +61,8 @@ def as_placed(script: Script, rule: str, severity: Severity, violation: Violatio
         return violation
     if runs_in_one_process(script, violation.at):
         return None
+    if rule in _OF_DEVICES and _has_one_gpu_each(script):
+        return None
     if is_made_for_one(script):
         return replace(violation, severity=Severity.INFO, preview=True)
     if violation.severity in (None, Severity.ERROR) and severity is Severity.ERROR:
@@ -178,6 +180,24 @@ def _shows_ranks(script: Script) -> bool:
 
 _ON_A_HOST = re.compile(r"local_?rank|nprocs|\bspawn\(|device_count|local_process_index|n_?gpus?\b", re.IGNORECASE)
 _OF_DEVICES = frozenset({"CODE002", "CODE003"})
+
+
+_BINDS_GPUS = re.compile(
+    r"--gpus-per-task|--gpu-bind|SLURM_LOCALID|_LOCAL_RANK|(?:CUDA|ROCR|HIP)_VISIBLE_DEVICES=\$|gpu_bind|--tpus?-per"
+)
+"""Commands that give each rank a GPU of its own, which is number 0 there."""
+_IS_FIRST_EVERYWHERE = re.compile(r"[\"']LOCAL_RANK[\"']\]\s*=\s*[\"']0[\"']")
+
+
+@per_script
+def _has_one_gpu_each(script: Script) -> bool:
+    """Whether the script says that each rank is the first of its host, or the project starts it with one GPU each."""
+    if _IS_FIRST_EVERYWHERE.search(script.text) or script.modules is None:
+        return script.modules is not None
+    name = PurePath(script.path).name
+    texts = [text for _, text in script.modules.mentioning(name, launches=True)]
+    texts += [text for text in script.modules.pages(script.location) if name in text] if script.location else []
+    return any(_BINDS_GPUS.search(text) for text in texts)
 
 
 def _has_the_host(script: Script, rule: str) -> bool:
