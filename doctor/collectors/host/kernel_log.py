@@ -34,6 +34,8 @@ _OOM = lazy_compile(r"[Oo]ut of memory:? .{0,120}?Kill(?:ed)? process (?P<pid>\d
 _PCIE = lazy_compile(
     r"(?P<device>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): (?:AER: (?!enabled)|PCIe Bus Error)", re.IGNORECASE
 )
+_WORDS = (b"xid (", b"ut of memory", b"aer: ", b"pcie bus error")
+"""One of them is in each event, in lower case."""
 _PATTERNS = (("sxid", _SXID), ("xid", _XID), ("oom", _OOM), ("pcie", _PCIE))
 
 _STARTERS = (*PROCESSES, "doctor", "rankdoctor")
@@ -48,7 +50,8 @@ def collect_kernel_log(machine: Machine) -> KernelLogFacts:
 
 
 def _read(path: Path) -> str:
-    """Return the ring buffer without blocking, one record per read (Documentation/ABI/testing/dev-kmsg)."""
+    """Return the relevant lines of the ring buffer without blocking, one record per read
+    (Documentation/ABI/testing/dev-kmsg)."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError as error:
@@ -56,7 +59,7 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise NotVisible(f"the kernel log may not be read: {error.strerror}", _UNHIDE) from error
     try:
-        return b"".join(_chunks(handle)).decode("utf-8", "replace")
+        return _relevant(b"".join(_chunks(handle))).decode("utf-8", "replace")
     finally:
         os.close(handle)
 
@@ -77,6 +80,15 @@ def _chunks(handle: int) -> Iterator[bytes]:
             return
         size += len(chunk)
         yield chunk
+
+
+def _relevant(log: bytes) -> bytes:
+    """Return the lines that may be events, which are few: decoding and splitting all of them takes several times as
+    long."""
+    lowered = log.lower()
+    if not any(word in lowered for word in _WORDS):
+        return b""
+    return b"\n".join(line for line in log.split(b"\n") if any(word in line.lower() for word in _WORDS))
 
 
 def _records(text: str) -> Iterator[tuple[float | None, str]]:

@@ -6,6 +6,7 @@ LD_LIBRARY_PATH, DT_RUNPATH, /etc/ld.so.cache, the default directories.
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 import sys
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from doctor.collectors.software.elf import ElfError, ElfLibrary, machine_of, read_library, text_at
+from doctor.collectors.software.elf import ElfError, ElfLibrary, bytes_at, machine_of, read_library
 
 DEFAULT_DIRECTORIES = (
     "/lib/x86_64-linux-gnu",
@@ -68,7 +69,7 @@ class DynamicLoader:
         return tuple(name for name in re.split("[ :]", self.environ.get("LD_PRELOAD", "")) if name)
 
     @cached_property
-    def cache(self) -> dict[str, tuple[Path, ...]]:
+    def cache(self) -> dict[bytes, list[bytes]]:
         """Paths of each name in ld.so.cache, in its order; empty without one."""
         return read_cache(self.etc / "ld.so.cache")
 
@@ -87,7 +88,7 @@ class DynamicLoader:
         yield from (directory / name for directory in self.library_path)
         if askers:
             yield from (directory / name for directory in _expanded(askers[0].runpath, askers[0].path))
-        yield from self.cache.get(name, ())
+        yield from (Path(path.decode("utf-8", "replace")) for path in self.cache.get(os.fsencode(name), ()))
         yield from (Path(directory) / name for directory in self.defaults)
 
     @cached_property
@@ -112,8 +113,10 @@ def _expanded(directories: tuple[str, ...], origin: Path) -> Iterator[Path]:
             yield Path(directory.replace("${ORIGIN}", here).replace("$ORIGIN", here))
 
 
-def read_cache(path: Path) -> dict[str, tuple[Path, ...]]:
-    """Return names and paths of an ld.so.cache (glibc sysdeps/generic/dl-cache.h, new format); empty if unreadable."""
+def read_cache(path: Path) -> dict[bytes, list[bytes]]:
+    """Return names and paths of an ld.so.cache (glibc sysdeps/generic/dl-cache.h, new format); empty if unreadable.
+
+    They stay bytes, because few of the several hundred are looked up."""
     try:
         with path.open("rb") as stream:
             data = stream.read(CACHE_LIMIT)
@@ -124,8 +127,9 @@ def read_cache(path: Path) -> dict[str, tuple[Path, ...]]:
         return {}
     data = data[start:]
     count = _CACHE_HEADER.unpack_from(data)[1]
-    found: dict[str, list[Path]] = {}
-    for number in range(min(count, (len(data) - _CACHE_HEADER.size) // _CACHE_ENTRY.size)):
-        _, key, value, _, _ = _CACHE_ENTRY.unpack_from(data, _CACHE_HEADER.size + number * _CACHE_ENTRY.size)
-        found.setdefault(text_at(data, key), []).append(Path(text_at(data, value)))
-    return {name: tuple(paths) for name, paths in found.items()}
+    count = min(count, (len(data) - _CACHE_HEADER.size) // _CACHE_ENTRY.size)
+    table = memoryview(data)[_CACHE_HEADER.size : _CACHE_HEADER.size + count * _CACHE_ENTRY.size]
+    found: dict[bytes, list[bytes]] = {}
+    for _, key, value, _, _ in _CACHE_ENTRY.iter_unpack(table):
+        found.setdefault(bytes_at(data, key), []).append(bytes_at(data, value))
+    return found

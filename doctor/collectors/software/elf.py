@@ -153,7 +153,7 @@ class ElfFile:
             return ()
         names = self.read(sections[table.link].offset, min(sections[table.link].size, MAX_TABLE))
         symbols = self.read(table.offset, min(table.size, MAX_TABLE))
-        found = (_name_bytes(names, offset) for offset in self._defined(symbols))
+        found = (bytes_at(names, offset) for offset in self._defined(symbols))
         return tuple(sorted({name.decode("ascii", "replace") for name in found if pattern.fullmatch(name)}))
 
     def search(self, pattern: re.Pattern[bytes], section: str = ".rodata") -> re.Match[bytes] | None:
@@ -233,11 +233,12 @@ def _file_offset(address: int, segments: list[tuple[int, int, int]]) -> int:
     raise ElfError("an address lies outside of the file")
 
 
-def _name_bytes(names: bytes, offset: int) -> bytes:
+def bytes_at(names: bytes, offset: int) -> bytes:
+    """Return the bytes at ``offset`` up to a zero byte or the end."""
     end = names.find(b"\0", offset)
     return names[offset : end if end >= 0 else len(names)]
 
 
 def text_at(names: bytes, offset: int) -> str:
     """Return the text at ``offset`` up to a zero byte or the end."""
-    return _name_bytes(names, offset).decode("utf-8", "replace")
+    return bytes_at(names, offset).decode("utf-8", "replace")
