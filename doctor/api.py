@@ -83,6 +83,7 @@ _LAZY = {
     "Script": "doctor.lint.python.script",
 }
 """Name -> the module of ``doctor.lint`` that defines it."""
+__all__ = sorted({name for name in globals() if not name.startswith("_")} | _LAZY.keys())
 
 
 def __getattr__(name: str) -> _typing.Any:
@@ -93,4 +94,4 @@ def __getattr__(name: str) -> _typing.Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return __all__

@@ -160,11 +160,14 @@ def examine(job: Job, settings: Settings | None = None) -> Report:
     return judge(job, load_checks(settings), settings)
 
 
-def load_checks(settings: Settings) -> CheckRegistry:
-    """The checks that the settings select, including plugins and plugin files; the errors of :func:`examine`."""
+def load_checks(settings: Settings, *, by_index: bool = False) -> CheckRegistry:
+    """The checks that the settings select, including plugins and plugin files; the errors of :func:`examine`.
+
+    ``by_index``: as of :func:`doctor.core.check_registry.load_registry`.
+    """
     from doctor.core.check_registry import load_registry
 
-    catalog = load_registry(settings.plugins)
+    catalog = load_registry(settings.plugins, by_index=by_index)
     require_known_limits(settings, catalog)
     require_known_patterns(catalog, settings.to_be_known())
     return choose(catalog, settings.select)

@@ -1,11 +1,15 @@
 """Finds checks: built-ins by walking ``doctor_checks``, plugins by entry points ``doctor.checks`` and by file.
 
+A run reads an index of the built-in checks (``doctor_checks/index.json``) instead, and imports only the modules of
+those that apply. ``python -m doctor.report.playbook`` writes it; a test compares it with the checks.
+
 An exception at import, of a plugin or of a built-in module or package, becomes a :class:`BrokenPlugin` entry and a
 ``crash`` line in the report, which is then never ``pass``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -14,14 +18,23 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from doctor.core.check import FAMILIES, Check
+import msgspec
+
+from doctor.core.check import FAMILIES, Case, Check, State
+from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
+from doctor.core.facts import SECTIONS
+from doctor.core.finding import Scope, Severity, Verdict
+from doctor.core.job import Job
 from doctor.version import PACKAGE
 
 ENTRY_POINTS = "doctor.checks"
+INDEX = "index.json"
+"""Name of the file, in the package of the checks."""
 RULE_FAMILY = "code"
 """Family of the rules over files that belong to no check."""
 CHECK_RULES = "rules"
@@ -64,14 +77,18 @@ class CheckRegistry:
         return tuple(check.id for check in self.checks)
 
 
-def load_registry(plugin_files: Iterable[Path] = (), *, plugins: bool = True) -> CheckRegistry:
+def load_registry(plugin_files: Iterable[Path] = (), *, plugins: bool = True, by_index: bool = False) -> CheckRegistry:
     """Built-ins, installed plugins, and the checks in ``plugin_files``.
+
+    ``by_index``: the module of a built-in check is imported when the check is called; one that fails to load is then
+    an error of the check.
 
     Raises:
         UnusableError: a plugin file can't be read, holds no check, or claims an id that is taken.
     """
     broken: list[BrokenPlugin] = []
-    checks = {check.id: check for check in builtin_checks(broken)}
+    builtin = indexed_checks(broken) if by_index else builtin_checks(broken)
+    checks = {check.id: check for check in builtin}
     for entry in entry_points(ENTRY_POINTS, broken) if plugins else ():
         broken.extend(_add_plugin(checks, entry))
     for path in plugin_files:
@@ -241,3 +258,108 @@ def matches(check_id: str, family: str, pattern: str) -> bool:
     """Whether ``pattern`` matches the check: an id, the name or prefix of a family, or ``ALL``; case-insensitive."""
     pattern = pattern.upper()
     return pattern in (check_id, family.upper(), check_id.rstrip("0123456789"), "ALL")
+
+
+class IndexedCheck(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The metadata of a check. ``needs`` and ``or_needs``: keys of sections. ``log_judges``: number of functions over
+    log events."""
+
+    module: str
+    id: str
+    name: str
+    severity: Severity
+    scope: Scope
+    when: str
+    compares_ranks: bool
+    question: str
+    effect: str
+    fix: str
+    needs: tuple[str, ...] = ()
+    or_needs: tuple[str, ...] = ()
+    limits: dict[str, int | float] = {}
+    uses_baseline: bool = False
+    last_resort: bool = False
+    state: State = "stable"
+    impacts: dict[str, str] = {}
+    log_judges: int = 0
+
+    def check(self) -> Check:
+        """The check, whose module is imported when it is evaluated."""
+        same = {name: getattr(self, name) for name in _SAME}
+        return Check(
+            **same,
+            needs=tuple(SECTIONS[key] for key in self.needs),
+            or_needs=tuple(SECTIONS[key] for key in self.or_needs),
+            judge=partial(_judge, self.module, self.id),
+            cases=partial(_cases, self.module, self.id),
+            from_logs=tuple(partial(_judge_logs, self.module, self.id, number) for number in range(self.log_judges)),
+        )
+
+
+_SAME = tuple(
+    name for name in IndexedCheck.__struct_fields__ if name not in ("module", "needs", "or_needs", "log_judges")
+)
+"""Fields that the check has as well."""
+
+
+def _loaded(module: str, check_id: str) -> Check:
+    """The check itself.
+
+    Raises:
+        ImportError: the module does not have it, because the index is that of another release.
+    """
+    for value in vars(importlib.import_module(module)).values():
+        if isinstance(value, Check) and value.id == check_id:
+            return value
+    raise ImportError(f"{module} does not define {check_id}")
+
+
+def _judge(module: str, check_id: str, job: Job, **limits: float) -> Iterable[Verdict]:
+    return _loaded(module, check_id).judge(job, **limits)
+
+
+def _judge_logs(module: str, check_id: str, number: int, job: Job) -> Iterable[Verdict]:
+    return _loaded(module, check_id).from_logs[number](job)
+
+
+def _cases(module: str, check_id: str) -> Iterable[Case]:
+    return _loaded(module, check_id).cases()
+
+
+def index_text(checks: Iterable[Check]) -> bytes:
+    """The text of the index of these checks."""
+    return msgspec.json.format(msgspec.json.encode([_described(check) for check in checks]), indent=1) + b"\n"
+
+
+def _described(check: Check) -> IndexedCheck:
+    return IndexedCheck(
+        **{name: getattr(check, name) for name in _SAME},
+        module=check.judge.__module__,
+        needs=tuple(section.key for section in check.needs),
+        or_needs=tuple(section.key for section in check.or_needs),
+        log_judges=len(check.from_logs),
+    )
+
+
+def indexed_checks(broken: list[BrokenPlugin]) -> Iterable[Check]:
+    """The checks of this distribution by their index, or by their modules if it cannot be read."""
+    try:
+        found = msgspec.json.decode(index_path().read_bytes(), type=prepared(list[IndexedCheck]))
+        return [one.check() for one in found]
+    except (OSError, msgspec.MsgspecError, KeyError, ValueError):
+        return builtin_checks(broken)
+
+
+def load_ahead(checks: Iterable[Check], most: int) -> None:
+    """Import up to ``most`` modules of indexed checks that are not imported yet. One that fails is an error of its
+    check once that is called."""
+    judges = (check.judge for check in checks)
+    names = (judge.args[0] for judge in judges if isinstance(judge, partial) and judge.func is _judge)
+    for name in [name for name in names if name not in sys.modules][:most]:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
+def index_path() -> Path:
+    """The index of the built-in checks, beside them."""
+    return Path(builtin_package().__path__[0], INDEX)

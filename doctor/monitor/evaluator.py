@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 TAKEOVER_AGE = 5.0
 """Seconds before the start of this evaluator from which on a report counts as one of this run."""
+MODULES_AHEAD = 4
+"""Modules of checks that are imported in each periodic round, in milliseconds."""
 CALLBACK = "callback"
 """Origin of the ignore entries that the callback's arguments name."""
 
@@ -93,6 +95,8 @@ class RunEvaluator:
         with self._lock:
             registry = self._load_registry()
             report = judge(job, registry, self._settings, must_be_complete=False, started=self._started)
+            if trigger == "round":
+                self._load_ahead(registry)
             events = self.history.note(msgspec.structs.replace(report, run=self._run_id() or None))
             self._publish(job, events, trigger)
             decision = _decision(report, trigger)
@@ -122,18 +126,24 @@ class RunEvaluator:
     def _load_registry(self) -> CheckRegistry:
         if self._registry is None:
             try:
-                registry = load_checks(self._settings)
+                registry = load_checks(self._settings, by_index=True)
             except UnusableError as error:  # check names and plugins, which read_settings does not resolve
                 print_status(f"{error}; continuing without settings")
                 own = tuple(entry for entry in self._settings.ignore if entry.by == CALLBACK)
                 self._settings = Settings(ignore=own)
-                registry = load_checks(self._settings)
+                registry = load_checks(self._settings, by_index=True)
             watched = tuple(check for check in registry.checks if set(check.when) & set("PR"))
             self._registry = type(registry)(watched, registry.broken)
             earlier = self._report_file.look() if self._rank else None
             if earlier is not None and earlier.st_mtime >= self._started - TAKEOVER_AGE:
                 self.history.take_over(self._report_file, self._run_id())
         return self._registry
+
+    def _load_ahead(self, registry: CheckRegistry) -> None:
+        """Import some modules of checks that nothing has called yet: during a hang, their files may be out of reach."""
+        from doctor.core.check_registry import load_ahead
+
+        load_ahead(registry.checks, MODULES_AHEAD)
 
     def _publish(self, job: Job, events: Sequence[FindingEvent], trigger: Trigger) -> None:
         from doctor.monitor.sinks.logger_metrics import metrics

@@ -92,7 +92,7 @@ class WatchOptions:
         from doctor.core.settings import require_known_patterns
 
         try:
-            require_known_patterns(load_registry(), [*self.select, *self.ignore])
+            require_known_patterns(load_registry(by_index=True), [*self.select, *self.ignore])
         except UnusableError as error:
             raise ValueError(str(error)) from None
 

@@ -1,7 +1,7 @@
 """The pages of ``doctor explain``: read from files without loading any check, or made from a plugin check's docstring.
 
 ``python -m doctor.report.playbook`` rewrites the heads of all pages from the check and rule objects; a test verifies
-that they match.
+that they match. It writes the index of the checks, too (:mod:`doctor.core.check_registry`).
 """
 
 from __future__ import annotations
@@ -145,5 +145,13 @@ def write_heads() -> None:
             sys.stderr.write(f"missing: playbooks/{path.name}\n")
 
 
+def write_index() -> None:
+    """Rewrite the index of the built-in checks."""
+    from doctor.core.check_registry import builtin_checks, index_path, index_text
+
+    index_path().write_bytes(index_text(builtin_checks()))
+
+
 if __name__ == "__main__":
     write_heads()
+    write_index()

@@ -1,3 +1,5 @@
+import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -6,10 +8,19 @@ import sys
 import textwrap
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from doctor.api import Status
-from doctor.core.check_registry import CheckRegistry, builtin_checks, builtin_package, load_registry, matches
+from doctor.core.check_registry import (
+    CheckRegistry,
+    builtin_checks,
+    builtin_package,
+    index_path,
+    index_text,
+    load_registry,
+    matches,
+)
 from doctor.core.check_runner import examine_job as examine
 from doctor.core.errors import UnusableError
 from doctor.core.settings import choose
@@ -40,6 +51,80 @@ def plugin(folder, name="acme.py", text=None, **values):
 
 def test_every_builtin_loads():
     assert not load_registry(plugins=False).broken
+
+
+def test_the_index_has_all_builtins():
+    assert index_path().read_bytes() == index_text(builtin_checks()), "run: python -m doctor.report.playbook"
+
+
+def test_an_indexed_check_is_that_of_its_module():
+    own = {check.id: check for check in builtin_checks()}
+    indexed = load_registry(plugins=False, by_index=True).checks
+    assert [check.id for check in indexed] == [check.id for check in load_registry(plugins=False).checks]
+    functions = {"judge", "cases", "from_logs"}
+    for check in indexed:
+        for field in dataclasses.fields(check):
+            if field.name not in functions:
+                assert getattr(check, field.name) == getattr(own[check.id], field.name), (check.id, field.name)
+        assert len(check.from_logs) == len(own[check.id].from_logs)
+
+
+def test_an_indexed_check_judges_as_that_of_its_module():
+    own = {check.id: check for check in builtin_checks()}
+    for check in load_registry(plugins=False, by_index=True).checks:
+        for case in check.cases():
+            job = case.sketch.job()
+            assert results_of(check, job) == results_of(own[check.id], job), (check.id, case.name)
+
+
+def results_of(check, job):
+    (result,) = examine(job, CheckRegistry((check,)))
+    return msgspec.structs.replace(result, seconds=0.0)
+
+
+BY_INDEX = """
+import sys
+from doctor.core.check_registry import load_ahead, load_registry
+from doctor.core.check_runner import examine_job
+from doctor.testing import healthy
+catalog = load_registry(plugins=False, by_index=True)
+loaded = lambda: sum(name.startswith("doctor_checks.") for name in sys.modules)
+numbers = [len(catalog.checks), loaded()]
+examine_job(healthy(1, 1).job(), catalog)
+numbers += [loaded()]
+load_ahead(catalog.checks, 2)
+numbers += [loaded()]
+load_ahead(catalog.checks, 1000)
+print(*numbers, loaded())
+"""
+
+
+def test_modules_are_imported_when_a_check_is_called_or_ahead():
+    done = subprocess.run([sys.executable, "-c", BY_INDEX], capture_output=True, text=True, check=True)
+    checks, first, called, two_more, all_of_them = map(int, done.stdout.split())
+    assert first == 0
+    assert 0 < called < checks
+    assert called < two_more < all_of_them
+    assert all_of_them >= checks
+
+
+def test_without_an_index_all_modules_are_read(tmp_path, monkeypatch):
+    for text in (None, b"[", b"[{}]", index_path().read_bytes().replace(b'"ENV001"', b'"env"')):
+        path = tmp_path / "index.json"
+        if text is not None:
+            path.write_bytes(text)
+        monkeypatch.setattr("doctor.core.check_registry.index_path", lambda path=path: path)
+        found = load_registry(plugins=False, by_index=True)
+        assert found.ids() == load_registry(plugins=False).ids()
+
+
+def test_an_indexed_check_whose_module_is_gone_is_an_error(monkeypatch):
+    (check,) = choose(load_registry(plugins=False, by_index=True), ["ENV001"]).checks
+    for module in ("doctor_checks.launch.absent", "doctor_checks.launch.rank_absent"):
+        gone = dataclasses.replace(check, judge=functools.partial(check.judge.func, module, "ENV001"))
+        (result,) = examine(healthy().job(), CheckRegistry((gone,)))
+        assert result.status is Status.ERROR
+        assert module in result.reason
 
 
 def test_a_file_brings_checks(tmp_path):
