@@ -219,6 +219,7 @@ def test_what_is_certain_before_the_first_batch(known, expected):
 CONDITION = Frame("/usr/lib/python3.11/threading.py", 327, "wait")
 QUEUE, PRODUCER = Frame("/usr/lib/python3.11/queue.py", 171, "get"), "an item of a queue (queue.get)"
 UPLOAD = Frame("/env/site-packages/urllib3/connection.py", 7, "getresponse")
+CHECKPOINT = {"point": "checkpoint", "stack": (Frame("/env/site-packages/torch/serialization.py", 9, "save"), OWN)}
 BETWEEN_STEPS = [
     ("a lock in the code of the user", {"blocked": LOCK}, True),
     ("the same after an epoch", {"blocked": LOCK, "point": "epoch-end"}, True),
@@ -229,6 +230,8 @@ BETWEEN_STEPS = [
     ("a queue of a library", {"blocked": PRODUCER, "stack": (CONDITION, QUEUE, LIBRARY, OWN)}, False),
     ("a server that is silent", {"blocked": "data from 10.0.0.9:80"}, True),
     ("a library that waits for an answer", {"blocked": "data from 10.0.0.9:443", "stack": (UPLOAD, OWN)}, False),
+    ("a checkpoint in a pipe that nobody reads", {**CHECKPOINT, "blocked": "room in a pipe"}, True),
+    ("a checkpoint to a slow file server", {**CHECKPOINT, "blocked": "the file /mnt/last.ckpt"}, False),
     ("attempts without end", {"blocked": "the end of a sleep"}, True),
     ("pauses of a library between its attempts", {"blocked": "the end of a sleep", "stack": (LIBRARY, OWN)}, False),
     ("an evaluation", {"blocked": ""}, False),

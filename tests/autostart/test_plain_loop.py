@@ -24,6 +24,8 @@ from doctor.monitor.autostart.plain_loop import LoopWatch, open_loop
 from doctor.monitor.findings_error import Findings
 from doctor.monitor.integrations.adapter import Adapter
 from doctor.monitor.integrations.torch_state import TorchRank
+from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
+from doctor.monitor.watch_session import WatchSession
 from tests.integrations.recorded import RecordedSession, found
 
 EPOCH = ("mark", "epoch-end")
@@ -276,6 +278,24 @@ def test_checkpoints(loop: LoopWatch, monkeypatch: pytest.MonkeyPatch, tmp_path:
     marks = [entry[1] for entry in run().said("mark")]
     assert marks[3:] == ["checkpoint", "batch-end", "checkpoint", "batch-end"]
     assert (tmp_path / "b").exists()
+
+
+def test_checkpoints_of_the_users_own_beside_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are written in the Trainer's thread, and are none of its own."""
+    telemetry, seen = RankTelemetry(), []
+    monkeypatch.setattr(WatchSession, "open_sessions", [SimpleNamespace(telemetry=telemetry)])
+    monkeypatch.delitem(torch_modules.sys.modules, torch_modules.PLAIN_LOOP, raising=False)
+    module = SimpleNamespace(save=lambda: seen.append(telemetry.progress.point))
+    torch_modules.watch_checkpoints(module)
+    for point in ("epoch-end", "checkpoint"):
+        telemetry.mark(point)
+        module.save()
+        assert telemetry.progress.point == point
+    thread = threading.Thread(target=module.save)
+    telemetry.mark("epoch-end")
+    thread.start()
+    thread.join()
+    assert seen == ["checkpoint", "checkpoint", "epoch-end"]
 
 
 def test_threads_that_did_not_wrap_a_model_are_not_watched(loop: LoopWatch) -> None:

@@ -75,6 +75,8 @@ def _diagnose(job: Job) -> Diagnosis | None:
         return _aborted_by_gloo(states, ending) or died
     if ending is not None and ending.left and (left := ranks_that_left(states)) is not None:
         return Diagnosis(states, "left", left.ranks, 0.9, ending=ending, left=left)
+    if ending is None and "peer" in by_error.values() and (left := ranks_that_left(states)) is not None and left.ended:
+        return Diagnosis(states, "left", left.ranks, 0.9, left=left)  # some ranks may not have lost it yet
     found = _hang(states)
     if ending is not None and not _is_more_specific(found, ending):
         return Diagnosis(states, "died", ending.ranks, 0.9 if ending.nature == "mismatch" else 0.4, ending=ending)

@@ -334,6 +334,13 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
             _leaves(with_failure(running(1, 3), (0, 1), "RuntimeError", _CLOSED), "return", state="ended"),
             ranks=(2,),
         ),
+        Fails(
+            "the same, before one of the others has lost it",
+            _leaves(with_failure(stalled(1, 3), (0,), "RuntimeError", _CLOSED), "return", state="ended").alter(
+                ProgressFacts, ranks=(1,), state="running", idle=5.0
+            ),
+            ranks=(2,),
+        ),
         Fails("all in the same call: the network", stalled(2, 2), ranks=(0, 1, 2, 3)),
         Passes("dumps of a moment at which all are in one call, and how long can't be seen", _dumps(stalled(2, 2))),
         Passes("dumps of which most were not collected", _dumps(stalled(1, 4)).only((0,))),
@@ -590,14 +597,21 @@ def _left_claim(found: Diagnosis, left: RanksThatLeft) -> str:
     first, loop = found.states.ranks[left.ranks[0]], left.loop
     what = "ended the run" if left.ended else "left the training loop"
     progress = first.progress
-    batches = loop.batches if loop is not None else (progress.batch or 0) + 1 if progress is not None else 0
+    batches = loop.batches if loop is not None else _batches_of(progress) if progress is not None else 0
     loaders = found.states.loaders.get(first.rank)
     length = next((one.batches for one in loaders.of("train") if one.batches), None) if loaders else None
-    where = f" in batch {batches}" + (f" of {length}" if length else "")
+    where = f" in batch {batches}" + (f" of {length}" if length else "") if batches else ""
     by = ""
     if loop is not None and loop.frame is not None:
         by = (f" by `{loop.statement}`" if loop.statement else "") + f" at {place_of_frame(loop.frame)}"
     return f"{ranks_in_words(left.ranks)} {what}{where}{by}; {ranks_in_words(left.continuing)} did not"
+
+
+def _batches_of(progress: ProgressFacts) -> int:
+    """Training batches that a rank has begun in its last epoch, which it forgets at the end of a run; 0 if unknown."""
+    recent = (one.batch for one in reversed(progress.recent) if one.stage == "train" and one.batch is not None)
+    last = progress.batch if progress.batch is not None else next(recent, None)
+    return 0 if last is None else last + 1
 
 
 _TOGETHER = (

@@ -95,7 +95,7 @@ def _noisy(seed: int) -> StepFacts:
 
 
 def _spanned(seconds: float, on: tuple[int, ...] = (0,)) -> JobBuilder:
-    """Two ranks, of which those ``on`` save a checkpoint for ``seconds`` of each span while the others wait."""
+    """Two ranks. Checkpoints of those in ``on`` take so many seconds in each span, and the others wait as long."""
 
     def spans(part: str) -> StepFacts:
         times = {"backward": 8.0} | {part: seconds + (8.0 if part == "backward" else 0.0)}
