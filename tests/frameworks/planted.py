@@ -6,12 +6,15 @@ ranks and steps that the play does not name.
 """
 
 import contextlib
+import ctypes
+import fcntl
 import gc
 import math
 import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -25,10 +28,10 @@ LONG = 1000.0
 """Seconds that no play waits for."""
 BETWEEN_STEPS = (
     "lock", "socket", "queue", "retry", "sigstop", "sigkill", "exit", "evaluate", "barrier", "drift", "rate",
-    "checkpoint_stuck",
+    "checkpoint_stuck", "segfault", "abort", "gil", "flock", "child", "send", "momentum", "decay", "fifo",
 )  # fmt: skip
 """Plants that strike once, after the step ``at``."""
-FROM_THEN_ON = ("straggle_sleep", "straggle_compute", "rare", "collect", "checkpoint_slow", "leak")
+FROM_THEN_ON = ("straggle_sleep", "straggle_compute", "rare", "collect", "checkpoint_slow", "leak", "threads")
 """Plants that strike after each step from ``at`` on."""
 
 
@@ -254,6 +257,52 @@ class Plant:
         with os.fdopen(ends[1], "wb") as file:
             torch.save(torch.zeros(1 << 18), file)
 
+    def segfault(self, model):
+        """Read where nothing is, as native code with a fault."""
+        ctypes.string_at(0)
+
+    def abort(self, model):
+        """Abort, as native code that can't continue."""
+        os.abort()
+
+    def gil(self, model):
+        """Call native code that keeps the interpreter's lock."""
+        ctypes.PyDLL(None).sleep(int(LONG))
+
+    def flock(self, model):
+        """Wait for a lock on a file that another process holds."""
+        path = self.folder / "lock"
+        holder = "import fcntl, sys, time; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); "
+        holder += "print(flush=True); time.sleep(1000)"
+        with subprocess.Popen(
+            [sys.executable, "-S", "-c", holder, str(path)], stdout=subprocess.PIPE, start_new_session=True
+        ) as other, path.open("a") as file:  # fmt: skip
+            other.stdout.readline()
+            fcntl.flock(file, fcntl.LOCK_EX)
+
+    def child(self, model):
+        """Wait for a command that does not end."""
+        subprocess.run(["sleep", str(int(LONG))], check=True)
+
+    def send(self, model):
+        """Send to a rank that does not receive."""
+        dist.send(torch.ones(1 << 22), dst=0)
+
+    def momentum(self, model):
+        """Change the momentum."""
+        for group in self.optimizer.param_groups:
+            group["momentum"] = 0.5
+
+    def decay(self, model):
+        """Change the weight decay."""
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = 0.3
+
+    def fifo(self, model):
+        """Open a named pipe that nobody writes to."""
+        os.mkfifo(self.folder / "pipe")
+        (self.folder / "pipe").read_bytes()
+
     # Plants that strike in each step.
 
     def straggle_sleep(self, model):
@@ -282,6 +331,12 @@ class Plant:
         """Save for 1.5 seconds in every twentieth step."""
         if self.step % 20 == 0:
             self.saves(model, 1.5)
+
+    def threads(self, model):
+        """Compute in Python in six threads beside the training."""
+        while len(self.kept) < 6:
+            self.kept.append(threading.Thread(target=compute_forever, daemon=True))
+            self.kept[-1].start()
 
     def leak(self, model):
         """Keep two MiB."""
@@ -334,6 +389,12 @@ class SlowFile:
         """The part is complete."""
         self.waited = False
         self.file.flush()
+
+
+def compute_forever():
+    """Keep a processor and the interpreter's lock busy."""
+    while True:
+        sum(range(1000))
 
 
 def local(parameter):
