@@ -1,6 +1,6 @@
 """What the callback costs a run: CPU time a step, wall time of a 10 ms step, memory over 100,000 steps.
 
-    python benchmarks/callback_cost.py [steps] [ten] [growth] [first] [where] [--world 1 2] [--write]
+    python benchmarks/callback_cost.py [steps] [ten] [growth] [first] [where] [--world 1 2] [--part | --write]
 
 ``steps``: within one fit, blocks of steps run by turns without any callback, without one again (what noise looks like),
 with an empty callback, with the doctor's, and with Lightning's DeviceStatsMonitor and ThroughputMonitor; which comes
@@ -9,8 +9,8 @@ judges. What the doctor does beside the steps, reading of what its hooks noted a
 it is measured by itself and added. ``ten``: the same with steps of 10 ms, by wall clock. ``growth``: two fits of
 100,000 steps. ``first``: what the callback adds to a whole fit of eight batches, from its import to the report: to the
 first fit of a process and to the second one, in processes of their own, with modules that are compiled, as pip leaves
-them. ``where``: what each hook takes. Needs torch
-and Lightning. Ends with 1 where a limit is not kept.
+them. ``where``: what each hook takes. ``--part``: two or three rounds of one process, for which the limits are
+not meant. Needs torch and Lightning. Ends with 1 where a limit is not kept.
 """
 
 from __future__ import annotations
@@ -37,13 +37,26 @@ from typing import Any, NamedTuple, TypeVar
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
 
-from evidence_pages import word_of, write_between  # noqa: E402 - the path comes first
+from evidence_pages import add_part, word_of, write_between  # noqa: E402 - the path comes first
 
 BLOCK = 100
 """Steps of a block: what all of them do every 50 (a log line, a look at memory) falls into each block twice."""
-ROUNDS, ROUNDS_OF_TWO, TEN_ROUNDS, FIRST_ROUNDS = 240, 80, 60, 11
 TEN_BLOCK, TEN = 20, 0.010
 STEPS, WARM = 100_000, 20_000
+
+
+class Extent(NamedTuple):
+    """Rounds of blocks, those of a job of two ranks and of steps of 10 ms, and processes that fit for the first time;
+    ``warms_up``: one more of these that is not counted, which compiles modules."""
+
+    rounds: int = 240
+    of_two: int = 80
+    of_ten: int = 60
+    first: int = 11
+    warms_up: bool = True
+
+
+ALL, PART = Extent(), Extent(3, 3, 2, 1, warms_up=False)
 MOST = 50.0
 """Limit: microseconds of CPU time a step."""
 MOST_HELD, MOST_RESIDENT = 256 << 10, 2 << 20
@@ -209,10 +222,10 @@ def callbacks(*names: str) -> dict[str, Any]:
 # -- what runs in processes of their own; each returns what can be written as JSON
 
 
-def measure_steps(folder: Path) -> dict[str, Any]:
+def measure_steps(folder: Path, extent: Extent) -> dict[str, Any]:
     """Microseconds of CPU time a step, per round: of the bare step, and what each callback adds."""
     names = (AGAIN, EMPTY, DOCTOR, DEVICE, THROUGHPUT)
-    rounds = ROUNDS if os.environ.get("WORLD_SIZE", "1") == "1" else ROUNDS_OF_TWO
+    rounds = extent.rounds if os.environ.get("WORLD_SIZE", "1") == "1" else extent.of_two
     turns = Turns(callbacks(BARE, *names), rounds, BLOCK)
     with _reading_timed() as read:
         fit(turns, folder)
@@ -246,11 +259,11 @@ def _reading_timed() -> Iterator[list[float]]:
         RankTelemetry._read = read  # type: ignore[method-assign]
 
 
-def measure_ten(folder: Path) -> dict[str, Any]:
+def measure_ten(folder: Path, extent: Extent) -> dict[str, Any]:
     """A step of 10 ms: microseconds of wall clock and of CPU time that callbacks add, and CPU seconds a second of the
     doctor's own threads."""
     sleep = _sleep_for(TEN, folder)
-    turns = Turns(callbacks(BARE, AGAIN, DOCTOR), TEN_ROUNDS, TEN_BLOCK)
+    turns = Turns(callbacks(BARE, AGAIN, DOCTOR), extent.of_ten, TEN_BLOCK)
     native = _native_cpu()
     whole = fit(turns, folder, sleep=sleep)
     return {
@@ -278,7 +291,7 @@ def _sleep_for(seconds: float, folder: Path) -> float:
     return max(0.0, seconds / 2 + seconds - statistics.median(turns.a_step(BARE, "wall")) / 1e6)
 
 
-def measure_growth(folder: Path) -> dict[str, Any]:
+def measure_growth(folder: Path, _: Extent) -> dict[str, Any]:
     """Bytes that came to be from step ``WARM`` to ``STEPS``: of the process, and in a second fit, because tracing takes
     memory itself, those that lines of the doctor allocated. Without a logger, which keeps all that it is told."""
     resident = _looks(folder, _resident)
@@ -321,7 +334,7 @@ def _held() -> dict[str, int]:
     return {str(line.traceback): line.size for line in own.statistics("lineno")}
 
 
-def measure_first(folder: Path) -> dict[str, Any]:
+def measure_first(folder: Path, _: Extent) -> dict[str, Any]:
     """Seconds of one process, after a fit without callbacks that warms up: of a bare fit, and with the callback, which
     is imported for the first one."""
     _whole_fit(folder, BARE)
@@ -335,7 +348,7 @@ def _whole_fit(folder: Path, name: str) -> Stamp:
     return now().less(began)
 
 
-def measure_where(folder: Path) -> dict[str, Any]:
+def measure_where(folder: Path, extent: Extent) -> dict[str, Any]:
     """Calls a step and quartiles of microseconds a call: of the doctor's hooks, and in a second fit of what they tell
     the monitor, where what is called within another counts in both and each call costs the clock's own time more.
     Between two hooks the step itself fills the caches, so that a call takes several times what it takes in a loop."""
@@ -349,10 +362,10 @@ def measure_where(folder: Path) -> dict[str, Any]:
     from doctor.monitor.telemetry.step_clock import StepClock
 
     within = (RankTelemetry, Progress, StepClock, LoaderHistories, SampleTrace, ReplicaTracker, MemorySampler)
-    return {"hooks": _where((LightningHooks,), folder), "within": _where(within, folder)}
+    return {"hooks": _where((LightningHooks,), folder, extent), "within": _where(within, folder, extent)}
 
 
-def _where(kinds: Sequence[type], folder: Path) -> list[tuple[str, float, float, float, float]]:
+def _where(kinds: Sequence[type], folder: Path, extent: Extent) -> list[tuple[str, float, float, float, float]]:
     took: dict[str, list[int]] = {"(the clock itself)": []}
     clock = _timed(lambda: None, took["(the clock itself)"])
     with contextlib.ExitStack() as stack:
@@ -361,11 +374,11 @@ def _where(kinds: Sequence[type], folder: Path) -> list[tuple[str, float, float,
                 if inspect.isfunction(function) and not name.startswith("__"):
                     setattr(kind, name, _timed(function, took.setdefault(f"{kind.__name__}.{name}", [])))
                     stack.callback(setattr, kind, name, function)
-        turns = Turns(callbacks(DOCTOR), ROUNDS, BLOCK, lambda _: clock())
+        turns = Turns(callbacks(DOCTOR), extent.rounds, BLOCK, lambda _: clock())
         fit(turns, folder)
     rows = []
     for name, spent in took.items():
-        if len(spent) > ROUNDS // 2:
+        if len(spent) > extent.rounds // 2:
             low, middle, high = (nanoseconds / 1000 for nanoseconds in statistics.quantiles(spent, n=4))
             rows.append((name, len(spent) / turns.steps, low, middle, high))
     return rows
@@ -395,7 +408,7 @@ MEASURES = {
 }
 
 
-def child(name: str, out: Path) -> None:
+def child(name: str, out: Path, extent: Extent) -> None:
     """Measure ``name`` here; rank 0 writes what it found."""
     import logging
 
@@ -405,17 +418,18 @@ def child(name: str, out: Path) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
-        found = MEASURES[name](Path(folder))
+        found = MEASURES[name](Path(folder), extent)
     if os.environ.get("RANK", "0") == "0":
         out.write_text(json.dumps(found))
 
 
-def measured(name: str, world: int) -> dict[str, Any]:
+def measured(name: str, world: int, extent: Extent) -> dict[str, Any]:
     """What processes of their own found: one, or ``world`` that torchrun starts."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"] if world > 1 else []
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
         command = [sys.executable, *launcher, __file__, "--child", name, str(out)]
+        command += ["--part"] if extent is PART else []
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
         done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environ)
@@ -442,7 +456,9 @@ class Table:
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
-    """Median and quartiles."""
+    """Median and quartiles; a single value alone."""
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
     low, middle, high = statistics.quantiles(values, n=4)
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
@@ -454,9 +470,9 @@ def interval(values: Sequence[float], draws: int = 2000) -> tuple[float, float]:
     return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
 
 
-def tell_steps(table: Table, world: int, beside: float) -> None:
+def tell_steps(table: Table, world: int, beside: float, extent: Extent) -> None:
     """The rows of ``steps``. ``beside``: CPU seconds a second that the doctor takes beside the steps."""
-    found = measured("steps", world)
+    found = measured("steps", world, extent)
     added, bare = found["added"], statistics.median(found["bare"])
     where = _processes(world)
     table.row(f"{where}: CPU time of a bare step, {len(found['wall'])} blocks of {BLOCK}", f"{bare:.0f} µs")
@@ -478,9 +494,9 @@ def tell_steps(table: Table, world: int, beside: float) -> None:
         table.row(f"{where}: against {name}", f"{ratio:.2f} times", "1", ratio < 1.0)
 
 
-def tell_ten(table: Table, world: int) -> float:
+def tell_ten(table: Table, world: int, extent: Extent) -> float:
     """The rows of ``ten``; CPU seconds a second beside the steps."""
-    found = measured("ten", world)
+    found = measured("ten", world, extent)
     where, step = f"{_processes(world)}, step of 10 ms", statistics.median(found["bare"])
     for what, name in (("none again", "again"), (DOCTOR, "doctor")):
         low, high = interval(found[name])
@@ -493,9 +509,9 @@ def tell_ten(table: Table, world: int) -> float:
     return beside
 
 
-def tell_growth(table: Table) -> None:
+def tell_growth(table: Table, extent: Extent) -> None:
     """The rows of ``growth``."""
-    found = measured("growth", 1)
+    found = measured("growth", 1, extent)
     span = f"from step {WARM:,} to {STEPS:,}"
     table.row(
         f"memory that its lines allocated, {span}",
@@ -513,11 +529,12 @@ def tell_growth(table: Table) -> None:
         print(f"{size / 1024:+8.1f} KiB {where}")
 
 
-def tell_first() -> str:
+def tell_first(extent: Extent) -> str:
     """The table of ``first``."""
     lines = ["| what | wall clock | CPU time |", "| --- | --- | --- |"]
-    measured("first", 1)  # compiles modules
-    found = [measured("first", 1) for _ in range(FIRST_ROUNDS)]
+    if extent.warms_up:
+        measured("first", 1, extent)
+    found = [measured("first", 1, extent) for _ in range(extent.first)]
     bare = [Stamp(*one["bare"]) for one in found]
     rows = {"a bare fit": bare}
     for name in ("first", "second"):
@@ -527,13 +544,13 @@ def tell_first() -> str:
         wall, cpu = (spread([getattr(one, clock) for one in stamps], 2) for clock in ("wall", "process"))
         lines.append(f"| {what} | {wall} s | {cpu} s |")
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[1]
-    lines.append(f"| {FIRST_ROUNDS} processes on {cores} cores with a load of {load:.1f} | | |")
+    lines.append(f"| {extent.first} processes on {cores} cores with a load of {load:.1f} | | |")
     return "\n".join(lines)
 
 
-def tell_where(world: int) -> None:
+def tell_where(world: int, extent: Extent) -> None:
     """What each hook takes, printed."""
-    for what, rows in measured("where", world).items():
+    for what, rows in measured("where", world, extent).items():
         print(f"{_processes(world)}, {what}: calls a step, quartiles of microseconds a call")
         for name, calls, low, middle, high in sorted(rows, key=lambda row: -row[1] * row[3]):
             print(f"  {name:40s} {calls:6.2f} {low:8.2f} {middle:8.2f} {high:8.2f}")
@@ -554,28 +571,30 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--world", type=int, nargs="+", default=[1, 2], help="processes (default: 1 2)")
     parser.add_argument("--write", action="store_true", help="write the table into docs/evidence")
     parser.add_argument("--child", nargs=2, metavar=("WHAT", "FILE"), help=argparse.SUPPRESS)
+    add_part(parser, "two or three rounds of one process")
     options = parser.parse_args(arguments)
+    extent = PART if options.part else ALL
     if options.child:
-        child(options.child[0], Path(options.child[1]))
+        child(options.child[0], Path(options.child[1]), extent)
         return 0
     what, table = options.what or ["ten", "steps", "growth", "first"], Table()
-    for world in options.world:
-        beside = tell_ten(table, world) if {"ten", "steps"} & {*what} else 0.0
+    for world in [1] if options.part else options.world:
+        beside = tell_ten(table, world, extent) if {"ten", "steps"} & {*what} else 0.0
         if "steps" in what:
-            tell_steps(table, world, beside)
+            tell_steps(table, world, beside, extent)
         if "where" in what:
-            tell_where(world)
+            tell_where(world, extent)
     if "growth" in what:
-        tell_growth(table)
+        tell_growth(table, extent)
     if {*what} - {"where", "first"}:
         print("\n".join(table.lines))
-        if options.write:
+        if options.write and not options.part:
             write_between("callback-cost", "\n".join(table.lines))
     if "first" in what:
-        print(first := tell_first())
-        if options.write:
+        print(first := tell_first(extent))
+        if options.write and not options.part:
             write_between("first-fit", first)
-    return 0 if table.kept else 1
+    return 0 if table.kept or options.part else 1
 
 
 if __name__ == "__main__":

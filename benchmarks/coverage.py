@@ -1,6 +1,7 @@
 """How many of the failure messages of other software are recognized, by component.
 
     python benchmarks/coverage.py                  the table; with --write also into docs/evidence
+    python benchmarks/coverage.py --part           the table of one component, in seconds
     python benchmarks/coverage.py --missed NAME    messages of a component that are not recognized, and why
     python benchmarks/coverage.py --sample 200     a random sample with classes, to be classified again independently
     python benchmarks/coverage.py --healthy [DIR…] wrong matches in the healthy public texts, and in healthy logs of DIR
@@ -26,7 +27,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "checks"), str(ROOT / "benchmarks")]
 
-from evidence_pages import write_between  # noqa: E402
+from evidence_pages import add_part, write_between  # noqa: E402
 
 from doctor.analysis.logs.root_event import CRASH, ENDS, EXCEPTION, LOST_PEERS, ROOTS, TIMED_OUT  # noqa: E402 - the path comes first
 from doctor.knowledge.log_patterns import known_patterns  # noqa: E402
@@ -50,6 +51,8 @@ GOALS = {
     "Open MPI": 0.95,
 }
 USUAL_GOAL = 0.8
+PART = "torch.distributed.elastic"
+"""The component of ``--part``."""
 
 
 class Outcome(NamedTuple):
@@ -108,14 +111,16 @@ def checks_by_kind() -> dict[str, set[str]]:
     return found
 
 
-def table() -> tuple[str, bool]:
-    """The coverage by component, and whether all reach their goal."""
+def table(*, part: bool = False) -> tuple[str, bool]:
+    """The coverage by component, and whether all reach their goal; ``part``: of :data:`PART` alone."""
     rows = [
         "| component | releases | failure messages | recognized | share | goal | unclassified | harmless |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     by_name: dict[str, list[SoftwareComponent]] = {}
     for component in components():
+        if part and component.name != PART:
+            continue
         by_name.setdefault(component.name, []).append(component)
     is_reached = True
     for name, parts in by_name.items():
@@ -177,6 +182,7 @@ def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
+    add_part(parser, PART)
     parser.add_argument("--missed")
     parser.add_argument("--sample", type=int)
     parser.add_argument("--healthy", action="store_true")
@@ -189,9 +195,9 @@ def main() -> int:
     elif options.healthy:
         return int(healthy(options.folders) > 0)
     else:
-        text, is_reached = table()
+        text, is_reached = table(part=options.part)
         print(text)
-        if options.write:
+        if options.write and not options.part:
             write_between("coverage", text)
         return int(not is_reached)
     return 0

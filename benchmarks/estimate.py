@@ -3,12 +3,14 @@
     python benchmarks/estimate.py [--device cpu|cuda] [--only WORD | --again | --kept] [--write]
     python benchmarks/estimate.py --speed
     python benchmarks/estimate.py --published [--only WORD | --kept] [--write]
+    python benchmarks/estimate.py [--published] --part
 
 Each configuration is estimated without data and then trained for some steps in a fresh process (two for two ranks),
 whose largest allocation is the truth: ``torch.cuda.max_memory_allocated`` on a GPU, and the allocations that torch's
 profiler records on a CPU, where optimizers are made to use the kernels that torch takes on CUDA. Results are kept in
 ``estimate_<machine>.json`` beside this program. Ends with 1 where an aim is missed. ``--speed``: a GPT of a billion
-parameters, its time and memory. ``--published``: the estimate against published peaks of real GPUs.
+parameters, its time and memory. ``--published``: the estimate against published peaks of real GPUs. ``--part``: one of
+them, of which nothing is kept.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from estimate_cases import CASES, ON_GPU  # noqa: E402 - the path comes first
 from estimate_published import main as published  # noqa: E402
 from estimate_results import MIB, Results, Row, is_good, markdown, percent, summary  # noqa: E402
 from estimate_truth import Case, Truth  # noqa: E402
-from evidence_pages import write_between  # noqa: E402
+from evidence_pages import add_part, write_between  # noqa: E402
 
 from doctor.core.errors import UnusableError  # noqa: E402
 from doctor.estimate.data_model import TracedStep, TrainingPlan  # noqa: E402
@@ -42,6 +44,8 @@ from doctor.estimate.memory.non_torch import WORKSPACE  # noqa: E402
 from doctor.estimate.tracer_client import TracerClient  # noqa: E402
 
 PATIENCE = 300.0
+PART = "moe"
+"""The configuration of ``--part``, of which the estimate is a bound."""
 SPEED, BILLION = 10.0, "tests.estimate.models:gpt_billion"
 
 
@@ -173,12 +177,12 @@ def compared(device: str) -> str:
     )
 
 
-def table(device: str, only: str) -> Results:
-    """Run all, printing as they come."""
+def table(device: str, only: str, *, part: bool = False) -> Results:
+    """Run all with ``only`` in their name, printing as they come; ``part``: the first of them."""
     import torch
 
     every = (*CASES, *ON_GPU) if device == "cuda" else CASES
-    cases = [case for case in every if only in case.name and can_run(case, device)]
+    cases = [case for case in every if only in case.name and can_run(case, device)][: 1 if part else None]
     traced = estimates(cases, device)
     rows = []
     for case in cases:
@@ -248,7 +252,7 @@ def among(kept: Results | None, new: Results) -> Results:
     return msgspec.structs.replace(new, rows=tuple(rows[name] for name in order if name in rows))
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """All of it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -260,11 +264,15 @@ def main() -> int:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--published", action="store_true", help="compare with published peaks of real GPUs")
-    given = parser.parse_args()
+    add_part(parser, "one configuration, or one published peak")
+    given = parser.parse_args(arguments)
     if given.speed:
         return speed()
     if given.published:
-        return published(given.only, is_kept=given.kept, is_written=given.write)
+        return published(given.only, is_kept=given.kept, is_written=given.write, part=given.part)
+    if given.part:
+        print(summary(table(given.device, given.only or PART, part=True)))
+        return 0
     path = path_for(given.device)
     kept = msgspec.json.decode(path.read_bytes(), type=Results) if path.exists() else None
     if kept and (given.kept or given.again):

@@ -8,6 +8,7 @@ examined on the half ``tuned``; the half ``held`` only scores them. Figures of t
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import importlib.util
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "estimate_published_results.json"
 PATH = ROOT / "benchmarks" / "estimate_published.json"
 PATIENCE = 600.0
+PART = "a100_vit_large_bf16_b4_sgd"
+"""The case of ``--part``."""
 
 Metric = Literal["allocated", "reserved", "process"]
 HALVES = ("tuned", "held", "fresh")
@@ -130,8 +133,6 @@ def read_table() -> PublishedTable:
 
 def run(only: str) -> PublishedResults:
     """Estimate all cases with ``only`` in their name, each in a process of its own."""
-    import torch
-
     table = read_table()
     errors: list[PublishedError] = []
     failed: dict[str, str] = {}
@@ -151,7 +152,7 @@ def run(only: str) -> PublishedResults:
         errors += found
         for one in found:
             print(_line(one), flush=True)
-    return PublishedResults(torch=str(torch.__version__), errors=tuple(errors), failed=failed)
+    return PublishedResults(torch=importlib.metadata.version("torch"), errors=tuple(errors), failed=failed)
 
 
 def _errors_of(case: PublishedCase, source: PublishedSource) -> Iterator[PublishedError]:
@@ -316,8 +317,12 @@ def _among(before: PublishedResults, new: PublishedResults) -> PublishedResults:
     )
 
 
-def main(only: str, *, is_kept: bool = False, is_written: bool = False) -> int:
-    """Run the table, or show what was kept, and print each half's error. ``only``: keep the other cases' results."""
+def main(only: str, *, is_kept: bool = False, is_written: bool = False, part: bool = False) -> int:
+    """Run the table, or show what was kept, and print each half's error. ``only``: keep the other cases' results.
+    ``part``: run one case, and keep nothing."""
+    if part:
+        print(summary(run(only or PART)))
+        return 0
     before = msgspec.json.decode(RESULTS.read_bytes(), type=PublishedResults) if RESULTS.exists() else None
     results = before if is_kept and before else run(only)
     if before is not None and not is_kept:

@@ -62,9 +62,14 @@ def summary(results: Results) -> str:
     errors, lowest = results.errors, results.lowest
     bounds = sum(1 for row in results.rows if row.bound)
     failed = sum(1 for row in results.rows if row.error)
+    middle = (
+        f"median error {errors[len(errors) // 2] * 100:.1f} % (aim {MEDIAN:.0%}), "
+        f"95th percentile {at_share(errors, 0.95) * 100:.1f} % (aim {NINETY_FIFTH:.0%}), "
+        if errors
+        else ""
+    )
     return (
-        f"{len(results.rows)} configurations: median error {errors[len(errors) // 2] * 100:.1f} % (aim {MEDIAN:.0%}), "
-        f"95th percentile {at_share(errors, 0.95) * 100:.1f} % (aim {NINETY_FIFTH:.0%}), lowest against the truth "
+        f"{len(results.rows)} configurations: {middle}lowest against the truth "
         f"{percent(lowest.off)} ({lowest.name}; aim -{BELOW:.0%}); {bounds} bounds, {failed} failed"
     )
 
@@ -77,7 +82,7 @@ def at_share(ordered: list[float], share: float) -> float:
 def is_good(results: Results) -> bool:
     """Whether all aims are reached."""
     errors = results.errors
-    near = errors[len(errors) // 2] <= MEDIAN and at_share(errors, 0.95) <= NINETY_FIFTH
+    near = bool(errors) and errors[len(errors) // 2] <= MEDIAN and at_share(errors, 0.95) <= NINETY_FIFTH
     return near and results.lowest.off >= -BELOW and not any(row.error for row in results.rows)
 
 

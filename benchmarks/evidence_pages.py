@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def add_part(parser: ArgumentParser, what: str) -> None:
+    """Add the option that tests give: ``what`` is measured in a few seconds, and no file is written."""
+    parser.add_argument("--part", action="store_true", help=f"measure only {what}; keep and write nothing")
 
 
 def pages() -> Iterator[Path]:

@@ -4,6 +4,7 @@
     FOLDER/bin/python benchmarks/framework_faults.py      plays all, and keeps the results
     ... --only ddp,"lightning rate"                       plays of these frameworks or names
     ... --jobs 1                                          one at a time instead of two
+    ... --part                                            one fault; nothing is kept
     python benchmarks/framework_faults.py --evidence      writes the kept results into docs/evidence
 
 ``framework_faults.json`` holds the plays: what is planted in the trainings of ``tests/frameworks/training.py``, the
@@ -33,13 +34,14 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
-from evidence_pages import folded, word_of, write_between
+from evidence_pages import add_part, folded, word_of, write_between
 from frameworks import NAMES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,6 +59,8 @@ SETTLE = 4.0
 """Seconds that a run goes on after its fault was reported."""
 POLL = 0.3
 NOT_STARTED = ("no report", "the fault was not reached")
+PART = "ddp more"
+"""The play of ``--part``."""
 OF_MACHINE = ("ENV012",)
 """More processes than processors: true of plays of many ranks here."""
 PLANTS = NEEDS | {"trl": "trl"}
@@ -219,8 +223,8 @@ def kept() -> list[Result]:
     return results
 
 
-def play_and_keep(play: Play) -> Result:
-    """Play it, keep the result, print it."""
+def play_and_print(play: Play, *, is_kept: bool) -> Result:
+    """Play it, keep the result unless it is not to be kept, print it."""
     package = PLANTS.get(play["framework"], "torch")
     if find_spec(package) is None:
         return {"name": play["name"], "skipped": f"needs {package}"}
@@ -228,8 +232,9 @@ def play_and_keep(play: Play) -> Result:
         result = perform(play, Path(folder))
     result["versions"] = {name: metadata.version(name) for name in sorted({package, "torch"})}
     with _writing:
-        lines = ",\n".join(json.dumps(one) for one in [*kept(), result])
-        RESULTS.write_text(f"[\n{lines}\n]\n", "utf-8")
+        if is_kept:
+            lines = ",\n".join(json.dumps(one) for one in [*kept(), result])
+            RESULTS.write_text(f"[\n{lines}\n]\n", "utf-8")
         print(f"{'' if is_good(play, result) else 'WRONG '}{json.dumps(result)}", flush=True)
     return result
 
@@ -323,15 +328,16 @@ def main() -> int:
     parser.add_argument("--only", help="frameworks or names of plays, with commas between them")
     parser.add_argument("--jobs", type=int, default=2, help="plays at a time (default: 2)")
     parser.add_argument("--evidence", action="store_true", help="write the kept results into docs/evidence")
+    add_part(parser, f"the play {PART!r}")
     given = parser.parse_args()
     if given.evidence:
         evidence()
         return 0
-    words = given.only.split(",") if given.only else []
+    words = given.only.split(",") if given.only else [PART] if given.part else []
     chosen = [one for one in plays() if not words or one["name"] in words or one["framework"] in words]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it runs in the background
     with ThreadPoolExecutor(min(2, given.jobs)) as pool:
-        results = list(pool.map(play_and_keep, chosen))
+        results = list(pool.map(partial(play_and_print, is_kept=not given.part), chosen))
     return int(any("skipped" not in one and not is_good(play, one) for play, one in zip(chosen, results, strict=True)))
 
 

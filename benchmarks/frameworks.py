@@ -3,6 +3,7 @@
     benchmarks/frameworks/environment FOLDER         makes an environment with all of them
     FOLDER/bin/python benchmarks/frameworks.py       runs all, and keeps the results in frameworks_results.json
     python benchmarks/frameworks.py --only zero1,ray     only these
+    python benchmarks/frameworks.py --part --only ddp    without a fault and with a crash; nothing is kept
     python benchmarks/frameworks.py --evidence       writes the kept results into docs/evidence
 
 Small real programs of two ranks over Gloo on the CPU (``tests/frameworks/program.py``), none of which was edited. Each
@@ -20,15 +21,17 @@ import json
 import re
 import sys
 import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from evidence_pages import word_of, write_between
-
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "checks"), str(ROOT / "benchmarks")]
+
+from evidence_pages import add_part, word_of, write_between  # noqa: E402 - the path comes first
 
 from tests.frameworks.jobs import EXPECTED, NEEDS, Fault, JobOutcome, run_job  # noqa: E402 - the path
 
@@ -52,13 +55,15 @@ NAMES = {
 }
 PACKAGES = {"megatron": "megatron-core"}
 FAULTS: tuple[Fault, ...] = ("hang", "crash", "uneven")
+PART: tuple[Fault, ...] = ("crash",)
+"""The faults of ``--part``."""
 _ERROR = re.compile(r"^(?:\[rank\d+\]: )?(\w+(?:\.\w+)*(?:Error|Exception): .+)$", re.MULTILINE)
 
 Row = dict[str, Any]
 
 
-def run_framework(framework: str, folder: Path) -> Row:
-    """Run all jobs of one framework; return what is kept."""
+def run_framework(framework: str, folder: Path, faults: tuple[Fault, ...] = FAULTS) -> Row:
+    """Run all jobs of one framework in ``folder``; return what is kept."""
     package = NEEDS.get(framework, "torch")
     row: Row = {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")}
     if find_spec(package) is None:
@@ -73,7 +78,7 @@ def run_framework(framework: str, folder: Path) -> Row:
     row["watched_as"] = _watched_as(healthy.folder)
     row["identical"] = healthy.code == 0 and bare.traces() == healthy.traces()
     row["alarms"] = sorted(healthy.findings()) if healthy.report else ["no report"]
-    for fault in FAULTS:
+    for fault in faults:
         row[fault] = _found(run_job(folder / fault, framework, fault), fault)
     return row
 
@@ -101,7 +106,11 @@ def is_wrong(row: Row) -> bool:
     """Return whether something is not as it should be."""
     if "skipped" in row:
         return False
-    return not row["identical"] or bool(row["alarms"]) or any(row[fault]["ranks"] != [1] for fault in FAULTS)
+    return (
+        not row["identical"]
+        or bool(row["alarms"])
+        or any(fault in row and row[fault]["ranks"] != [1] for fault in FAULTS)
+    )
 
 
 def kept() -> dict[str, Row]:
@@ -145,23 +154,30 @@ def _words(found: dict[str, Any]) -> str:
     return f"{named}, {found['seconds']} s" if found["seconds"] is not None else named
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line names, else all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="names of frameworks, with commas between them")
     parser.add_argument("--evidence", action="store_true", help="write the kept results into docs/evidence")
-    given = parser.parse_args()
+    parser.add_argument("--folder", type=Path, help="leave the files of the jobs here")
+    add_part(parser, "a run without a fault and a crash")
+    given = parser.parse_args(arguments)
     if given.evidence:
         write_between("frameworks", markdown())
         return 0
     wrong = False
     for framework in given.only.split(",") if given.only else NAMES:
-        with tempfile.TemporaryDirectory(prefix="rankdoctor-framework-", ignore_cleanup_errors=True) as folder:
-            row = run_framework(framework, Path(folder))
-        keep(framework, row)
+        with nullcontext(given.folder / framework) if given.folder else _scratch() as folder:
+            row = run_framework(framework, Path(folder), PART if given.part else FAULTS)
+        if not given.part:
+            keep(framework, row)
         wrong |= is_wrong(row)
         print(f"{'WRONG ' if is_wrong(row) else ''}{framework}: {json.dumps(row)}", flush=True)
     return int(wrong)
+
+
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="rankdoctor-framework-", ignore_cleanup_errors=True)
 
 
 if __name__ == "__main__":

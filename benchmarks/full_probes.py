@@ -2,6 +2,7 @@
 
     python benchmarks/full_probes.py                 20 times each, with a healthy run after every round
     python benchmarks/full_probes.py --times 3       fewer
+    python benchmarks/full_probes.py --part          a wrong sum, once, on two hosts
     python benchmarks/full_probes.py NET014 GPU      only scenes whose title begins with one of these words
     python benchmarks/full_probes.py --write        writes the table into docs/evidence
 
@@ -32,9 +33,9 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "checks"), str(ROOT / "benchmarks")]
 
-from evidence_pages import write_between  # noqa: E402 - the path comes first
+from evidence_pages import add_part, write_between  # noqa: E402 - the path comes first
 
-from tests.faults.live.full_scenes import SCENES, twins_of  # noqa: E402
+from tests.faults.live.full_scenes import SCENES, SUM_HOSTS, scenes, twins_of  # noqa: E402
 from tests.faults.live.scenes import LiveScene, judged, noise  # noqa: E402
 from tests.faults.live.stage import Outcome, Play, perform_anew  # noqa: E402
 from tests.lab.needs import CannotPlay  # noqa: E402
@@ -139,13 +140,13 @@ def _taken(before: NamedTuple) -> float:
     return spent[before._fields.index("steal")] / sum(spent)
 
 
-def play_all(scenes: Sequence[LiveScene], times: int) -> list[Row]:
-    """A row for each of ``scenes``, and one for healthy runs; what goes wrong is printed as it happens."""
-    rows = [Row(scene.name, scene.id) for scene in scenes]
+def play_all(chosen: Sequence[LiveScene], times: int) -> list[Row]:
+    """A row for each of the ``chosen`` scenes, and one for healthy runs; what goes wrong is printed as it happens."""
+    rows = [Row(scene.name, scene.id) for scene in chosen]
     healthy = Row("nothing: healthy")
-    twins = itertools.cycle(twins_of(scenes))
+    twins = itertools.cycle(twins_of(chosen))
     for number in range(1, times + 1):
-        for scene, row in zip(scenes, rows, strict=True):
+        for scene, row in zip(chosen, rows, strict=True):
             if not row.skipped:
                 _tell(number, row, play_faulty(scene, row))
         _tell(number, healthy, play_healthy(next(twins), healthy))
@@ -169,19 +170,21 @@ def table(rows: Iterable[Row]) -> str:
     return "\n".join([*lines, *(row.line() for row in rows)])
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Play, print the table and the sums."""
     parser = argparse.ArgumentParser(description="Faults that only full probes find.")
     parser.add_argument("words", nargs="*", help="beginnings of titles")
     parser.add_argument("--times", type=int, default=TIMES)
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
+    add_part(parser, "a wrong sum, once, on two hosts")
+    given = parser.parse_args(arguments)
     began = time.monotonic()
     chosen = [scene for scene in SCENES if not given.words or scene.title.startswith(tuple(given.words))]
-    rows = play_all(chosen, given.times)
+    chosen, times = ([scenes(SUM_HOSTS)["wrong sum"]], 1) if given.part else (chosen, given.times)
+    rows = play_all(chosen, times)
     where = f"{len(os.sched_getaffinity(0))} processors for all hosts, {time.monotonic() - began:.0f} s in all."
     print(table(rows), where, sep="\n\n")
-    if given.write:
+    if given.write and not given.part:
         write_between("full", f"{table(rows)}\n\n{where}")
     return 0 if all(row.is_good for row in rows) else 1
 

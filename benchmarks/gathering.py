@@ -1,15 +1,17 @@
 """What gathering costs: whole checks on hosts of the lab, and large jobs whose ranks are simulated.
 
-    python benchmarks/gathering.py [lab|large] [--write]
+    python benchmarks/gathering.py [lab|large] [--part | --write]
 
 ``lab``: 8 hosts (network namespaces; needs root) of one rank. The check over torch's store against eight concurrent
 ``import torch`` of the same round, the check over a shared folder, and the verdict on a rank that never comes against
 ``--timeout``. ``large``: jobs of up to 1,024 ranks over a store and up to 16,384 over a folder, one thread a dozen
-ranks; what they say is the real protocol, and what they bring is the capture of a healthy rank of its own.
+ranks; what they say is the real protocol, and what they bring is the capture of a healthy rank of its own. ``--part``:
+two hosts, once, and jobs of up to 32 ranks.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import math
 import os
@@ -24,22 +26,33 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
 
-from evidence_pages import write_between  # noqa: E402 - the path comes first
+from evidence_pages import add_part, write_between  # noqa: E402 - the path comes first
 
 from doctor.cluster.transport.store import KeyValueStore  # noqa: E402
 from doctor.core.job import Member  # noqa: E402
 from tests.lab.hosts import LabHost, hosts, together  # noqa: E402
 from tests.lab.needs import CannotPlay, require_namespaces  # noqa: E402
 
-HOSTS, ROUNDS, TIMEOUT = 8, 5, 4.0
-STORE_SIZES = (128, 256, 512, 1024)
-FOLDER_SIZES = (1024, 4096, 16384)
+TIMEOUT = 4.0
 PER_HOST = 8
 CLIENTS = 64
+
+
+class Extent(NamedTuple):
+    """How much is measured: hosts and rounds of the lab, ranks of the jobs over a store and over a folder."""
+
+    hosts: int = 8
+    rounds: int = 5
+    store: tuple[int, ...] = (128, 256, 512, 1024)
+    folder: tuple[int, ...] = (1024, 4096, 16384)
+
+
+ALL, PART = Extent(), Extent(2, 1, (8, 32), (32,))
 
 
 # -- the lab
@@ -65,19 +78,21 @@ def _import_torch(lab: Sequence[LabHost]) -> float:
     return time.perf_counter() - began
 
 
-def measure_lab() -> list[tuple[str, str, str]]:
+def measure_lab(extent: Extent) -> list[tuple[str, str, str]]:
     """Rows: what, measured, limit."""
     imports, stores, shares, absents = [], [], [], []
-    with hosts(HOSTS) as lab, tempfile.TemporaryDirectory() as folder:
-        _import_torch(lab)  # files into the page cache
-        for _ in range(ROUNDS):
+    count = extent.hosts
+    with hosts(count) as lab, tempfile.TemporaryDirectory() as folder:
+        if extent is ALL:
+            _import_torch(lab)  # files into the page cache
+        for _ in range(extent.rounds):
             imports.append(_import_torch(lab))
-            seconds, codes = _ranks(lab, HOSTS)
+            seconds, codes = _ranks(lab, count)
             stores.append(seconds)
-            shared, shared_codes = _ranks(lab, HOSTS, "--share", folder)
+            shared, shared_codes = _ranks(lab, count, "--share", folder)
             shares.append(shared)
-            assert codes == shared_codes == [0] * HOSTS, (codes, shared_codes)
-        for _ in range(ROUNDS):
+            assert codes == shared_codes == [0] * count, (codes, shared_codes)
+        for _ in range(extent.rounds):
             seconds, codes = _ranks(lab[:2], 3, "--share", folder, "--timeout", f"{TIMEOUT:g}")
             absents.append(seconds - TIMEOUT)
             assert codes == [1, 1], codes
@@ -85,11 +100,11 @@ def measure_lab() -> list[tuple[str, str, str]]:
     ratio = statistics.median(store / one for store, one in zip(stores, imports, strict=True))
     return [
         (
-            f"{HOSTS} hosts x 1 rank, store, against {HOSTS} concurrent `import torch`",
+            f"{count} hosts x 1 rank, store, against {count} concurrent `import torch`",
             f"{statistics.median(stores):.2f} s: {above:+.2f} s, {ratio:.2f} times",
             "+1.5 s",
         ),
-        (f"{HOSTS} hosts x 1 rank, shared folder, no torch", f"{statistics.median(shares):.2f} s", "3 s"),
+        (f"{count} hosts x 1 rank, shared folder, no torch", f"{statistics.median(shares):.2f} s", "3 s"),
         (
             "verdict on an absent rank (2 of 3 came), from the start of the command",
             f"`--timeout` {statistics.median(absents):+.2f} s (largest {max(absents):+.2f} s)",
@@ -175,18 +190,19 @@ def _store() -> Iterator[tuple[KeyValueStore, Callable[[], KeyValueStore]]]:
     server.close()
 
 
-def measure_store() -> list[tuple[str, str, str]]:
+def measure_store(sizes: Sequence[int]) -> list[tuple[str, str, str]]:
     """Rows for jobs over the store, in a host of the lab where they may have one: every client of torch's store looks
     up its peer's name, and a name server that is slow to say that it knows nothing would be what is measured."""
     try:
         require_namespaces()
     except CannotPlay:
-        return _store_rows([_measure_store(ranks) for ranks in STORE_SIZES])
+        return _store_rows(sizes, [_measure_store(ranks) for ranks in sizes])
     with hosts(1) as (host,):
-        done = host.run([sys.executable, __file__, "--store"], timeout=300)
+        done = host.run([sys.executable, __file__, "--store", *map(str, sizes)], timeout=300)
     if done.returncode != 0:
         raise RuntimeError(done.stderr)
-    return _store_rows([(float(took), int(size)) for took, size in (line.split() for line in done.stdout.splitlines())])
+    pairs = (line.split() for line in done.stdout.splitlines())
+    return _store_rows(sizes, [(float(took), int(size)) for took, size in pairs])
 
 
 def _measure_store(ranks: int) -> tuple[float, int]:
@@ -194,12 +210,12 @@ def _measure_store(ranks: int) -> tuple[float, int]:
         return gather(ranks, client, server)
 
 
-def _store_rows(measured: Sequence[tuple[float, int]]) -> list[tuple[str, str, str]]:
+def _store_rows(sizes: Sequence[int], measured: Sequence[tuple[float, int]]) -> list[tuple[str, str, str]]:
     rows = [
         (f"{ranks:,} simulated ranks over a store", f"{took:.2f} s, {size / 1e6:.1f} MB of facts", "")
-        for ranks, (took, size) in zip(STORE_SIZES, measured, strict=True)
+        for ranks, (took, size) in zip(sizes, measured, strict=True)
     ]
-    exponent = math.log(measured[-1][0] / measured[0][0]) / math.log(STORE_SIZES[-1] / STORE_SIZES[0])
+    exponent = math.log(measured[-1][0] / measured[0][0]) / math.log(sizes[-1] / sizes[0])
     return [*rows, ("growth over the store (exponent; 1 is linear)", f"{exponent:.2f}", "1.2")]
 
 
@@ -209,16 +225,16 @@ def _board_in(folder: Path) -> KeyValueStore:
     return KeyValueStore(FileStoreBackend(folder, "bench"))
 
 
-def measure_folder() -> list[tuple[str, str, str]]:
+def measure_folder(sizes: Sequence[int]) -> list[tuple[str, str, str]]:
     """Rows for jobs over the shared folder."""
     rows = []
-    for ranks in FOLDER_SIZES:
+    for ranks in sizes:
         folder = Path(tempfile.mkdtemp(prefix="rankdoctor-bench-"))
         try:
             took, size = gather(ranks, partial(_board_in, folder), _board_in(folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        limit = "30 s" if ranks == FOLDER_SIZES[-1] else ""
+        limit = "30 s" if ranks == ALL.folder[-1] else ""
         words = f"{took:.1f} s while {CLIENTS} writers share its cores, {size / 1e6:.1f} MB of facts"
         rows.append((f"{ranks:,} simulated ranks through a folder, read into one job", words, limit))
     return rows
@@ -231,23 +247,30 @@ def _table(rows: Sequence[tuple[str, str, str]]) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Measure, print, and write the table into docs/evidence if asked."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("what", nargs="?", choices=("lab", "large"), help="default: both")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/evidence")
+    parser.add_argument("--store", type=int, nargs="+", help=argparse.SUPPRESS)
+    add_part(parser, "two hosts, once, and jobs of up to 32 ranks")
+    options = parser.parse_args(arguments)
     gc.disable()  # as the command does
-    if arguments == ["--store"]:
-        for ranks in STORE_SIZES:
+    if options.store:
+        for ranks in options.store:
             print(*_measure_store(ranks))
         return
+    extent = PART if options.part else ALL
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     rows: list[tuple[str, str, str]] = []
-    if "large" not in arguments:
+    if options.what != "large":
         try:
             require_namespaces()
-            rows += measure_lab()
+            rows += measure_lab(extent)
         except CannotPlay as reason:
             print(f"skipped: the lab ({reason})")
-    if "lab" not in arguments:
-        rows += measure_store() + measure_folder()
+    if options.what != "lab":
+        rows += measure_store(extent.store) + measure_folder(extent.folder)
     print(_table(rows))
-    if "--write" in arguments:
+    if options.write and not options.part:
         write_between("gathering", _table(rows))
 
 

@@ -1,6 +1,6 @@
 """Which way of pairing hosts finds the slow part: faults planted in simulated networks, ours against five others.
 
-    python benchmarks/isolation.py [--quick] [--write] [--only designs|small|sizes] [--trials N] [--sizes 4,8,1024]
+    python benchmarks/isolation.py [--part | --write] [--only designs|small|sizes] [--trials N] [--sizes 4,8,1024]
 
 Three tables: all designs, all designs in a network so small that all pairs can be played, and this doctor by numbers of
 hosts. Every cell is ``precision / recall``: of what was blamed, how much was planted, and of what was planted, how much
@@ -12,7 +12,7 @@ short of all pairs measures all. Bytes are the most that may flow, if a pair of 
 doctor's. Seeds are fixed.
 
 The exit code is 1 where, in the first table, this doctor stays below 0.95 of precision or of recall for a kind that it
-is held to, or plays more rounds than ceil(log2(hosts)) + 2. The smaller networks of --quick have no say.
+is held to, or plays more rounds than ceil(log2(hosts)) + 2. The smaller networks of --part have no say.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from evidence_pages import write_between  # noqa: E402
+from evidence_pages import add_part, write_between  # noqa: E402
 from isolation_faults import Network, plant  # noqa: E402 - the path comes first
 from isolation_rivals import DESIGNS, Claim, Design  # noqa: E402
 
@@ -193,7 +193,7 @@ def by_size(number: int, sizes: Sequence[int]) -> Iterator[list[str]]:
 
 def fewer(number: int, count: int) -> int:
     """Trials of large networks take long, and differ less from one another."""
-    return max(1 if count > 2048 else 2, number * 64 // max(count, 64))
+    return min(number, max(1 if count > 2048 else 2, number * 64 // max(count, 64)))
 
 
 def markdown(rows: Iterable[Sequence[str]]) -> str:
@@ -211,7 +211,7 @@ def markdown(rows: Iterable[Sequence[str]]) -> str:
 def main() -> int:
     """Print the tables, and write them into docs/evidence if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few trials of small networks")
+    add_part(parser, "one network of each kind, of 4 and 8 hosts")
     parser.add_argument("--write", action="store_true", help="write the tables into docs/evidence")
     parser.add_argument(
         "--trials", type=int, default=20, help="networks of each kind (fewer of the large ones by size)"
@@ -219,19 +219,19 @@ def main() -> int:
     parser.add_argument("--sizes", help="numbers of hosts")
     parser.add_argument("--only", choices=("designs", "small", "sizes"), help="one of the three tables")
     options = parser.parse_args()
-    number = 2 if options.quick else options.trials
-    sizes = [int(size) for size in options.sizes.split(",")] if options.sizes else (4, 8) if options.quick else SIZES
+    number, is_written = (1, False) if options.part else (options.trials, options.write)
+    sizes = [int(size) for size in options.sizes.split(",")] if options.sizes else (4,) if options.part else SIZES
     began = time.perf_counter()
     short: list[str] = []
     if options.only in (None, "designs"):
-        setting = (16, *MAIN[1:]) if options.quick else MAIN
-        scores = designs_table("isolation", number, setting, write=options.write)
+        setting = (8, *MAIN[1:]) if options.part else MAIN
+        scores = designs_table("isolation", number, setting, write=is_written)
         short += shortfalls(scores[DESIGNS[0].name], setting[0]) if setting == MAIN else ()
     if options.only in (None, "small"):
-        designs_table("isolation-small", number, (8, *SMALL[1:]) if options.quick else SMALL, write=options.write)
+        designs_table("isolation-small", number, (4, *SMALL[1:]) if options.part else SMALL, write=is_written)
     if options.only in (None, "sizes"):
         table = markdown(by_size(number, sizes))
-        if options.write:
+        if is_written:
             write_between("isolation-sizes", f"This doctor, one fault of each kind (precision / recall):\n\n{table}")
     print(f"{time.perf_counter() - began:.0f} s", *short, sep="\n")
     return 1 if short else 0

@@ -3,6 +3,7 @@
     benchmarks/frameworks/environment FOLDER     makes an environment with all of them
     FOLDER/bin/python benchmarks/loggers.py      trains with each for 35 s, keeps loggers_results.json
     python benchmarks/loggers.py --only wandb    only this one
+    python benchmarks/loggers.py --part          the CSVLogger for 18 s; nothing is kept
     python benchmarks/loggers.py --evidence      writes the kept results into docs/evidence
 
 One process on the CPU (``tests/frameworks/logger_program.py``), with a CSVLogger beside the logger. W&B runs offline;
@@ -19,15 +20,16 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from evidence_pages import word_of, write_between
-
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "checks"), str(ROOT / "benchmarks")]
+
+from evidence_pages import add_part, word_of, write_between  # noqa: E402 - the path comes first
 
 from tests.frameworks.logger_program import LOGGERS, NEEDS  # noqa: E402 - the path
 
@@ -35,22 +37,22 @@ RESULTS = Path(__file__).with_name("loggers_results.json")
 NAMES = {"csv": "CSVLogger", "tensorboard": "TensorBoardLogger", "mlflow": "MLFlowLogger", "wandb": "WandbLogger"}
 DISTRIBUTIONS = {"mlflow": "mlflow-skinny"}
 """Distributions with another name than their package."""
-SECONDS = 35
-"""Long enough for two periodic rounds."""
+SECONDS, SECONDS_OF_PART = 35, 18
+"""Long enough for two periodic rounds, and for one."""
 LONGEST = 600
 """Seconds after which a training and the reading of its files are given up."""
 
 Row = dict[str, Any]
 
 
-def run_logger(name: str, folder: Path) -> Row:
-    """Train with one logger; return what is kept."""
+def run_logger(name: str, folder: Path, seconds: int = SECONDS) -> Row:
+    """Train with one logger for so many seconds; return what is kept."""
     row: Row = {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")}
     if find_spec(NEEDS[name]) is None:
         return row | {"skipped": f"needs {NEEDS[name]}, which benchmarks/frameworks/environment installs"}
     needed = DISTRIBUTIONS.get(NEEDS[name], NEEDS[name])
     row["versions"] = {package: metadata.version(package) for package in dict.fromkeys((needed, "lightning"))}
-    command = [sys.executable, "-m", "tests.frameworks.logger_program", str(folder), name, str(SECONDS)]
+    command = [sys.executable, "-m", "tests.frameworks.logger_program", str(folder), name, str(seconds)]
     environ = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'checks'}"}
     try:
         done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=LONGEST)
@@ -103,20 +105,22 @@ def markdown() -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line names, else all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="names of loggers, with commas between them")
     parser.add_argument("--evidence", action="store_true", help="write the kept results into docs/evidence")
-    given = parser.parse_args()
+    add_part(parser, f"one logger, for {SECONDS_OF_PART} s")
+    given = parser.parse_args(arguments)
     if given.evidence:
         write_between("loggers", markdown())
         return 0
     wrong = False
-    for name in given.only.split(",") if given.only else LOGGERS:
+    for name in given.only.split(",") if given.only else ["csv"] if given.part else LOGGERS:
         with tempfile.TemporaryDirectory(prefix="rankdoctor-logger-", ignore_cleanup_errors=True) as folder:
-            row = run_logger(name, Path(folder))
-        RESULTS.write_text(json.dumps(kept_rows() | {name: row}, indent=1) + "\n", "utf-8")
+            row = run_logger(name, Path(folder), SECONDS_OF_PART if given.part else SECONDS)
+        if not given.part:
+            RESULTS.write_text(json.dumps(kept_rows() | {name: row}, indent=1) + "\n", "utf-8")
         wrong |= is_wrong(row)
         print(f"{'WRONG ' if is_wrong(row) else ''}{name}: {json.dumps(row)}", flush=True)
     return int(wrong)

@@ -20,7 +20,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -223,13 +223,13 @@ def _tell(number: int, row: Row) -> None:
         print(f"      {complaint}", file=sys.stderr, flush=True)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Play what is asked for; print the tables and the sums."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", help="words of ids or names, separated by commas")
     parser.add_argument("--alone", action="store_true", help="without the callback")
     parser.add_argument("--write", action="store_true", help="write the tables into docs/evidence")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     words = [word.strip() for word in options.only.split(",") if word.strip()]
     scenes = [scene for scene in SCENES if not words or any(word in scene.title for word in words)]
     healthy = [name for name in HEALTHY if not words or any(word in f"healthy {name}" for word in words)]

@@ -1,15 +1,16 @@
 """Measures how the CPU time of all checks grows from 1,024 to 16,384 ranks, eight per host.
 
-    python benchmarks/scale.py [CHECKOUT]
+    python benchmarks/scale.py [CHECKOUT | --part]
 
 Each run is a separate process, which reads the job from a capture as ``doctor diagnose`` does, so that its peak memory
 is its own. Prints CPU seconds, memory, and the exponent of growth (1 is linear). With CHECKOUT, the directory of an
 earlier commit, that commit reads the same captures in turn, and the ratios of the CPU times are printed; the goals
-are relative to commit 3e39873.
+are relative to commit 3e39873. ``--part``: 32 and 64 ranks.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import math
 import resource
@@ -25,6 +26,8 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[1]
 
 SIZES = (1024, 2048, 4096, 8192, 16384)
+PART = (32, 64)
+"""The sizes of ``--part``."""
 PER_HOST = 8
 PAIRS = 3
 """Runs of each commit; the fastest counts."""
@@ -105,16 +108,22 @@ def measure(ranks: int, earlier: Path | None) -> tuple[Measured, Measured | None
 
 def main() -> None:
     """Measure all sizes and print the exponents and the ratios."""
-    earlier = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else None
-    measured = [measure(ranks, earlier) for ranks in SIZES]
-    span = math.log(SIZES[-1] / SIZES[0])
+    from evidence_pages import add_part
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("checkout", nargs="?", type=Path)
+    add_part(parser, f"{PART[0]} and {PART[1]} ranks")
+    options = parser.parse_args()
+    earlier, sizes = options.checkout and options.checkout.resolve(), PART if options.part else SIZES
+    measured = [measure(ranks, earlier) for ranks in sizes]
+    span = math.log(sizes[-1] / sizes[0])
     (first, _), (last, before) = measured[0], measured[-1]
     for name, growth in (("checks", last.checks / first.checks), ("reading", last.read / first.read)):
-        print(f"exponent of {name} from {SIZES[0]} to {SIZES[-1]} ranks: {math.log(growth) / span:.2f}")
+        print(f"exponent of {name} from {sizes[0]} to {sizes[-1]} ranks: {math.log(growth) / span:.2f}")
     if before:
         ratios = {"checks": last.checks / before.checks, "reading and checks": last.total / before.total}
         for name, ratio in ratios.items():
-            print(f"CPU time of {name} at {SIZES[-1]} ranks: {ratio:.2f} of the earlier commit (goal {GOALS[name]:g})")
+            print(f"CPU time of {name} at {sizes[-1]} ranks: {ratio:.2f} of the earlier commit (goal {GOALS[name]:g})")
 
 
 if __name__ == "__main__":

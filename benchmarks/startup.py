@@ -1,13 +1,15 @@
 """What a check costs against ``import torch`` in the same run.
 
-    python benchmarks/startup.py [RUNS]
+    python benchmarks/startup.py [RUNS | --part]
 
 Runs the commands in turn, so that a machine that gets slower slows all of them, and prints the median of the ratios
-pair by pair, and peak memory. Needs torch and the installed command ``doctor`` beside this Python.
+pair by pair, and peak memory. ``--part``: one round, without the one before that fills the page cache. Needs torch and
+the installed command ``doctor`` beside this Python.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import resource
 import statistics
@@ -15,6 +17,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from evidence_pages import add_part
 
 DOCTOR = str(Path(sys.executable).parent / "doctor")
 COMMANDS = {
@@ -36,10 +40,10 @@ def run(command: list[str]) -> tuple[float, float]:
     return time.perf_counter() - began, usage.ru_maxrss / 1024
 
 
-def main(runs: int) -> None:
-    """One warm-up and ``runs`` counted rounds."""
+def measure(runs: int, *, warms_up: bool = True) -> None:
+    """Print the figures of ``runs`` rounds, after one that is not counted."""
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
-    for round_ in range(runs + 1):
+    for round_ in range(1 - warms_up, runs + 1):
         for name, command in COMMANDS.items():
             figures = run(command)
             if round_:
@@ -56,5 +60,14 @@ def main(runs: int) -> None:
     print(f"{runs} rounds on {cores} cores; largest process of all {children:.0f} MB")
 
 
+def main() -> None:
+    """Measure so many rounds."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("runs", nargs="?", type=int, default=7)
+    add_part(parser, "one round, without a warm-up")
+    options = parser.parse_args()
+    measure(1 if options.part else options.runs, warms_up=not options.part)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 7)
+    main()
