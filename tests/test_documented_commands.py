@@ -1,8 +1,8 @@
 """Each command of the README and of docs/ is run: here in a folder with its inputs, or by what ``TESTED`` names.
 
 Commands that nothing runs are in ``NOT_RUN``, with what they need, and may be at most 15 % of all. ``python -m
-tests.test_documented_commands`` prints the shares. Commands below docs/evidence are the scripts that measured the
-figures there: they take minutes to hours and are not counted, but they have to exist.
+tests.test_documented_commands`` prints the shares. The commands of docs/evidence measured the figures there, in minutes
+to hours: the tests in ``MEASURED`` run a small part of each, by the same script.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from tests.test_named_commands import FENCE, PROMPT, ROOT
 pytestmark = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="needs a checkout")
 
 MOST_NOT_RUN = 0.15
-EVIDENCE = ROOT / "docs" / "evidence"
-PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if EVIDENCE not in page.parents)]
-FIGURES = sorted(EVIDENCE.glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 HERE = (
     r"NCCL_SOCKET_IFN\w+=.*doctor check",
@@ -73,17 +71,26 @@ NOT_RUN = {
     r"podman ": "podman and the registry of its base image",
     r"python3 -m pip (download|wheel --no-deps)|pip install '\.\[otel\]'": "a package index",
     r"pdsh ": "pdsh and hosts with SSH",
+    r"benchmarks/frameworks/environment |python benchmarks/lint\.py --rivals": "a package index",
 }
 """Beginnings of commands that nothing runs, and what they need."""
-
-
+PARTS = "benchmarks/test_parts.py"
 MEASURED = {
-    "benchmarks/failure_texts.py --sample": "here",
-    "benchmarks/estimate_contexts.py": "here",
-    "benchmarks/lint_readings.py": "here",
-    "benchmarks/detection.py": "../.ci/run",
+    **dict.fromkeys(("failure_texts.py --sample", "estimate_contexts.py", "lint_readings.py"), "here"),
+    "detection.py": "../.ci/run",
+    **dict.fromkeys(("coverage.py", "whole_jobs.py", "gathering.py", "startup.py", "scale.py", "cases.py"), PARTS),
+    **dict.fromkeys(("lint_scripts.py", "lint.py --sources", "lint.py --hits", "environments.py"), PARTS),
+    **dict.fromkeys(("framework_faults.py", "callback_cost.py", "estimate.py --published", "isolation.py"), PARTS),
+    "estimate.py": "estimate/test_accuracy.py::test_experts_by_the_benchmark",
+    "frameworks.py": "frameworks/test_frameworks.py::test_the_benchmark_compares_numbers_and_finds_a_crash",
+    "loggers.py": "frameworks/test_loggers.py::test_the_csv_logger_by_the_benchmark",
+    "full_probes.py": "faults/live/test_full_probes.py::test_a_wrong_sum_by_the_benchmark",
+    "live_faults.py": "faults/live/test_live_faults.py::test_the_benchmark_prints_its_table_for_a_scene",
+    "real_faults.py": "faults/test_real_faults.py::test_the_benchmark_prints_its_table_for_a_scene",
+    "run_faults.py": "faults/run/test_run_faults.py::test_the_benchmark_prints_its_tables",
 }
-"""Commands of docs/evidence that this test or a script runs as they are; the others take minutes to hours."""
+"""Scripts of docs/evidence, and what in tests/ runs a part of each; ``here``: this test runs all of it. The first one
+that a command begins with counts."""
 
 
 def commands_of(page: Path) -> Iterator[str]:
@@ -101,11 +108,16 @@ COMMANDS = [(str(page.relative_to(ROOT)), command) for page in PAGES for command
 
 
 def kind_of(command: str) -> tuple[str, str]:
-    """How a command is run: ``here``, ``tested`` with the place, ``not run`` with what is missing, or ``unknown``."""
+    """How a command is run: ``here``, ``tested`` or ``measured in part`` with the place, ``not run`` with what is
+    missing, or ``unknown``."""
     for kind, table in (("not run", NOT_RUN), ("tested", _LONGEST_FIRST)):
         for pattern, where in table.items():
             if re.match(pattern, command):
                 return kind, where
+    script = re.match(r"(?:python|ENVIRONMENT/bin/python) benchmarks/(.+)", command)
+    where = next((place for name, place in MEASURED.items() if script and script[1].startswith(name)), "")
+    if where:
+        return ("here" if where == "here" else "measured in part"), where
     bare = command.partition(" #")[0].strip()
     return ("here" if any(re.match(pattern, bare) for pattern in HERE) else "unknown"), ""
 
@@ -119,40 +131,39 @@ def test_every_command_is_run_or_names_what_it_needs() -> None:
 
 def test_few_commands_are_not_run() -> None:
     kinds = Counter(kind_of(command)[0] for _, command in COMMANDS)
-    assert len(COMMANDS) > 90
+    assert len(COMMANDS) > 120
     assert kinds["not run"] <= MOST_NOT_RUN * len(COMMANDS), kinds
 
 
 def test_no_entry_is_left_over() -> None:
     for pattern in (*HERE, *TESTED, *NOT_RUN):
         assert any(re.match(pattern, command) for _, command in COMMANDS), pattern
+    for script in MEASURED:
+        assert any(f"benchmarks/{script}" in command for _, command in COMMANDS), script
 
 
 def test_what_runs_a_command_exists() -> None:
-    for where in TESTED.values():
+    for where in (*TESTED.values(), *(where for where in MEASURED.values() if where != "here")):
         name, _, test = where.partition("::")
         path = ROOT / "tests" / name
         assert path.is_file(), where
         assert not test or f"def {test}(" in path.read_text(encoding="utf-8"), where
 
 
+def test_what_measures_a_part_names_the_script() -> None:
+    for script, where in MEASURED.items():
+        if where in (PARTS, "../.ci/run"):
+            assert script in (ROOT / "tests" / where).read_text(encoding="utf-8"), script
+
+
 def test_scripts_behind_the_figures_exist() -> None:
-    found = [command for page in FIGURES for command in commands_of(page)]
-    scripts = [re.search(r"benchmarks/[\w/]+(?:\.py)?", command) for command in found]
+    found = [re.search(r"benchmarks/[\w/]+(?:\.py)?", command) for page, command in COMMANDS if "evidence" in page]
     assert len(found) > 20
-    assert all(script is not None and (ROOT / script[0]).is_file() for script in scripts)
-
-
-FIGURE_COMMANDS = [command for page in FIGURES for command in commands_of(page)]
-
-
-def measured_by(command: str) -> str:
-    """What runs a command of docs/evidence; empty if nothing does."""
-    return next((where for script, where in MEASURED.items() if script in command), "")
+    assert all(script is not None and (ROOT / script[0]).is_file() for script in found)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [one for one in FIGURE_COMMANDS if measured_by(one) == "here"])
+@pytest.mark.parametrize("command", [one for _, one in COMMANDS if kind_of(one) == ("here", "here")])
 def test_short_measurements_run_as_they_are_written(command: str) -> None:
     pytest.importorskip("torch")
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -160,12 +171,6 @@ def test_short_measurements_run_as_they_are_written(command: str) -> None:
         ["bash", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=patience(120)
     )
     assert (done.returncode, done.stdout != "") == (0, True), done.stderr[-500:]
-
-
-def test_no_measurement_is_left_over() -> None:
-    assert all(any(script in command for command in FIGURE_COMMANDS) for script in MEASURED)
-    scripts = {where for where in MEASURED.values() if where != "here"}
-    assert all("benchmarks/detection.py" in (ROOT / "tests" / where).read_text(encoding="utf-8") for where in scripts)
 
 
 TRAIN = "import torch.distributed as dist\n\ndist.init_process_group('gloo')\nassert dist.get_rank() != 2\n"
@@ -199,7 +204,7 @@ def test_commands_run_as_they_are_written(folder: Path) -> None:
     environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(folder)}
     faults = []
     for page, command in dict.fromkeys(COMMANDS):
-        if kind_of(command)[0] == "here":
+        if kind_of(command) == ("here", ""):
             line = command.replace("/var/lib/node_exporter/", f"{folder}/")
             done = subprocess.run(
                 ["bash", "-c", line],
@@ -225,8 +230,5 @@ if __name__ == "__main__":
     counted = Counter(kind_of(command)[0] for _, command in COMMANDS)
     print(f"{len(COMMANDS)} commands: " + ", ".join(f"{count} {kind}" for kind, count in counted.most_common()))
     print(f"not run: {counted['not run'] / len(COMMANDS):.1%}")
-    unmeasured = sum(not measured_by(command) for command in FIGURE_COMMANDS)
-    every = len(COMMANDS) + len(FIGURE_COMMANDS)
-    print(f"not run with docs/evidence: {(counted['not run'] + unmeasured) / every:.1%} of {every}")
     needs = Counter(where for kind, where in (kind_of(command) for _, command in COMMANDS) if kind == "not run")
     print("".join(f"  {count} need {what}\n" for what, count in needs.items()), end="")

@@ -17,6 +17,7 @@ from _pytest.mark import ParameterSet
 
 pytest.importorskip("torch")
 
+from benchmarks import frameworks as benchmark
 from tests.frameworks.jobs import NEEDS, JobOutcome, run_job
 from tests.lab.ray_nodes import OVERDUE
 from tests.lab.sample import long_only
@@ -80,7 +81,7 @@ def started_job(*arguments: Any, **options: Any) -> JobOutcome:
 @pytest.mark.parametrize(
     "framework",
     [
-        *map(case, ("fsdp1", "lightning", "transformers", "zero1", "zero2", "zero3", "trl_sft", "trl_dpo", "ray")),
+        *map(case, ("lightning", "transformers", "zero1", "zero2", "zero3", "trl_sft", "trl_dpo", "ray")),
         *(case(name, IN_BENCHMARK) for name in ("late_rich", "fsdp2", "accelerate", "fabric")),
     ],
 )
@@ -94,6 +95,22 @@ def test_the_numbers_are_those_of_the_job_without_it(framework: str, tmp_path: P
     assert watched.report is not None
     assert watched.report["coverage"]["ranks_seen"] == 2
     assert watched.findings() == {}
+    assert_nothing_of_others(watched.modules() - bare.modules())
+
+
+@pytest.mark.timeout(900)
+def test_the_benchmark_compares_numbers_and_finds_a_crash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = benchmark.RESULTS.read_bytes()
+    assert benchmark.main(["--part", "--only", "fsdp1", "--folder", str(tmp_path)]) == 0
+    name, _, line = capsys.readouterr().out.partition(": ")
+    row = json.loads(line)
+    assert (name, row["identical"], row["alarms"]) == ("fsdp1", True, [])
+    assert (row["crash"]["id"], row["crash"]["ranks"]) == ("RUN004", [1])
+    assert benchmark.RESULTS.read_bytes() == before
+    bare, watched = (
+        JobOutcome(tmp_path / "fsdp1" / kind, code=0, output="", report=None, waited=None)
+        for kind in ("bare", "healthy")
+    )
     assert_nothing_of_others(watched.modules() - bare.modules())
 
 

@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("lightning")
 
+from benchmarks import loggers as benchmark
 from doctor.monitor.sinks.logger_metrics import METRICS
 from tests.frameworks.logger_program import LOGGERS, NEEDS
 from tests.lab.needs import ROOT, clean_environ
@@ -30,7 +31,7 @@ def lacks(name: str) -> pytest.MarkDecorator:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(name, marks=lacks(name)) for name in LOGGERS])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=lacks(name)) for name in LOGGERS if name != "csv"])
 def test_a_logger_keeps_what_the_doctor_measured(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.frameworks.logger_program", str(tmp_path), name, "18"]
     done = subprocess.run(
@@ -45,3 +46,16 @@ def test_a_logger_keeps_what_the_doctor_measured(name: str, tmp_path: Path) -> N
     }
     for metric, rows in handed.items():  # TensorBoard keeps 32 bits
         assert [value for _, value in kept[metric]] == pytest.approx([value for _, value in rows], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_the_csv_logger_by_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    """All metrics of one process on the CPU, each with its steps and values, and what is kept stays as it is."""
+    before = benchmark.RESULTS.read_bytes()
+    assert benchmark.main(["--part"]) == 0
+    name, _, row = capsys.readouterr().out.partition(": ")
+    found = json.loads(row)
+    assert (name, found["metrics"]) == ("csv", len(set(METRICS) - OF_SEVERAL_RANKS - OF_DEVICES))
+    assert found["values"] >= found["metrics"]
+    assert (found["lost"], found["more"], found["changed"]) == ([], 0, [])
+    assert benchmark.RESULTS.read_bytes() == before

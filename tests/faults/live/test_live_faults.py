@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.live_faults import main
 from tests.faults.live.healthy_jobs import HEALTHY
 from tests.faults.live.program import SCENES
 from tests.faults.live.scenes import LiveScene, noise, score
@@ -29,6 +30,23 @@ in the scenes that are played."""
 def test_scene(scene: LiveScene) -> None:
     result = score(scene)
     assert not result.complaints, "\n".join(result.complaints)
+
+
+def test_the_benchmark_prints_its_table_for_a_scene(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of one that is played above: the same process plays a scene once."""
+    titles = [one.title for one in SCENES]
+    scene = next(
+        one
+        for one in SCENES
+        if one.fault not in CAUSED_IN_ONE_PROCESS and sum(title.startswith(one.title) for title in titles) == 1
+    )
+    code = main([scene.title])
+    row, sums = (line for line in capsys.readouterr().out.splitlines() if scene.name in line or " live faults " in line)
+    if "skipped" in row:
+        pytest.skip("the machine can't cause this fault")
+    assert row.startswith(f"| {scene.name} | {scene.id} | yes | yes | yes | ")
+    assert sums.startswith("1 live faults of 1 ids: 1 detected, 1 with the right culprit; 0 false alarms")
+    assert code == 0
 
 
 PLAYED = (

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.run_faults import main
 from tests.faults.run.program import HEALTHY, SCENES
 from tests.faults.run.scenes import RunScene, judged, noise
 from tests.faults.run.stage import perform
@@ -59,6 +60,23 @@ def test_fault(name: str) -> None:
 def test_healthy(name: str) -> None:
     wrong = noise(perform(HEALTHY[name]))
     assert not wrong, "\n".join(wrong)
+
+
+BY_BENCHMARK = ("no epoch in the shuffling", "DDP and validation")
+"""Of those above, which the same process plays once: a fault, whose healthy variant is played for it, and a healthy
+run."""
+
+
+def test_the_benchmark_prints_its_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    fault, healthy = BY_BENCHMARK
+    code = main(["--only", f"{fault},healthy {healthy}"])
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith(f"| {fault} | 2, ") and line.endswith("| yes | yes |  | yes |") for line in lines)
+    assert any(line.startswith(f"| {healthy} | ") and line.endswith("|  |  |  | yes |") for line in lines)
+    assert lines[-1].startswith(
+        "1 faults of 1 ids in real runs: 1 found, 1 with the right culprit (100%); 0 false alarms"
+    )
+    assert code == 0
 
 
 def test_scenes_have_programs_and_names_of_their_own() -> None:
