@@ -58,6 +58,7 @@ LEFT_OUT = pytest.mark.skip(reason="whole jobs; bash tests/run -m slow runs it, 
 JOBS = (
     "attach/test_gathered.py",
     "autostart/test_jobs.py",
+    "benchmarks/test_parts.py",
     "benchmarks/test_samples.py",
     "examples/test_more_launchers.py",
     "examples/test_pytorchjob.py::test_pods_are_checked_and_train",
