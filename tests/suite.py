@@ -60,6 +60,7 @@ JOBS = (
     "autostart/test_jobs.py",
     "benchmarks/test_parts.py",
     "benchmarks/test_samples.py",
+    "cluster/test_ray.py::cluster",
     "examples/test_more_launchers.py",
     "examples/test_pytorchjob.py::test_pods_are_checked_and_train",
     "examples/test_recipes.py",
@@ -67,12 +68,15 @@ JOBS = (
     "examples/test_uneven_batches.py",
     "faults/live/test_full_probes.py",
     "frameworks/",
+    "postmortem/test_real_runs.py::runs",
     "postmortem/test_real_runs.py::test_tasks_of_srun_with_labels",
+    "probes/test_stage.py::test_a_rank_",
+    "probes/test_why_groups.py::test_the_interface_that_a_group_works_on",
     "test_documented_commands.py",
     "test_release_files.py::test_the_list_of_components_has_every_dependency",
 )
-"""The slow tests that take seconds of CPU each and share no fixture: ``-m slow`` runs a sample of them. Tests that
-share one take as long for a few as for all."""
+"""The slow tests that take seconds of CPU each: ``-m slow`` runs a sample of them. Tests that share the named fixture
+of their module are one job, as they take as long for a few as for all."""
 DELIVERABLE = (signal.SIGINT, signal.SIGQUIT)
 """Signals that a shell without job control has its background jobs ignore (POSIX, Shell Command Language, 2.11); every
 child would inherit that. SIGHUP stays as it is: ``nohup`` asked for it, and no test sends it."""
@@ -125,6 +129,25 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Have each worker begin with another folder.
+
+    In a fresh checkout, all of them would rewrite the assertions of the same modules at the same time, which is half of
+    what it takes to collect the tests; what one has rewritten, others load."""
+    config, worker = session.config, getattr(session.config, "workerinput", None)
+    if (
+        worker is None
+        or config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+        or config.option.markexpr == "slow"
+    ):
+        return
+    folders = sorted(path for path in TESTS.iterdir() if path.is_dir() and path.name != "__pycache__")
+    modules = sorted(TESTS.glob("test_*.py"))
+    first = int(worker["workerid"].removeprefix("gw")) * len(folders) // worker["workercount"]
+    config.args[:] = map(str, [*folders[first:], *folders[:first], *modules])
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what runs in a step of its own, before ``-m`` selects by marks."""
     if item.path.relative_to(TESTS).as_posix().startswith(SLOW):
@@ -134,6 +157,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give every test its limit, and those that depend on the scheduling of processes a second attempt."""
+    items.sort(key=lambda item: item.path)  # workers collect in different orders
     if not ALL and "slow" not in config.getoption("markexpr"):
         for item in items:
             if item.get_closest_marker("slow"):
@@ -150,15 +174,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _sample_jobs(slow: list[pytest.Item]) -> None:
     """Skip the jobs of other turns, each with its name."""
-    named = {_name(item): item for item in slow if not _is_skipped(item)}
+    named: dict[str, list[pytest.Item]] = {}
+    for item in slow:
+        if not _is_skipped(item):
+            named.setdefault(_job_of(item), []).append(item)
     jobs = {name for name in named if name.startswith(JOBS)}
     for name in jobs - of_this_turn(jobs, named.keys() - jobs, turn()):
-        reason = f"sampled: {name.rpartition('::')[2]} runs for one commit in {TURNS}; DOCTOR_ALL_SLOW=1 runs it"
-        named[name].add_marker(pytest.mark.skip(reason=reason))
+        for item in named[name]:
+            reason = f"sampled: {item.name} runs for one commit in {TURNS}; DOCTOR_ALL_SLOW=1 runs it"
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def _name(item: pytest.Item) -> str:
-    return f"{item.path.relative_to(TESTS).as_posix()}::{item.name}"
+def _job_of(item: pytest.Item) -> str:
+    """The module with the fixture that is one of ``JOBS``, or with the test itself."""
+    path = item.path.relative_to(TESTS).as_posix()
+    shared = [one for fixture in getattr(item, "fixturenames", ()) if (one := f"{path}::{fixture}") in JOBS]
+    return shared[0] if shared else f"{path}::{item.name}"
 
 
 def _is_skipped(item: pytest.Item) -> bool:

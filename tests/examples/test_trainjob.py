@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import jsonschema
 import pytest
 import yaml
 
@@ -17,12 +16,15 @@ from tests.lab.hosts import LabHost, together
 
 Document: TypeAlias = dict[str, Any]
 MANIFEST: Document = yaml.safe_load((Path(__file__).parents[2] / "examples" / "trainjob.yaml").read_text())
-VALIDATOR = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text()))
 TRAIN = "import os; print('trained', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
 
 
 def _faults(document: Document) -> list[str]:
-    return [fault.message for fault in VALIDATOR.iter_errors(document)]
+    from jsonschema import (
+        Draft202012Validator,
+    )  # here: it takes a second, in every worker that only collects this module
+
+    return [fault.message for fault in Draft202012Validator(json.loads(SCHEMA.read_text())).iter_errors(document)]
 
 
 def _pod(document: Document) -> Document:

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import time
+import zlib
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -93,22 +94,31 @@ def turn() -> int:
 
 def of_this_turn(jobs: Iterable[str], others: Iterable[str], number: int) -> set[str]:
     """Those of the tests ``jobs`` that are run: each is in one of ``TURNS`` numbers in a row. ``others`` are run
-    always. All are named by path and test: of each folder and each of ``SUBJECTS``, at least one is run."""
-    parts: dict[str, list[str]] = {}
-    for name in sorted(jobs):
-        for part in _parts(name):
-            parts.setdefault(part, []).append(name)
-    picked = {name for folder in parts if folder not in SUBJECTS for name in parts[folder][number % TURNS :: TURNS]}
-    shown = {part for name in (*picked, *others) for part in _parts(name)}
-    for part, names in parts.items():
-        if part not in shown:
-            name = names[number % len(names)]
-            picked.add(name)
-            shown.update(_parts(name))
+    always. All are named by path and test: of each folder at least one test is run, of each of ``SUBJECTS`` one job."""
+    folders, subjects = _grouped(jobs, _folder), _grouped(jobs, _subjects)
+    # Short lists would otherwise all begin in the same turn.
+    firsts = {folder: (number + zlib.crc32(folder.encode())) % TURNS for folder in folders}
+    picked = {name for folder, names in folders.items() for name in names[firsts[folder] :: TURNS]}
+    for groups, parts_of, always in ((folders, _folder, {*others}), (subjects, _subjects, set[str]())):
+        for part, names in groups.items():
+            if not any(part in parts_of(name) for name in picked | always):
+                picked.add(names[number % len(names)])
     return picked
 
 
-def _parts(name: str) -> set[str]:
-    """The folder of a test, or its module if it is in none, and what it is about."""
+def _grouped(names: Iterable[str], parts_of: Callable[[str], Iterable[str]]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name in sorted(names):
+        for part in parts_of(name):
+            groups.setdefault(part, []).append(name)
+    return groups
+
+
+def _folder(name: str) -> tuple[str]:
+    """The folder of a test, or its module if it is in none."""
+    return (name.split("/")[0].split("::")[0],)
+
+
+def _subjects(name: str) -> list[str]:
     words = {*re.split(r"[^a-z0-9]+", name.lower())}
-    return {name.split("/")[0].split("::")[0], *(subject for subject, ours in SUBJECTS.items() if words & ours)}
+    return [subject for subject, ours in SUBJECTS.items() if words & ours]

@@ -42,10 +42,13 @@ def test_a_turn_has_a_job_of_each_folder_launcher_and_framework(number: int) -> 
     assert any("slurm" in name or "srun" in name for name in picked)
 
 
-def test_what_runs_always_stands_for_its_framework() -> None:
-    jobs = [f"frameworks/test_frameworks.py::test_numbers[{name}]" for name in ("late_rich", "ray")]
-    assert of_this_turn(jobs, ("cluster/test_ray.py::test_nodes",), 0) == {jobs[0]}
-    assert of_this_turn(jobs, (), 0) == {*jobs}
+def test_what_runs_always_stands_for_its_folder_but_for_no_job() -> None:
+    always = ("cluster/test_ray.py::test_addresses",)
+    jobs = [f"cluster/test_{name}.py::cluster" for name in ("mpi", "ray")]
+    turns = [of_this_turn(jobs[:1], always, number) for number in range(TURNS)]
+    assert sorted(map(len, turns)) == [0, 0, 1]
+    assert all(of_this_turn(jobs[:1], (), number) == {jobs[0]} for number in range(TURNS))
+    assert all(jobs[1] in of_this_turn(jobs, always, number) for number in range(TURNS))
 
 
 def test_a_name_that_only_contains_a_word_is_of_no_framework() -> None:
@@ -69,7 +72,7 @@ def test_sampled_jobs_exist(job: str) -> None:
     path, _, name = job.partition("::")
     module = TESTS / path
     assert module.exists()
-    assert not name or f"def {name}(" in Path(module).read_text(encoding="utf-8")
+    assert not name or f"def {name}" in Path(module).read_text(encoding="utf-8")
 
 
 def test_subjects_share_no_word() -> None:

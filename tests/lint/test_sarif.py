@@ -4,7 +4,6 @@ import json
 import time
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from doctor.core.settings import IgnoreEntry, Settings
@@ -34,13 +33,15 @@ if dist.get_rank() == 0:
 
 
 def sarif(folder, text=TEXT, name="train.py", settings=None):
+    from jsonschema import validate  # here: it takes a second, in every worker that only collects this module
+
     path = folder / name
     path.write_text(text)
     asked = lint_request(settings or Settings())
     verdicts = lint_paths([folder], asked)
     report = build_report(verdicts, asked, started=time.time())
     document = json.loads(render_sarif(report, asked.book.rules, replacements_for(verdicts, asked)))
-    jsonschema.validate(document, SCHEMA)
+    validate(document, SCHEMA)
     return document["runs"][0]
 
 

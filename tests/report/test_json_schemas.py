@@ -7,6 +7,7 @@ import copy
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -33,7 +34,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-jsonschema = pytest.importorskip("jsonschema")
+pytestmark = pytest.mark.skipif(find_spec("jsonschema") is None, reason="needs jsonschema")
 NAMES = list(json_schemas.SCHEMAS)
 FORMS = ("json", "json-redacted") if ALL else ("json",)
 """Redacted reports of a few commands are judged by default too, below."""
@@ -55,10 +56,17 @@ def closed(node):
     return inner
 
 
+def validator_of(schema):
+    """The class of validators for the draft of ``schema``, imported here: it takes a second, in every worker."""
+    from jsonschema.validators import validator_for
+
+    return validator_for(schema)
+
+
 @pytest.fixture(scope="module")
 def judges():
     """A validator for each schema, closed."""
-    return {name: jsonschema.validators.validator_for(committed(name))(closed(committed(name))) for name in NAMES}
+    return {name: validator_of(committed(name))(closed(committed(name))) for name in NAMES}
 
 
 def errors(judge, document):
@@ -78,7 +86,7 @@ def test_the_committed_schema_is_that_of_the_types(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_schema_is_valid_itself(name):
     schema = committed(name)
-    jsonschema.validators.validator_for(schema).check_schema(schema)
+    validator_of(schema).check_schema(schema)
     assert "``" not in json.dumps(schema)
 
 
@@ -259,7 +267,7 @@ def at(document, path):
 def test_a_changed_document_is_none(name, path, value):
     """By the schemas as they are published, which permit unknown fields."""
     document = base(name)
-    judge = jsonschema.validators.validator_for(committed(name))(committed(name))
+    judge = validator_of(committed(name))(committed(name))
     assert errors(judge, document) == []
     owner, last = at(document, path)
     owner[last] = value
@@ -268,7 +276,7 @@ def test_a_changed_document_is_none(name, path, value):
 
 @pytest.mark.parametrize("name", ["report", "capture", "records"])
 def test_a_required_field_is_missed_and_an_unknown_one_is_not(name):
-    judge = jsonschema.validators.validator_for(committed(name))(committed(name))
+    judge = validator_of(committed(name))(committed(name))
     document = base(name)
     assert errors(judge, {**document, "later": 1}) == []
     for field in ("schema", "tool"):
@@ -308,7 +316,7 @@ def test_the_schema_of_settings_judges_as_the_reader_does(text, is_valid, tmp_pa
     from doctor.core.check_registry import load_registry
     from doctor.core.settings import require_known_limits
 
-    judge = jsonschema.Draft4Validator(committed("settings"))
+    judge = validator_of(committed("settings"))(committed("settings"))
     # As JSON has them: the schema describes a date by its text.
     document = json.loads(json.dumps(tomllib.loads(text), default=str))
     assert (errors(judge, document) == []) == is_valid
