@@ -56,27 +56,28 @@ BY_MARK = "pytest.mark.slow"
 """What marks single tests and cases of other modules as such."""
 LEFT_OUT = pytest.mark.skip(reason="whole jobs; bash tests/run -m slow runs it, as .ci/run does in a step of its own")
 JOBS = (
+    "frameworks/test_frameworks.py::test_the_numbers_are_those_of_the_job_without_it[ray]",
+    "test_documented_commands.py",
     "attach/test_gathered.py",
-    "autostart/test_jobs.py",
     "benchmarks/test_parts.py",
-    "benchmarks/test_samples.py",
     "cluster/test_ray.py::cluster",
+    "frameworks/",
+    "autostart/test_jobs.py",
+    "postmortem/test_real_runs.py::runs",
+    "postmortem/test_real_runs.py::test_tasks_of_srun_with_labels",
     "examples/test_more_launchers.py",
     "examples/test_pytorchjob.py::test_pods_are_checked_and_train",
     "examples/test_recipes.py",
     "examples/test_slurm_epilog.py",
     "examples/test_uneven_batches.py",
     "faults/live/test_full_probes.py",
-    "frameworks/",
-    "postmortem/test_real_runs.py::runs",
-    "postmortem/test_real_runs.py::test_tasks_of_srun_with_labels",
     "probes/test_stage.py::test_a_rank_",
     "probes/test_why_groups.py::test_the_interface_that_a_group_works_on",
-    "test_documented_commands.py",
+    "benchmarks/test_samples.py",
     "test_release_files.py::test_the_list_of_components_has_every_dependency",
 )
-"""The slow tests that take seconds of CPU each: ``-m slow`` runs a sample of them. Tests that share the named fixture
-of their module are one job, as they take as long for a few as for all."""
+"""The slow tests that take seconds of CPU each, roughly the longest first: ``-m slow`` runs a sample of them. Tests
+that share the named fixture of their module are one job, as they take as long for a few as for all."""
 DELIVERABLE = (signal.SIGINT, signal.SIGQUIT)
 """Signals that a shell without job control has its background jobs ignore (POSIX, Shell Command Language, 2.11); every
 child would inherit that. SIGHUP stays as it is: ``nohup`` asked for it, and no test sends it."""
@@ -149,9 +150,17 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what runs in a step of its own, before ``-m`` selects by marks."""
-    if item.path.relative_to(TESTS).as_posix().startswith(SLOW):
+    """Mark what runs in a step of its own, before ``-m`` selects by marks, and what ``--dist loadgroup`` keeps in one
+    worker: all of a module but jobs, and those that share a fixture."""
+    path = item.path.relative_to(TESTS).as_posix()
+    if path.startswith(SLOW):
         item.add_marker(pytest.mark.slow)
+    if item.get_closest_marker("slow") and item.config.pluginmanager.hasplugin("xdist"):
+        job = _job_of(item)
+        if not job.startswith(JOBS):
+            item.add_marker(pytest.mark.xdist_group(path))
+        elif not job.endswith(f"::{item.name}"):
+            item.add_marker(pytest.mark.xdist_group(job))
 
 
 @pytest.hookimpl(trylast=True)
@@ -164,7 +173,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(LEFT_OUT)
     elif not ALL_SLOW and config.getoption("markexpr") == "slow":
         _sample_jobs([item for item in items if item.get_closest_marker("slow")])
-    _spread_slow_modules(items, getattr(config, "workerinput", {}).get("workercount", 1))
+    if getattr(config.option, "loadgroup", False):
+        items.sort(key=_rank_of)  # a long job that begins last has all other workers wait
+    else:
+        _spread_slow_modules(items, getattr(config, "workerinput", {}).get("workercount", 1))
     if config.pluginmanager.hasplugin("rerunfailures"):
         for item in items:
             if item.get_closest_marker("real_time") or _is_in_real_time(item.path):
@@ -190,6 +202,11 @@ def _job_of(item: pytest.Item) -> str:
     path = item.path.relative_to(TESTS).as_posix()
     shared = [one for fixture in getattr(item, "fixturenames", ()) if (one := f"{path}::{fixture}") in JOBS]
     return shared[0] if shared else f"{path}::{item.name}"
+
+
+def _rank_of(item: pytest.Item) -> int:
+    job = _job_of(item)
+    return next((rank for rank, start in enumerate(JOBS) if job.startswith(start)), len(JOBS))
 
 
 def _is_skipped(item: pytest.Item) -> bool:
