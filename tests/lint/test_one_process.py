@@ -178,6 +178,12 @@ def test_pages_say_how_many_processes_a_script_has(tmp_path, page, severity, nam
     assert found(tmp_path, {"train.py": HEAD + JOINS + HANG}) == [("CODE005", severity)]
 
 
+def test_another_program_says_how_many_processes_a_script_has(tmp_path):
+    for count, severity in ((1, "info"), (4, "error")):
+        starts = f"command = ['deepspeed', '--num_gpus={count}', 'train.py', '--lr=3']\nsubprocess.run(command)\n"
+        assert found(tmp_path, {"train.py": HEAD + JOINS + HANG, "run.py": starts}) == [("CODE005", severity)]
+
+
 def test_a_script_that_starts_its_ranks_is_not_one_process(tmp_path):
     (tmp_path / "README.md").write_text("python train.py\n")
     spawns = "def main(rank):\n" + indented(JOINS + HANG) + "\ntorch.multiprocessing.spawn(main, nprocs={})\n"
@@ -215,12 +221,19 @@ def test_what_concerns_one_process_is_reported_there(tmp_path):
 
 @pytest.mark.parametrize(
     ("beside", "severity"),
-    [("DistributedDataParallel(Net())", "info"), ("SyncBatchNorm(8)", "warning")],
+    [
+        (("train_ddp.py", "DistributedDataParallel(Net())"), "info"),
+        (("ddp/distributed_train.py", "DistributedDataParallel(Net())"), "info"),
+        (("train_ddp.py", "SyncBatchNorm(8)"), "warning"),
+        (("model.py", "DistributedDataParallel(Net())"), "warning"),
+    ],
 )
-def test_threads_are_an_info_in_a_project_that_also_has_a_process_per_gpu(tmp_path, beside, severity):
+def test_threads_are_an_info_beside_the_same_with_a_process_per_gpu(tmp_path, beside, severity):
     train = "import torch\nmodel = torch.nn.DataParallel(Net())\nfor x in loader:\n    model(x).sum().backward()\n"
-    other = f"import torch\nmodel = torch.nn.{beside}\n"
-    assert found(tmp_path, {"train.py": train, "model.py": other}) == [("CODE009", severity)]
+    name, made = beside
+    (tmp_path / "ddp").mkdir()
+    other = f"import torch\nmodel = torch.nn.parallel.{made}\nmodel(x).sum().backward()\n"
+    assert found(tmp_path, {"train.py": train, name: other}) == [("CODE009", severity)]
 
 
 @pytest.mark.parametrize(

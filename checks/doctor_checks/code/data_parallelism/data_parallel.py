@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import PurePath
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone
@@ -72,11 +73,18 @@ def data_parallel(script: Script) -> Iterator[Violation]:
 
 
 def _has_other_way(script: Script) -> bool:
-    """Whether the project also trains with one process per GPU, in another file: its author has chosen."""
+    """Whether another file that has its name and more, or a part of it, does the same with one process per GPU:
+    ``train_distributed.py`` for ``train.py``. The author has chosen then."""
     if script.modules is None:
         return False
-    words = ("DistributedDataParallel", "init_process_group", "horovod.torch")
-    return any(shown != script.path for word in words for shown, _ in script.modules.mentioning(word))
+    own = PurePath(script.path).stem
+    words = ("DistributedDataParallel", "horovod.torch")
+    found = (one for word in words for one in script.modules.mentioning(word))
+    others = ((PurePath(shown).stem, text) for shown, text in found if shown != script.path)
+    return any((own in other or other in own) and _TRAINS.search(text) for other, text in others)
+
+
+_TRAINS = re.compile(r"\.backward\(|init_process_group|hvd\.init")
 
 
 _NAMED = re.compile(

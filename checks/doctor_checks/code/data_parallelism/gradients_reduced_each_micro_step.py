@@ -153,7 +153,7 @@ def _is_off_by_default(script: Script, loop: Loop) -> bool:
     return False
 
 
-_COUNTS_STEPS = re.compile(r"accum|update_?(?:freq|every|interval)|iter_?size", re.IGNORECASE)
+_COUNTS_STEPS = re.compile(r"accum|grad_?cum|update_?(?:freq|every|interval)|iter_?size", re.IGNORECASE)
 """Options for the number of micro-steps."""
 
 
@@ -163,7 +163,12 @@ def _default(script: Script, option: str) -> object:
         names = [name.lstrip("-").replace("-", "_") for one in call.args if isinstance(name := script.value(one), str)]
         if option in names:
             return script.value(script.argument(call, "default"))
-    return None
+    # Of the program that this module is a part of
+    spelled = re.escape(option).replace("_", "[-_]")
+    given = re.compile(rf"[\"']--{spelled}[\"'][^\n]*\bdefault\s*=\s*1\b")
+    modules = script.modules
+    stem = option.partition("_")[0]
+    return 1 if modules is not None and any(given.search(text) for _, text in modules.mentioning(stem)) else None
 
 
 def _shards(script: Script, wrapper: ast.Call) -> bool:

@@ -21,10 +21,8 @@ OF_SEVERAL_RANKS = frozenset(f"CODE{number:03}" for number in (*range(1, 9), *ra
 _NUMBER_OF_RANKS = re.compile(
     r"\b(?:device_count|world_?size|get_world_size|num_processes|nprocs|ws|n?_?gpus?)\b", re.IGNORECASE
 )
-_STARTS_RANKS = re.compile(
-    r"\b(?:spawn|start_processes|notebook_launcher|debug_launcher|launch|Popen|check_call|Process|LightningCLI|"
-    r"TorchTrainer|run_on_slurm|AutoExecutor)\(|subprocess\.run\("
-)
+_STARTS_RANKS = re.compile(r"\b(?:spawn|start_processes|notebook_launcher|debug_launcher|TorchTrainer|AutoExecutor)\(")
+_STARTS_PROGRAMS = re.compile(r"\b(?:launch|Popen|check_call|Process|LightningCLI|run_on_slurm)\(|subprocess\.run\(")
 _LAUNCHERS = re.compile(
     r"accelerate launch|torchrun|torch\.distributed\.(?:launch|run)\b|\bdeepspeed (?:-|\w+\.py)|\bsrun\b|\bmpirun\b|"
     r"notebook_launcher|--local[-_]rank|LOCAL_RANK"
@@ -183,10 +181,14 @@ _OF_DEVICES = frozenset({"CODE002", "CODE003"})
 
 
 _BINDS_GPUS = re.compile(
-    r"--gpus-per-task|--gpu-bind|SLURM_LOCALID|_LOCAL_RANK|(?:CUDA|ROCR|HIP)_VISIBLE_DEVICES=\$|gpu_bind|--tpus?-per"
+    r"--gpus-per-task|--gpu-bind|SLURM_LOCALID|_LOCAL_RANK|(?:CUDA|ROCR|HIP)_VISIBLE_DEVICES=(?:\$|\W*\+|\{)|gpu_bind"
 )
 """Commands that give each rank a GPU of its own, which is number 0 there."""
-_IS_FIRST_EVERYWHERE = re.compile(r"[\"']LOCAL_RANK[\"']\]\s*=\s*[\"']0[\"']")
+_IS_FIRST_EVERYWHERE = re.compile(
+    r"[\"']LOCAL_RANK[\"']\]\s*=\s*[\"']0[\"']|^assert .*local_rank\W+\s*==\s*[\"']?0", re.IGNORECASE | re.MULTILINE
+)
+_SETS_DEVICE = re.compile(r"\b(?:HfArgumentParser|TrainingArguments)\b")
+"""transformers/training_args.py: ``__post_init__`` reads ``device``, for which Accelerate sets the GPU of the rank."""
 
 
 @per_script
@@ -195,7 +197,9 @@ def _has_one_gpu_each(script: Script) -> bool:
     if _IS_FIRST_EVERYWHERE.search(script.text) or script.modules is None:
         return script.modules is not None
     name = PurePath(script.path).name
-    texts = [text for _, text in script.modules.mentioning(name, launches=True)]
+    texts = [text for shown, text in script.modules.mentioning(name) if shown != script.path]
+    if any(_SETS_DEVICE.search(text) for text in script.modules.texts_around(script.location)):
+        return True
     texts += [text for text in script.modules.pages(script.location) if name in text] if script.location else []
     return any(_BINDS_GPUS.search(text) for text in texts)
 
@@ -319,16 +323,17 @@ def is_made_for_one(script: Script) -> bool:
         return True
     if script.modules is None or _STARTS_RANKS.search(script.text):
         return False
-    counts = [*_counts_of_launches(script), *_counts_of_pages(script)]
+    counts = [*_counts_of_launches(script), *_counts_of_pages(script), *_counts_of_lists(script)]
     return bool(counts) and all(count == 1 for count in counts)
 
 
 _JOINS_JOB = re.compile(r"DistributedSampler|init_process_group")
 _JOINS_MODELS = re.compile(
-    r"[Dd]ata_?[Pp]arallel|DDP\b|FSDP|fully_shard|[Mm]odel_?[Pp]arallel|parallelize|deepspeed|horovod|hvd\.|[Aa]ccelerat|"
-    r"\bapex\b|amp_C|all_reduce|allreduce|average_grad|reduce|gather|broadcast|send\(|recv\(|mesh|rpc|[Pp]ipeline|"
-    r"[Mm]egatron|Trainer\(|lightning|Fabric|bagua|colossal|fairscale|fairseq|mmcv|mmengine|detectron|composer|ignite|"
-    r"\bray\b|xla|smdistributed|sync_|\.step_ddp|wrap"
+    r"(?<!nn\.)\b(?:\w*Distributed)?[Dd]ata_?[Pp]arallel|DDP\b|FSDP|fully_shard|[Mm]odel_?[Pp]arallel|parallelize|deepspeed|"
+    r"horovod|hvd\.|[Aa]ccelerat|\bapex\.parallel|average_grad|sync_grad|sync_param|wrap_model|device_mesh|\brpc\b|"
+    r"\bdist(?:ributed)?\.(?:all_|reduce|broadcast|gather|i?send|i?recv|scatter)|\ball_?reduce|pipelining|[Mm]egatron|"
+    r"Trainer\(|lightning|Fabric|bagua|colossal|fairscale|fairseq|mmcv|mmengine|detectron|composer|ignite|\bray\b|xla|"
+    r"smdistributed"
 )
 
 
@@ -364,13 +369,33 @@ def _counts_of_pages(script: Script) -> Iterator[int | None]:
             if _NAMES_LAUNCHER.search(line):
                 yield _count_of_command(line, name)
             elif plain.search(line):
-                is_one = _ASKS_FOR_MORE.search(line) is None and not _trains_itself(script)
+                is_one = _ASKS_FOR_MORE.search(line) is None and not _names_other_start(script)
                 yield 1 if is_one else None
 
 
-def _trains_itself(script: Script) -> bool:
-    """Whether a Trainer or a Fabric in the script may start more ranks."""
-    return next(script.calls(TRAINER, FABRIC), None) is not None
+_OWN_LAUNCHERS = re.compile(
+    r"torchrun|accelerate launch|torch\.distributed\.(?:launch|run)\b|deepspeed|horovod|\bsrun\b"
+)
+
+
+def _names_other_start(script: Script) -> bool:
+    """Whether a script that ``python`` can start may have more ranks: it has a Trainer or a Fabric, which start them,
+    or an Accelerator, starts processes, or names a launcher."""
+    starts = next(script.calls(TRAINER, FABRIC, ACCELERATOR), None) is not None
+    return starts or _STARTS_PROGRAMS.search(script.text) is not None or _OWN_LAUNCHERS.search(script.text) is not None
+
+
+def _counts_of_lists(script: Script) -> Iterator[int | None]:
+    """The processes of each launcher's command that another program of the project has as a list of words."""
+    name = PurePath(script.path).name
+    listed = re.compile(rf"\[[^\[\]]*[\"'][\w./-]*{re.escape(name)}[\"'][^\[\]]*\]")
+    for shown, text in script.modules.mentioning(name) if script.modules is not None else ():
+        if not shown.endswith(".py") or shown == script.path:
+            continue
+        for found in listed.finditer(text):
+            command = " ".join(re.findall(r"[\"']([^\"'\n]*)[\"']", found[0]))
+            if _NAMES_LAUNCHER.search(command):
+                yield _count_of_command(command, name)
 
 
 def _count_of_command(line: str, name: str) -> int | None:
@@ -417,7 +442,9 @@ def _counts_in(shown: str, text: str, name: str) -> Iterator[int | None]:
         if start.outer is None and _shows_one_gpu(launch):
             yield 1  # several ranks cannot share it
             continue
-        is_one_host = start.outer is None and hosts_of(launch) == 1
+        # Without a hostfile of its own, DeepSpeed starts the ranks of this host, unless /job/hostfile exists
+        is_alone = launch.program == "deepspeed" and launch.option("hostfile", "num_nodes") is None
+        is_one_host = start.outer is None and (hosts_of(launch) == 1 or is_alone)
         yield processes_of(launch) if is_one_host and says_processes(launch) else None
 
 
