@@ -165,7 +165,8 @@ class CollectiveCalls:
             return ""
         name = script.name(call.func)
         if name in COLLECTIVES:
-            return "" if _is_of_replicas(script, name) else COLLECTIVES[name]
+            is_local = script.value(script.argument(call, "no_dist")) is True  # a checkpoint of this process alone
+            return "" if is_local or _is_of_replicas(script, name) else COLLECTIVES[name]
         if bare == "compute" and METRIC.match(name.rpartition(".")[0]) and several_ranks(script) is not None:
             return "compute of a metric"
         if bare in ("log", "log_dict") and script.value(script.argument(call, "sync_dist")) is True:

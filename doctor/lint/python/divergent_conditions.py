@@ -142,6 +142,8 @@ def _is_read(script: Script, node: ast.AST) -> bool:
     gradients are equal on all ranks once gradients are reduced."""
     if not isinstance(node, ast.Call) or last_name(node.func) not in _VALUES:
         return False
+    if node.args and isinstance(node.args[0], _COMPREHENSIONS) and _asks_for_members(node.args[0]):
+        return False  # what is in a collection is seldom of the step
     name = script.name(node.func)
     is_function = name.startswith(_OF_TENSORS) and "()" not in name  # else a method of what torch returned
     if isinstance(node.func, ast.Attribute) and not is_function:
@@ -149,6 +151,12 @@ def _is_read(script: Script, node: ast.AST) -> bool:
     else:
         read = node.args[0] if node.args else None
     return read is not None and any(_OWN.search(word) and "grad" not in word for word in _words_of(script, read))
+
+
+def _asks_for_members(node: ast.expr) -> bool:
+    """``one.label in done for one in tasks``: a test of names, not of tensors."""
+    element = getattr(node, "elt", None)
+    return isinstance(element, ast.Compare) and isinstance(element.ops[0], (ast.In, ast.NotIn))
 
 
 def _words_of(script: Script, read: ast.expr) -> Iterator[str]:

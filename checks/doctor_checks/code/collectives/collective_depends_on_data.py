@@ -37,6 +37,7 @@ from doctor.testing.script_cases import fails, passes
             "what the layers computed from its own data",
             _LAYERS.replace("has_loss", "loss > 0.1").replace("s[0])", "s[0])  # !"),
         ),
+        passes("names of tasks that are done", _NAMES_DONE),
         passes("the layers of the model that have something", _LAYERS),
         passes("the metric in a script of one process", _METRIC.replace("devices=4", "devices=1")),
         passes("ranks agree whether one was told to stop", _SIGNAL_AGREED),
@@ -131,6 +132,12 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
     )
 
 
+_NAMES_DONE = """\
+def evaluate(tasks, done):
+    if all(one.label in done for one in tasks):
+        return done
+    dist.all_reduce(total)
+"""
 _FINITE = """\
 def step(model, batch, optimizer):
     loss = model(batch).mean()

@@ -98,6 +98,8 @@ from doctor.testing.script_cases import fails, passes
         passes("one process alone tests, with a Trainer of one device", _ALONE),
         passes("a condition on the rank in another function", _ELSEWHERE),
         passes("the first rank has it run by a sweep", _SWEEP),
+        fails("a checkpoint of all ranks", _CHECKPOINT_OF_ALL),
+        passes("a checkpoint that one rank reads alone", _CHECKPOINT_OF_ALL.replace(")  # !", ", no_dist=True)")),
         fails(
             "the first rank has another function run by a sweep",
             _SWEEP.replace("=train)", "=test)").replace("    train()", "    train()  # !"),
@@ -313,6 +315,12 @@ def _fix(script: Script, one: CollectiveCall) -> str:
     return _FIXES.get(one.word, "")
 
 
+_CHECKPOINT_OF_ALL = """\
+import torch.distributed.checkpoint as dcp
+
+if dist.get_rank() == 0:
+    dcp.load_state_dict(state, reader)  # !
+"""
 _SWEEP = """\
 import wandb
 
