@@ -11,7 +11,7 @@ from doctor.lint.engine.registry import Rulebook, builtin_rules
 from doctor.lint.engine.releases import Releases
 from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
 
-RULES = ("CODE003", "CODE005", "CODE009", "CODE011", "CODE030", "CODE041", "ENV014", "NCCL007")
+RULES = ("CODE003", "CODE005", "CODE007", "CODE022", "CODE009", "CODE011", "CODE030", "CODE041", "ENV014", "NCCL007")
 BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in RULES))
 HEAD = "import torch\nimport torch.distributed as dist\nfrom accelerate import Accelerator\n\n"
 JOINS = "dist.init_process_group()\n"
@@ -311,3 +311,54 @@ def test_a_module_of_the_same_name_is_another_one(tmp_path):
     script = HEAD + JOINS + "def main():\n" + indented(HANG) + "\n\n" + guard
     assert found(tmp_path, {"train.py": script, "other.py": "from tools.train import *\n\nmain()\n"}) == []
     assert ("CODE005", "error") in found(tmp_path, {"train.py": script, "other.py": "from train import *\n\nmain()\n"})
+
+
+TESTED = """\
+import lightning.pytorch as pl
+
+class Net(pl.LightningModule):
+    def validation_step(self, batch, number):
+        self.log("val_loss", self.net(batch), sync_dist=True)
+
+    def on_test_epoch_end(self):
+        self.log("errors", self.errors / self.words)
+"""
+
+
+@pytest.mark.parametrize(
+    ("evaluates", "expected"),
+    [
+        ("trainer = Trainer(devices=1)\ntrainer.test(net)\n", []),
+        ("trainer = Trainer(devices=8)\ntrainer.test(net)\n", [("CODE007", "warning")]),
+        ("trainer = Trainer(devices=1)\ntrainer.fit(net)\n", [("CODE007", "warning")]),
+    ],
+)
+def test_metrics_of_a_test_on_one_device_cover_all_of_it(tmp_path, evaluates, expected):
+    assert found(tmp_path, {"net.py": TESTED, "run.py": "from net import Net\n" + evaluates}) == expected
+
+
+OLD_HOOK = """\
+import lightning.pytorch as pl
+
+class Net(pl.LightningModule):
+    def training_epoch_end(self, outputs):
+        print(outputs)
+"""
+
+
+@pytest.mark.parametrize(
+    ("use", "severity"),
+    [
+        ("trainer.fit(Net())\n", "error"),
+        ("net = Net.load_from_checkpoint('a.ckpt')\n", "warning"),
+        ("net = Net.load_from_checkpoint('a.ckpt')\nfit(Net)\n", "error"),
+    ],
+)
+def test_an_old_hook_of_a_class_that_is_only_restored_is_a_warning(tmp_path, use, severity):
+    assert found(tmp_path, {"net.py": OLD_HOOK, "run.py": "from net import Net\n" + use}) == [("CODE022", severity)]
+
+
+def test_old_calls_are_warnings_where_the_project_installs_no_lightning(tmp_path):
+    files = {"net.py": OLD_HOOK, "run.py": "import net\ntrainer.fit(net.Net())\n"}
+    (tmp_path / "requirements.txt").write_text("torch>=2\n")
+    assert found(tmp_path, files) == [("CODE022", "warning")]
