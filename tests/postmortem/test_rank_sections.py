@@ -152,6 +152,8 @@ def test_tasks_of_srun():
     )
     assert failure(evidence, 3).kind == "SIGKILL"
     assert {failure(evidence, rank).kind for rank in range(3)} == {"exit code"}
+    assert failure(evidence_of("srun: error: node3: task 5: Out Of Memory"), 5).kind == "SIGKILL"
+    assert failure(evidence_of("srun: error: node3: task 5: Floating point exception"), 5).kind == "SIGFPE"
 
 
 def test_world_size():

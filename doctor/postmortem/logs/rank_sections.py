@@ -53,7 +53,15 @@ _OPERATIONS = {
 }
 """Names of operations in torch's watchdog messages, and in its flight recorder."""
 _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
-_WORDS_OF_SIGNALS = (("Killed", 9), ("Segmentation", 11), ("Bus error", 7), ("Aborted", 6), ("Terminated", 15))
+_WORDS_OF_SIGNALS = (
+    ("Killed", 9),
+    ("Segmentation", 11),
+    ("Bus error", 7),
+    ("Aborted", 6),
+    ("Terminated", 15),
+    ("Floating point", 8),
+    ("Out Of Memory", 9),  # the OOM killer ended a process of the task
+)
 
 
 def sections_of(evidence: LogEvidence) -> dict[int, dict[str, Section]]:
