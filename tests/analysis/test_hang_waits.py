@@ -219,6 +219,7 @@ def test_what_is_certain_before_the_first_batch(known, expected):
 CONDITION = Frame("/usr/lib/python3.11/threading.py", 327, "wait")
 QUEUE, PRODUCER = Frame("/usr/lib/python3.11/queue.py", 171, "get"), "an item of a queue (queue.get)"
 UPLOAD = Frame("/env/site-packages/urllib3/connection.py", 7, "getresponse")
+PATHLIB = Frame("/usr/lib/python3.11/pathlib.py", 1044, "open")
 CHECKPOINT = {"point": "checkpoint", "stack": (Frame("/env/site-packages/torch/serialization.py", 9, "save"), OWN)}
 BETWEEN_STEPS = [
     ("a lock in the code of the user", {"blocked": LOCK}, True),
@@ -232,6 +233,8 @@ BETWEEN_STEPS = [
     ("a library that waits for an answer", {"blocked": "data from 10.0.0.9:443", "stack": (UPLOAD, OWN)}, False),
     ("a checkpoint in a pipe that nobody reads", {**CHECKPOINT, "blocked": "room in a pipe"}, True),
     ("a checkpoint to a slow file server", {**CHECKPOINT, "blocked": "the file /mnt/last.ckpt"}, False),
+    ("a named pipe that nobody opens", {"blocked": "the other end of a named pipe", "stack": (PATHLIB, OWN)}, True),
+    ("the same in a library", {"blocked": "the other end of a named pipe", "stack": (PATHLIB, LIBRARY, OWN)}, False),
     ("attempts without end", {"blocked": "the end of a sleep"}, True),
     ("pauses of a library between its attempts", {"blocked": "the end of a sleep", "stack": (LIBRARY, OWN)}, False),
     ("an evaluation", {"blocked": ""}, False),

@@ -56,6 +56,15 @@ def test_a_pipe_and_its_other_end():
     assert words == f"room in a pipe, which PID {reader.pid} (sleep) has open too"
 
 
+def test_a_named_pipe_that_nobody_writes_to(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    words = waits(path.read_bytes)
+    with path.open("wb"):
+        pass
+    assert words == "the other end of a named pipe"
+
+
 def test_a_socket_and_its_peer():
     with socket.create_server(("127.0.0.1", 0)) as server:
         client = socket.create_connection(server.getsockname())

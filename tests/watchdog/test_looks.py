@@ -26,13 +26,14 @@ def settings(rate):
     [
         (with_rank_1(SAME), set()),
         (with_rank_1(ReplicaFacts(checksums=(Checksum(50, "a"),))), set()),
-        (with_rank_1(OTHER), {("step", "all")}),
+        (with_rank_1(OTHER), {("step", "all on 3 ranks")}),
         (with_rank_1(OTHER).alter(ModelFacts, replicated=False), set()),
         (with_rank_1(SPOILT), {("loss", "1")}),
-        (running(1, 2).put(settings("0.1")).put(settings("0.5"), ranks=(1,)), {("settings", "")}),
+        (running(1, 2).put(settings("0.1")).put(settings("0.5"), ranks=(1,)), {("settings", " on 2 ranks")}),
         (running(1, 2).put(settings("0.1")), set()),
+        (running(1, 3).put(settings("0.1")).put(settings("0.5"), ranks=(1,)), {("settings", " on 3 ranks")}),
     ],
-    ids=["equal", "a step behind", "apart", "shards", "a loss", "another rate", "the same rate"],
+    ids=["equal", "a step behind", "apart", "shards", "a loss", "another rate", "the same rate", "on one more rank"],
 )
 def test_what_does_not_wait_for_a_round(sketch, expected):
     assert alarms_of(sketch.job()) == expected

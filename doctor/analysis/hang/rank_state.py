@@ -38,9 +38,11 @@ _NAP = "the end of a sleep"
 """The same for a thread that sleeps, or naps in a loop at one place."""
 _QUEUES = ("an item of a queue (", "room in a queue (")
 _OF_QUEUES = ("/queue.py", "/threading.py")
+_OF_PATHS = ("/pathlib.py", "/pathlib/__init__.py", "/pathlib/_local.py")
+"""Files of Python through which code of the user opens and reads files."""
 _FULL_PIPE = "room in a pipe"
 """The same for a file whose reader has stopped; a file server may only be slow."""
-_OF_OTHERS = (OWN_LOCK, "a lock on ", _FULL_PIPE, "data from ", "a connection to ")
+_OF_OTHERS = (OWN_LOCK, "a lock on ", _FULL_PIPE, "data from ", "a connection to ", "the other end of a named pipe")
 """Starts of the same for what another thread, process or server has to end or to answer."""
 _OF_STEP = frozenset({"step", "forward", "backward", "optimizer"})
 _AFTER_STEP = frozenset({"batch-end", "epoch-end"})
@@ -313,7 +315,8 @@ def _stands_between_steps(progress: ProgressFacts) -> bool:
         return False
     if progress.blocked.startswith(_QUEUES):
         return next((frame.user for frame in progress.stack if not frame.file.endswith(_OF_QUEUES)), False)
-    return progress.stack[0].user and progress.blocked.startswith((*_OF_OTHERS, _NAP))
+    caller = next((frame for frame in progress.stack if not frame.file.endswith(_OF_PATHS)), progress.stack[0])
+    return caller.user and progress.blocked.startswith((*_OF_OTHERS, _NAP))
 
 
 def _shared_names(job: Job) -> frozenset[str]:

@@ -81,7 +81,7 @@ def setting_differences(job: Job) -> tuple[SettingDifference, ...]:
     found: list[SettingDifference] = []
     for ranks in _peers(job):
         found += _of_run(ranks)
-        found += _of_steps(ranks)
+        found += _of_steps(ranks, others_may_follow=len(job.ranks) < job.world_size)
     return tuple(found)
 
 
@@ -121,12 +121,12 @@ def _argument(training: TrainingFacts, name: str) -> str | None:
     return value if value is not None or training.framework == "plain" else "default"
 
 
-def _of_steps(ranks: Sequence[Rank]) -> Iterator[SettingDifference]:
-    """The differences in the newest sample that all ranks have."""
+def _of_steps(ranks: Sequence[Rank], *, others_may_follow: bool) -> Iterator[SettingDifference]:
+    """The differences in the newest sample that all ranks have. Two of more ranks do not show which of them differs."""
     samples = {rank.number: _by_step(rank) for rank in ranks}
     taken = {rank: steps for rank, steps in samples.items() if steps}
     common = set.intersection(*(set(steps) for steps in taken.values())) if len(taken) > 1 else set[int]()
-    if not common:
+    if not common or (len(taken) == 2 and (others_may_follow or len(ranks) > 2)):
         return
     step = max(common)
     values: dict[str, dict[int, str]] = {}

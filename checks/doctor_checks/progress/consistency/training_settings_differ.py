@@ -53,6 +53,10 @@ def _sampled(name: str, usual: str, other: str, *ranks: int, step: int = 100) ->
             ),
         ),
         Passes(
+            "two of four ranks, before the others have reported theirs",
+            _sampled("lr", "0.1", "0.05", 1).alter(ReplicaFacts, ranks=(2, 3), settings=()),
+        ),
+        Passes(
             "a custom loop, whose ranks may train different models",
             in_a_loop(running(1, 2).alter(TrainingFacts, ranks=(1,), precision="autocast to bfloat16")),
         ),

@@ -73,6 +73,8 @@ _BY_STACK = (
     ("/concurrent/futures/_base.py", "result", "a future (Future.result)"),
 )
 """File, function and text of waits that the stack shows, before the kernel is asked."""
+_OPENS_PIPE = "wait_for_partner"
+"""The function of the kernel in which ``open`` of a named pipe waits (fs/pipe.c, ``fifo_open``)."""
 _NEAR = 4
 """Innermost frames that are compared with these."""
 _INODE = re.compile(r"(?:pipe|socket):\[(\d{1,20})\]")
@@ -95,6 +97,8 @@ def blocking_call(native_id: int, stack: Sequence[Frame], pid: int | None = None
         return "a lock of its own process (threading.Lock, or a lock in native code)"
     if kind == "child":
         return "the end of a child process"
+    if _is_at(process / "task" / str(native_id) / "wchan", _OPENS_PIPE):
+        return "the other end of a named pipe"
     if kind == "sleep":
         return "the end of a sleep"
     if not kind or argument is None:
@@ -103,6 +107,10 @@ def blocking_call(native_id: int, stack: Sequence[Frame], pid: int | None = None
     links = open_links(process / "fd") or {}
     link = links.get(descriptor, "") if descriptor is not None else ""
     return _of_file(kind, link, native_id, proc) if link else ""
+
+
+def _is_at(path: Path, function: str) -> bool:
+    return (read_text(path, limit=256) or "").strip() == function
 
 
 def _of_file(kind: str, link: str, native_id: int, proc: Path) -> str:

@@ -21,7 +21,7 @@ MISSED, IN_TURN = 3, 8
 """Missed heartbeats after which the next rank takes over; each rank waits for one more, up to this many."""
 NAME = "rounds"
 Alarm = tuple[str, str]
-"""The kind of a difference between ranks, and the rank or the part of the parameters."""
+"""The kind of a difference between ranks, and the rank, or the part of the parameters and on how many ranks."""
 
 
 class PeriodicRounds:
@@ -77,9 +77,12 @@ class PeriodicRounds:
 
 
 def alarms_of(job: Job) -> frozenset[Alarm]:
-    """Return what a look finds: ranks whose loss is not finite, and what differs between ranks after the same step."""
+    """Return what a look finds: ranks whose loss is not finite, and what differs between ranks after the same step.
+
+    A difference counts again for each further rank that reports it, because two ranks do not show which one differs.
+    """
     alarms: set[Alarm] = set()
-    values: dict[Alarm, set[object]] = {}
+    values: dict[Alarm, list[object]] = {}
     for rank in job.ranks:
         replica, model = rank.find(ReplicaFacts), rank.find(ModelFacts)
         if replica is None:
@@ -87,9 +90,13 @@ def alarms_of(job: Job) -> frozenset[Alarm]:
         alarms.update(("loss", str(rank.number)) for _ in replica.non_finite[:1])
         if model is not None and model.replicated:
             for one in replica.checksums:
-                values.setdefault((f"{one.counted} {one.step}", one.part), set()).add(one.value)
+                values.setdefault((f"{one.counted} {one.step}", one.part), []).append(one.value)
             for other in replica.settings:
-                values.setdefault((f"settings {other.step}", ""), set()).add(other.values)
-    differing = {key for key, found in values.items() if len(found) > 1}
-    alarms.update((kind.split()[0], part) for kind, part in differing)
+                values.setdefault((f"settings {other.step}", ""), []).append(other.values)
+    most: dict[Alarm, int] = {}
+    for (kind, part), found in values.items():
+        if len(set(found)) > 1:
+            key = kind.split()[0], part
+            most[key] = max(most.get(key, 0), len(found))
+    alarms.update((kind, f"{part} on {count} ranks") for (kind, part), count in most.items())
     return frozenset(alarms)
