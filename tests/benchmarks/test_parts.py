@@ -34,12 +34,13 @@ CASES = ROOT / "tests" / "data" / "reported_failures.jsonl"
 
 
 class Part(NamedTuple):
-    """A measurement: its arguments (``{folder}`` has the files of :func:`inputs`), what it prints (a pattern for each
-    line that has to be there), and what it needs: packages, or namespaces."""
+    """A measurement: its arguments (``{folder}`` is the fixture of that name), what it prints (a pattern for each line
+    that has to be there), what it needs (packages, or namespaces), and the exit codes that it may have."""
 
     arguments: str
     prints: tuple[str, ...]
     needs: str = ""
+    codes: tuple[int, ...] = (0,)
 
 
 FIGURE = r"[\d.]+"
@@ -135,7 +136,10 @@ SLOW = {
         "lightning",
     ),
     "framework_faults.py": Part(
-        "--part", (r'\{"name": "ddp more", .*"ids": \["DATA001"\], "ranks": \[1\], "right": true, .*',), "torch"
+        "--part",
+        (r'(?:WRONG )?\{"name": "ddp more", .*"ids": \["DATA001"\], "ranks": \[1\], "right": true, .*',),
+        "torch",
+        (0, 1),  # 1 if a busy machine needs more than 15 s
     ),
     "estimate.py --published": Part(
         "--published --part",
@@ -183,7 +187,7 @@ def measure(name: str, part: Part, folder: Path) -> None:
         text=True,
         timeout=patience(120),
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert done.returncode in part.codes, done.stdout[-2000:] + done.stderr[-2000:]
     lines = done.stdout.splitlines()
     missing = [pattern for pattern in part.prints if not any(re.fullmatch(pattern, line) for line in lines)]
     assert missing == [], done.stdout
@@ -196,6 +200,7 @@ def test_a_small_part_is_measured(name: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", SLOW)
 def test_a_part_with_processes_of_its_own_is_measured(name: str, folder: Path) -> None:
