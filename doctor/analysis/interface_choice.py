@@ -444,7 +444,8 @@ def is_routable_gid(gid: Gid) -> bool:
 def setting_text(setting: Setting) -> str:
     """A setting as in reports: ``NCCL_IB_DISABLE=1 (environment)`` or ``… (/etc/nccl.conf:3)``."""
     line = f":{setting.line}" if setting.line is not None else ""
-    return f"{setting.name}={setting.value} ({setting.source}{line})"
+    value = repr(setting.value) if " " in setting.value else setting.value
+    return f"{setting.name}={value} ({setting.source}{line})"
 
 
 def hosts_text(names: Iterable[str]) -> str:

@@ -144,3 +144,15 @@ def list_fault(value: str) -> str:
 def is_loopback_name(host: str) -> bool:
     """Return whether a host name or address is a loopback one."""
     return bool(_LOOPBACK_NAME.fullmatch(host.strip()))
+
+
+def repaired_list(value: str) -> str:
+    """Return ``value`` with one ``^`` or ``=`` before the whole list and without spaces and quotation marks.
+
+    Entries that exclude something are left out of a list that selects; empty if nothing remains."""
+    bare = value.strip(" '\"")
+    exclude, exact = bare.startswith("^"), bare.lstrip("^").startswith("=")
+    entries = [entry.strip(" '\"") for entry in bare.split(",")]
+    kept = [entry.lstrip("^=").strip() for entry in entries if exclude or not entry.startswith("^")]
+    names = ",".join(entry for entry in kept if entry)
+    return f"{'^' if exclude else ''}{'=' if exact else ''}{names}" if names else ""

@@ -151,7 +151,8 @@ def _word(info: VariableInfo, name: str, value: str, release: str | None) -> Val
     effect = "NCCL writes no log" if name == "NCCL_DEBUG" else "NCCL uses the default"
     # A quiet log is what these words ask for; the job is unaffected, as with NCCL_DEBUG_SUBSYS=WARN.
     quiet = name == "NCCL_DEBUG" and value.casefold() in ("error", "fatal", "critical", "quiet")
-    return ValueFault(f"is not a valid value: {effect}", " or ".join(info.words), mild=quiet, harmless=quiet)
+    expected = " or ".join(filter(None, (", ".join(info.words[:-1]), info.words[-1])))
+    return ValueFault(f"is not a valid value: {effect}", expected, mild=quiet, harmless=quiet)
 
 
 def _words(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
@@ -161,11 +162,11 @@ def _words(info: VariableInfo, name: str, value: str, release: str | None) -> Va
     unknown = [word for word in words if word.strip().casefold() not in allowed]
     if not unknown:
         return None
-    problem, expected = f"contains {_quoted(unknown)}, which NCCL does not know", f"a list of {', '.join(info.words)}"
+    expected = f"a list of {', '.join(info.words)}"
     if len(unknown) < len(words):
-        return ValueFault(f"{problem} and ignores", expected, mild=True, harmless=True)
+        return ValueFault(f"contains {_quoted(unknown)}, which NCCL ignores", expected, mild=True, harmless=True)
     # No bit of the mask is set, and ncclDebugLog() returns before it prints any line. The job is unaffected.
-    return ValueFault(f"{problem}: it logs nothing, not even warnings", expected, mild=True, harmless=True)
+    return ValueFault("is not a valid value: NCCL logs nothing, not even warnings", expected, mild=True, harmless=True)
 
 
 COLLECTIVES = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
@@ -232,7 +233,8 @@ def _choice(value: str, allowed: set[str], words: tuple[str, ...], release: str 
             )
         unknown = [word for word in entries.removeprefix("^").split(",") if word and word.casefold() not in allowed]
         if unknown:
-            return ValueFault(f"contains {_quoted(unknown)}: {effect}", expected)
+            what = "is not a valid value" if unknown == [value] else f"contains {_quoted(unknown)}"
+            return ValueFault(f"{what}: {effect}", expected)
     return None
 
 

@@ -143,13 +143,15 @@ def test_recommendations_name_real_interfaces():
     assert [one.name for one in good_interfaces(facts)] == ["ens5", "eno1"]
     assert export_line("NCCL_SOCKET_IFNAME", facts) == "export NCCL_SOCKET_IFNAME='=ens5'"
     assert selecting_fix("GLOO_SOCKET_IFNAME", facts) == (
-        "Select the interface that connects the hosts (also up here: eno1):\nexport GLOO_SOCKET_IFNAME=ens5"
+        "Select the interface that connects the hosts (eno1 is also up):\nexport GLOO_SOCKET_IFNAME=ens5"
     )
     assert selecting_fix("GLOO_SOCKET_IFNAME", _facts(LO, fast)) == "export GLOO_SOCKET_IFNAME=ens5"
     routed = _facts(LO, slow, fast, routes=(Route("0.0.0.0/0", "eno1", "10.0.255.254"),))
     assert good_interfaces(routed)[0].name == "eno1"
     assert export_line("NCCL_SOCKET_IFNAME", _facts(LO)) == ""
-    assert selecting_fix("NCCL_SOCKET_IFNAME", _facts(LO)).startswith("Set NCCL_SOCKET_IFNAME to an interface")
+    assert selecting_fix("NCCL_SOCKET_IFNAME", _facts(LO)) == (
+        "Bring up an interface that connects the hosts, and set NCCL_SOCKET_IFNAME to its name."
+    )
 
 
 def test_routes():

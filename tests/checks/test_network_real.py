@@ -332,7 +332,7 @@ def test_rdma_devices_without_their_files(tmp_path: Path) -> None:
     some = collect_rdma(machine)
     found = judged(rdma_job(some, some, gpus=8, NCCL_IB_HCA=NDR), "NET019")
     assert (found.severity, blamed(found)) == (Severity.INFO, {0, 1})
-    assert "5 of 7 active RDMA devices: no device file of mlx5_4, mlx5_6" in found.findings[0].summary
+    assert "5 of 7 active RDMA devices: mlx5_4, mlx5_6 have no device file" in found.findings[0].summary
     assert judged(rdma_job(some, some, gpus=4, NCCL_IB_HCA=NDR), "NET019").findings == ()
     assert judged(rdma_job(well, well, gpus=8, NCCL_IB_HCA=NDR), "NET019").findings == ()
     assert blamed(judged(rdma_job(well, well, some, gpus=8, NCCL_IB_HCA=NDR), "NET022")) == {2}

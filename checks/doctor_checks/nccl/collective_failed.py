@@ -88,7 +88,7 @@ MEANINGS = (
 def collective_failed(job: Job) -> Iterator[Verdict]:
     """Ask whether NCCL failed without logging the cause.
 
-    Why it hurts: the exception names only the type of failure. NCCL logs the cause only if NCCL_DEBUG is set.
+    Why it hurts: the rank fails, and the other ranks wait for it until their timeout.
     Fix: Run again with `NCCL_DEBUG=INFO` and read the first WARN line of the first rank that has one.
     """
     events = events_of_kinds(job, "torch.nccl.error", "torch.nccl.error.code", "torch.nccl.comm_error")
@@ -164,16 +164,24 @@ def _result_of(events: tuple[Event, ...]) -> tuple[str, str] | None:
         name = _RESULTS[result["code"]]
     # torch names the constants: ncclUnhandledCudaError, ncclSystemError.
     return next(
-        (one for one in MEANINGS if one[0] == name or one[0] in text or f"{one[0].replace(' ', '')}: " in text), None
+        (one for one in MEANINGS if one[0] == name or one[0] in text or f"{one[0].replace(' ', '')}: " in text),
+        MEANINGS[-1] if "ncclremoteerror" in text else None,
     )
+
+
+_CUDA_REASON = re.compile(r"Cuda failure (?:\d+ )?'(?P<reason>[^'\n]{1,60})'")
 
 
 def _finding(job: Job, events: tuple[Event, ...]) -> Finding:
     found = _result_of(events)
+    cuda = _CUDA_REASON.search(events[0].text) if events[0].kind == "nccl.cuda_fail" else None
+    reason = f": {cuda['reason']}" if cuda else ""
     result, meaning = found or ("no result code", "unknown; read the lines before it")
     return finding_from_logs(
         EventGroup(events[0].kind, events),
-        f"NCCL failed ({result}), and the logs do not say why",
+        f"NCCL failed ({result.replace('cuda', 'CUDA')}{reason}), and the logs do not say why"
+        if found
+        else "NCCL failed, and the logs do not say why",
         ranks=(),
         evidence={"result": result, "may_mean": meaning},
         confidence=0.45,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, group_by_value
 from doctor.analysis.interface_choice import nccl_matters
 from doctor.analysis.stats.baseline import expected_value
-from doctor.api import Finding, IdenticalRanks, Job, Severity, Verdict, check, describe, source_of, split
+from doctor.api import Finding, IdenticalRanks, Job, Severity, Verdict, check, source_of, split
 from doctor.facts import (
     EnvironmentFacts,
     GpuFacts,
@@ -178,7 +178,7 @@ def _detail(job: Job) -> Iterator[Finding]:
         yield Finding(
             "TORCH_DISTRIBUTED_DEBUG=DETAIL is set on some ranks only, which then wait for the others",
             ranks=found.odd,
-            evidence={"is_detail": describe(found)},
+            evidence={"ranks_with_detail": [rank for group in found.groups if group.value for rank in group.ranks]},
             effect="The ranks with DETAIL wait in a comparison that the other ranks never join: the run hangs.",
             fix="Unset TORCH_DISTRIBUTED_DEBUG on all ranks, or set it to the same value on all of them.",
             severity=Severity.ERROR,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -188,7 +189,7 @@ def _gaps(environment: EnvironmentFacts, torch: str | None, launcher: str | None
     # FlightRecorder.hpp: 2,000 entries by default from torch 2.11 on, none before.
     size = _value(environment, "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     off_by_default = within(torch or "", before="2.11")
-    fix = "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000"
+    fix = f"export {size[0] if size else 'TORCH_NCCL_TRACE_BUFFER_SIZE'}=2000"
     if size is not None and size[1].strip() == "0":
         yield _Gap(f"{size[0]}=0 turns off the flight recorder", fix, is_default=off_by_default)
     elif size is None and off_by_default:
@@ -209,7 +210,7 @@ def _dump(environment: EnvironmentFacts, torch: str | None) -> Iterator[_Gap]:
     """ProcessGroupNCCL.hpp: on by default from torch 2.7 on."""
     dump = _value(environment, "TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT")
     off_by_default = within(torch or "", before="2.7")
-    fix = "export TORCH_NCCL_DUMP_ON_TIMEOUT=1"
+    fix = f"export {dump[0] if dump else 'TORCH_NCCL_DUMP_ON_TIMEOUT'}=1"
     if dump is not None and dump[1] == "0":
         yield _Gap(f"{dump[0]}=0: {NO_DUMP}", fix, is_default=off_by_default)
     elif dump is None and off_by_default:
@@ -245,7 +246,8 @@ def _folders(storage: StorageFacts | None) -> Iterator[_Gap]:
             continue
         if folder.exists is False:
             yield _Gap(
-                f"{folder.path} ({folder.source}) does not exist: dumps cannot be written", f"mkdir -p {folder.path}"
+                f"{folder.path} ({folder.source}) does not exist: dumps cannot be written",
+                f"mkdir -p {shlex.quote(folder.path)}",
             )
         elif folder.writable is False:
             yield _Gap(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from doctor.api import (
@@ -19,6 +19,7 @@ from doctor.api import (
     check,
     correlates,
     describe,
+    ranks_in_words,
     split,
     stands_alone,
 )
@@ -119,8 +120,7 @@ def settings_differ(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: ranks that select different algorithms, protocols, channel counts or networks wait for data that
     never arrives. The first collective hangs or truncates data, and no message names the setting.
-    Fix: Set the variable on every rank or on none: export it in the job script, pass it with `mpirun -x` or `srun
-    --export=ALL`, and make /etc/nccl.conf and ~/.nccl.conf identical on all hosts.
+    Fix: Set the variable on every rank or on none, for example in the job script.
     """
     if stands_alone(job, job.expected.each(NcclFacts) if job.expected else ()):
         yield Skip(ALONE)
@@ -140,16 +140,17 @@ def settings_differ(job: Job) -> Iterator[Verdict]:
         # Usually one script or one file sets all of them.
         rows = tuple(found.unlike(name, _shown) for name, found in settings)
         deviation = BaselineDeviation(rows, all(found.drifted for _, found in settings))
-        yield deviation.finding(
+        finding = deviation.finding(
             ranks,
             {
-                "values": {name: describe(found) for name, found in settings},
-                "origins": {name: _origins(job, name) for name, _ in settings},
+                "values": {name: describe(found, absent="not set") for name, found in settings},
+                "origins": {name: origins for name, _ in settings if (origins := _origins(job, name))},
                 "goes_with": list(correlates(job, ranks)),
             },
             severity=severity,
             explains=tuple(found for name, _ in settings for found in _CONSEQUENCES.get(name, ())),
         )
+        yield finding.extended({}, "" if deviation.drifted else _fix(job, [name for name, _ in settings]))
 
 
 def _value(name: str, nccl: NcclFacts) -> str | None:
@@ -173,19 +174,27 @@ def _matters(name: str) -> bool:
 def _differences(job: Job, name: str, found: MajoritySplit) -> Iterator[Finding]:
     if not found.minorities:
         return
-    values = ", ".join(_shown(group.value) for group in found.minorities[:4])
-    sides = f": {values} here, {_shown(found.common.value)} elsewhere" if found.common else f", split evenly: {values}"
+    sides = [f"{_shown(group.value)} on {ranks_in_words(group.ranks, 4)}" for group in found.minorities[:4]]
+    others = [f"{_shown(found.common.value)} on the others"] if found.common else []
     yield Finding(
-        f"{name} differs between ranks{sides}",
+        f"{name} differs between ranks: {', '.join([*sides, *others])}",
         ranks=found.odd,
+        fix=_fix(job, [name]),
         evidence={
             "name": name,
-            "values": describe(found),
+            "values": describe(found, absent="not set"),
             "origins": _origins(job, name),
             "goes_with": list(correlates(job, found.odd)),
         },
         severity=_severity(name),
     )
+
+
+def _fix(job: Job, names: Sequence[str]) -> str:
+    files = dict.fromkeys(place.rpartition(":")[0] for name in names for place in _origins(job, name) if "/" in place)
+    if files:
+        return f"Remove {', '.join(names)} from {', '.join(files)}, or make the file identical on all hosts."
+    return f"Set {', '.join(names)} on every rank or on none, for example in the job script."
 
 
 def _severity(name: str) -> Severity | None:

@@ -44,8 +44,7 @@ def settings_from_file(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the setting is not in any job script, so it is easily overlooked. On a host without the file, NCCL
     runs with different settings.
-    Fix: Move the settings that the job needs into the job script and remove them from the file, or export the
-    variables, which take precedence over both files.
+    Fix: Move the settings that the job needs from the file into the job script.
     """
     for group in group_by_value(
         job,
@@ -69,9 +68,11 @@ def _finding(settings: tuple[Setting, ...], ranks: tuple[int, ...]) -> Finding:
     files = list(dict.fromkeys(setting.source for setting in settings))
     names = ", ".join(f"{setting.name}={setting.value}" for setting in settings[:4])
     more = f" and {len(settings) - 4} more" if len(settings) > 4 else ""
+    moved = ", ".join(setting.name for setting in settings[:4]) + more
     return Finding(
-        f"{' and '.join(files)} sets {names}{more}",
+        f"{' and '.join(files)} {'sets' if len(files) == 1 else 'set'} {names}{more}",
         ranks=ranks,
         evidence={f"{setting.source}:{setting.line}": f"{setting.name}={setting.value}" for setting in settings},
+        fix=f"Move {moved} from {' and '.join(files)} into the job script.",
         source=Source(first.source, first.line),
     )

@@ -45,8 +45,7 @@ def timeout_unfit(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the scheduler ends the job before the process group times out, so a hang looks like a job that took
     too long, and no dump shows where the ranks were blocked.
-    Fix: Pass a shorter timeout to `init_process_group(timeout=timedelta(minutes=5))` or
-    `DDPStrategy(timeout=timedelta(minutes=5))`.
+    Fix: Pass a timeout below the job's time limit to init_process_group().
     """
     key = group_by_value(
         job,
@@ -60,9 +59,11 @@ def timeout_unfit(job: Job) -> Iterator[Verdict]:
     )
     for (limit, together, timeout, origin), ranks in key:
         if limit is not None and together and timeout > limit > 0:
+            call = "DDPStrategy" if origin.endswith("Trainer") else "init_process_group"
             yield Finding(
                 f"Process-group timeout ({timeout} s, {origin}) exceeds the job's time limit ({limit} s)",
                 ranks=ranks,
+                fix=f"Pass a timeout below {limit} s, for example `{call}(timeout=timedelta(seconds={limit // 2}))`.",
                 evidence={"timeout_seconds": timeout, "timeout_from": origin, "time_limit_seconds": limit},
             )
 

@@ -46,12 +46,16 @@ _DEFAULT = "/var/run/nvidia-topologyd/virtualTopology.xml"
 
 def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "nccl.topo_file", by=("path",)):
-        file = group.value("path")
+        file, variable = group.value("path"), _GRAPHS if group.value("what") == "graph" else "NCCL_TOPO_FILE"
         if file != _DEFAULT:
             yield finding_from_logs(
                 group,
                 f"NCCL cannot read {file}: {group.value('err')}",
                 evidence={"file": file, "error": group.value("err")},
+                effect="NCCL fails to start with a system error." if variable == _GRAPHS else "",
+                fix=f"Make {file} readable for the user of the job, or run `unset {variable}`."
+                if "denied" in (group.value("err") or "")
+                else f"Run `unset {variable}`, or set it to an existing file for this machine type.",
                 confidence=0.9,
                 symptoms=False,
             )
@@ -70,6 +74,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         r"describes another machine|names GPU": (
             "NCCL selects paths that do not exist on this host: it is slow, or fails to start."
         ),
+        r"^NCCL cannot use its topology": "NCCL fails to start with an internal error.",
         r"does not exist|cannot be read|cannot read": (
             "NCCL continues without the file and builds the topology itself. In a virtual machine, it selects "
             "slow paths."
@@ -118,7 +123,7 @@ def topology_file_unfit(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: without the file, NCCL uses the flat PCI tree of the virtual machine and selects slow paths. With a
     file of another machine, NCCL selects wrong paths or fails to start.
-    Fix: Unset the variable, or set it to the file that the cloud provides for this machine type.
+    Fix: Unset NCCL_TOPO_FILE and NCCL_GRAPH_FILE, or set them to files for this machine type.
     """
     yield from merge(_findings(job))
     for nccl, identical in job.each(NcclFacts):
@@ -140,7 +145,9 @@ def _findings(job: Job) -> Iterator[Finding]:
                     f"{file.variable}={file.path} {wrong}",
                     ranks=identical.ranks,
                     evidence={"path": file.path, "gpus_in_file": list(file.gpus), "error": file.error},
-                    fix=f"Unset {file.variable}, or set it to the file for this machine type.",
+                    fix=f"Make {file.path} readable for the user of the job, or run `unset {file.variable}`."
+                    if file.exists is not False and file.readable is False
+                    else f"Run `unset {file.variable}`, or set it to a file for this machine type.",
                     source=source_of(setting),
                 )
             elif file.variable == _GRAPHS and file.exists:
@@ -149,7 +156,7 @@ def _findings(job: Job) -> Iterator[Finding]:
                     ranks=identical.ranks,
                     evidence={"path": file.path, "gpus_in_file": list(file.gpus)},
                     effect="The file is valid for one machine, one set of visible GPUs and one NCCL release only.",
-                    fix=f"Unset {_GRAPHS}, unless you are testing a file for exactly this machine.",
+                    fix=f"Run `unset {_GRAPHS}`, unless you are testing a file for exactly this machine.",
                     severity=Severity.INFO,
                     source=source_of(setting),
                 )

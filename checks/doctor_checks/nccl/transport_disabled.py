@@ -35,10 +35,15 @@ def _without_nvlink(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
         r"between hosts \(MNNVL\)": (
             "Hosts that share an NVLink domain communicate over the network cards, which is several times slower."
         ),
-        r"unused here": "None on this host, whose GPUs communicate over NVLink.",
-        r"none is visible here|no GPU is visible here": (
-            "On hosts with several GPUs, these then communicate on a slower path. Only a line logged at "
-            "NCCL_DEBUG=INFO shows it."
+        r"not used: ": "None on this host, whose GPUs communicate over NVLink.",
+        r"none is visible|no GPU is visible": (
+            "The GPUs of one host communicate over a slower path. Only a line logged at NCCL_DEBUG=INFO shows it."
+        ),
+        r"cannot communicate through shared memory": (
+            "GPUs without peer access communicate through the network card, at a fraction of the speed."
+        ),
+        r"cannot access each other": (
+            "The GPUs of a host communicate through host memory, at a fraction of the speed."
         ),
         r"off shared memory": (
             "GPUs without peer access communicate through the network card, at a fraction of the speed. Only a "
@@ -186,7 +191,7 @@ def _lost(nccl: NcclFacts, gpus: GpuFacts, *, guarded: bool) -> Iterator[Lost]:
     by_pcie = not guarded and any(link.path in _PCIE and link.read == "ok" for link in gpus.links)
     peers = "NVLink" if by_nvlink else "PCIe peer-to-peer" if by_pcie else None
     if not gpus.links and not guarded:
-        peers = peers or "peer-to-peer access (the driver does not report the GPU links)"
+        peers = peers or "peer-to-peer access (GPU links unknown)"
     off = _switch(nccl, "NCCL_P2P_DISABLE", 1) or _nearest_level(nccl)
     if off and peers:
         yield off, peers, None
@@ -207,13 +212,13 @@ def _lost(nccl: NcclFacts, gpus: GpuFacts, *, guarded: bool) -> Iterator[Lost]:
 def _lost_elsewhere(nccl: NcclFacts) -> Iterator[Lost]:
     """If no GPU is visible (login node, batch script, no driver), the variable still reaches the training host. Most
     hosts do not support NVLS."""
-    where = "on hosts with several GPUs (none is visible here)"
+    where = "on hosts with several GPUs (none is visible)"
     if off := _switch(nccl, "NCCL_P2P_DISABLE", 1) or _nearest_level(nccl):
         yield off, f"peer-to-peer access {where}", None
     if shm := _switch(nccl, "NCCL_SHM_DISABLE", 1):
         yield shm, f"shared memory {where}", None
     if nvls := _switch(nccl, "NCCL_NVLS_ENABLE", 0):
-        yield nvls, "NVLink SHARP (NVLS) on hosts that support it (no GPU is visible here)", Severity.INFO
+        yield nvls, "NVLink SHARP (NVLS) on hosts that support it (no GPU is visible)", Severity.INFO
 
 
 def _switch(nccl: NcclFacts, name: str, value: int) -> Setting | None:
@@ -231,7 +236,7 @@ def _finding(setting: Setting, lost: str, severity: Severity | None, ranks: tupl
     fix = f"Remove {setting.name} from {setting.source}." if source_of(setting) else f"unset {setting.name}"
     return Finding(
         f"{setting.name}={setting.value} turns off {lost}"
-        + (" (unused here: all GPUs are connected by NVLink)" if unused else ""),
+        + (" (not used: all GPUs are connected by NVLink)" if unused else ""),
         ranks=ranks,
         evidence={
             "name": setting.name,

@@ -29,10 +29,15 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         f"{group.value('cuda')} {group.value('ver')}" for group in event_groups(job, "nccl.wheel", by=("cuda", "ver"))
     }
     for group in event_groups(job, "nccl.symbol_missing", by=("symbol",)):
+        lib = group.value("lib")
+        of_torch = lib is None or "torch" in lib
         yield finding_from_logs(
             group,
-            f"The loaded NCCL lacks {group.value('symbol')}: it is older than PyTorch requires",
+            f"The loaded NCCL lacks {group.value('symbol')}: it is older than PyTorch requires"
+            if of_torch
+            else f"The loaded NCCL lacks {group.value('symbol')}, which {(lib or '').rpartition('/')[2]} requires",
             evidence={"symbol": group.value("symbol"), "wanted_by": group.value("lib"), "wheels": sorted(wheels)},
+            effect="" if of_torch else "The library cannot be loaded, and the process that needs it fails.",
             confidence=0.95 if len(wheels) > 1 else 0.85,
             explains=("NCCL009", "VER002"),
         )
@@ -51,10 +56,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         ),
         r"lacks ": "Importing torch fails with `undefined symbol`, or the function fails at its first call.",
         r"invalid configuration": "NCCL rejects the communicator, and the rank fails when it is created.",
-        r"older than the": (
-            "Bugs that were fixed in the release of PyTorch's build are back, and functions may be missing "
-            "(`undefined symbol` when torch is imported)."
-        ),
     },
     cases=lambda: (
         Passes("the wheel alone", healthy()),
@@ -127,7 +128,7 @@ def two_libraries(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: an older NCCL lacks functions (`undefined symbol: ncclCommRegister` when torch is imported) or has
     bugs that were fixed later. Environment variables and the import order decide which one is loaded.
-    Fix: Remove the other NCCL from LD_PRELOAD and LD_LIBRARY_PATH, and keep one nvidia-nccl wheel.
+    Fix: Remove other NCCL libraries from LD_PRELOAD and LD_LIBRARY_PATH, and keep only one nvidia-nccl wheel.
     """
     if not any(software.nccl_libraries for software, _ in job.facts(SoftwareFacts)):
         yield Skip("no NCCL library was found")
@@ -166,15 +167,15 @@ def _judge(found: _Found, ranks: tuple[int, ...]) -> Iterator[Verdict]:
             yield Unknown(f"the release of {found.chosen.path} could not be read", ranks)
         return
     several = bool(found.others) or len(found.wheels) > 1
+    origin = found.chosen.origin or found.chosen.path
+    summary = f"PyTorch loads NCCL {version} from {origin}, but was built with {found.wanted}"
     if is_older(version, found.wanted):
-        yield _finding(
-            found, ranks, f"PyTorch loads NCCL {version}, older than the {found.wanted} it was built with", None
-        )
+        effect = f"Functions may be missing (`undefined symbol`), and bugs that were fixed by {found.wanted} are back."
+        yield _finding(found, ranks, summary, None, effect)
     elif is_older(found.wanted, version):
         # A newer wheel is often installed on purpose, although torch requires one release exactly (Requires-Dist:
         # nvidia-nccl-cu12==2.27.3), and torch.cuda.nccl.version() keeps returning that one.
-        summary = f"PyTorch loads NCCL {version}, newer than the {found.wanted} it was built with"
-        effect = f"The newer release keeps NCCL's C interface; PyTorch was tested with {found.wanted} only."
+        effect = f"Usually none, because the C interface is stable; PyTorch was only tested with {found.wanted}."
         yield _finding(found, ranks, summary, Severity.WARNING if several else Severity.INFO, effect)
     elif len(found.wheels) > 1:
         summary = f"{' and '.join(found.wheels)} are installed in the same folder"
@@ -186,7 +187,7 @@ def _finding(
 ) -> Finding:
     chosen = found.chosen
     return Finding(
-        f"{summary} (from {chosen.origin or chosen.path})" if summary.startswith("PyTorch") else summary,
+        summary,
         ranks=ranks,
         evidence={
             "loaded": f"{chosen.path} {chosen.version}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl
@@ -155,14 +156,21 @@ def _judge(stated: EffectiveSetting, release: str | None) -> Iterator[Finding]:
     if info is None or fault is None:
         return
     shown = setting.value if setting.value else "''"
+    whole = f"{setting.name}={shown} {fault.problem}"
     yield Finding(
-        f"{setting.name}={shown} {fault.problem}",
+        whole
+        if len(whole) <= _LONGEST or not fault.problem.startswith("contains")
+        else f"{setting.name} {fault.problem}",
         ranks=stated.ranks,
         evidence={"name": setting.name, "value": setting.value, "from": stated.origin, "expected": fault.expected},
         fix=_fix(stated, fault.expected),
         severity=severity_of(fault),
         source=source_of(setting),
     )
+
+
+_LONGEST = 100
+"""Characters of a summary; the evidence has the value."""
 
 
 def severity_of(fault: ValueFault) -> Severity | None:
@@ -173,15 +181,33 @@ def severity_of(fault: ValueFault) -> Severity | None:
 _MEANT = {"1": ("true", "yes", "on", "t", "y", "enable", "enabled"), "0": ("false", "no", "off", "f", "n", "disabled")}
 
 
+def meant_number(value: str) -> str | None:
+    """1 or 0 for a word such as ``true`` or ``off``."""
+    return next((number for number, words in _MEANT.items() if value.strip().lower() in words), None)
+
+
 def _fix(stated: EffectiveSetting, expected: str) -> str:
     setting = stated.setting
     in_file = source_of(setting) is not None
-    meant = next((number for number, words in _MEANT.items() if setting.value.strip().lower() in words), None)
+    meant = meant_number(setting.value)
     if meant is not None and expected.startswith("0 or 1"):
         return f"Write {setting.name}={meant} in {stated.origin}." if in_file else f"export {setting.name}={meant}"
+    if setting.name in _SAFE and not in_file:
+        return f"export {setting.name}={_SAFE[setting.name]}"
+    words = [word for word in re.findall(r"\w+", expected) if word == setting.value.strip().upper()]
+    if words and not in_file:
+        return f"export {setting.name}={words[0]}"
+    if (size := _SIZE.fullmatch(setting.value.strip())) and "integer" in expected and not in_file:
+        return f"export {setting.name}={int(size[1]) << _BITS[size[2].lower()]}"
     if in_file:
         return f"Remove {setting.name} from {stated.origin}, or set it to a valid value: {expected}."
     return f"Unset {setting.name}, or set it to a valid value: {expected}."
+
+
+_SAFE = {"NCCL_DEBUG": "WARN", "TORCH_DISTRIBUTED_DEBUG": "INFO"}
+"""Values that log what a failure needs, without a cost."""
+_SIZE = re.compile(r"(\d{1,9}) ?([kmg])(?:i?b)?", re.IGNORECASE)
+_BITS = {"k": 10, "m": 20, "g": 30}
 
 
 def _sockets(job: Job, *, most: int = 64) -> Iterator[Finding]:
@@ -212,6 +238,8 @@ def _files(job: Job) -> Iterator[Finding]:
                     f"NCCL_CONF_FILE={named} does not exist: NCCL silently ignores it",
                     ranks=identical.ranks,
                     evidence={"path": named, "error": file.error},
-                    fix="Unset NCCL_CONF_FILE, or set it to an absolute path; NCCL does not expand ~.",
+                    fix="Write the absolute path in NCCL_CONF_FILE, because NCCL does not expand `~`."
+                    if named.startswith("~")
+                    else "Unset NCCL_CONF_FILE, or set it to the absolute path of an existing file.",
                     severity=Severity.WARNING,
                 )

@@ -19,8 +19,9 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
     severity=Severity.WARNING,
     needs=(EnvironmentFacts,),
     impacts={
-        r"no longer read": "The variable is silently ignored; its replacement keeps its default.",
-        r"is deprecated": "It still works in some releases. A later one ignores it without a message.",
+        r"is deprecated": "None while the release in use still reads the old name; a later one silently ignores it.",
+        r"replaces it": "The variable is silently ignored; its replacement keeps its default.",
+        r"no longer read": "The variable is silently ignored.",
     },
     cases=lambda: (
         Passes("nothing set", healthy()),
@@ -134,9 +135,9 @@ def _evidence(stated: EffectiveSetting, since: str, replacement: str | None) -> 
 
 
 _WITHOUT_LOSS = {
-    "NCCL_IB_CUDA_SUPPORT": "None: NCCL uses GPUDirect RDMA by itself where the devices permit it.",
-    "NCCL_CHECKS_DISABLE": "None: the checks of arguments that it turned off are off by default (NCCL_CHECK_POINTERS).",
-    "NCCL_WORK_FIFO_DEPTH": "The queue of kernel work has its default size; NCCL chooses and communicates as before.",
+    "NCCL_IB_CUDA_SUPPORT": "None: NCCL uses GPUDirect RDMA by default if the devices support it.",
+    "NCCL_CHECKS_DISABLE": "None: the checks of arguments that it turned off are off by default.",
+    "NCCL_WORK_FIFO_DEPTH": "None for the results: NCCL uses the default size of its work queue.",
 }
 """Removed names whose loss changes neither what NCCL chooses nor whether ranks agree, and their effects."""
 

@@ -88,7 +88,7 @@ _NET_PLUGIN = NcclPlugin("net", "libnccl-net.so", path="/opt/amazon/ofi-nccl/lib
 def variable_unknown(job: Job) -> Iterator[Verdict]:
     """Ask whether every NCCL_* variable is known and no variable of PyTorch, Gloo, UCX, CUDA or OpenMP is misspelled.
 
-    Why it hurts: a misspelled variable is silently ignored.
+    Why it hurts: the setting is silently ignored.
     Fix: Write the name as in the documentation of NCCL, PyTorch, UCX, libfabric, CUDA or OpenMP.
     """
     releases = {"nccl": only_nccl(job), "torch": only_torch(job)}
@@ -158,12 +158,14 @@ def _without_plugin(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Find
             owned.setdefault(plugin, []).append(setting)
     for plugin, settings in owned.items():
         more = f" and {len(settings) - 1} more" if len(settings) > 1 else ""
+        verb = "are" if more else "is"
+        names = " ".join(setting.name for setting in settings[:8])
         yield Finding(
-            f"Only a network plugin reads {settings[0].name}{more}, and NCCL finds no plugin",
+            f"{settings[0].name}{more} {verb} only read by a network plugin, but NCCL finds no plugin",
             ranks=identical.ranks,
             evidence={"names": [setting.name for setting in settings[:16]], "plugin": plugin},
             effect="None if the training process finds the plugin; otherwise the settings are silently ignored.",
-            fix="Add the folder of libnccl-net.so to LD_LIBRARY_PATH, or remove the variables.",
+            fix=f"Add the directory of libnccl-net.so to LD_LIBRARY_PATH, or run `unset {names}`.",
             severity=Severity.INFO,
             source=source_of(settings[0]),
         )
@@ -177,7 +179,7 @@ that is in use would change a working job."""
 def _fix(stated: EffectiveSetting, near: str | None) -> str:
     setting = stated.setting
     if near is None:
-        return f"Look up {setting.name.strip()} in the documentation of the software it is meant for."
+        return f"Look up {setting.name.strip()} in the documentation of the software that it is meant for."
     if source_of(setting):
         return f"Write {near}={setting.value.strip()} in {stated.origin}."
     return f'export {near}="${setting.name}"\nunset {setting.name}'

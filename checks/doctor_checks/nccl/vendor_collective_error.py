@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from doctor.api import EventGroup, Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs
@@ -58,8 +59,8 @@ CODES = {
 def vendor_collective_error(job: Job) -> Iterator[Verdict]:
     """Ask whether oneCCL, HCCL or another vendor's collective library reported an error.
 
-    Why it hurts: the collective does not complete, and the ranks that wait for it fail with a timeout.
-    Fix: Read the first error of the first rank that reports one; the other ranks wait for that rank.
+    Why it hurts: the rank fails, and the ranks that wait for it end with a timeout.
+    Fix: Find the first error in the logs of all ranks, because later errors are consequences of it.
     """
     groups = list(event_groups(job, "collective.vendor", by=("code",)))
     # A code is more specific than the lines without one that follow it.
@@ -79,12 +80,22 @@ def _fix(group: EventGroup) -> str:
     code = group.value("code")
     if code:
         return f"Look up {code} in CANN's HCCL user guide, and read the first error in the plog folders of all hosts."
+    if group.value("text7"):
+        host = found["host"] if (found := _HOST.search(group.first.text)) else "the host"
+        return f"Exclude {host} from the job until the link between its GPUs is repaired."
+    if "average operation is not supported" in group.first.text:
+        return "Use `ReduceOp.SUM` and divide by the number of ranks, instead of `ReduceOp.AVG`."
     if _is_of_oneccl(group):
         return (
             "Run again with these variables, and read the first error of the first rank that reports one:\n"
             "export CCL_LOG_LEVEL=info FI_LOG_LEVEL=warn"
         )
     return ""
+
+
+_HOST = re.compile(r"\bhost: (?P<host>[\w.-]{1,253})")
+_OF_DEVICE = re.compile(r"\bDevice:(?P<device>\d{1,4})\b[^\n]{0,40}?\b(?P<code>ERR\d{5})\b")
+_DETAILS = re.compile(r"details: (?P<details>[^}\n]{1,80}?) ?\}")
 
 
 def _is_of_oneccl(group: EventGroup) -> bool:
@@ -99,7 +110,13 @@ def _claim(group: EventGroup, meaning: str) -> str:
     if call := group.value("call"):
         return f"HCCL failed: {call} returned {group.value('result')}"
     if port := group.value("text7"):
-        return f"oneCCL found a failed link between GPUs: {port}"
+        details = found["details"] if (found := _DETAILS.search(port)) else port
+        return f"oneCCL found a failed link between GPUs: {details}"
+    if group.value("text4"):
+        found = _OF_DEVICE.search(group.first.text)
+        return f"An HCCL call failed on device {found['device']} ({found['code']})" if found else "An HCCL call failed"
+    if group.value("text8"):
+        return f"HCCL failed with {text.removeprefix('failed with ')}"
     if _is_of_oneccl(group):
         where = group.value("function", "function2")
         return f"oneCCL failed in {where}: {text}"

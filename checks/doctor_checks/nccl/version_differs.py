@@ -24,6 +24,7 @@ from doctor.api import (
     describe,
     event_groups,
     finding_from_logs,
+    ranks_in_words,
     split,
     stands_alone,
 )
@@ -46,13 +47,14 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             group,
             f"Rank {ranks[0]} loads NCCL {releases[0]}, rank {ranks[1]} loads NCCL {releases[1]}",
             ranks=ranks,
-            evidence={"releases": dict(zip(map(str, ranks), releases, strict=True))},
+            evidence={"releases": {f"rank {rank}": release for rank, release in zip(ranks, releases, strict=True)}},
             confidence=0.95,
         )
     for group in event_groups(job, "nccl.netver.mismatch"):
         yield finding_from_logs(
             group,
-            f"NCCL {_in_words(group.value('local'))} here, {_in_words(group.value('remote'))} on {group.value('peer')}",
+            f"NCCL is {_in_words(group.value('local'))} on {group.hosts[0] if group.hosts else 'one host'}, but "
+            f"{_in_words(group.value('remote'))} on {(group.value('peer') or 'a peer').partition('<')[0]}",
             evidence={"local": group.value("local"), "remote": group.value("remote"), "peer": group.value("peer")},
             confidence=0.9,
         )
@@ -99,8 +101,8 @@ def _in_words(number: str | None) -> str:
     uses_baseline=True,
     from_logs=(_from_logs, _by_ranks),
     impacts={
-        r"not found here": (
-            "The rank without NCCL cannot create the communicator, and the other ranks wait for it until their timeout."
+        r"not found on": (
+            "Ranks without NCCL cannot create the communicator, and the other ranks wait for them until their timeout."
         ),
     },
     cases=lambda: (
@@ -169,10 +171,8 @@ def _in_words(number: str | None) -> str:
 def version_differs(job: Job) -> Iterator[Verdict]:
     """Ask whether all ranks load the same NCCL release.
 
-    Why it hurts: NCCL fails or hangs when ranks with different releases form a communicator, and the error does not
-    name the other rank.
-    Fix: Start all ranks from one image or one environment; compare `pip list | grep nccl` and LD_LIBRARY_PATH on all
-    hosts.
+    Why it hurts: NCCL fails or hangs when ranks with different releases form a communicator.
+    Fix: Start all ranks from one image or one Python environment.
     """
     # An environment without torch, for example one made for rankdoctor only, does not show which NCCL the job loads.
     known = baseline_value(job, lambda worked: (_release(one) for one, _ in worked.each(SoftwareFacts) if one.torch))
@@ -203,14 +203,22 @@ def _word(release: object) -> str:
 
 
 def _finding(job: Job, found: MajoritySplit, group: Group[object]) -> Finding:
+    releases = describe(found, absent="not found")
     if found.expected:
         deviation = BaselineDeviation((found.unlike("NCCL", _word, group),), found.drifted)
-        evidence = {"releases": describe(found), "goes_with": list(correlates(job, group.ranks))}
-        return deviation.finding(group.ranks, evidence)
-    release, common = _word(group.value), _word(found.common.value) if found.common else None
-    sides = f": {release} here, {common} elsewhere" if common else f", split evenly: {release} here"
+        evidence = {"releases": releases, "goes_with": list(correlates(job, group.ranks))}
+        return deviation.finding(group.ranks, evidence).extended({}, "" if found.drifted else _fix(group.ranks))
+    others = [other.value for other in found.groups if other.value != group.value]
+    on = ranks_in_words(group.ranks, 4)
     return Finding(
-        f"NCCL release differs between ranks{sides}",
+        f"NCCL release differs between ranks: {_word(group.value)} on {on}, {_word(others[0])} on the others"
+        if len(others) == 1
+        else f"NCCL release differs between ranks: {_word(group.value)} on {on}",
         ranks=group.ranks,
-        evidence={"release": group.value, "releases": describe(found), "goes_with": list(correlates(job, group.ranks))},
+        evidence={"release": group.value, "releases": releases, "goes_with": list(correlates(job, group.ranks))},
+        fix=_fix(group.ranks) if found.common else "",
     )
+
+
+def _fix(ranks: tuple[int, ...]) -> str:
+    return f"Start {ranks_in_words(ranks, 4)} from the same image or Python environment as the other ranks."

@@ -46,7 +46,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     if lacking:
         yield finding_from_logs(
             EventGroup(lacking[0].kind, lacking),
-            "This NCCL release is too old for the GPU: it has no code for its architecture",
+            "NCCL has no code for the architecture of the GPU: the release is too old",
             severity=Severity.ERROR,
             confidence=0.75,
             explains=("VER003",),
@@ -129,8 +129,7 @@ def version_too_old(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: a release without code for the GPU fails with `no kernel image`, hangs, or is very slow. One that
     does not support the fabric does not use the fast path.
-    Fix: Install a PyTorch build with a newer NCCL, or run `pip install -U nvidia-nccl-cu12` (nvidia-nccl-cu13 for
-    CUDA 13).
+    Fix: Install a PyTorch build with a newer NCCL.
     """
     if not any(software.nccl_libraries for software, _ in job.facts(SoftwareFacts)):
         yield Skip("no NCCL library was found")
@@ -153,14 +152,24 @@ def _findings(job: Job) -> Iterator[Finding]:
             faults += _for_roce(identical.find(RdmaFacts), nccl) if within(version, before="2.21.5") else ()
         for needed, why in faults:
             yield Finding(
-                f"NCCL {version} {why}; requires {needed} or later",
+                f"NCCL {version} {why}; use {needed} or later",
                 ranks=identical.ranks,
+                fix=_fix(needed, software),
                 evidence={
                     "nccl": version,
                     "needed": needed,
                     "torch": software.torch.version if software.torch else None,
                 },
             )
+
+
+def _fix(needed: str, software: SoftwareFacts) -> str:
+    if needed.startswith("torch "):
+        return f"pip install 'torch>={needed.removeprefix('torch ')}'"
+    cuda = (software.torch.cuda or "" if software.torch else "").partition(".")[0] or "12"
+    return (
+        f"Install a PyTorch build with NCCL {needed} or later, or run `pip install 'nvidia-nccl-cu{cuda}>={needed}'`."
+    )
 
 
 def _for_gpus(gpus: GpuFacts, version: str) -> Iterator[tuple[str, str]]:

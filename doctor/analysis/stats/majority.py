@@ -113,16 +113,22 @@ def split_values(values: Mapping[int, Hashable]) -> MajoritySplit:
     return split_groups(groups)
 
 
-def describe(split: MajoritySplit, at: Callable[[Iterable[int]], tuple[int, ...]] = tuple) -> str:
+def describe(
+    split: MajoritySplit, at: Callable[[Iterable[int]], tuple[int, ...]] = tuple, *, absent: str = "none"
+) -> str:
     """The groups as text, such as ``63 ranks: 2.27.3; 1 rank: 2.21.5``; empty without ranks.
 
     An even split begins with ``split evenly: …``, and a few ranks are named: ``rank 0: 20; rank 1: 21``. With a
     baseline: ``expected 2.21.5 (capture of node0, 2026-11-20), found 63 ranks: …``. ``at``: the ranks that a group
-    stands for."""
+    stands for. ``absent``: the text for the value ``None``."""
+
+    def word(value: object) -> str:
+        return absent if value is None else _word(value)
+
     groups = tuple(Group(group.value, at(group.ranks)) for group in split.groups)
     are_few = sum(len(group.ranks) for group in groups) <= NAMED_RANKS
     parts = [
-        f"{ranks_in_words(group.ranks) if are_few else _count(len(group.ranks), 'rank')}: {_word(group.value)}"
+        f"{ranks_in_words(group.ranks) if are_few else _count(len(group.ranks), 'rank')}: {word(group.value)}"
         for group in groups[:SHOWN_GROUPS]
     ]
     if len(groups) > SHOWN_GROUPS:
@@ -132,7 +138,7 @@ def describe(split: MajoritySplit, at: Callable[[Iterable[int]], tuple[int, ...]
     even = not are_few and len(groups) > 1 and len(groups[0].ranks) == len(groups[1].ranks)
     found = ("split evenly: " if even else "") + "; ".join(parts)
     expected = split.expected
-    return f"expected {_word(expected.value)} ({expected.source}), found {found}" if expected else found
+    return f"expected {word(expected.value)} ({expected.source}), found {found}" if expected else found
 
 
 def _count(number: int, noun: str) -> str:

@@ -5,6 +5,7 @@ They are a second choice: a line that a check quotes is explained by that check.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from doctor.core.finding import Finding
@@ -17,6 +18,8 @@ LIBRARY_ERROR = "RUN018"
 CONFIDENCE = 0.7
 """The message names what failed, but nothing was read from its values."""
 Place = tuple[str, int]
+_RANK = re.compile(r"^\[(?:rank|default)\d{1,6}\]: ?")
+"""What torchrun writes before the lines of a rank."""
 
 
 def software_findings(job: Job, quoted: Collection[Place]) -> dict[str, list[Finding]]:
@@ -28,7 +31,7 @@ def software_findings(job: Job, quoted: Collection[Place]) -> dict[str, list[Fin
         if unquoted:
             finding = finding_from_logs(
                 EventGroup(KIND, unquoted),
-                f"{group.value('component')} reported: {group.value('said')}",
+                f"{group.value('component')} reported: {_RANK.sub('', group.value('said') or '')}",
                 evidence={"component": group.value("component")},
                 confidence=CONFIDENCE,
                 symptoms=check_id not in SYMPTOMS,

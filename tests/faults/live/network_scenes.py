@@ -359,7 +359,7 @@ PATHS = (
         job(3, *(on(one, drop_new_from, address(other)) for one in range(3) for other in range(3) if one != other)),
         THREE,
         ranks=(0, 1, 2),
-        says=("None of 3 hosts",),
+        says=("None of the 3 hosts",),
     ),
     LiveScene(
         "full-size packets lost",

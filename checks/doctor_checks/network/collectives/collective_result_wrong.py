@@ -70,8 +70,8 @@ def collective_result_wrong(job: Job) -> Iterator[Verdict]:
     """Ask whether a collective with known inputs returned the expected result.
 
     Why it hurts: gradients are wrong without any error; the loss drifts or becomes NaN, and the run is lost.
-    Fix: Exclude the host, check PCI access control (`sudo lspci -vvv | grep ACSCtl`) and ECC and NVLink errors
-    (`nvidia-smi -q`), and compare with `NCCL_P2P_DISABLE=1` and `NCCL_ALGO=Ring NCCL_PROTO=Simple`.
+    Fix: Exclude the host on which the result is wrong, or find the setting that causes it with `doctor check --probe
+    full --why`.
     """
     wrong: dict[str, list[tuple[CollectiveResult, tuple[int, ...]]]] = {}
     for facts, identical in job.each(CollectiveFacts):
@@ -93,7 +93,17 @@ def _finding(job: Job, name: str, wrong: Sequence[tuple[CollectiveResult, tuple[
         "goes_along_with": list(correlates(job, ranks)),
     }
     summary = f"{name} returned {_shown(wrong[0][0])} on {ranks_in_words(ranks)}"
-    return Finding(summary, ranks=ranks, evidence=evidence)
+    return Finding(summary, ranks=ranks, evidence=evidence, fix=_fix(job, ranks, wrong[0][0].backend))
+
+
+def _fix(job: Job, ranks: tuple[int, ...], backend: str) -> str:
+    hosts = job.hosts_of(ranks)
+    if len(hosts) != 1:
+        return "Find the setting that causes it with `doctor check --probe full --why` on all ranks."
+    exclude = f"Exclude {hosts[0]} with `srun --exclude={hosts[0]}`"
+    if backend == "nccl":
+        return f"{exclude}, and check its GPUs for ECC and NVLink errors with `nvidia-smi -q`."
+    return f"{exclude}, and check its memory for errors with `dmesg -T | grep -iE 'edac|mce'`."
 
 
 def _is_right(result: CollectiveResult) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from doctor.analysis.fabric.group_timings import (
@@ -27,8 +29,7 @@ _SPEED, _TIME = "B/s", "s"
 """Units of trials: bandwidth of large messages, and time of small ones. A setting may fix only one of them."""
 
 _OTHERWISE_LATE = (
-    "Check with `nvidia-smi topo -m` whether NVLink connects these GPUs, unset NCCL_P2P_DISABLE and NCCL_SHM_DISABLE, "
-    "and bind each rank to the CPUs near its GPU."
+    "Run `unset NCCL_P2P_DISABLE NCCL_SHM_DISABLE`, and check the links between the GPUs with `nvidia-smi topo -m`."
 )
 
 
@@ -119,12 +120,12 @@ def collective_slow(
 
     Why it hurts: each step waits for the slowest group, so one slow rank or link slows down the whole job; a collective
     that fails here fails in the job, after its timeout.
-    Fix: Run again with `NCCL_DEBUG=INFO` (Gloo: `TORCH_DISTRIBUTED_DEBUG=DETAIL`), exclude the slow host with
-    `srun --exclude=HOST`, or let `doctor check --probe full --why` try other settings.
+    Fix: Find the setting or link that causes it with `doctor check --probe full --why` on all ranks.
     """
     broken = broken_collectives(job)
     if broken:
-        yield with_trials(job, _broken(job, broken), "collective", unit=_SPEED)
+        finding = _broken(job, broken)
+        yield with_trials(job, finding, "collective", unit=_SPEED, otherwise=finding.fix)
     timed = timed_groups(job)
     slow = slow_groups(timed, times=slower_times, least=least_seconds, sigmas=sigmas)
     shared = in_several_groups(slow, job)
@@ -138,8 +139,8 @@ def collective_slow(
         yield with_trials(job, finding, "collective", otherwise=_OTHERWISE_LATE, unit=_TIME)
 
 
-_SHOWN = 50
-"""Characters of an error in a summary; the evidence has all of it."""
+_LONGEST = 99
+"""Characters of a summary; the evidence has the whole error."""
 
 
 def _broken(job: Job, broken: Sequence[BrokenCollective]) -> Finding:
@@ -148,16 +149,33 @@ def _broken(job: Job, broken: Sequence[BrokenCollective]) -> Finding:
     said = {str(one.rank): one.error for one in broken[:16]}
     waiting = tuple(one.rank for one in broken if one.rank not in ranks)
     along = [one.operation for one in broken if one.axis == first.axis and one.operation != "collective"]
-    what = f"{along[0] if along else 'Collective'} along {first.axis}" if first.axis else "Process group"
+    what = f"{along[0] if along else 'Collective'} along {first.axis}" if first.axis else "A process group"
     how = "failed" if first.axis else "could not be created"
-    summary = f"{what} on {first.backend or 'no backend'} {how} ({ranks_in_words(ranks)}): {first.error[:_SHOWN]}"
+    of = "" if "did not join" in first.error else f" on {ranks_in_words(ranks)}"
+    claim = f"{what}{f' on {first.backend}' if first.backend else ''} {how}{of}:"
+    summary = f"{claim} {textwrap.shorten(first.error, max(_LONGEST - len(claim), 30), placeholder=' …')}"
     evidence = {
         "said_by_rank": said,
         "waiting_ranks": list(waiting[:64]),
         "axis": first.axis,
         "goes_along_with": list(correlates(job, ranks)),
     }
-    return Finding(summary, ranks=ranks, evidence=evidence, severity=Severity.ERROR)
+    fix = _fix_of_broken(job, first, ranks)
+    return Finding(summary, ranks=ranks, evidence=evidence, severity=Severity.ERROR, fix=fix)
+
+
+def _fix_of_broken(job: Job, first: BrokenCollective, ranks: tuple[int, ...]) -> str:
+    who = f"{ranks_in_words(ranks)} on {', '.join(job.hosts_of(ranks)[:4])}"
+    if "Duplicate GPU" in first.error:
+        return "Give each rank its own GPU with `torch.cuda.set_device(local_rank)`."
+    if first.error.startswith("the mesh"):
+        return "Pass a mesh that has as many ranks as the job to `--mesh`."
+    if re.search("did not join|no answer|imed out", first.error):
+        verb = "is" if len(ranks) == 1 else "are"
+        return f"Check that {who} {verb} running and can connect to the other ranks."
+    if first.backend == "nccl":
+        return f"Run again with `NCCL_DEBUG=INFO`, and read the first warning of {who}."
+    return f"Fix the error of {who}, because the other ranks wait for it."
 
 
 def _shared(job: Job, slow: Sequence[SlowGroup], ranks: tuple[int, ...]) -> Finding:
@@ -168,7 +186,18 @@ def _shared(job: Job, slow: Sequence[SlowGroup], ranks: tuple[int, ...]) -> Find
     if len(hosts) == 1:
         evidence["exclude"] = list(hosts)
     summary = f"{ranks_in_words(ranks).capitalize()} {verb} in slow groups of {' and '.join(axes)}"
-    return Finding(summary, ranks=ranks, evidence=evidence, confidence=0.9)
+    fix = _excluding(hosts)
+    return Finding(summary, ranks=ranks, evidence=evidence, confidence=0.9, fix=fix)
+
+
+def _excluding(hosts: Sequence[str]) -> str:
+    """Empty, for the check's own, unless there is one host."""
+    if len(hosts) != 1:
+        return ""
+    return (
+        f"Exclude {hosts[0]} with `srun --exclude={hosts[0]}`, or find the cause with `doctor check --probe full "
+        "--why` on all ranks."
+    )
 
 
 def _slow_group(job: Job, slow: SlowGroup) -> Finding:
@@ -184,7 +213,11 @@ def _slow_group(job: Job, slow: SlowGroup) -> Finding:
         "goes_along_with": list(correlates(job, members)),
     }
     return Finding(
-        f"Slow group along {slow.timed.axis}: {_shown(slow)}", ranks=members, evidence=evidence, confidence=0.8
+        f"Slow group along {slow.timed.axis}: {_shown(slow)}",
+        ranks=members,
+        evidence=evidence,
+        confidence=0.8,
+        fix=_excluding(job.hosts_of(members)),
     )
 
 
@@ -193,7 +226,7 @@ def _shown(slow: SlowGroup) -> str:
     who = ranks_in_words(timed.members)
     size = f"{timed.bytes / (1 << 20):.3g} MiB" if timed.bytes >= 1 << 20 else f"{timed.bytes / (1 << 10):.3g} KiB"
     took, usual = f"{timed.seconds * 1e3:.3g} ms", f"{slow.usual * 1e3:.3g} ms"
-    return f"{timed.operation} of {size} on {timed.backend} takes {took} on {who}, usually {usual}"
+    return f"{timed.operation} of {size} on {timed.backend} takes {took} on {who}, {usual} in other groups"
 
 
 def _late(job: Job, timed: Sequence[TimedGroup], limit: float) -> Iterator[Finding]:

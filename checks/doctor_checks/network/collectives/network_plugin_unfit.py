@@ -59,7 +59,29 @@ def _warnings_of_libfabric(job: Job) -> Iterator[Finding]:
     """Report plugin warnings about failures that no other log event explains."""
     if not is_logged(job, "nccl.ofi_failed", "nccl.ofi_error"):
         for group in event_groups(job, "nccl.ofi_warned"):
-            yield finding_from_logs(group, f"The EFA network plugin failed: {group.value('what')}", confidence=0.5)
+            summary = f"The EFA network plugin failed: {_reason(group.value('what') or '')}"
+            yield finding_from_logs(group, summary, fix=_fix_of_efa(group.value("what") or ""), confidence=0.5)
+
+
+def _reason(text: str) -> str:
+    """``Couldn't open AV. RC: -12, ERROR: Cannot allocate memory`` without the number, and without addresses."""
+    return re.sub(r"\. RC: -?\d+, (?:ERROR|Error): ", ": ", re.sub(r" 0x[0-9a-f]+", "", text))
+
+
+def _fix_of_efa(text: str) -> str:
+    if "Cannot allocate memory" in text:
+        return "Raise the limit of locked memory with `ulimit -l unlimited` (in a container: `--ulimit memlock=-1`)."
+    if re.search("provider|fi_getinfo", text):
+        return "Pass `--device=/dev/infiniband` to the container, and check that `fi_info -p efa` lists a device in it."
+    return (
+        "Install the plugin and libfabric from the same EFA installer, and check that `fi_info -p efa` lists a device."
+    )
+
+
+def _fix_of_google(text: str) -> str:
+    if text.startswith("FastSocket"):
+        return "Run `export NCCL_NET_PLUGIN=none` to use NCCL's own sockets, or update the plugin."
+    return "Start the receive data-path manager (RxDM) on every host before the job, and read its log."
 
 
 def _of_libfabric(job: Job) -> Iterator[Finding]:
@@ -72,12 +94,17 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
             group,
             f"NCCL cannot use its network plugin: {group.value('what2')}"
             if group.value("what2")
-            else f"NCCL cannot use the EFA network plugin: {group.value('what')}",
+            else f"NCCL cannot use the EFA network plugin: {_reason(group.value('what') or '')}",
             severity=Severity.WARNING if fallen_back and spans_hosts(job) else Severity.INFO if fallen_back else None,
             confidence=0.85,
-            fix="Make sure that `fi_info -p efa` lists devices on the host and in the container "
-            "(--device=/dev/infiniband), that the security group allows all traffic within itself, and that plugin "
-            "and libfabric belong to the same release.",
+            effect=f"None on one host: NCCL uses its own network {', '.join(sorted(filter(None, networks)))}."
+            if fallen_back and not spans_hosts(job)
+            else "",
+            fix="export NCCL_NET_PLUGIN=none"
+            if fallen_back and not spans_hosts(job)
+            else _fix_of_google(group.value("what2") or "")
+            if group.value("what2")
+            else _fix_of_efa(group.value("what") or ""),
             symptoms=not fallen_back,
         )
 
@@ -93,7 +120,7 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
             "NCCL fails with `Failed to initialize any NET plugin`, and the job ends at startup."
         ),
         r"no network plugin: NCCL uses sockets|needs v|cannot be loaded": (
-            "NCCL uses TCP sockets between hosts, which are ten to fifty times slower, without an error."
+            "NCCL silently uses TCP sockets between hosts, which are ten to fifty times slower than RDMA."
         ),
         r"cannot use (?:the EFA|its) network plugin|plugin failed": (
             "NCCL fails when it starts, or falls back to TCP sockets, which are ten to fifty times slower."
@@ -177,8 +204,7 @@ def network_plugin_unfit(job: Job) -> Iterator[Verdict]:
     Why it hurts: with NCCL_NET, NCCL fails with `Failed to initialize any NET plugin`; with NCCL_NET_PLUGIN, a stale
     library, or EFA without its plugin, it silently uses TCP sockets, which are ten to fifty times slower. A missing
     tuner plugin only disables its tuning.
-    Fix: Run `unset NCCL_NET NCCL_NET_PLUGIN NCCL_TUNER_PLUGIN`, or put the directory of the right library first:
-    `export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:$LD_LIBRARY_PATH`.
+    Fix: Run `unset NCCL_NET NCCL_NET_PLUGIN NCCL_TUNER_PLUGIN`, or add the directory of the plugin to LD_LIBRARY_PATH.
     """
     found: list[Finding] = []
     for nccl, identical in job.each(NcclFacts, also=_ALSO):
@@ -205,11 +231,11 @@ def _on_some_ranks(job: Job) -> Iterator[Finding]:
             paths |= {plugin.path} if plugin and plugin.path else set()
     if present and absent and job.is_multi_host:
         yield Finding(
-            f"A network plugin is found on {len(present)} of {len(present) + len(absent)} ranks only",
+            f"A network plugin is found on only {len(present)} of {len(present) + len(absent)} ranks",
             ranks=tuple(sorted(present if len(present) < len(absent) else absent)),
-            evidence={"with": sorted(present)[:64], "without": sorted(absent)[:64], "paths": sorted(paths)},
-            effect="Ranks that choose different networks can't connect: the job hangs or fails when NCCL starts.",
-            fix="Use one image on all hosts, or `export NCCL_NET_PLUGIN=none` on all of them.",
+            evidence={"ranks_with": sorted(present)[:64], "ranks_without": sorted(absent)[:64], "paths": sorted(paths)},
+            effect="Ranks that choose different networks cannot connect: the job hangs or fails when NCCL starts.",
+            fix="Use one image on all hosts, or run `export NCCL_NET_PLUGIN=none` on all ranks.",
         )
 
 
@@ -228,12 +254,12 @@ def _fabric_on_some_ranks(job: Job) -> Iterator[Finding]:
         (present if has_fabric else absent).extend(identical.ranks)
     if present and absent and job.is_multi_host:
         yield Finding(
-            f"EFA devices are found on {len(present)} of {len(present) + len(absent)} ranks only",
+            f"EFA devices are found on only {len(present)} of {len(present) + len(absent)} ranks",
             ranks=tuple(sorted(absent)),
-            evidence={"with": sorted(present)[:64], "without": sorted(absent)[:64]},
-            effect="The plugin offers EFA on some ranks, and NCCL uses sockets on the others: they cannot connect.",
-            fix="Use one instance type with EFA on all hosts, and pass the devices to every container (`docker run "
-            "--device=/dev/infiniband/uverbs0 ...`, or the resource vpc.amazonaws.com/efa in Kubernetes).",
+            evidence={"ranks_with": sorted(present)[:64], "ranks_without": sorted(absent)[:64]},
+            effect="NCCL uses EFA on some ranks and sockets on the others: they cannot connect.",
+            fix=f"Pass the EFA devices to the containers on {', '.join(job.hosts_of(absent)[:4])} with "
+            "`--device=/dev/infiniband`, or replace hosts whose instance type has no EFA.",
         )
 
 
@@ -248,7 +274,7 @@ def _missing(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
             setting = nccl.setting(variable)
             name = setting_text(setting) if setting and plugin.requested else plugin.path or plugin.name
             yield Finding(
-                f"{name} cannot be loaded: {plugin.error}",
+                f"{name} cannot be loaded: {plugin.error.partition(': ')[0] if plugin.requested else plugin.error}",
                 ranks=identical.ranks,
                 evidence={
                     "kind": plugin.kind,
@@ -289,7 +315,7 @@ def _stale(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
         if not any(span[0] <= version <= span[1] for version in offered):
             has = ", ".join(f"v{version}" for version in offered) or "no plugin interface"
             yield Finding(
-                f"{plugin.path} provides {has}, but NCCL {release} needs v{span[0]} to v{span[1]}",
+                f"{plugin.path} provides interface {has}, but NCCL {release} needs v{span[0]} to v{span[1]}",
                 ranks=identical.ranks,
                 evidence={"path": plugin.path, "interfaces": list(plugin.symbols), "nccl": release},
                 fix=f"Install a plugin for NCCL {release}, or run `export {VARIABLES[plugin.kind]}=none`.",
@@ -339,8 +365,9 @@ def _elastic_fabric(nccl: NcclFacts, identical: IdenticalRanks, multi_host: bool
         return []
     return [
         Finding(
-            f"{len(devices)} EFA device{'s' if len(devices) > 1 else ''} but no network plugin: NCCL uses sockets",
+            f"The host has {_counted(devices)}, but no network plugin: NCCL uses sockets",
             ranks=identical.ranks,
+            effect="" if multi_host else "None while the job runs on one host.",
             severity=Severity.ERROR if multi_host else Severity.INFO,
             evidence={"devices": devices[:8]},
             fix="Install aws-ofi-nccl, then run:\nexport LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:$LD_LIBRARY_PATH",
@@ -359,23 +386,25 @@ def _absent_fabric(nccl: NcclFacts, identical: IdenticalRanks, multi_host: bool)
         return
     if rdma is None or not any(device.driver == "efa" for device in rdma.devices):
         yield Finding(
-            f"FI_PROVIDER={wanted}, but no EFA device is here: libfabric offers no provider",
+            f"FI_PROVIDER={wanted} is set, but the host has no EFA device",
             ranks=identical.ranks,
             severity=Severity.ERROR if multi_host else Severity.INFO,
             evidence={"FI_PROVIDER": wanted, "devices": [device.name for device in rdma.devices[:8]] if rdma else []},
             effect="NCCL uses sockets, or fails if NCCL_NET names the plugin.",
-            fix="Use an instance type with EFA and pass its devices to the container (`docker run "
-            "--device=/dev/infiniband/uverbs0 ...`, or the resource vpc.amazonaws.com/efa in Kubernetes), or run "
-            "`unset FI_PROVIDER`.",
+            fix="Run `unset FI_PROVIDER` on hosts without EFA, or pass the EFA devices to the container with "
+            "`--device=/dev/infiniband`.",
         )
+
+
+def _counted(devices: list[str]) -> str:
+    return f"{len(devices)} EFA device{'s' if len(devices) > 1 else ''}"
 
 
 def _closed_fabric(devices: list[str], identical: IdenticalRanks) -> Finding:
     return Finding(
-        f"{len(devices)} EFA device{'s' if len(devices) > 1 else ''}, none of which can be opened: no provider",
+        f"NCCL cannot open {_counted(devices)}: the device files are missing",
         ranks=identical.ranks,
         evidence={"devices": devices[:8], "missing": "/dev/infiniband/uverbs*"},
         effect="NCCL uses sockets, or fails if NCCL_NET names the plugin.",
-        fix="Pass the devices to the container (`docker run --device=/dev/infiniband/uverbs0 ...`, or the resource "
-        "vpc.amazonaws.com/efa in Kubernetes).",
+        fix="Pass the EFA devices to the container with `--device=/dev/infiniband`.",
     )

@@ -51,37 +51,37 @@ def _finding(job: Job, rails: Sequence[SlowRail]) -> Finding:
     part = worst.part
     ranks = tuple(sorted({rank for rail in rails for rank in rail.ranks}))
     backends = {facts.backend for facts, same in job.facts(CollectiveFacts) if set(same.ranks).intersection(ranks)}
-    over = "/".join(sorted(filter(None, backends)))
-    usual = f"{rate_in_words(part.value)} over {over}, usually {rate_in_words(worst.usual)}"
+    over = "/".join(_BACKENDS.get(name, name) for name in sorted(filter(None, backends)))
+    times = " at times" if part.suspect.intermittent else ""
+    usual = f"{rate_in_words(part.value)} over {over}{times}, other ranks {rate_in_words(worst.usual)}"
     evidence = bandwidth_evidence(part, worst.usual, worst.spread)
     evidence["slow messages"] = f"{part.suspect.slow} of {part.suspect.readings}"
     if part.kind in WHOLE_HOSTS:
         evidence["exclude"] = list(part.hosts)
     return Finding(
-        f"{ranks_in_words(ranks).capitalize()} on {' and '.join(part.hosts)}: "
-        f"{_DIRECTIONS.get(part.kind, 'sends and receives')} at "
-        f"{usual}{', at times' if part.suspect.intermittent else ''}",
+        f"{ranks_in_words(ranks).capitalize()} on {' and '.join(part.hosts)} {_does(part.kind, ranks)} {usual}",
         ranks=ranks,
         evidence=evidence,
-        fix=_fix(part),
+        fix=_fix(part, ranks),
         confidence=part.suspect.confidence,
         explains=("NET027",),
     )
 
 
-_DIRECTIONS = {
-    "link": "messages between the hosts",
-    "sending": "sends only (receives are normal)",
-    "receiving": "receives only (sends are normal)",
-}
+_BACKENDS = {"nccl": "NCCL", "gloo": "Gloo"}
 
 
-def _fix(part: SlowPart) -> str:
+def _does(kind: str, ranks: Sequence[int]) -> str:
+    single = {"link": "exchanges", "sending": "sends only", "receiving": "receives only"}
+    several = {"link": "exchange", "sending": "send only", "receiving": "receive only"}
+    return single.get(kind, "sends and receives") if len(ranks) == 1 else several.get(kind, "send and receive")
+
+
+def _fix(part: SlowPart, ranks: tuple[int, ...]) -> str:
     one = part.hosts[0]
     if part.kind == "link":
         return f"Check the ports and cables between {one} and {part.hosts[1]} for the NICs of these ranks."
     return (
-        f"Exclude {one} (`srun --exclude={one}`), find the NIC of the rank with NCCL_DEBUG=INFO, check it with "
-        "`ibstat`, `ibqueryerrors`, `lspci -vv | grep LnkSta` or, for Ethernet, `ethtool -S INTERFACE`, and replace "
-        "the cable, transceiver or port."
+        f"Exclude {one} with `srun --exclude={one}`, and check the NIC of {ranks_in_words(ranks)}, its cable and its "
+        "switch port."
     )

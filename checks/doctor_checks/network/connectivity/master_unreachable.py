@@ -76,14 +76,25 @@ def _logged_finding(job: Job, group: EventGroup, port: str | None) -> Finding:
         group,
         f"{f'{host}:{port}' if host and port else 'The master'} is unreachable: {why or 'connection timed out'}",
         evidence={"host": host, "port": port and int(port[:6]), "error": why},
+        effect="The rank cannot join the job, and the other ranks wait for it until their timeout.",
         severity=Severity.WARNING if earlier else None,
         confidence=0.4 if earlier else _confidence(group),
         explains=("ENV005",) if is_logged(job, "torch.store.clients") and unroutable_clients(job) else (),
-        fix="Check that rank 0 was started and is still running; while it waits, test the connection with `nc -vz "
-        f"{host or '$MASTER_ADDR'} {port or '$MASTER_PORT'}` (refused: nothing listens there; no answer: a firewall or "
-        "a wrong address).",
+        fix=f"Fix the earlier error at {earlier.file}:{earlier.line} first."
+        if earlier
+        else _fix_of_log(why or "", " ".join((host or '"$MASTER_ADDR"', port or '"$MASTER_PORT"'))),
         symptoms=not earlier,
     )
+
+
+def _fix_of_log(why: str, target: str) -> str:
+    if "route" in why or "unreachable" in why:
+        return "Set MASTER_ADDR to an address of rank 0's host that this host has a route to."
+    if "refused" in why:
+        return (
+            f"Start rank 0 before the other ranks, and check that `nc -vz {target}` connects while it waits for them."
+        )
+    return f"Check that rank 0 is running, and open its port in the firewall until `nc -vz {target}` connects."
 
 
 def _confidence(group: EventGroup) -> float:
@@ -107,11 +118,10 @@ def _confidence(group: EventGroup) -> float:
             "client socket has timed out`."
         ),
         r"[Nn]o route|unreachable: Network": (
-            "Ranks on this host cannot reach the store: init_process_group retries until its timeout and then fails."
+            "Ranks without a route to the master cannot join the job: init_process_group fails at its timeout."
         ),
         r"No response|timed out": (
-            "init_process_group gets no response and fails with `The client socket has timed out` at its timeout; "
-            "torchrun may print nothing for ten minutes."
+            "init_process_group gets no response and fails with `The client socket has timed out` at its timeout."
         ),
     },
     cases=lambda: (
@@ -177,9 +187,8 @@ def master_unreachable(job: Job) -> Iterator[Verdict]:
     """Ask whether every rank can connect to MASTER_ADDR:MASTER_PORT.
 
     Why it hurts: init_process_group blocks and then fails with `The client socket has timed out`, whether the port is
-    closed, filtered or on another network; torchrun may print nothing for ten minutes.
-    Fix: Start rank 0 first and compare MASTER_PORT on all hosts (refused), open the port between the hosts until
-    `nc -zv "$MASTER_ADDR" "$MASTER_PORT"` connects (no answer), or check `ip route get ADDRESS` (no route).
+    closed, filtered or on another network.
+    Fix: Start rank 0 first, and open its port in the firewall until `nc -zv "$MASTER_ADDR" "$MASTER_PORT"` connects.
     """
     every = [
         (tuple(attempt for attempt in reach.attempts if attempt.purpose == "master"), identical)
@@ -229,4 +238,11 @@ def _finding(attempts: tuple[Reach, ...], ranks: tuple[int, ...]) -> Finding | N
         "source_address": worst.source_address,
         "seconds": worst.seconds,
     }
-    return Finding(claim[worst.outcome] + way, ranks=ranks, evidence=evidence)
+    fix = {
+        "refused": f"Start rank 0 before the other ranks, with MASTER_PORT={worst.port}.",
+        "silent": f"Open port {worst.port} of {worst.address} in the firewall or security group until "
+        f"`nc -zv {worst.address} {worst.port}` connects.",
+        "unroutable": f"Add a route to {worst.address}, or set MASTER_ADDR to an address of rank 0's host that these "
+        "ranks can reach.",
+    }
+    return Finding(claim[worst.outcome] + way, ranks=ranks, evidence=evidence, fix=fix[worst.outcome])

@@ -12,10 +12,12 @@ from doctor.testing import Fails, JobBuilder, Passes, healthy, running
 from doctor.testing.host_transfers import between, received_by, touching, transferred
 from doctor_checks._trial_conclusions import with_trials
 
-_OTHERWISE = (
-    "check the error counters of the interface (`ethtool -S INTERFACE | grep -iE 'err|drop|crc'`) and, on RoCE, flow "
-    "control (`mlnx_qos -i INTERFACE`), then replace the cable, transceiver or port."
-)
+
+def _fix_of(host: str) -> str:
+    return (
+        f"Check the cable, transceiver and switch port of {host} (`ip -s link` shows the error counters), and replace "
+        "the part at fault."
+    )
 
 
 def _counted(sent: int, again: int, errors: int = 0) -> PathFacts:
@@ -85,10 +87,10 @@ def path_lossy(
 ) -> Iterator[Verdict]:
     """Ask whether packets between the hosts are lost.
 
-    Why it hurts: TCP slows down after each loss, and a collective waits for its slowest connection: random steps take
-    several times as long.
-    Fix: Check the error counters of the interface (`ethtool -S INTERFACE | grep -iE 'err|drop|crc'`) and, on RoCE, flow
-    control (`mlnx_qos -i INTERFACE`), then replace the cable, transceiver or port.
+    Why it hurts: random steps take several times as long, because TCP slows down after each loss and each collective
+    waits for its slowest connection.
+    Fix: Check the cable, transceiver and switch port of the host (`ip -s link` shows the error counters), and replace
+    the part at fault.
     """
     # During a run rankdoctor sends no packets itself, so other traffic of the host must not count. An interface also
     # drops frames that no program requested (LLDP, spanning tree, foreign VLANs), about one per second.
@@ -107,9 +109,10 @@ def path_lossy(
                 "transfers": list(lossy.ways[:8]),
                 **blamed,
             },
+            fix=_fix(lossy),
             explains=("NET014", "NET027"),
         )
-        yield with_trials(job, finding, "path", otherwise=_OTHERWISE)
+        yield with_trials(job, finding, "path", otherwise=finding.fix)
     most = max((sample.segments_sent or 0 for _, sample in sent_samples(job)), default=0)
     probed = False
     for paths, identical in job.each(PathFacts):
@@ -123,11 +126,13 @@ def path_lossy(
         if sent >= least_segments and again / sent > retransmitted_share:
             share = f"{again / sent:.1%} of its TCP segments ({again:,} of {sent:,})"
             text = f"{', '.join(identical.hosts)} retransmitted {share}"
-            yield Finding(text, ranks=identical.ranks, evidence=_evidence(paths))
+            fix = _fix_of(", ".join(identical.hosts))
+            yield Finding(text, ranks=identical.ranks, evidence=_evidence(paths), fix=fix)
         if (paths.interface_errors or 0) > error_share * max(paths.segments_sent or 0, least_segments):
             errors = f"{paths.interface_errors:,} interface errors"
             text = f"{', '.join(identical.hosts)} counted {errors} during the measurement"
-            yield Finding(text, ranks=identical.ranks, evidence=_evidence(paths))
+            fix = _fix_of(", ".join(identical.hosts))
+            yield Finding(text, ranks=identical.ranks, evidence=_evidence(paths), fix=fix)
     if most < least_segments and (probed or not any(rank.find(HostUseFacts) for rank in job.ranks)):
         yield Skip(f"at most {most:,} packets were sent, too few to measure the loss")
 
@@ -141,6 +146,15 @@ def _losing(lossy: PacketLoss) -> str:
         "link": f"Packet loss between {first} and {', '.join(others)}",
         "all": f"Packet loss between all {len(lossy.hosts)} hosts",
     }[lossy.end]
+
+
+def _fix(lossy: PacketLoss) -> str:
+    first, *others = lossy.hosts
+    if lossy.end == "all":
+        return "Check the switches between the hosts for dropped packets and congestion."
+    if lossy.end == "link":
+        return f"Check the ports and cables between the switches of {first} and {', '.join(others)}."
+    return _fix_of(first)
 
 
 def _judge_run(job: Job, share: float, error_share: float, errors_a_second: float, least: float) -> Iterator[Verdict]:
@@ -157,13 +171,12 @@ def _judge_run(job: Job, share: float, error_share: float, errors_a_second: floa
         sent, again = use.segments or 1, use.retransmitted or 0
         errors = {name: count for name, count in use.interface_errors if _carries(local, name)}
         if again / sent > share:
-            text = (
-                f"{local.name} retransmitted {again / sent:.1%} of its TCP segments in this run ({again:,} of {sent:,})"
-            )
+            counts = f"({again:,} of {sent:,})"
+            text = f"{local.name} retransmitted {again / sent:.1%} of its TCP segments during this run {counts}"
             yield _finding_of_run(local, use, text, errors)
         elif sum(errors.values()) > max(error_share * (use.segments or 0), errors_a_second * use.seconds):
-            names = ", ".join(f"{name}: {count:,}" for name, count in errors.items())
-            text = f"Interfaces of {local.name} counted errors or drops in this run ({names})"
+            names = ", ".join(errors)
+            text = f"{names} of {local.name} counted {sum(errors.values()):,} errors or drops during this run"
             yield _finding_of_run(local, use, text, errors)
 
 
@@ -184,6 +197,10 @@ def _finding_of_run(local: LocalRanks, use: HostUseFacts, text: str, errors: dic
             "interface_errors": errors,
             "seconds": use.seconds,
         },
+        fix=f"Check `ethtool -S {next(iter(errors))} | grep -iE 'err|drop|crc'` on {local.name}, then replace the "
+        "cable, transceiver or port."
+        if errors
+        else _fix_of(local.name),
         explains=("RUN013",),
     )
 

@@ -90,7 +90,7 @@ def _no_speed(interfaces: Iterable[Interface]) -> tuple[Interface, ...]:
             "Every collective between hosts runs at this speed, without an error."
         ),
         r"round trip": (
-            "Each message to this host takes longer, so collectives of small tensors slow down the whole job."
+            "Each message on these paths takes longer, so collectives of small tensors slow down the whole job."
         ),
     },
     cases=lambda: (
@@ -158,9 +158,7 @@ def path_slow(
 
     Why it hurts: every collective waits for the slowest path, so one bad cable, card or switch port slows down the
     whole job without an error.
-    Fix: For a slow host, check link, cable and port (`ethtool INTERFACE`, `ibstat`) or exclude it
-    (`srun --exclude=HOST`); for a slow link or boundary, check the switches in between, and keep the job on one side
-    (`sbatch --switches=1`).
+    Fix: Check the NIC, the cable and the switch port of the slow host, or exclude it from the job.
     """
     known = bandwidths(job)
     trips = _both_ways(_round_trips(job))
@@ -182,8 +180,7 @@ def path_slow(
                 f"Slow host {host}: it is reachable, but no transfer succeeded in any round",
                 ranks=ranks.get(host, ()),
                 evidence={"transfers": list(ways[:_SHOWN]), "failed": len(ways), "exclude": [host]},
-                fix=f"Exclude {host} (`srun --exclude={host}`), and check whether its rankdoctor process was stopped "
-                "or overloaded and whether a firewall drops large transfers.",
+                fix=f"Exclude {host} with `srun --exclude={host}`, and check whether its CPUs are overloaded.",
             )
         else:
             yield Unknown(f"no bandwidth measured for {host}: {', '.join(ways[:_SHOWN])}", ranks.get(host, ()))
@@ -202,7 +199,9 @@ def path_slow(
 def _finding(part: SlowPart, slow: SlowParts, ranks: Mapping[str, tuple[int, ...]]) -> Finding:
     hosts = (*part.hosts, *part.others)
     suspect = part.suspect
-    usual = f"{rate_in_words(part.value)}, usually {rate_in_words(slow.typical)}"
+    times = " at times" if suspect.intermittent else ""
+    others = {"boundary": "other paths", "link": "other links"}.get(part.kind, "other hosts")
+    usual = f"{rate_in_words(part.value)}{times}, {others} {rate_in_words(slow.typical)}"
     evidence = bandwidth_evidence(part, slow.typical, slow.spread) | {
         "slow transfers": f"{suspect.slow} of {suspect.readings}",
         "rounds": slow.rounds,
@@ -212,7 +211,7 @@ def _finding(part: SlowPart, slow: SlowParts, ranks: Mapping[str, tuple[int, ...
     elif part.kind != "link":
         evidence["exclude"] = list(part.hosts)
     return Finding(
-        f"{_named(part)} {usual}{', at times' if suspect.intermittent else ''}",
+        f"{_named(part)} {usual}{_OTHER_DIRECTION.get(part.kind, '')}",
         ranks=tuple(sorted(rank for host in hosts for rank in ranks.get(host, ()))),
         evidence=evidence,
         fix=_fix(part),
@@ -228,8 +227,10 @@ def _named(part: SlowPart) -> str:
     if part.kind == "link":
         return f"Slow link {first} - {part.hosts[1]}:"
     does = {"sending": "sends", "receiving": "receives"}.get(part.kind, "sends and receives")
-    other = {"sending": " (receives normally)", "receiving": " (sends normally)"}.get(part.kind, "")
-    return f"Slow host {first}: {does}{other}"
+    return f"Slow host {first}: {does}"
+
+
+_OTHER_DIRECTION = {"sending": " (it receives at normal speed)", "receiving": " (it sends at normal speed)"}
 
 
 def _side(names: Sequence[str]) -> str:
@@ -245,13 +246,12 @@ def _fix(part: SlowPart) -> str:
         )
     if part.kind == "link":
         return (
-            f"Check the ports and cables between the switches of {one} and {others[0]}, because both are fast with all "
-            f"other hosts (`tracepath {others[0]}` on {one} shows the path), and until then use `srun --exclude={one}`."
+            f"Check the ports and cables between the switches of {one} and {others[0]}, or exclude one of both hosts "
+            f"with `srun --exclude={one}`."
         )
     return (
-        f"Exclude {one} (`srun --exclude={one}`), check its link (`ethtool INTERFACE | grep Speed`, "
-        "`ethtool -S INTERFACE | grep -iE 'err|drop|crc'`, `tc qdisc show`, `ibstat`), and replace the cable, "
-        "transceiver or port."
+        f"Exclude {one} with `srun --exclude={one}`, and check its NIC, cable and switch port (`ip -s link` shows the "
+        "error counters)."
     )
 
 
@@ -264,9 +264,9 @@ def _below_interfaces(job: Job, known: HostBandwidths, share: float) -> Iterator
         yield Finding(
             f"{who} are slow: at most {best} between two hosts, but their interfaces support {roofline}",
             ranks=tuple(rank.number for rank in job.ranks),
-            evidence={"best bandwidth": best, "interfaces and one connection": roofline},
-            fix="Check what limits all hosts: the rate of the switch ports, the cloud instance type, traffic control "
-            "(`tc qdisc show dev INTERFACE`), a tunnel or VPN between the hosts, or fully loaded CPUs.",
+            evidence={"best bandwidth": best, "supported bandwidth": roofline},
+            fix="Check for traffic control with `tc qdisc show`, and for a lower rate of the switch ports or the "
+            "instance type.",
             severity=Severity.INFO,
         )
 
@@ -283,8 +283,8 @@ def _below_links(job: Job, share: float, *, by_tcp: bool) -> Iterator[Finding]:
         ranks=slow.ranks,
         evidence={
             "best bandwidth": best,
-            "best way": f"rank {slow.best.source} -> rank {slow.best.target}",
-            f"share of {links}": roofline,
+            "best path": f"rank {slow.best.source} -> rank {slow.best.target}",
+            f"bandwidth of {links}": roofline,
             "messages": slow.messages,
         },
         fix=_fix_of_links(slow),
@@ -295,15 +295,10 @@ def _below_links(job: Job, share: float, *, by_tcp: bool) -> Iterator[Finding]:
 def _fix_of_links(slow: SlowMessages) -> str:
     if slow.by_rdma:
         return (
-            "Run with NCCL_DEBUG=INFO and check that the log shows 'Using network IB' (Socket: RDMA is not used, see "
-            "NET019) and 'via NET/IB' with GDRDMA (without: copies through host memory, see NET023); then measure "
-            "`ib_write_bw` between two of the hosts, and check the limits of virtual machines."
+            "Run once with `NCCL_DEBUG=INFO`, and check that the log contains `Using network IB` (RDMA is used) and "
+            "`GDRDMA` (without copies through host memory)."
         )
-    return (
-        "Run with NCCL_DEBUG=INFO: if the hosts have InfiniBand or RoCE and the log shows 'Using network Socket', see "
-        "NET019 (or NET017 for a faster interface); if TCP is intended, tune NCCL_SOCKET_NTHREADS and "
-        "NCCL_NSOCKS_PERTHREAD, and check the limits of the instance type and of a shared switch."
-    )
+    return "Open several connections between each pair of ranks:\nexport NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4"
 
 
 def _far(
@@ -315,18 +310,25 @@ def _far(
 ) -> Iterator[Finding]:
     for host, paths in hosts:
         text = f"Slow host {host}: {len(paths)} of its paths have a round trip of {_longest(paths, typical)}"
-        yield Finding(text, ranks=ranks.get(host, ()), evidence=_evidence(paths, typical))
+        fix = (
+            f"Check the network path to {host} with `tracepath {host}` on another host, or exclude it with "
+            f"`srun --exclude={host}`."
+        )
+        yield Finding(text, ranks=ranks.get(host, ()), evidence=_evidence(paths, typical), fix=fix)
     for one, other, paths in boundaries:
         text = f"Slow boundary between {one} and {other}: a round trip of {_longest(paths, typical)}"
-        yield Finding(text, ranks=_of_paths(paths, ranks), evidence=_evidence(paths, typical))
+        fix = "Keep the job on one side of the boundary, for example with `sbatch --switches=1`."
+        yield Finding(text, ranks=_of_paths(paths, ranks), evidence=_evidence(paths, typical), fix=fix)
     if links:
         more = f" and {len(links) - 1} more" if len(links) > 1 else ""
-        text = f"Slow link {links[0].first} - {links[0].second}{more}: a round trip of {_longest(links, typical)}"
-        yield Finding(text, ranks=_of_paths(links, ranks), evidence=_evidence(links, typical))
+        first, second = links[0].first, links[0].second
+        text = f"Slow link {first} - {second}{more}: a round trip of {_longest(links, typical)}"
+        fix = f"Check the switches between {first} and {second} (`tracepath {second}` on {first} shows the path)."
+        yield Finding(text, ranks=_of_paths(links, ranks), evidence=_evidence(links, typical), fix=fix)
 
 
 def _longest(paths: Sequence[MeasuredPath], typical: float) -> str:
-    return f"{_micro(max(path.value for path in paths))}, usually {_micro(typical)}"
+    return f"{_micro(max(path.value for path in paths))}, other paths {_micro(typical)}"
 
 
 def _evidence(paths: Sequence[MeasuredPath], typical: float) -> dict[str, object]:

@@ -65,6 +65,7 @@ _TRIED = TrialFacts(
     )
 )
 _OTHERWISE = "allow all TCP traffic between the hosts of the job on the network it uses now."
+_FIX_OF_GLOO = "Set GLOO_SOCKET_IFNAME to the interface that NCCL uses, or allow all TCP traffic on Gloo's network."
 
 
 _SILENT = (
@@ -88,13 +89,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             continue
         yield _logged_finding(job, group)
     for group in event_groups(job, "host.ssh_failed", by=("host", "err")):
-        host, port = group.value("host"), group.value("port")
-        yield _logged_finding(
-            job,
-            group,
-            f"Check that an SSH server listens there, which most containers do not start: `nc -zv {host} {port}` from "
-            "the host that launches.",
-        )
+        yield _logged_finding(job, group)
     for group in event_groups(job, "nccl.recv_fail", by=("host", "err")):
         if any(word in (group.value("err") or "") for word in _SILENT):
             yield _logged_finding(job, group)
@@ -103,20 +98,45 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             yield _logged_finding(job, group)
 
 
-def _logged_finding(job: Job, group: EventGroup, fix: str | None = None) -> Finding:
+def _logged_finding(job: Job, group: EventGroup) -> Finding:
     target = group.value("remote", "host") or group.value("host2", "host3")
     error, earlier = group.value("err") or "", failed_before(job, group.first)
     silent = any(word in error for word in _SILENT)
     confidence = 0.85 if silent and target else 0.7 if silent else 0.6
+    by_ssh, by_gloo = group.kind == "host.ssh_failed", "gloo" in group.first.text.lower()
+    who = "SSH cannot connect" if by_ssh else "Cannot connect"
+    claim = "Gloo could not connect all ranks" if by_gloo and not target else f"{who} to {target or 'a peer'}"
     return finding_from_logs(
         group,
-        f"Cannot connect to {target or 'a peer'}" + (f": {error}" if error else ""),
-        evidence={"peer": target, "error": error},
+        claim + (f": {error}" if error and error not in _NO_REASONS else ""),
+        evidence={"peer": target, "error": error if error not in _NO_REASONS else ""},
         severity=_severity(group, earlier, silent),
         confidence=0.4 if earlier else confidence,
-        fix=fix or _FIX_TOLD,
+        fix=_ssh_fix(group, error)
+        if by_ssh
+        else _logged_fix(target or "the peer", error, "GLOO_SOCKET_IFNAME" if by_gloo else "NCCL_SOCKET_IFNAME"),
         symptoms=not earlier,
     )
+
+
+_NO_REASONS = ("no error", "Caught unexpected exception while connecting")
+"""Texts of Gloo that name no reason (gloo/transport/tcp/pair.cc)."""
+
+
+def _ssh_fix(group: EventGroup, error: str) -> str:
+    host, port = group.value("host"), group.value("port")
+    first = f"Start an SSH server on {host}" if "refused" in error else f"Check that {host} is running"
+    return f"{first} and that `nc -zv {host} {port}` connects from the host that launches the job."
+
+
+def _logged_fix(target: str, error: str, variable: str) -> str:
+    if "refused" in error:
+        return f"Find the first error of the process on {target}, which has ended or listens on another address."
+    if target == "the peer":
+        return (
+            f"Set {variable} to the interface that all hosts share, then run `doctor check --probe light` on all ranks."
+        )
+    return f"Set {variable} to the interface that reaches {target}, or allow all TCP traffic between the hosts."
 
 
 def _severity(group: EventGroup, earlier: Event | None, silent: bool) -> Severity | None:
@@ -143,15 +163,11 @@ _MORE_EXACT = (
     "nccl.plugin.fail",
     "nccl.plugin.ofi",
     "nccl.bootstrap.noif",
+    "nccl.bootstrap.oob_missing",
     "nccl.peer_closed",
     "nccl.peer_closed.old",
     "nccl.recv_fail",
     "net.peer.connect_failed",
-)
-_FIX_TOLD = (
-    "Select the right interface with NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME ('Bootstrap: Using ...' of "
-    "NCCL_DEBUG=INFO shows the one in use), allow all TCP ports between the hosts in both directions (`iptables -S`, "
-    "security groups), and test every pair with `doctor check --probe light` on all ranks."
 )
 
 
@@ -163,14 +179,10 @@ _FIX_TOLD = (
     needs=(ReachFacts,),
     from_logs=_from_logs,
     impacts={
-        r"MPICH|Open MPI": (
+        r"MPICH|Open MPI|^SSH": (
             "The launcher cannot start processes on the other host, and the job ends before the training begins."
         ),
-        r"^Cannot connect to .*refused": (
-            "The peer has ended or listens on another address. The rank fails, and the others wait for it until "
-            "the timeout."
-        ),
-        r"^Cannot connect to": (
+        r"^Cannot connect to|^Gloo could not": (
             "The rank fails when it connects to its peer, and the others wait for it until the timeout."
         ),
         r"Gloo addresses": (
@@ -293,10 +305,9 @@ _FIX_TOLD = (
 def peer_unreachable(job: Job) -> Iterator[Verdict]:
     """Ask whether every pair of hosts can connect on ephemeral ports.
 
-    Why it hurts: NCCL and Gloo listen on ports that the kernel picks (32768 to 60999), in both directions. The store
-    works, but the first collective blocks until the timeout or fails with `No route to host`.
-    Fix: Allow all TCP traffic between the hosts of the job: with a security group that allows itself,
-    `sudo firewall-cmd --zone=trusted --add-source=SUBNET` or `sudo ufw allow from SUBNET`.
+    Why it hurts: the ranks join the store, but the first collective blocks until the timeout or fails with `No route
+    to host`.
+    Fix: Allow all TCP traffic between the hosts of the job in their firewalls and security groups.
     """
     outcomes = _outcomes(job)
     if not outcomes:
@@ -310,7 +321,7 @@ def peer_unreachable(job: Job) -> Iterator[Verdict]:
     main = {way: outcome for way, outcome in outcomes.items() if way not in aside}
     works = {way: outcome for way, outcome in aside.items() if outcomes[way.by("NCCL")] not in FAILURES}
     for finding in (*_judge(main, ranks, Severity.ERROR), *_judge(works, ranks, Severity.WARNING)):
-        yield with_trials(job, finding, "path", otherwise=_OTHERWISE)
+        yield with_trials(job, finding, "path", otherwise=_OTHERWISE if not finding.fix else finding.fix)
     for way, outcome in main.items():
         if outcome == "unanswered":
             reason = f"{way.second} accepted a connection from {way.first}, but its process did not answer in time"
@@ -338,11 +349,15 @@ def _judge(outcomes: _Outcomes, ranks: dict[str, tuple[int, ...]], severity: Sev
     which = " at the Gloo addresses" if severity is Severity.WARNING else ""
     explains = ("NET014", "NET015", "NET027") if severity is Severity.ERROR else ()
     names = {name for path in every for name in path.pair}
+    fix = _FIX_OF_GLOO if which else ""
+    if failing and all(words[path.first, path.second] == "stranger" for path in failing):
+        fix = "Set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to an interface whose address is different on every host."
     if len(failing) == len(every) and len(names) > 2:
         yield Finding(
-            f"None of {len(names)} hosts can connect to another{which}",
+            f"None of the {len(names)} hosts can connect to another host{which}",
             ranks=tuple(sorted(rank for name in names for rank in ranks.get(name, ()))),
             severity=severity,
+            fix=fix,
             explains=explains,
             evidence={"pairs": _words(failing, words)},
         )
@@ -350,20 +365,24 @@ def _judge(outcomes: _Outcomes, ranks: dict[str, tuple[int, ...]], severity: Sev
     hosts, rest = take_hosts(every, failing, share=0.5)
     for host, paths in hosts:
         yield Finding(
-            f"{host} cannot connect with {len({path.pair for path in paths})} other hosts{which}",
+            f"Connections between {host} and {len({path.pair for path in paths})} other hosts fail{which}",
             ranks=ranks.get(host, ()),
             severity=severity,
+            fix=fix or f"Allow all TCP traffic between {host} and the other hosts in the firewall or security group.",
             explains=explains,
             hosts=(host,),
             evidence={"pairs": _words(paths, words), "tried": sum(host in path.pair for path in every)},
         )
     if rest:
         apart = {name for path in rest for name in path.pair}
-        more = f" and {len(rest) - 1} more pair{'s' if len(rest) > 2 else ''}" if len(rest) > 1 else ""
+        first, second = rest[0].first, rest[0].second
         yield Finding(
-            f"{rest[0].first} cannot connect to {rest[0].second}{which}{more}",
+            f"{first} cannot connect to {second}{which}"
+            if len(rest) == 1
+            else f"{len(rest)} connections between hosts fail{which}, for example from {first} to {second}",
             ranks=tuple(sorted(rank for name in apart for rank in ranks.get(name, ()))),
             severity=severity,
+            fix=fix,
             explains=explains,
             evidence={"pairs": _words(rest, words)},
         )

@@ -21,5 +21,6 @@ def selecting_fix(variable: str, interfaces: InterfaceFacts) -> str:
     command = export_line(variable, interfaces)
     others = [one.name for one in good_interfaces(interfaces)[1:4]]
     if others:
-        return f"Select the interface that connects the hosts (also up here: {', '.join(others)}):\n{command}"
-    return command or f"Set {variable} to an interface that `ip -br address` shows as UP with an address."
+        verb = "is" if len(others) == 1 else "are"
+        return f"Select the interface that connects the hosts ({', '.join(others)} {verb} also up):\n{command}"
+    return command or f"Bring up an interface that connects the hosts, and set {variable} to its name."

@@ -72,10 +72,9 @@ def _host(interfaces: tuple[Interface, ...]) -> JobBuilder:
 def address_family_differs(job: Job) -> Iterator[Verdict]:
     """Ask whether all ranks use addresses of the same family.
 
-    Why it hurts: a socket of one family cannot connect to an address of the other: `Address family not supported by
-    protocol` or `connecting to address with family 0`, or the ranks wait for each other.
-    Fix: Run `export NCCL_SOCKET_FAMILY=AF_INET` (or AF_INET6) on all hosts, and give the interfaces addresses of that
-    family.
+    Why it hurts: ranks of different families cannot connect to each other: NCCL fails with `Address family not
+    supported by protocol` or `connecting to address with family 0`, or the ranks wait until the timeout.
+    Fix: Give the interfaces of all hosts addresses of one family, and select it with NCCL_SOCKET_FAMILY.
     """
     # Only the family: addresses of another job are not a baseline.
     expected = baseline_value(job, lambda worked: (one.address.family for one, _ in _used(worked)))
@@ -97,10 +96,29 @@ def address_family_differs(job: Job) -> Iterator[Verdict]:
     evidence = {"families": words, "addresses": addresses}
     if expected is None:
         summary = f"The ranks use different address families: {words}"
-        yield Finding(summary, ranks=parted.odd, evidence=evidence, explains=_consequences(job, parted.odd))
+        usual = parted.common.value if parted.common else "inet"
+        fix = _fix([(one, same) for one, same in used if one.address.family != usual], str(usual))
+        yield Finding(summary, ranks=parted.odd, evidence=evidence, fix=fix, explains=_consequences(job, parted.odd))
         return
-    deviation = BaselineDeviation((parted.unlike("address family", _NAMES.__getitem__),), parted.drifted)
-    yield deviation.finding(parted.odd, evidence, explains=_consequences(job, parted.odd))
+    deviation = BaselineDeviation((parted.unlike("Address family", _NAMES.__getitem__),), parted.drifted)
+    finding = deviation.finding(parted.odd, evidence, explains=_consequences(job, parted.odd))
+    others = (
+        [(one, same) for one, same in used if one.address.family != parted.expected.value] if parted.expected else []
+    )
+    yield finding.extended({}, "" if parted.drifted else _fix(others, str(expected.value)))
+
+
+def _fix(odd: Sequence[tuple[InterfaceEndpoint, IdenticalRanks]], usual: str) -> str:
+    lacking = {
+        f"{one.interface.name} on {', '.join(same.hosts)}": None
+        for one, same in odd
+        if not any(address.family == usual for address in one.interface.addresses)
+    }
+    if lacking:
+        return f"Give {' and '.join(list(lacking)[:4])} an {_NAMES[usual]} address."
+    return (
+        f"Use {_NAMES[usual]} on all ranks:\nexport NCCL_SOCKET_FAMILY={'AF_INET' if usual == 'inet' else 'AF_INET6'}"
+    )
 
 
 def _consequences(job: Job, odd: Sequence[int]) -> tuple[str, ...]:

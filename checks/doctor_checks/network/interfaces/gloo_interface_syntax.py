@@ -21,6 +21,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 group,
                 f"GLOO_SOCKET_IFNAME={value} uses NCCL syntax, but Gloo accepts only exact names",
                 evidence={"GLOO_SOCKET_IFNAME": value, "meant": name},
+                fix=f"export GLOO_SOCKET_IFNAME={name}" if name else fix_of_value(value),
                 confidence=0.95,
                 explains=("NET007",),
             )
@@ -69,9 +70,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def gloo_interface_syntax(job: Job) -> Iterator[Verdict]:
     """Ask whether GLOO_SOCKET_IFNAME contains only exact interface names.
 
-    Why it hurts: Gloo looks for an interface with exactly this name and fails with `Unable to find address for:`; the
-    other ranks wait for this one.
-    Fix: Set the exact name of an interface that `ip -br address` shows, for example `export GLOO_SOCKET_IFNAME=eth0`.
+    Why it hurts: init_process_group fails on these ranks with `Unable to find address for`, and the other ranks wait
+    for them until the timeout.
+    Fix: Set GLOO_SOCKET_IFNAME to the exact name of an interface that `ip -br address` shows.
     """
     found = []
     for environment, identical in job.each(EnvironmentFacts, also=(InterfaceFacts,)):
@@ -79,7 +80,7 @@ def gloo_interface_syntax(job: Job) -> Iterator[Verdict]:
         interfaces = identical.find(InterfaceFacts)
         why = _fault(value, interfaces) if value else None
         if value and why:
-            summary = f"GLOO_SOCKET_IFNAME={value}: Gloo accepts only exact names, but {why}"
+            summary = f"GLOO_SOCKET_IFNAME={value} {why}, but Gloo accepts only exact names"
             found.append(_finding(summary, value, interfaces, identical))
     yield from merge(found)
 
@@ -87,24 +88,30 @@ def gloo_interface_syntax(job: Job) -> Iterator[Verdict]:
 def _fault(value: str, interfaces: InterfaceFacts | None) -> str | None:
     names = gloo_names(value)
     if names and looks_like_nccl_syntax(value):
-        return "'^' and '=' are NCCL syntax"
+        return "uses NCCL syntax"
     for name in names:
         plain = name.partition(":")[0]
         if interfaces is None or not plain or interfaces.named(name) is not None:
             continue
         longer = next((one.name for one in interfaces.interfaces if one.name.startswith(plain)), None)
         if longer == plain:
-            return f"{name} includes a port"
+            return "includes a port"
         if longer is not None:
-            return f"{name} is only a prefix of {longer}"
+            return f"{'is' if name == value else f'has {name},'} only a prefix of {longer}"
     return None
+
+
+def fix_of_value(value: str) -> str:
+    """An exact name if the value has one behind ``=``; empty, for the check's own, if not."""
+    name = value.removeprefix("=")
+    return f"export GLOO_SOCKET_IFNAME={name}" if name and name != value and "^" not in name else ""
 
 
 def _finding(summary: str, value: str, interfaces: InterfaceFacts | None, identical: IdenticalRanks) -> Finding:
     # The usable interfaces that NCCL would select for this value.
     good = good_interfaces(interfaces) if interfaces else ()
     meant = tuple(one for one in good if parse_nccl_list(value).selects(one.name)) or good
-    fix = f"export GLOO_SOCKET_IFNAME={meant[0].name}" if meant else ""
+    fix = f"export GLOO_SOCKET_IFNAME={meant[0].name}" if meant else fix_of_value(value)
     return Finding(
         summary, ranks=identical.ranks, evidence={"value": value, "meant": [one.name for one in meant]}, fix=fix
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -46,14 +47,18 @@ class _Terms(NamedTuple):
 def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "host.link_down", by=("if",)):
         last, name = group.events[-1], group.value("if")
+        interface = found["name"] if (found := _LINK.search(group.first.text)) else name
         came_back = any(one.kind == "host.link_up" and one.value("if") == name for one in events_after(job, last))
         if came_back or not any(one.kind in _LOST for one in events_after(job, group.first)):
             continue
         yield finding_from_logs(
             group,
-            f"The link of {name or 'an interface'} went down, and connections were lost afterwards",
+            f"The link of {interface or 'an interface'} went down, and connections were lost afterwards",
             ranks=(),
-            evidence={"interface": name},
+            evidence={"interface": interface},
+            fix=f"Check the cable and the switch port of {interface} with `sudo ethtool {interface}`."
+            if interface
+            else "",
             confidence=0.7,
             explains=("NET013", "NET006", "NET020"),
         )
@@ -62,6 +67,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             yield finding_from_logs(group, "The interface that NCCL uses is down", confidence=0.9, explains=("NET013",))
 
 
+_LINK = re.compile(r"\b(?P<name>[\w.-]{2,20}): (?:NIC )?[Ll]ink (?:is )?(?:[Dd]own|DOWN)")
+"""The interface in a line of its driver, which is named first (``mlx5_core 0000:3b:00.0 eth2: Link down``)."""
 _LOST = (
     "net.peer.connect_failed",
     "nccl.peer_closed",
@@ -84,15 +91,17 @@ _LOST = (
     from_logs=_from_logs,
     impacts={
         r"went down": "Connections over the link are lost: the ranks fail, or block until the timeout.",
-        r"^GLOO": (
-            "Gloo fails with `Unable to find address for:` and the name, and the other ranks wait for this one."
-        ),
         r"is down|no carrier|NCCL uses is down": (
             "NCCL does not find the interface, or its connections get no response until the timeout."
         ),
-        r"IPv6 address": "NCCL fails with `no socket interface found`, and the other ranks wait for this one.",
-        r"no interface with a usable|No interface of this host": (
-            "NCCL fails with `no socket interface found`, and the other ranks wait for this one until the timeout."
+        r"has no IPv\d address": (
+            "NCCL fails with `no socket interface found`, and the other ranks wait for these ranks until the timeout."
+        ),
+        r"could not create a socket": (
+            "NCCL fails on the rank when it starts, and the other ranks wait for it until the timeout."
+        ),
+        r"[Nn]o interface is up": (
+            "NCCL fails with `no socket interface found`, and the other ranks wait for these ranks until the timeout."
         ),
     },
     cases=lambda: (
@@ -190,8 +199,7 @@ def interface_down(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the library finds no address to listen on (`no socket interface found`, `Unable to find address for:
     eth1`), or it listens on an address that receives no packets, and the ranks block until the timeout.
-    Fix: Bring the interface up (`sudo ip link set INTERFACE up`) and give it an address, or select one that
-    `ip -br address` shows as UP.
+    Fix: Bring the interface up and give it an address, or select one that `ip -br address` shows as UP.
     """
     found: list[Finding] = []
     for interfaces, identical in job.each(InterfaceFacts, also=(NcclFacts, MasterFacts, *CHOICE_SECTIONS)):
@@ -256,14 +264,26 @@ def _wants_carrier(identical: IdenticalRanks) -> bool:
 
 def _nothing(interfaces: InterfaceFacts, family: str | None, identical: IdenticalRanks) -> Finding:
     kind = {"inet": "IPv4 ", "inet6": "IPv6 "}.get(family or "", "")
-    asked = " (NCCL_SOCKET_FAMILY)" if family else ""
+    setting = {"inet": "NCCL_SOCKET_FAMILY=AF_INET", "inet6": "NCCL_SOCKET_FAMILY=AF_INET6"}.get(family or "")
+    claim = (
+        f"{setting}, but no interface is up with an {kind}address" if setting else "No interface is up with an address"
+    )
     return Finding(
-        f"No interface of this host is up with an {kind}address{asked}",
+        claim,
         ranks=identical.ranks,
         evidence={"family": family or "any", "interfaces": [one.name for one in interfaces.interfaces]},
-        fix="unset NCCL_SOCKET_FAMILY" if family else "",
+        fix="unset NCCL_SOCKET_FAMILY" if family else _fix_of_all(interfaces),
         explains=_consequences(interfaces.interfaces, identical),
     )
+
+
+def _fix_of_all(interfaces: InterfaceFacts) -> str:
+    first = next((one for one in interfaces.interfaces if one.kind != "loopback"), None)
+    if first is None:
+        return (
+            "Give the host or container a network interface besides lo, for example with `docker run --network host`."
+        )
+    return f"Give {first.name} an address." if first.up else f"Run `sudo ip link set {first.name} up`."
 
 
 def _is_cut_off(interfaces: InterfaceFacts) -> bool:
@@ -294,6 +314,10 @@ def _gloo(interfaces: InterfaceFacts, identical: IdenticalRanks, multi_host: boo
             f"GLOO_SOCKET_IFNAME={value}: {_reasons(bad, terms)}",
             ranks=identical.ranks,
             evidence={"selected": [one.name for one in chosen]},
+            effect=f"Gloo fails with `Unable to find address for: {bad[0].name}`, and the other ranks block until the "
+            "timeout."
+            if bad[0].up and not bad[0].addresses
+            else f"Gloo's connections over {bad[0].name} get no response until the timeout.",
             fix=_fix(bad[0], "GLOO_SOCKET_IFNAME", interfaces),
             explains=_consequences(bad, identical),
         )

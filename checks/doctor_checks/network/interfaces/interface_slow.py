@@ -28,7 +28,7 @@ _SILENT = Interface("eth0", mtu=1500, addresses=(Address("inet", "10.0.0.2", 16)
     needs=(InterfaceFacts, NcclFacts),
     impacts={
         r"is idle": (
-            "The job uses the slow interface although a faster one is free, and each step waits for the gradients."
+            "Each step waits while the gradients are sent over the slow interface, although a faster one is free."
         ),
     },
     cases=lambda: (
@@ -51,9 +51,8 @@ _SILENT = Interface("eth0", mtu=1500, addresses=(Address("inet", "10.0.0.2", 16)
 def interface_slow(job: Job, *, least_speed: float = 10_000, times_faster: float = 4) -> Iterator[Verdict]:
     """Ask whether the hosts train over a fast interface, if data is sent over TCP.
 
-    Why it hurts: at 1 Gb/s, the gradients of a model with a billion parameters take half a minute per step.
-    Fix: Select the faster interface on every host with NCCL_SOCKET_IFNAME, and check the negotiated speed with
-    `ethtool INTERFACE`.
+    Why it hurts: each step waits while the gradients are sent over the slow interface.
+    Fix: Select a faster interface on every host with NCCL_SOCKET_IFNAME.
     """
     if not job.is_multi_host:
         yield Skip("one host")

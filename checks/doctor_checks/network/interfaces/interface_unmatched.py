@@ -24,6 +24,7 @@ from doctor.knowledge.interface_syntax import (
     list_fault,
     looks_like_nccl_syntax,
     nccl_interface_list,
+    repaired_list,
 )
 from doctor.testing import Fails, Passes, healthy
 from doctor_checks.network.interfaces._export_line import selecting_fix
@@ -35,9 +36,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if not looks_like_nccl_syntax(name or "") and "rp != nullptr" not in group.first.text:
             yield finding_from_logs(
                 group,
-                f"GLOO_SOCKET_IFNAME names {name or 'an interface'}, which does not exist on the host",
-                evidence={"GLOO_SOCKET_IFNAME": name},
+                f"GLOO_SOCKET_IFNAME{f'={name}' if name else ''} names an interface that does not exist on the host",
+                evidence={"GLOO_SOCKET_IFNAME": name} if name else {},
                 effect=_effect("GLOO_SOCKET_IFNAME", name) if name else "",
+                fix="Run `unset GLOO_SOCKET_IFNAME`, or set it to the exact name of an interface that `ip -br address` "
+                "shows on the host.",
                 confidence=0.95,
             )
 
@@ -53,13 +56,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             "The entry selects or excludes nothing: NCCL may use an interface that was meant to be excluded, or "
             "find none."
         ),
-        r"NCCL found no|A peer sent": (
-            "NCCL fails with `Bootstrap : no socket interface found` on the rank with these settings, and the "
-            "other ranks block until the timeout."
-        ),
-        r"^GLOO": (
-            "Gloo fails with `Unable to find address for:` and the name, and the other ranks block until the timeout."
-        ),
+        r"NCCL found no|A peer sent": ("The rank fails when NCCL starts, and the other ranks block until the timeout."),
+        r"^GLOO": "init_process_group fails on the rank, and the other ranks block until the timeout.",
     },
     cases=lambda: (
         Passes("nothing is set", healthy(hosts=2, per_host=2)),
@@ -107,10 +105,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def interface_unmatched(job: Job) -> Iterator[Verdict]:
     """Ask whether NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and TP_SOCKET_IFNAME match network interfaces on the host.
 
-    Why it hurts: NCCL fails with `Bootstrap : no socket interface found`, Gloo with `Unable to find address for:` and
-    the name. Ranks on healthy hosts then block until the timeout.
-    Fix: Run `unset NCCL_SOCKET_IFNAME`, or select interfaces that `ip -br address` shows on every host, for example
-    `export NCCL_SOCKET_IFNAME='^docker,lo,virbr'` or, for Gloo, an exact name: `export GLOO_SOCKET_IFNAME=eth0`.
+    Why it hurts: NCCL fails with `Bootstrap : no socket interface found`, Gloo with `Unable to find address for`. Ranks
+    on healthy hosts then block until the timeout.
+    Fix: Run `unset NCCL_SOCKET_IFNAME`, or set it to interfaces that `ip -br address` shows on every host.
     """
     found: list[Finding] = []
     for interfaces, identical in job.each(InterfaceFacts, also=(NcclFacts, EnvironmentFacts)):
@@ -129,7 +126,7 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks) -> Iterator[Fin
         return
     claim = "excludes every network interface" if wanted.exclude else "matches no network interface"
     yield Finding(
-        f"{setting_text(setting)} {claim} on this host{'' if wanted.exclude else _hint(wanted, interfaces)}",
+        f"{setting_text(setting)} {claim}{'' if wanted.exclude else _hint(wanted, interfaces)}",
         ranks=identical.ranks,
         evidence={"value": setting.value, "source": setting.source, "interfaces": _names(interfaces)},
         effect=_effect("NCCL_SOCKET_IFNAME", setting.value),
@@ -142,19 +139,17 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks) -> Iterator[Fin
 def _malformed(setting: Setting, wanted: NcclList, identical: IdenticalRanks) -> Iterator[Finding]:
     """Report an invalid entry in a list that selects interfaces: an interface meant to be excluded stays in use."""
     if fault := list_fault(setting.value):
-        marks = "^" if wanted.exclude else ""
-        plain = ",".join(entry.strip(" '\"^=") for entry, _ in wanted.entries)
-        value = f"NCCL_SOCKET_IFNAME={marks}{plain}"
+        value = repaired_list(setting.value)
         fix = (
-            f"In {setting.source}, set `{value}`."
+            f"In {setting.source}, set `NCCL_SOCKET_IFNAME={value}`."
             if source_of(setting)
-            else f"export NCCL_SOCKET_IFNAME='{marks}{plain}'"
+            else f"export NCCL_SOCKET_IFNAME='{value}'"
         )
         yield Finding(
             f"{setting_text(setting)}: {fault}",
             ranks=identical.ranks,
             evidence={"value": setting.value, "source": setting.source},
-            fix=fix if wanted.exclude else "",
+            fix=fix if value else "",
             severity=Severity.WARNING if wanted.exclude else Severity.INFO,
             source=source_of(setting),
         )
@@ -165,7 +160,7 @@ def _hint(wanted: NcclList, interfaces: InterfaceFacts) -> str:
     for entry, _ in wanted.entries:
         plain = entry.strip()
         if entry != plain and any(name.startswith(plain) for name in names):
-            return f": {entry!r} contains a space"
+            return ": the value contains a space"
         if any(name.lower() == plain.lower() or name.lower().startswith(plain.lower()) for name in names):
             return f": {entry!r} is not an exact name" if wanted.exact else f": {entry!r} is case-sensitive"
         if parse_address(plain):
@@ -195,10 +190,13 @@ def _is_nccl_entry(name: str, interfaces: InterfaceFacts) -> bool:
 def _missing(
     variable: str, value: str, absent: list[str], interfaces: InterfaceFacts, identical: IdenticalRanks
 ) -> Finding:
-    words = ", ".join(repr(name) for name in absent)
-    why = " (an address)" if parse_address(absent[0]) else ""
+    claim = "names an interface that does not exist"
+    if parse_address(absent[0]):
+        claim = "is an address, not the name of an interface"
+    elif absent != [value]:
+        claim = f"names {', '.join(absent)}, which {'does' if len(absent) == 1 else 'do'} not exist"
     return Finding(
-        f"{variable}={value} names {words}, which {'does' if len(absent) == 1 else 'do'} not exist on this host{why}",
+        f"{variable}={value} {claim}",
         ranks=identical.ranks,
         evidence={"value": value, "absent": absent, "interfaces": _names(interfaces)},
         effect=_effect(variable, absent[0]),

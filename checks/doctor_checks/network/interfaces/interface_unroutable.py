@@ -84,7 +84,7 @@ def _by_choice(job: Job) -> Iterator[Finding]:
                 f"NCCL uses {name} ({address}, {words}): other hosts cannot reach it",
                 evidence={"interface": name, "address": address},
                 confidence=0.85,
-                fix=_FIX,
+                fix=_FIX if words in ("loopback", "a container bridge") else _excluding(name or ""),
                 explains=("NET008", "NET013", "NET010"),
             )
 
@@ -99,10 +99,12 @@ def _by_attempts(job: Job) -> Iterator[Finding]:
         if words != "loopback" or spans_hosts(job) or "refused" not in (group.value("err") or ""):
             yield finding_from_logs(
                 group,
-                f"{address} is {words} on every host: connections to it never reach another host",
+                f"{address} ({words}) is local to each host: connections to it never reach another host",
                 evidence={"address": address, "error": group.value("err")},
                 confidence=0.8 if spans_hosts(job) else 0.7,
-                fix=_FIX,
+                fix="Start the containers with the network of the host, for example `docker run --network host`."
+                if words == "a container bridge"
+                else _FIX,
                 explains=("NET013", "NET010"),
             )
 
@@ -116,10 +118,12 @@ def _bootstrap(name: str, *addresses: str) -> list[str]:
 
 _TARGETS = ("host", "host2", "host3", "remote")
 _FIX = (
-    "Select the interface between the hosts (`ip -br address` lists them): "
-    "`export NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0`, or exclude the others for NCCL: "
-    "`export NCCL_SOCKET_IFNAME='^lo,docker,virbr,br-,veth'`; start containers with --network=host."
+    "Set NCCL_SOCKET_IFNAME on every host to the interface that connects the hosts (`ip -br address` lists them all)."
 )
+
+
+def _excluding(name: str) -> str:
+    return f"Exclude {name} on all hosts:\nexport NCCL_SOCKET_IFNAME='^lo,docker,{name}'"
 
 
 def _target(group: EventGroup) -> str:
@@ -134,10 +138,13 @@ def _target(group: EventGroup) -> str:
     needs=(InterfaceFacts,),
     from_logs=(_by_choice, _by_attempts),
     impacts={
-        r"would also send data over": (
+        r"would send data over": (
             "Some connections use an interface that other hosts cannot reach: they fail or block until the timeout."
         ),
-        r"machines have the same address|bridge on every host": (
+        r"is local to each host": (
+            "The rank cannot connect to its peer and fails, and the other ranks block until the timeout."
+        ),
+        r"machines have the same address": (
             "A host that connects to this address reaches itself: `Connection refused`, or the ranks block until "
             "the timeout."
         ),
@@ -243,8 +250,8 @@ def interface_unroutable(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the address that other hosts receive belongs to themselves or is unreachable; they get `Connection
     refused` or wait until the timeout. The job works on one node and hangs on two.
-    Fix: Select the interface between the hosts (`export GLOO_SOCKET_IFNAME=eth0`), or for NCCL exclude the others
-    (`export NCCL_SOCKET_IFNAME='^lo,docker,virbr,br-,veth,cni'`); start containers with `docker run --network host`.
+    Fix: Set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the interface that connects the hosts, or start containers
+    with `docker run --network host`.
     """
     if not job.is_multi_host:
         yield Skip("one host")
@@ -292,7 +299,7 @@ def _judge(used: _ChosenInterface, repeated: dict[str, int]) -> Iterator[Finding
         if bad:
             names = ", ".join(one.text for one in bad[:4])
             yield _finding(
-                used, bad[0], f"NCCL would also send data over {names}, besides {first.text}", Severity.WARNING
+                used, bad[0], f"NCCL would send data over {names} in addition to {first.text}", Severity.WARNING
             )
 
 
@@ -327,7 +334,9 @@ def _finding(used: _ChosenInterface, endpoint: InterfaceEndpoint, summary: str, 
         severity=severity,
         evidence=evidence,
         confidence=1.0 if severity is Severity.ERROR else 0.6,
-        fix="Use `docker run --network host` or an overlay network." if "machines" in summary else fix,
+        fix="Start the containers with `docker run --network host`, or connect them to an overlay network."
+        if "machines" in summary
+        else fix,
         explains=("NET013",),
         source=source_of(choice.setting),
     )

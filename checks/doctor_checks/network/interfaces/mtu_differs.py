@@ -80,10 +80,6 @@ _TRIED = TrialFacts(
 _ARRIVED = PathFacts(samples=(PathSample("node1", "10.0.0.2", full_size_arrived=True),))
 
 
-_OTHERWISE = (
-    "set every switch port and tunnel on the path to the MTU of the interfaces, and verify it with "
-    "`ping -M do -s SIZE HOST` (SIZE: the MTU minus 28)."
-)
 _CONSEQUENCES = ("NET013", "NET014", "NET015", "NET027")
 
 
@@ -153,8 +149,7 @@ def mtu_differs(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: if path MTU discovery is filtered, small messages pass and large ones are dropped: initialization
     succeeds, and the first large all_reduce blocks until the timeout.
-    Fix: Set the same MTU on all hosts (`sudo ip link set INTERFACE mtu 9000`, or 1500) and on every switch port, and
-    verify it with `ping -M do -s 8972 HOST`.
+    Fix: Set the same MTU on the training interfaces of all hosts and on every switch port between them.
     """
     expected = baseline_value(job, lambda worked: (size for one, _, _ in _used(worked) if (size := one.interface.mtu)))
     used = list(_used(job))
@@ -171,7 +166,7 @@ def mtu_differs(job: Job) -> Iterator[Verdict]:
         members.append((endpoint.interface, identical))
         sizes.setdefault(endpoint.interface.mtu, []).extend(identical.ranks)
     for finding in _judge(members, split_groups(sizes, expected=expected), _lost(job)):
-        yield with_trials(job, finding, "packet", otherwise=_OTHERWISE)
+        yield with_trials(job, finding, "packet", otherwise=finding.fix)
     if job.is_multi_host:
         yield from _of_rdma(job)
 
@@ -203,8 +198,12 @@ def _of_rdma(job: Job) -> Iterator[Finding]:
         ranks=parted.odd,
         evidence={
             "interfaces": sorted(names)[:16],
-            "ranks_by_mtu_bytes": {str(one): len(n) for one, n in parted.groups},
+            "ranks_by_mtu_bytes": {
+                " and ".join(map(str, one)): len(n) for one, n in parted.groups if isinstance(one, tuple)
+            },
         },
+        fix=f"Set the same MTU on {', '.join(sorted({name.partition(' ')[0] for name in names})[:4])} of all hosts, "
+        "and on the switch ports between them.",
     )
 
 
@@ -240,15 +239,36 @@ def _judge(
         hosts = {host for host, count in counts.items() if count == len(lost)} or set(counts)
         affected = [member for member in members if hosts.intersection(member[1].hosts)]
         blamed = affected if parted.drifted else odd or affected
-        text = f"Full-size packets are lost between {lost[0][0]} and {lost[0][1]}"
+        first, second = lost[0]
+        text = f"Full-size packets are lost between {first} and {second}"
+        size = max((one.mtu or 0 for one, _ in affected), default=0)
+        fix = f"Set the MTU of every switch port and tunnel between {first} and {second} to at least {size} bytes."
         more = f" and {len(lost) - 1} more pair{'s' if len(lost) > 2 else ''}" if len(lost) > 1 else ""
         ranks = tuple(sorted(rank for _, identical in blamed for rank in identical.ranks))
-        yield Finding(text + more, ranks, severity=Severity.ERROR, evidence=evidence, explains=_CONSEQUENCES)
+        yield Finding(
+            text + more,
+            ranks,
+            severity=Severity.ERROR,
+            evidence=evidence,
+            fix=fix if size else "",
+            explains=_CONSEQUENCES,
+        )
     elif odd and parted.expected:
         deviation = BaselineDeviation((parted.unlike("MTU of the training interface", str),), parted.drifted)
-        yield deviation.finding(parted.odd, evidence)
+        yield deviation.finding(parted.odd, evidence).extended({}, "" if parted.drifted else _fix(odd, parted))
     elif odd:
         words = ", ".join(
             f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'} with {size}" for size, ranks in parted.groups[:4]
         )
-        yield Finding(f"Training interfaces differ in MTU: {words} bytes", ranks=parted.odd, evidence=evidence)
+        summary = f"Training interfaces differ in MTU: {words} bytes"
+        yield Finding(summary, ranks=parted.odd, evidence=evidence, fix=_fix(odd, parted))
+
+
+def _fix(odd: list[tuple[Interface, IdenticalRanks]], parted: MajoritySplit) -> str:
+    """Commands that give the interfaces the MTU of the baseline or of most ranks, else the smallest."""
+    usual = parted.expected.value if parted.expected else parted.common.value if parted.common else None
+    wanted = usual or min(one.mtu or 0 for one, _ in odd)
+    wrong = [(one.name, host) for one, identical in odd if one.mtu != wanted for host in identical.hosts]
+    commands = "\n".join(dict.fromkeys(f"sudo ip link set dev {name} mtu {wanted}" for name, _ in wrong))
+    hosts = list(dict.fromkeys(host for _, host in wrong))
+    return f"On {', '.join(hosts[:4])}{' and others' if len(hosts) > 4 else ''}, set the MTU to {wanted}:\n{commands}"

@@ -66,14 +66,18 @@ def _by_choice(job: Job) -> Iterator[Finding]:
     chosen = {address: name for address, name in used.items() if parse_address(address) is not None}
     if len(set(map(_wide, chosen))) < 2:
         return
-    named = [f"{name} {address}" for address, name in sorted(chosen.items())]
+    named = [f"{name} ({address})" for address, name in sorted(chosen.items())]
     for group in event_groups(job, "net.peer.connect_failed", by=("host", "host2")):
         target = group.value("host", "host2") or ""
         if target in chosen and not set_up_after(job, group.events[-1]):
+            other = next(
+                text for text, address in zip(named, sorted(chosen), strict=True) if _wide(address) != _wide(target)
+            )
             yield finding_from_logs(
                 group,
                 f"NCCL uses interfaces in different networks: {', '.join(named[:4])}",
                 evidence={"chosen": named, "failed": target},
+                fix=f"On the host of {target}, set NCCL_SOCKET_IFNAME to the interface in the network of {other}.",
                 confidence=0.75,
                 explains=("NET013", "NET008"),
             )
@@ -101,7 +105,7 @@ def _wide(address: str) -> str:
     from_logs=_by_choice,
     impacts={
         r"NCCL_COMM_ID": "The rank cannot connect to the root of NCCL's bootstrap, and NCCL fails when it starts.",
-        r"Only the default route": (
+        r"only through the default route": (
             "If the gateway does not forward between these subnets, connections fail with `No route to host` or "
             "time out."
         ),
@@ -154,8 +158,7 @@ def subnets_differ(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: connections between the subnets fail with `No route to host` or time out, and the job hangs at
     startup.
-    Fix: Select interfaces of one network on every host (`export NCCL_SOCKET_IFNAME='=eth0'`), or add the missing route
-    (`sudo ip route add SUBNET via ROUTER dev INTERFACE`).
+    Fix: Set NCCL_SOCKET_IFNAME to interfaces of one network on every host, or add the missing routes.
     """
     if not job.is_multi_host:
         yield Skip("one host")
@@ -195,10 +198,10 @@ def _judge(members: Sequence[_EndpointSubnet]) -> Iterator[Finding]:
         sizes[str(network_of(member.endpoint.address))] += len(member.identical.members)
     if stranded:
         blamed = _outside_the_largest(stranded, sizes)
-        yield _finding(f"No route between the subnets {', '.join(list(sizes)[:4])}", blamed, sizes, None)
+        yield _finding(f"No route between the subnets {' and '.join(list(sizes)[:3])}", blamed, sizes, None)
     if doubtful:
         names = ", ".join(dict.fromkeys(member.endpoint.interface.name for member in doubtful))
-        claim = f"Only the default route, over another interface, connects the subnets of {names}"
+        claim = f"The subnets of {names} are connected only through the default route of another interface"
         yield _finding(claim, doubtful, sizes, Severity.INFO)
 
 
@@ -233,5 +236,7 @@ def _finding(claim: str, members: list[_EndpointSubnet], sizes: Counter[str], se
             "addresses": [member.endpoint.text for member in members[:8]],
             "ranks_by_subnet": dict(sizes.most_common(8)),
         },
+        fix=f"Set NCCL_SOCKET_IFNAME to interfaces of one network on every host, or add routes between "
+        f"{' and '.join(list(sizes)[:3])}.",
         explains=("NET013",),
     )

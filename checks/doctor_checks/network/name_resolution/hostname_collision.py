@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from doctor.api import Finding, Host, Job, Scope, Severity, Unknown, Verdict, check
@@ -38,8 +39,7 @@ def hostname_collision(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: a rank that connects to the master by name reaches its own machine, launchers count one node instead
     of two, and logs of the machines cannot be distinguished.
-    Fix: Give all but one of the machines another name with `sudo hostnamectl set-hostname NAME` (containers:
-    --hostname).
+    Fix: Give all but one of the machines another name with `sudo hostnamectl set-hostname`.
     """
     by_name: dict[str, list[Host]] = {}
     for host in job.hosts:
@@ -53,9 +53,11 @@ def hostname_collision(job: Job) -> Iterator[Verdict]:
                 f"neither the boot id nor the machine id of {name} is visible", blamed, "mount /proc and /etc"
             )
         elif len(machines) > 1:
-            identities = [f"boot {host.boot_id}, machine {host.machine_id}" for host in hosts]
+            identities = [f"boot ID {host.boot_id} (machine ID {host.machine_id})" for host in hosts]
             yield Finding(
                 f"{len(machines)} machines have the host name {name}",
                 ranks=blamed,
                 evidence={"name": name, "machines": identities[:8]},
+                fix="Rename all but one of the machines, for example with "
+                f"`sudo hostnamectl set-hostname {shlex.quote(f'{name}-2')}`.",
             )

@@ -46,8 +46,14 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if not set_up_after(job, group.events[-1]):
             yield finding_from_logs(
                 group,
-                f"Other hosts connect to {target}: a host resolves its own name to a loopback address",
+                f"A host calls itself {target}, so other hosts connect to themselves"
+                if target in _LOCAL_NAMES
+                else f"Other hosts connect to {target}: a host resolves its own name to a loopback address",
                 evidence={"address": target},
+                fix="Give every host its own name with `sudo hostnamectl set-hostname`, and map it to the host's "
+                "network address in /etc/hosts."
+                if target in _LOCAL_NAMES
+                else f"On every host, map its name in /etc/hosts to its network address instead of {target}.",
                 severity=Severity.ERROR,
                 confidence=0.85,
                 explains=("NET005", "NET006", "NET009", "NET013", "ENV015"),
@@ -64,6 +70,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 EventGroup(event.kind, (event,)),
                 f"Gloo connects to {found[1]}: a host resolves its own name to a loopback address",
                 evidence={"address": found[1]},
+                fix=f"On every host, map its name in /etc/hosts to its network address instead of {found[1]}.",
                 severity=Severity.ERROR,
                 confidence=0.65,
                 explains=("NET005", "NET006", "NET009", "NET013"),
@@ -90,7 +97,7 @@ _CONNECTIONS = (
     needs=(HostFacts,),
     from_logs=_from_logs,
     impacts={
-        r"^Gloo connects|^Other hosts connect": (
+        r"^Gloo connects|[Oo]ther hosts connect": (
             "The connection reaches the host itself instead of its peer: `Connection refused`, or the ranks block "
             "until the timeout."
         ),
@@ -178,11 +185,9 @@ _CONNECTIONS = (
 def hostname_loopback(job: Job) -> Iterator[Verdict]:
     """Ask whether every host's own name resolves to an address that other hosts can reach.
 
-    Why it hurts: Gloo and torchrun advertise the address of the host's own name. Two hosts that advertise 127.0.1.1
-    connect to themselves: `connectFullMesh failed ... Connection refused, remote=[127.0.1.1]`, or block until the
-    timeout.
-    Fix: Map the host's name to its real address in /etc/hosts instead of 127.0.1.1, or set GLOO_SOCKET_IFNAME to its
-    interface and start torchrun with --local-addr ADDRESS.
+    Why it hurts: other hosts receive a loopback address and connect to themselves: Gloo fails with `connectFullMesh
+    failed ... Connection refused`, or the ranks block until the timeout.
+    Fix: On every host, map its name in /etc/hosts to its network address instead of a loopback address.
     """
     affected = [
         (name, identical)
@@ -202,14 +207,15 @@ def hostname_loopback(job: Job) -> Iterator[Verdict]:
         groups.setdefault(severity, []).append((name, identical))
     for severity, hosts in groups.items():
         first, members = hosts[0]
-        names = [name.name for name, _ in hosts]
+        names = list(dict.fromkeys(name.name for name, _ in hosts))
         yield Finding(
             f"{hosts_text(names)} resolve{'s its own name' if len(names) == 1 else ' their own names'} to "
             f"{first.addresses[0]}, a loopback address",
             ranks=tuple(sorted(rank for _, identical in hosts for rank in identical.ranks)),
             severity=severity,
             evidence={"names": {name.name: list(name.addresses) for name, _ in hosts[:16]}},
-            fix=_fix(first.name, members.find(InterfaceFacts)) if len(names) == 1 else "",
+            effect="" if severity is Severity.ERROR else _effect(members, first, job.is_multi_host),
+            fix=_fix(first, members.find(InterfaceFacts)) if len(hosts) == 1 else "",
             explains=("NET027",),
         )
 
@@ -230,12 +236,12 @@ def _foreign(job: Job) -> Iterator[Finding]:
         if any(address in own or is_loopback(address) for address in name.addresses):
             continue
         yield Finding(
-            f"{name.name} resolves its own name to {name.addresses[0]}: an address that no interface of it has",
+            f"{name.name} resolves its own name to {name.addresses[0]}, an address that none of its interfaces has",
             ranks=identical.ranks,
-            evidence={"name": name.name, "addresses": list(name.addresses), "own": sorted(own)[:16]},
-            effect="Gloo can't bind to the address: it warns `Unable to resolve hostname to a (local) address` and "
-            "gives out 127.0.0.1, where no other host reaches it.",
-            fix=_fix(name.name, interfaces),
+            evidence={"name": name.name, "addresses": list(name.addresses), "interface_addresses": sorted(own)[:16]},
+            effect="Gloo warns `Unable to resolve hostname to a (local) address` and advertises 127.0.0.1, so other "
+            "hosts connect to themselves.",
+            fix=_fix(name, interfaces),
         )
 
 
@@ -244,17 +250,29 @@ def _goes_by_name(identical: IdenticalRanks) -> bool:
     return environment is not None and not gloo_names(environment.get("GLOO_SOCKET_IFNAME"))
 
 
-def _fix(name: str, interfaces: InterfaceFacts | None) -> str:
+def _effect(members: IdenticalRanks, name: NameLookup, multi_host: bool) -> str:
+    if not multi_host:
+        return (
+            "None while all ranks run on this host; in a job on several hosts, other hosts would connect to themselves."
+        )
+    if _goes_by_name(members):
+        return ""
+    return (
+        f"Gloo uses GLOO_SOCKET_IFNAME instead, but torchrun can advertise {name.addresses[0]} to other hosts, which "
+        "then connect to themselves."
+    )
+
+
+def _fix(name: NameLookup, interfaces: InterfaceFacts | None) -> str:
     good = good_interfaces(interfaces) if interfaces else ()
     if not good:
         return ""
-    address = good[0].addresses[0].address
-    there = name.replace(".", "\\.")
-    hosts_file = f"/^127\\./s/[[:space:]]{there}([[:space:]]|$)/ /; $a {address} {name}"
+    address, wrong = good[0].addresses[0].address, name.addresses[0].replace(".", "\\.")
+    own = name.name.replace(".", "\\.")
+    hosts_file = f"/^{wrong}[[:space:]]/s/[[:space:]]{own}([[:space:]]|$)/ /; $a {address} {name.name}"
     return "\n".join(
         (
-            f"Set GLOO_SOCKET_IFNAME for the job, start torchrun with --local-addr {address}, and correct /etc/hosts:",
-            f"export GLOO_SOCKET_IFNAME={good[0].name}",
+            f"Map {name.name} to the address of {good[0].name} in /etc/hosts on that host:",
             f"sudo sed -i -E '{hosts_file}' /etc/hosts",
         )
     )

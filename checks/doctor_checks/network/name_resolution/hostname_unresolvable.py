@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from doctor.analysis.interface_choice import gloo_name_refused, names_unknown
 from doctor.analysis.logs.event_timeline import names_itself, set_up_after, spans_hosts
@@ -36,6 +36,7 @@ def _by_fallback(job: Job) -> Iterator[Finding]:
                 group,
                 "A host's own name does not resolve to one of its addresses: Gloo and RPC use loopback",
                 severity=None if broken or spans_hosts(job) else Severity.INFO,
+                effect="" if broken or spans_hosts(job) else _ALONE,
                 confidence=0.85 if broken else 0.7,
                 explains=("NET009", "NET013"),
             )
@@ -49,6 +50,7 @@ def _by_lookup(job: Job) -> Iterator[Finding]:
                 group,
                 f"Gloo cannot resolve the host's own name{f' {name}' if name else ''}",
                 evidence={"name": name},
+                fix=_fix((name,)) if name else "",
                 explains=("NET007",),
             )
     own = [one for one in names_unknown(job) if one.own]
@@ -59,6 +61,7 @@ def _by_lookup(job: Job) -> Iterator[Finding]:
             f"A host cannot resolve its own name: {own[0].error}",
             severity=Severity.INFO if harmless else None,
             evidence={"name": own[0].name},
+            effect=_ALONE if harmless else "",
             explains=_CONSEQUENCES,
         )
 
@@ -78,16 +81,24 @@ def _by_store(job: Job) -> Iterator[Finding]:
             if name.isdigit()
             else f"{name} cannot resolve its own name: {group.value('err')}",
             evidence={"name": name},
-            fix=_RENAME if name.isdigit() else "",
+            fix="Give the host or container a name that contains a letter (`docker run --hostname=host-" + name + "`)."
+            if name.isdigit()
+            else _fix((name,)),
             explains=_CONSEQUENCES,
         )
 
 
 _CONSEQUENCES = ("NET004", "NET006", "ENV015")
-_RENAME = (
-    "Give the host or container a name that contains a letter (`docker run --hostname=trainer0`), or pass the address "
-    "of the master with --master-addr, --rdzv-endpoint or --local-addr."
-)
+_ALONE = "None while all ranks run on this host; a job on several hosts would hang at startup."
+
+
+def _fix(names: Sequence[str]) -> str:
+    if len(names) > 1:
+        return f"Add the addresses and names of {', '.join(names[:8])} to DNS or to /etc/hosts on all hosts."
+    return (
+        f"Add the address and name of {names[0]} to DNS or /etc/hosts, and check that `getent ahosts {names[0]}` "
+        "prints the address."
+    )
 
 
 @check(
@@ -99,13 +110,14 @@ _RENAME = (
     from_logs=(_by_fallback, _by_lookup, _by_store),
     impacts={
         r"digits only": (
-            "Programs that look up this name connect to the IPv4 address of that number, which is not this host."
+            "Ranks that look up this name connect to another address and never reach the host: the job times out at "
+            "startup."
         ),
         r"Gloo and RPC use loopback": (
             "Gloo and RPC advertise 127.0.0.1, so other hosts connect to themselves and the job hangs at startup."
         ),
         r"Gloo cannot resolve": (
-            "Gloo falls back to 127.0.0.1, so other hosts connect to themselves and the job hangs at startup."
+            "init_process_group fails on this host, and the other ranks wait for it until the timeout."
         ),
     },
     cases=lambda: (
@@ -167,8 +179,8 @@ _RENAME = (
 def hostname_unresolvable(job: Job) -> Iterator[Verdict]:
     """Ask whether every host can resolve its own name.
 
-    Why it hurts: Gloo falls back to 127.0.0.1, so other hosts connect to themselves; torchrun advertises a name that no
-    host can resolve. The job hangs at startup.
+    Why it hurts: other hosts cannot connect to this host, because Gloo advertises 127.0.0.1 and torchrun a name that
+    does not resolve: the job hangs at startup.
     Fix: Add the host's address and name to /etc/hosts or DNS, and verify that `getent ahosts "$(hostname)"` prints the
     address.
     """
@@ -187,6 +199,8 @@ def hostname_unresolvable(job: Job) -> Iterator[Verdict]:
             ranks=tuple(sorted(rank for _, ranks in hosts for rank in ranks)),
             severity=severity,
             evidence={"names": names[:16], "error": error},
+            effect="" if job.is_multi_host else _ALONE,
+            fix=_fix(tuple(dict.fromkeys(names))),
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from doctor.analysis.interface_choice import good_interfaces, is_loopback
 from doctor.analysis.logs.event_timeline import set_up_after, spans_hosts
 from doctor.api import (
+    EventGroup,
     Finding,
     IdenticalRanks,
     Job,
@@ -46,10 +47,17 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 group,
                 f"The master of a multi-host job is {target}: each host connects to itself",
                 evidence={"master": target},
+                fix=f"Set {_option(group)} to the address of rank 0's host on all hosts.",
                 confidence=0.85,
                 explains=("NET006", "ENV005", "ENV015"),
             )
             return
+
+
+def _option(group: EventGroup) -> str:
+    if group.value("key") == "rdzv_endpoint":
+        return "--rdzv-endpoint"
+    return "--master-addr" if group.kind == "launch.master_given" else "MASTER_ADDR"
 
 
 @check(
@@ -122,10 +130,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def master_loopback(job: Job) -> Iterator[Verdict]:
     """Ask whether MASTER_ADDR is a loopback address on hosts other than that of rank 0.
 
-    Why it hurts: these ranks connect to their own host, where nothing listens, and all ranks block: `The client socket
-    has timed out after 600000ms while trying to connect to (127.0.0.1, 29500)`.
-    Fix: Set MASTER_ADDR on every host to the address of rank 0's host; in SLURM,
-    `scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1` prints its name.
+    Why it hurts: the other hosts connect to themselves, where nothing listens, and all ranks block until `The client
+    socket has timed out`.
+    Fix: Set MASTER_ADDR on every host to the address of rank 0's host.
     """
     first = next((rank for rank in job.ranks if rank.number == 0), None)
     others = [one for one, _ in job.each(MasterFacts) if not all(map(is_loopback, one.resolved))]
@@ -149,6 +156,9 @@ def master_loopback(job: Job) -> Iterator[Verdict]:
                 else f"MASTER_ADDR={master.address} is a loopback address, but rank 0 runs on another host",
                 ranks=strange,
                 evidence={"MASTER_ADDR": master.address, "resolved": list(master.resolved), "port": master.port},
+                fix=f"Use the host of rank 0 on all hosts:\nexport MASTER_ADDR={shlex.quote(first.host.name)}"
+                if first is not None
+                else "",
                 explains=("ENV006", "NET006"),
             )
         doubtful = tuple(number for number, shares in judged.items() if shares is None)
@@ -170,8 +180,8 @@ def _only_at_home(master: MasterFacts, identical: IdenticalRanks, others: list[M
         ranks=identical.ranks,
         severity=Severity.INFO,
         evidence={"MASTER_ADDR": master.address, "elsewhere": sorted({one.address for one in others})[:8]},
-        effect="The job starts only if every other host is given an address of this host. Older releases of torchrun "
-        "and scripts that are shared by all hosts pass the loopback address on to them.",
+        effect="Other hosts that receive this address, for example from a shared script, connect to themselves and "
+        "never join the job.",
         fix=f"Use one address on all hosts:\nexport MASTER_ADDR={shlex.quote(known[0])}" if known else "",
     )
 

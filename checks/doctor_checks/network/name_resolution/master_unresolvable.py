@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from doctor.analysis.interface_choice import names_unknown
@@ -41,13 +42,34 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 
 
 def _unknown(group: EventGroup, name: str | None, confidence: float, error: str | None = None) -> Finding:
+    why = error or group.value("err") or ""
+    reason = f": {why}" if why and why != "unknown name" else ""
+    by_launcher = bool(_LAUNCHERS.search(group.first.text))
     return finding_from_logs(
         group,
-        f"{name or 'The name of another host'} does not resolve: {error or group.value('err') or 'unknown name'}",
+        f"{name or 'The name of another host'} does not resolve{reason}",
         evidence={"name": name},
+        effect="The launcher cannot start processes on that host, and the job does not start." if by_launcher else "",
+        fix=_fix(name, why, by_launcher=by_launcher),
         confidence=confidence,
         explains=("NET006", "ENV015", "ENV005"),
     )
+
+
+_LAUNCHERS = re.compile(r"^(?:ssh|srun|pdsh@[^:]+): |HYDU_|\bmpi(?:run|exec)\b")
+"""Beginnings of lines of launchers, which look up the hosts that they start processes on."""
+
+
+def _fix(name: str | None, error: str, *, by_launcher: bool) -> str:
+    if name is None and by_launcher:
+        return "Add the names of all hosts to DNS, or to /etc/hosts on the host that launches the job."
+    if name is None:
+        return "Set MASTER_ADDR to the IP address of rank 0's host, or add its name to DNS or /etc/hosts."
+    if error.startswith("Temporary failure"):
+        return f"Add {name} to /etc/hosts, or repair the name server in /etc/resolv.conf, which does not answer."
+    if by_launcher:
+        return f"Use the IP address of {name} in the list of hosts, or add the name to DNS or /etc/hosts."
+    return f"Use the IP address instead of {name}, or add the name to DNS or to /etc/hosts on all hosts."
 
 
 @check(
@@ -90,10 +112,9 @@ def _unknown(group: EventGroup, name: str | None, confidence: float, error: str 
 def master_unresolvable(job: Job) -> Iterator[Verdict]:
     """Ask whether MASTER_ADDR resolves on every rank.
 
-    Why it hurts: ranks that cannot resolve the name never connect to the store and repeat `gai error: -2 - Name or
-    service not known`. The other ranks wait for them until the timeout.
-    Fix: Set MASTER_ADDR (torchrun: --rdzv-endpoint or --local-addr) to the IP address of rank 0's host, or add the name
-    to /etc/hosts or DNS, and verify with `getent ahosts "$MASTER_ADDR"`.
+    Why it hurts: ranks that cannot resolve the name never join the job, and the other ranks wait for them until the
+    timeout.
+    Fix: Set MASTER_ADDR to the IP address of rank 0's host, or add its name to DNS or to /etc/hosts on all hosts.
     """
     found = []
     for master, identical in job.each(MasterFacts):
@@ -109,6 +130,12 @@ def master_unresolvable(job: Job) -> Iterator[Verdict]:
             continue
         evidence = {"MASTER_ADDR": master.address, "error": error, "seconds": master.seconds}
         found.append(
-            Finding(f"MASTER_ADDR={master.address} does not resolve: {error}", ranks=identical.ranks, evidence=evidence)
+            Finding(
+                f"MASTER_ADDR={master.address} does not resolve: {error}",
+                ranks=identical.ranks,
+                evidence=evidence,
+                fix=f"Set MASTER_ADDR to the name or IP address of rank 0's host, or add {master.address} to DNS or "
+                "/etc/hosts.",
+            )
         )
     yield from merge(found)

@@ -71,10 +71,10 @@ class _Lookup(NamedTuple):
 def name_lookup_slow(job: Job, *, seconds: float = 1.0) -> Iterator[Verdict]:
     """Ask whether lookups of host names and addresses are fast.
 
-    Why it hurts: PyTorch looks up the address of every store client. A name server that drops packets adds ten seconds
-    per connection, so a job with many ranks seems to hang in init_process_group.
-    Fix: Remove the dead server from /etc/resolv.conf, or list all hosts in /etc/hosts with their addresses, also in the
-    form `::ffff:10.0.0.1` that torch's store uses, and verify with `time getent hosts ADDRESS`.
+    Why it hurts: every connection to the store waits for a lookup, so a job with many ranks seems to hang in
+    init_process_group.
+    Fix: List all hosts with their addresses in /etc/hosts, or remove name servers that do not answer from
+    /etc/resolv.conf.
     """
     severity = Severity.WARNING if job.is_multi_host else Severity.INFO
     found: dict[str, list[tuple[str, list[_Lookup], IdenticalRanks]]] = {}
@@ -86,11 +86,14 @@ def name_lookup_slow(job: Job, *, seconds: float = 1.0) -> Iterator[Verdict]:
     for kind, hosts in found.items():
         every = [one for _, slow, _ in hosts for one in slow]
         worst = max(every, key=lambda one: one.seconds)
+        about = worst.what.partition("lookup of ")[2]
         least = "at least " if (worst.error or "").startswith("no answer") else ""
         yield Finding(
-            f"{kind} on {hosts_text(name for name, _, _ in hosts)} take {least}{worst.seconds:.1f} s ({worst.what})",
+            f"{kind} on {hosts_text(name for name, _, _ in hosts)} take {least}{worst.seconds:.1f} s ({about})",
             ranks=tuple(sorted({rank for _, _, identical in hosts for rank in identical.ranks})),
             severity=severity,
+            fix=f"Add {about.rpartition('=')[2]} to /etc/hosts on {hosts_text(name for name, _, _ in hosts)}, or "
+            "remove name servers that do not answer from /etc/resolv.conf.",
             evidence={one.what: f"{one.seconds:.3f} s" + (f", {one.error}" if one.error else "") for one in every[:8]},
         )
 

@@ -10,6 +10,13 @@ from doctor.facts import GpuFacts, NcclFacts, RdmaFacts
 from doctor.knowledge.interface_syntax import parse_nccl_integer
 from doctor.testing import Fails, Passes, healthy
 
+_SWITCH = "NCCL_DMABUF_ENABLE"
+_FIX = (
+    "Load the module now and at each start of the host:\n"
+    "sudo modprobe nvidia-peermem\n"
+    "echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf"
+)
+
 
 @check(
     id="NET023",
@@ -38,9 +45,7 @@ def gpu_direct_absent(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: each message is copied through host memory, which reduces the bandwidth between hosts without an
     error. The NCCL log shows `GPU Direct RDMA Disabled for HCA` and `via NET/IB/0` without `/GDRDMA`.
-    Fix: Load the module with `sudo modprobe nvidia-peermem` (permanently:
-    `echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf`), or use a kernel of 5.12 or later with
-    NVIDIA's open kernel modules for dma-buf.
+    Fix: Load the module nvidia-peermem, or use a kernel of 5.12 or later with NVIDIA's open kernel modules for dma-buf.
     """
     found = []
     for rdma, gpus, identical in job.each(RdmaFacts, GpuFacts, also=(NcclFacts,)):
@@ -60,13 +65,14 @@ def gpu_direct_absent(job: Job) -> Iterator[Verdict]:
         why = "NCCL_DMABUF_ENABLE=0 is set" if switched_off else "the kernel is older than 5.12"
         found.append(
             Finding(
-                f"Network cards cannot access GPU memory: no nvidia_peermem, and {why}",
+                f"NICs cannot access GPU memory: nvidia_peermem is not loaded, and {why}",
                 ranks=identical.ranks,
                 evidence={
                     "peer_memory_modules": list(rdma.peer_memory),
                     "dma_buf": rdma.dma_buf,
                     "gpus": len(gpus.gpus),
                 },
+                fix=f"unset {_SWITCH}" if switched_off and rdma.dma_buf else _FIX,
             )
         )
     yield from merge(found)

@@ -114,7 +114,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if error.startswith(_NO_WAY_WORDS):
             yield finding_from_logs(
                 group,
-                f"RDMA cannot reach the peer's address: {error}",
+                f"RDMA cannot reach the peer's address: {error.partition(' errno ')[0]}",
                 evidence={"error": error, "queue_pair": group.value("qp")},
                 confidence=0.75 if error.startswith("Invalid") else 0.85,
             )
@@ -126,14 +126,14 @@ def _unanswered(job: Job) -> Iterator[Finding]:
         is_infiniband = (group.value("dev") or "").endswith("/IB")
         if group.value("msg2") and not is_infiniband and not has_worked(job, group.first):
             yield finding_from_logs(
-                group, "UCX received no response over RDMA, usually due to a wrong GID", confidence=0.5
+                group, "UCX received no response over RDMA, probably due to a wrong GID", confidence=0.5
             )
     for group in event_groups(job, "nccl.ib_wc"):
         silent = "12" in (*group.values("status"), *group.values("status2"))
         if silent and not has_worked(job, group.first):
             yield finding_from_logs(
                 group,
-                "The first RDMA transfer received no response (completion status 12), usually due to a wrong GID",
+                "The first RDMA transfer received no response (completion status 12), probably due to a wrong GID",
                 evidence={"peers": group.values("peer"), "gids": [*group.values("lgid"), *group.values("rgid")]},
                 confidence=0.75,
             )
@@ -157,12 +157,12 @@ def _unanswered(job: Job) -> Iterator[Finding]:
             "`status=12`."
         ),
         r"cannot reach the peer": (
-            "The connection fails before the first message: `Call to ibv_modify_qp failed`. NCCL ends the job."
+            "The rank fails when it connects to its peer, and the other ranks wait for it until the timeout."
         ),
         r"no response": (
-            "The connection is set up over TCP, and the first RDMA message is lost: the rank fails with `status=12`."
+            "The rank fails because its first RDMA message is lost, and the other ranks wait for it until the timeout."
         ),
-        r"no usable RoCE": "NCCL cannot use this port. The job fails when NCCL starts, or uses another network.",
+        r"could not read a RoCE": "NCCL cannot use this port. The job fails when NCCL starts, or uses another network.",
     },
     cases=lambda: (
         Passes("NCCL chooses the index", _job(2)),
@@ -242,9 +242,8 @@ def rdma_address_unusable(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the connection is set up over TCP and fails on the first RDMA message: `Call to ibv_modify_qp failed
     with error Connection timed out`, `Network is unreachable`, or `Got completion ... status=12`.
-    Fix: Run `unset NCCL_IB_GID_INDEX` (NCCL selects it since 2.21), or set it (`export NCCL_IB_GID_INDEX=3`) to the
-    index that `show_gids` lists with RoCE v2 and the IPv4 address on every host; start containers with
-    --network host.
+    Fix: Run `unset NCCL_IB_GID_INDEX`, or set it on every host to the index that `show_gids` lists with RoCE v2 and an
+    IPv4 address.
     """
     # Only the kind: addresses and subnets of another job are not a baseline.
     expected = baseline_value(job, lambda worked: (one.kind for one in _used_by_all(worked) if one.gid))
@@ -319,7 +318,11 @@ def _on_other_rails(used: list[_ChosenGid]) -> Iterator[Finding]:
     for one, subnet in placed:
         name = one.choice.name
         if name in usual and usual[name] != subnet and owner.get(subnet, name) != name:
-            yield _finding(one, f"is in {subnet}, the subnet of {owner[subnet]} on other hosts", None)
+            finding = _finding(one, f"is in {subnet}, the subnet of {owner[subnet]} on other hosts", None)
+            fix = (
+                f"Connect {one.choice.name} to the network that it uses on other hosts, which {owner[subnet]} now has."
+            )
+            yield finding.extended({}, fix)
 
 
 def _majority(counts: Counter[str]) -> str | None:
@@ -346,7 +349,11 @@ def _words(sort: tuple[str, bool] | None) -> str:
 def _finding(one: _ChosenGid, fault: str, severity: Severity | None, told: BaselineDeviation | None = None) -> Finding:
     by = "NCCL_IB_GID_INDEX" if one.fixed else "selected by NCCL"
     good = [gid.index for gid in one.choice.port.gids if _is_routable_v2(gid)]
-    fix = "unset NCCL_IB_GID_INDEX" if one.fixed else ""
+    fix = (
+        f"Give the interface of {one.choice.name} an IPv4 address, or start the container with `--network host`."
+        if not good
+        else f"export NCCL_IB_GID_INDEX={good[0]}"
+    )
     return Finding(
         f"GID index {one.entry} of {one.choice.name} ({by}) {fault}",
         ranks=one.identical.ranks,
@@ -359,5 +366,5 @@ def _finding(one: _ChosenGid, fault: str, severity: Severity | None, told: Basel
             **(told.evidence if told else {}),
         },
         effect=told.effect if told else "",
-        fix=f"Run `{fix}` or `export NCCL_IB_GID_INDEX={good[0]}`." if fix and good else fix,
+        fix=fix,
     )

@@ -39,7 +39,7 @@ from doctor.facts import (
     Setting,
 )
 from doctor.knowledge.environment_variables import slips
-from doctor.knowledge.interface_syntax import NcclList, list_fault, nccl_device_list, parse_nccl_integer
+from doctor.knowledge.interface_syntax import NcclList, list_fault, nccl_device_list, parse_nccl_integer, repaired_list
 from doctor.testing import Fails, Passes, healthy, logged
 
 _HALF_DOWN = (
@@ -60,8 +60,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                     evidence={"device": group.value("dev")},
                     severity=Severity.WARNING,
                     confidence=0.5,
-                    fix="Pass only the devices of NCCL_IB_HCA to the container (--device=/dev/infiniband/uverbs0), "
-                    "or select those that `ibv_devinfo` can open (`export NCCL_IB_HCA='=mlx5_1,mlx5_18'`).",
+                    fix="Pass the device file to the container with `--device=/dev/infiniband`, or exclude the device "
+                    f"with `export NCCL_IB_HCA='^={group.value('dev')}'`.",
                     symptoms=False,
                 )
         elif wanted and "libibverbs" not in group.first.text:
@@ -77,11 +77,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if (group.value("err") or "").startswith("No such device"):
             yield finding_from_logs(
                 group,
-                "NCCL selects an RDMA device that this process cannot use: 'No such device'",
+                "NCCL selects an RDMA device that this process cannot use: No such device",
                 evidence={"error": group.value("err")},
                 confidence=0.7,
-                fix="Select devices of the container or job that `ibv_devinfo` lists "
-                "(`export NCCL_IB_HCA='=mlx5_2:1'`), or run with the host's network and /dev/infiniband.",
+                fix="Set NCCL_IB_HCA to devices that `ibv_devinfo` lists in the container, or start the container with "
+                "`--network host`.",
             )
 
 
@@ -93,8 +93,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     from_logs=_from_logs,
     impacts={
         r"cannot open it": (
-            "NCCL ignores the device or fails when it opens it, and data between hosts may use TCP sockets, which "
-            "are ten to fifty times slower."
+            "NCCL does not use the device: traffic between hosts uses fewer devices, or TCP sockets, which are ten to "
+            "fifty times slower."
         ),
         r"cannot use: ": (
             "NCCL fails when it opens the device, and the other ranks wait for this one until the timeout."
@@ -219,8 +219,7 @@ def rdma_device_unmatched(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: NCCL logs `NET/IB : No device found` and falls back to TCP sockets, which are ten to fifty times
     slower; if other hosts use RDMA, the job hangs at startup.
-    Fix: Run `unset NCCL_IB_HCA`, or select devices with PORT_ACTIVE in `ibv_devinfo`: `export NCCL_IB_HCA='=mlx5_0'`
-    ('=': exact names, '^': all but these, otherwise prefixes, so that mlx5_1 also matches mlx5_10).
+    Fix: Run `unset NCCL_IB_HCA`, or set it to devices that `ibv_devinfo` lists with PORT_ACTIVE.
     """
     yield from lacking_verdicts(job, RdmaFacts)
     yield from merge(_of_ucx(job))
@@ -267,10 +266,10 @@ def _of_ucx(job: Job) -> Iterator[Finding]:
         there |= {interface.name for interface in interfaces.interfaces}
         if not there & {entry.strip().partition(":")[0] for entry in value.split(",")}:
             yield Finding(
-                f"UCX_NET_DEVICES={value} names no RDMA device and no interface of this host",
+                f"UCX_NET_DEVICES={value} names neither an RDMA device nor an interface of the host",
                 ranks=identical.ranks,
                 evidence={"UCX_NET_DEVICES": value, "devices": sorted(there)[:16]},
-                effect="UCX (MPI, UCC, NIXL) reaches no other host. NCCL does not read the variable.",
+                effect="Programs that use UCX (MPI, UCC, NIXL) cannot reach other hosts. NCCL is not affected.",
                 fix="unset UCX_NET_DEVICES",
                 severity=Severity.INFO,
             )
@@ -281,33 +280,46 @@ def _unused(setting: Setting, identical: IdenticalRanks) -> Iterator[Finding]:
     missing, gpus = identical.missing(RdmaFacts), identical.find(GpuFacts)
     if missing is not None and missing.lack is MissingReason.ABSENT and gpus is not None and gpus.gpus:
         yield Finding(
-            f"{setting_text(setting)} has no effect: this host has no RDMA device",
+            f"{setting_text(setting)} has no effect: the host has no RDMA device",
             ranks=identical.ranks,
             evidence={"value": setting.value},
-            effect="NCCL sends data between hosts through its network plugin or sockets.",
-            fix="Remove NCCL_IB_HCA, or check why the devices are missing (`ls /sys/class/infiniband`).",
+            effect="None if the job should not use RDMA; NCCL sends data through its network plugin or sockets.",
+            fix=_removing(setting),
             severity=Severity.INFO,
             source=source_of(setting),
         )
+
+
+def _removing(setting: Setting) -> str:
+    return f"Remove NCCL_IB_HCA from {setting.source}." if source_of(setting) else "unset NCCL_IB_HCA"
+
+
+def _setting(setting: Setting, value: str) -> str:
+    line = f"NCCL_IB_HCA='{value}'"
+    return f"In {setting.source}, set `NCCL_IB_HCA={value}`." if source_of(setting) else f"export {line}"
 
 
 def _malformed(setting: Setting, rdma: RdmaFacts, identical: IdenticalRanks) -> Iterator[Finding]:
     """Report a list that selects ports, but has entries without effect."""
     wanted, fault = nccl_device_list(setting.value), list_fault(setting.value)
     names = [device.name for device in rdma.devices]
+    fix = _setting(setting, repaired_list(setting.value))
     if not fault and wanted.exclude and not any(map(wanted.names, names)):
-        fault = "excludes no RDMA device of this host"
+        fault = "no RDMA device has such a name"
+        fix = f"{_removing(setting)[:1].upper()}{_removing(setting)[1:]}" if source_of(setting) else "unset NCCL_IB_HCA"
     if not fault and wanted.exclude and (slip := _misspelled(setting.value, names)):
-        fault = f"it excludes {slip[0]}, which this host does not have; did you mean {slip[1]}?"
+        fault = f"the host has no {slip[0]}; did you mean {slip[1]}?"
+        fix = _setting(setting, setting.value.replace(slip[0], slip[1], 1))
     if not fault and not wanted.exclude and (also := _also_selected(wanted, names)):
-        fault = f"an entry is a prefix, so that {also[0]} also selects {', '.join(also[1][:4])}"
+        fault = f"the prefix {also[0]} also selects {', '.join(also[1][:4])}"
+        fix = _setting(setting, f"={setting.value}")
     if fault:
         yield Finding(
             f"{setting_text(setting)}: {fault}",
             ranks=identical.ranks,
             evidence={"value": setting.value, "devices": names},
-            effect="NCCL uses ports that the setting does not intend.",
-            fix=f"Select RDMA devices of this host: {', '.join(names[:8])}; '=' before the list makes names exact.",
+            effect="NCCL uses other ports than the setting intends.",
+            fix=fix,
             severity=Severity.WARNING if fault and list_fault(setting.value) else Severity.INFO,
             source=source_of(setting),
         )
@@ -340,15 +352,21 @@ def _finding(setting: Setting, named: list[str], active: list[str], identical: I
     if named:
         claim = f"matches no active port: {', '.join(named[:4])}"
     elif wanted.exclude:
-        claim = "excludes every RDMA device on this host"
+        claim = "excludes every RDMA device"
     else:
-        claim = "matches no RDMA device on this host"
+        claim = "matches no RDMA device"
     devices = ",".join(dict.fromkeys(name.partition(":")[0] for name in active))
     return Finding(
         f"{setting_text(setting)} {claim}",
         ranks=identical.ranks,
         evidence={"value": setting.value, "selected": named, "active_ports": active},
-        fix=f"Run `unset NCCL_IB_HCA` or `export NCCL_IB_HCA='={devices}'`." if active else "",
+        fix=f"Run `unset NCCL_IB_HCA` or `export NCCL_IB_HCA='={devices}'`." if active else _fix_of_port(named),
         source=source_of(setting),
         explains=("NET022",),
     )
+
+
+def _fix_of_port(named: list[str]) -> str:
+    port = named[0].partition(" ")[0] if named else ""
+    device = port.partition(":")[0]
+    return f"Check the cable and the switch port of {port} with `ibstat {device}`." if named else ""

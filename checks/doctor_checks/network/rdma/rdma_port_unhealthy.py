@@ -111,9 +111,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 evidence={"peers": group.values("peer")},
                 severity=Severity.ERROR,
                 confidence=0.6,
-                fix="Check the peer in the log line for an earlier error of its process, then its link (`ibstat`, "
-                "`ibqueryerrors`, `ethtool -S`, `dmesg -T | grep mlx5`), and bridge short losses with "
-                "`export NCCL_IB_TIMEOUT=22`.",
+                fix=f"Find the first error of the process on {group.value('peer') or 'the peer'}, then check the RDMA "
+                "links of both hosts with `ibstat`.",
                 explains=("NET021",),
             )
         elif states == {"5"}:
@@ -122,8 +121,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 "RDMA transfers were flushed (completion status 5): the connection failed earlier on either host",
                 evidence={"peers": group.values("peer")},
                 confidence=0.4,
-                fix="Find the first NET/IB warning of all hosts and any process that ended earlier, then run `ibstat` "
-                "and `dmesg -T | grep mlx5` on both hosts.",
+                fix="Find the first NET/IB warning in the logs of all hosts, because this line is a consequence of it.",
             )
         yield from _of_requests(group, states)
 
@@ -139,8 +137,7 @@ def _of_ucx(job: Job) -> Iterator[Finding]:
                 evidence={"port": device},
                 severity=Severity.ERROR,
                 confidence=0.6,
-                fix="Check the peers for an earlier error of a process, run `ibstat`, `ibqueryerrors` and `dmesg -T "
-                "| grep mlx5` on both hosts, and increase UCX_RC_TIMEOUT to bridge short losses.",
+                fix="Find the first error of the peers, then check the RDMA links of both hosts with `ibstat`.",
                 explains=("NET021",),
             )
 
@@ -154,8 +151,7 @@ def _of_efa(job: Job) -> Iterator[Finding]:
             evidence={"peers": group.values("peer")},
             severity=Severity.ERROR,
             confidence=0.6,
-            fix="Check the peer in the log line for an earlier error of its process, run `ethtool -S` and `dmesg "
-            "-T | grep -i efa` on both hosts, and compare the versions of libfabric and aws-ofi-nccl.",
+            fix="Find the first error of the process on the other host, whose EFA endpoint may no longer exist.",
         )
 
 
@@ -167,20 +163,36 @@ def _of_requests(group: EventGroup, states: set[str]) -> Iterator[Finding]:
             evidence={"peers": group.values("peer"), "status": status},
             severity=Severity.ERROR,
             confidence=0.6,
-            fix="Check the peer for an earlier error, and run once with `NCCL_NET_GDR_LEVEL=LOC` (no GPUDirect RDMA); "
-            "if that works, check `lsmod | grep nvidia_peermem`, the IOMMU (`iommu=pt`) and PCI access control.",
+            fix=_FIXES.get(status, _FIX_OF_MEMORY),
         )
+
+
+_FIX_OF_MEMORY = "Run once with `NCCL_NET_GDR_LEVEL=LOC` to find out whether GPUDirect RDMA causes the error."
+_FIXES = {
+    "1": "Compare the shapes of the tensors that the ranks pass to the collective.",
+    "11": "Find the first error of the process on the other host.",
+    "13": "Find what blocked the process on the other host, with the end of its log and `py-spy dump`.",
+}
 
 
 def _by_port(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "nccl.ib_async", by=("dev", "port", "e1", "e2", "e3")):
         event = group.value("e1", "e2", "e3") or ""
         if not any(word in event for word in _HARMLESS):
-            device = f"{group.value('dev')}:{group.value('port')}" if group.value("dev") else None
+            name = group.value("dev")
+            device = f"{name}:{group.value('port')}" if name else None
+            port = f"RDMA port {device}" if device else "an RDMA port"
+            is_of_queue = "fatal event on QP" in group.first.text
+            link = f"the link of {name} with `ibstat {name}`" if name else "the links of the RDMA ports with `ibstat`"
             yield finding_from_logs(
                 group,
-                f"RDMA port {device} reports: {event}" if device else f"An RDMA port reports: {event}",
+                f"A queue pair on {port} failed: {event}"
+                if is_of_queue
+                else f"{port[:1].upper()}{port[1:]} reports: {event}",
                 evidence={**({"port": device} if device else {}), "event": event},
+                fix=_FIX_OF_MEMORY
+                if is_of_queue
+                else f"Check {link}, then replace the cable or reset the switch port.",
                 severity=Severity.ERROR,
                 confidence=0.85,
                 explains=("NET021",),
@@ -197,17 +209,18 @@ def _by_port(job: Job) -> Iterator[Finding]:
     from_logs=(_by_port, _from_logs, _of_ucx, _of_efa),
     impacts={
         r"is (?:DOWN|INIT|ARMED)|found (?:DOWN|INIT|ARMED)": (
-            "NCCL does not use this port. The host has less bandwidth than its peers, or NCCL fails with "
-            "`Detected mixed local Net device counts`."
+            "NCCL does not use this port: bandwidth between hosts is lower, or NCCL fails with `Detected mixed local "
+            "Net device counts`."
         ),
         r"runs at|Gb/s.*found": "Collectives over this port are limited to its rate, and all ranks wait for it.",
         r"during the test|since boot": (
             "Packets are repeated, which slows down the port. If the errors increase, transfers fail with `status=12`."
         ),
-        r"EFA|libfabric": "The rank fails with an NCCL error, and the other ranks wait for it until their timeout.",
-        r"no response|stopped responding|reports": (
-            "NCCL ends the communicator on the ranks that use the connection, and the job fails."
+        r"EFA|libfabric|queue pair|transfer failed|were flushed|stopped responding": (
+            "The rank fails with an NCCL error, and the other ranks wait for it until their timeout."
         ),
+        r"no response": "The rank fails with a UCX error, and the other ranks wait for it until their timeout.",
+        r"reports": "Transfers over the port fail or time out, and the ranks that use it end with an NCCL error.",
     },
     cases=lambda: (
         Fails(
@@ -313,9 +326,7 @@ def rdma_port_unhealthy(job: Job, *, outlier_times: float = 100, least_errors: f
 
     Why it hurts: NCCL skips the port or waits for the slow one: half the bandwidth, `Detected mixed local Net device
     counts`, or `Got completion from peer ... with status=12` during the run.
-    Fix: Check the port with `ibstat DEVICE` and `mlxlink -d DEVICE`, reseat or replace the cable or reset the switch
-    port (InfiniBand in state INIT needs a subnet manager), and until then exclude the device on all hosts with
-    NCCL_IB_HCA.
+    Fix: Check the cable and the switch port with `ibstat`, or exclude the device on all hosts with NCCL_IB_HCA.
     """
     seen = list(_ports(job))
     states = baseline_values(job, lambda worked: ((one.hardware, one.port.state == "ACTIVE") for one in _ports(worked)))
@@ -329,6 +340,8 @@ def rdma_port_unhealthy(job: Job, *, outlier_times: float = 100, least_errors: f
                 f"RDMA ports of {', '.join(identical.hosts)} counted {paths.rdma_errors:,} errors during the test",
                 ranks=identical.ranks,
                 evidence={"rdma_errors": paths.rdma_errors},
+                fix=f"Check the RDMA links of {', '.join(identical.hosts)} with `ibstat` and `ibqueryerrors`, then "
+                "replace the cable or transceiver.",
             )
     # Counters since boot far above those of the other ports of the job: only a hint, because no increase was observed.
     values: dict[str, list[tuple[int, _ObservedRdmaPort]]] = {}
@@ -341,12 +354,28 @@ def rdma_port_unhealthy(job: Job, *, outlier_times: float = 100, least_errors: f
         for value, one in counted if len(counted) >= 8 else ():
             if value > max(least_errors, outlier_times * (usual + 1)):
                 yield Finding(
-                    f"{one.name} counted {value:,} {name} since boot, other ports {usual:g}",
+                    f"{one.name} counted {value:,} `{name}` since boot, other ports {usual:g}",
                     ranks=one.ranks,
                     severity=Severity.INFO,
                     confidence=0.5,
                     evidence={name: value, "median": usual, "ports": len(counted)},
+                    fix=_fix_of_link(one),
                 )
+
+
+def _fix_of_link(one: _ObservedRdmaPort) -> str:
+    name = one.device.name
+    return f"On {one.host.name}, check the link of {name} with `ibstat {name}`, then replace its cable or transceiver."
+
+
+def _fix_of_state(one: _ObservedRdmaPort) -> str:
+    name = one.device.name
+    if one.port.state in ("INIT", "ARMED") and one.port.link_layer != "Ethernet":
+        return "Start a subnet manager in the InfiniBand fabric, for example with `sudo systemctl start opensm`."
+    return (
+        f"On {one.host.name}, check the cable and the switch port of {name} with `ibstat {name}`, or exclude {name} on "
+        f"all hosts with `export NCCL_IB_HCA='^={name}'`."
+    )
 
 
 def _ports(job: Job) -> Iterator[_ObservedRdmaPort]:
@@ -389,6 +418,7 @@ def _down(seen: list[_ObservedRdmaPort], expected: Mapping[Hashable, BaselineVal
                     "physical_state": one.port.physical_state,
                     "hosts_with_it_active": up,
                 },
+                fix=_fix_of_state(one),
                 explains=("NET022",),
             )
         elif not known and _has_active_sibling(one, seen):
@@ -399,6 +429,8 @@ def _down(seen: list[_ObservedRdmaPort], expected: Mapping[Hashable, BaselineVal
                 confidence=0.5,
                 evidence={"state": one.port.state, "physical_state": one.port.physical_state},
                 effect="None if the port is intentionally not connected.",
+                fix=f"Check the cable and the switch port of {one.device.name} with `ibstat {one.device.name}`, if the "
+                "port should be connected.",
             )
     yield from _unexpected(unlike)
 
@@ -437,8 +469,9 @@ def _slow(seen: list[_ObservedRdmaPort], expected: Mapping[Hashable, BaselineVal
             if usual and (one.port.rate or 0) < usual and one.name not in reported:
                 reported.add(one.name)
                 yield Finding(
-                    f"{one.name} runs at {one.port.rate:g} Gb/s, its peers at {usual:g}",
+                    f"{one.name} runs at {one.port.rate:g} Gb/s, its peers at {usual:g} Gb/s",
                     ranks=one.ranks,
+                    fix=_fix_of_link(one),
                     evidence={"rate_gbit_per_s": one.port.rate, "peers_gbit_per_s": usual},
                     explains=("NET022",),
                 )
@@ -452,7 +485,9 @@ def _unexpected(unlike: Mapping[BaselineDifference, list[_ObservedRdmaPort]]) ->
             (row._replace(what=", ".join(one.name for one in ports[:SHOWN]) + more),), drifted=False
         )
         ranks = tuple(sorted({rank for one in ports for rank in one.ranks}))
-        yield deviation.finding(ranks, {"ports": len(ports)}, explains=("NET022",))
+        finding = deviation.finding(ranks, {"ports": len(ports)}, explains=("NET022",))
+        names = ", ".join(dict.fromkeys(one.name for one in ports[:SHOWN]))
+        yield finding.extended({}, f"Check the cables and switch ports of {names}{more} with `ibstat`.")
 
 
 def _usual(group: list[_ObservedRdmaPort], *, beside_peers: bool) -> float | None:

@@ -21,6 +21,7 @@ from doctor.api import (
     baseline_value,
     check,
     correlates,
+    hosts_text,
     split_groups,
 )
 from doctor.facts import (
@@ -59,12 +60,16 @@ class _RankRdmaPorts(NamedTuple):
             "NCCL cannot merge ports of InfiniBand and Ethernet (`Attempted to merge incompatible devices`), and "
             "fails to start."
         ),
-        r"no RDMA port|Ethernet|connect an InfiniBand": (
+        r"cannot combine an InfiniBand": "NCCL fails when it starts, and the job ends.",
+        r"no RDMA port": (
+            "NCCL on hosts without an RDMA port cannot connect to the others: the job hangs or fails when NCCL starts."
+        ),
+        r"InfiniBand.*Ethernet|Ethernet.*InfiniBand": (
             "Ports of InfiniBand and Ethernet cannot connect to each other: the job hangs or fails when NCCL starts."
         ),
-        r"ports? of|Net devices": (
-            "A port without a counterpart on the peer waits indefinitely (`Detected mixed local Net device counts "
-            "across ranks`)."
+        r"Net devices": "NCCL fails with a system error on all ranks when it starts.",
+        r"ports? of": (
+            "NCCL fails with `Detected mixed local Net device counts across ranks`, or ranks block until the timeout."
         ),
     },
     cases=lambda: (
@@ -117,11 +122,10 @@ class _RankRdmaPorts(NamedTuple):
 def rdma_ports_differ(job: Job) -> Iterator[Verdict]:
     """Ask whether every host has the same RDMA ports for NCCL.
 
-    Why it hurts: NCCL assigns channels by the ports of one host; a port without a counterpart on the peer waits
-    indefinitely (`Detected mixed local Net device counts across ranks`), and InfiniBand cannot connect to RoCE
-    (`Attempted to merge incompatible devices`).
-    Fix: Select ports of one link layer that all hosts have (`export NCCL_IB_HCA='=mlx5_0,mlx5_1,mlx5_2,mlx5_3'`), or
-    exclude the host until its port is repaired.
+    Why it hurts: ports without a counterpart on the peer cannot connect: NCCL fails with `Detected mixed local Net
+    device counts across ranks` or `Attempted to merge incompatible devices`, or ranks block until the timeout.
+    Fix: Set NCCL_IB_HCA on all hosts to ports of one link layer that all of them have, or exclude the hosts whose ports
+    are missing.
     """
     # A baseline job without RDMA has no ports to compare.
     expected = baseline_value(
@@ -180,12 +184,29 @@ def _minority(
     severity = Severity.ERROR if len(layers) > 1 else Severity.WARNING
     if expected:
         deviation = BaselineDeviation((parted.unlike("RDMA ports", _words),), parted.drifted)
-        yield deviation.finding(parted.odd, _evidence(job, parted.odd, everybody), severity=severity)
+        finding = deviation.finding(parted.odd, _evidence(job, parted.odd, everybody), severity=severity)
+        yield finding.extended({}, "" if parted.drifted else _fix(job, odd, everybody))
         return
     others = (group.value for group in parted.groups if group.value != odd[0].ports)
     usual = parted.common.value if parted.common else next(others)
-    summary = f"RDMA ports differ: {_words(odd[0].ports)} here, {_words(usual)} elsewhere"
-    yield _finding(job, summary, odd, everybody, severity)
+    hosts = job.hosts_of(rank for member in odd for rank in member.identical.ranks)
+    has = "has" if len(hosts) == 1 else "have"
+    summary = f"{hosts_text(hosts)} {has} {_words(odd[0].ports)}; other hosts have {_words(usual)}"
+    yield _finding(job, summary, odd, everybody, severity, _fix(job, odd, everybody))
+
+
+def _fix(job: Job, odd: list[_RankRdmaPorts], everybody: list[_RankRdmaPorts]) -> str:
+    """Exclude the hosts, or select the devices that all hosts have."""
+    hosts = job.hosts_of(rank for member in odd for rank in member.identical.ranks)
+    names = [dict.fromkeys(one.device.name for one in member.choices) for member in everybody]
+    shared = [name for name in names[0] if all(name in own for own in names)]
+    exclude = f"Exclude {', '.join(hosts[:4])}{' and others' if len(hosts) > 4 else ''}"
+    if len({layer for member in everybody for layer, _ in member.ports}) > 1:
+        return f"{exclude} from the job, because InfiniBand ports cannot connect to Ethernet ports."
+    if not all(member.ports for member in odd):
+        return f"{exclude} until the RDMA ports are repaired, or run `export NCCL_IB_DISABLE=1` on all hosts."
+    select = f", or run `export NCCL_IB_HCA='={','.join(shared)}'` on all hosts" if shared else ""
+    return f"{exclude} until the ports are repaired{select}."
 
 
 def _of_one_layer(member: _RankRdmaPorts) -> str:

@@ -51,18 +51,23 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         return
     switched = [group for group in event_groups(job, "nccl.env.set", by=("env", "value")) if _switches_off(group)]
     if switched:
-        yield _logged_finding(switched[0], "NCCL_IB_DISABLE disables RDMA: NCCL uses sockets between hosts", 0.7)
+        summary = f"NCCL_IB_DISABLE={switched[0].value('value')} disables RDMA: NCCL uses sockets between hosts"
+        yield _logged_finding(switched[0], summary, 0.7, "Run `unset NCCL_IB_DISABLE`, or remove it from nccl.conf.")
         return
     for group in event_groups(job, "nccl.net.ib_none"):
         names = (group.value("if") or "" for group in event_groups(job, "nccl.bootstrap.using", by=("if",)))
         named = (group.value("env") for group in event_groups(job, "nccl.env.set", by=("env",)))
         if any(name.startswith("ib") for name in names) or "NCCL_IB_HCA" in named:
-            yield _logged_finding(group, "NCCL finds no RDMA device on hosts with InfiniBand, and uses sockets", 0.8)
+            summary = "NCCL finds no RDMA device on hosts with InfiniBand, and uses sockets"
+            yield _logged_finding(group, summary, 0.8, _FIX)
             return
 
 
-def _logged_finding(group: EventGroup, summary: str, confidence: float) -> Finding:
-    return finding_from_logs(group, summary, confidence=confidence, symptoms=False)
+_FIX = "Pass `--device=/dev/infiniband` to the container, and install libibverbs (rdma-core) in its image."
+
+
+def _logged_finding(group: EventGroup, summary: str, confidence: float, fix: str) -> Finding:
+    return finding_from_logs(group, summary, confidence=confidence, fix=fix, symptoms=False)
 
 
 def _switches_off(group: EventGroup) -> bool:
@@ -141,8 +146,7 @@ def rdma_unused(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: traffic between hosts uses TCP over the CPU, which is ten to fifty times slower; the log shows only
     `NCCL INFO Using network Socket`.
-    Fix: Run `unset NCCL_IB_DISABLE NCCL_NET`, remove these settings from nccl.conf, install libibverbs (rdma-core) in
-    the image, and pass `--device=/dev/infiniband` to the container.
+    Fix: Pass `--device=/dev/infiniband` to the container, and install libibverbs (rdma-core) in its image.
     """
     if not job.is_multi_host:
         yield Skip("one host")
@@ -215,13 +219,13 @@ def _in_part(nccl: NcclFacts, rdma: RdmaFacts, identical: IdenticalRanks) -> Fin
     if not shut or not usable or gpus is None or len(usable) >= len(gpus.gpus) or loaded_net_plugin(nccl) is not None:
         return None
     names = ", ".join(shut[:4]) + (" …" if len(shut) > 4 else "")
+    why = f"{names} {'has' if len(shut) == 1 else 'have'} no device file"
     return Finding(
-        f"NCCL can open {len(usable)} of {len(usable) + len(shut)} active RDMA devices: no device file of {names}",
+        f"NCCL can open {len(usable)} of {len(usable) + len(shut)} active RDMA devices: {why}",
         ranks=identical.ranks,
         severity=Severity.INFO,
         evidence={"usable": sorted(usable)[:16], "closed": shut[:16], "gpus": len(gpus.gpus)},
-        effect=f"The traffic of {len(gpus.gpus)} GPUs shares {len(usable)} device{'s' if len(usable) > 1 else ''}; "
-        "libibverbs does not list the others, and NCCL logs nothing about them.",
-        fix="Pass all devices to the container (`docker run --device=/dev/infiniband`; in Kubernetes, request as many "
-        "RDMA resources as the job has cards).",
+        effect=f"The traffic of {len(gpus.gpus)} GPUs shares {len(usable)} device{'s' if len(usable) > 1 else ''}, and "
+        "NCCL does not log it.",
+        fix="Pass all RDMA devices to the container, for example with `docker run --device=/dev/infiniband`.",
     )

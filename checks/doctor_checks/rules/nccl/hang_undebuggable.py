@@ -27,6 +27,11 @@ _CAPTURES = (
 )
 """To capture DDP's backward pass, PyTorch requires that asynchronous error handling is off (docs, CUDA semantics, on
 the usage of graphs with DistributedDataParallel)."""
+_FIXES = {
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "Set TORCH_NCCL_DUMP_ON_TIMEOUT to 1.",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "Set TORCH_NCCL_TRACE_BUFFER_SIZE to 2000.",
+    "TORCH_FR_BUFFER_SIZE": "Set TORCH_FR_BUFFER_SIZE to 2000.",
+}
 _CAPTURED = """\
 os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
 dist.init_process_group("nccl")
@@ -59,7 +64,7 @@ _NO_DUMP_TOO = ('"0"\n', '"0"\nos.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"  #
 def hang_undebuggable_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether a launch file keeps the evidence of a hang: a flight-recorder dump of every rank.
 
-    Fix: Remove the variable, and set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1.
+    Fix: Remove the variable.
     """
     captures = isinstance(file, Script) and any(True for _ in file.calls(*_CAPTURES))
     for setting in file.settings:
@@ -75,6 +80,7 @@ def hang_undebuggable_in_files(file: EnvironmentSource) -> Iterator[Violation]:
             yield Violation(
                 setting.place,
                 f"{setting.name}={setting.known_value}: {why}",
+                _FIXES.get(setting.name, f"Remove {setting.name}."),
                 severity=Severity.INFO if setting.name.endswith("BLOCKING_WAIT") else None,
                 evidence=(("name", setting.name), ("value", setting.known_value)),
             )

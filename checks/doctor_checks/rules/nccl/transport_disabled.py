@@ -26,6 +26,11 @@ _FOUR = ("#!/bin/bash", "#SBATCH --nodes=1", "#SBATCH --gres=gpu:a100:4")
 @rule(
     check=transport_disabled,
     reads=ShellFile,
+    impacts={
+        r"NVLink SHARP": "All-reduces run on the GPUs instead of in the NVSwitch, which costs part of their bandwidth.",
+        r"shared memory": "GPUs without peer access communicate through the network card, at a fraction of the speed.",
+        r"cannot access each other": "The GPUs of a host communicate through host memory, at a fraction of the speed.",
+    },
     cases=lambda: (
         shell_fails(
             "no peer access between A100s",
@@ -63,8 +68,8 @@ _FOUR = ("#!/bin/bash", "#SBATCH --nodes=1", "#SBATCH --gres=gpu:a100:4")
 def transport_disabled_in_files(file: ShellFile) -> Iterator[Violation]:
     """Ask whether a batch script turns off a fast path of the GPUs that it requests.
 
-    Why it hurts: collectives go through host memory or the network, at a tenth of the bandwidth.
-    Fix: Remove the variable; if a fault of this machine requires it, add a comment with the reason to its line.
+    Why it hurts: collectives go through host memory or the network, at a fraction of the bandwidth.
+    Fix: Remove the variable, or add a comment with the reason to its line.
     """
     model = _model(file)
     if model is None:
@@ -74,6 +79,7 @@ def transport_disabled_in_files(file: ShellFile) -> Iterator[Violation]:
             yield Violation(
                 setting.place,
                 f"{setting.name}={setting.known_value} on {model} GPUs: {why}",
+                f"Remove {setting.name}, or add a comment with the reason to its line.",
                 severity=Severity.INFO if setting.name == "NCCL_NVLS_ENABLE" else None,
                 confidence=0.8,
                 evidence=(("name", setting.name), ("gpus", model)),

@@ -10,7 +10,7 @@ from doctor.knowledge.releases import bundled_nccl
 from doctor.knowledge.variable_values import fault as value_fault
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
-from doctor_checks.nccl.value_invalid import severity_of, value_invalid
+from doctor_checks.nccl.value_invalid import meant_number, severity_of, value_invalid
 
 
 @rule(
@@ -59,7 +59,9 @@ def value_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
             yield Violation(
                 setting.place,
                 f"{setting.name}={setting.known_value or repr('')} {fault.problem}",
-                fix=f"Set {setting.name} to a valid value: {fault.expected}.",
+                fix=f"Set `{setting.name}={meant}`."
+                if (meant := meant_number(setting.known_value)) and fault.expected.startswith("0 or 1")
+                else f"Set {setting.name} to a valid value: {fault.expected}.",
                 severity=severity_of(fault),
                 evidence=(("name", setting.name), ("value", setting.known_value), ("expected", fault.expected)),
             )

@@ -8,7 +8,7 @@ from doctor.api import Violation, rule
 from doctor.knowledge.interface_syntax import looks_like_nccl_syntax
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing.script_cases import fails, shell_fails, shell_passes
-from doctor_checks.network.interfaces.gloo_interface_syntax import gloo_interface_syntax
+from doctor_checks.network.interfaces.gloo_interface_syntax import fix_of_value, gloo_interface_syntax
 
 
 @rule(
@@ -32,14 +32,14 @@ from doctor_checks.network.interfaces.gloo_interface_syntax import gloo_interfac
 def gloo_interface_syntax_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether GLOO_SOCKET_IFNAME contains only exact interface names.
 
-    Why it hurts: Gloo looks for an interface with exactly that name, and every rank fails with "Unable to find address
-    for".
-    Fix: Set exact interface names, for example `export GLOO_SOCKET_IFNAME=eth0`.
+    Why it hurts: every rank fails in init_process_group with `Unable to find address for`.
+    Fix: Set GLOO_SOCKET_IFNAME to the exact name of an interface that `ip -br address` shows.
     """
     for setting in file.settings:
         if setting.name == "GLOO_SOCKET_IFNAME" and setting.is_exported and looks_like_nccl_syntax(setting.value):
             yield Violation(
                 setting.place,
-                f"{setting.name}={setting.known_value or '…'}: Gloo does not support ^ and =, which are NCCL syntax",
+                f"{setting.name}={setting.known_value or '…'} uses NCCL syntax, but Gloo accepts only exact names",
+                fix_of_value(setting.known_value or ""),
                 evidence=(("value", setting.known_value),),
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import Severity, Violation, rule
-from doctor.knowledge.interface_syntax import list_fault
+from doctor.knowledge.interface_syntax import list_fault, repaired_list
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing.script_cases import fails, shell_fails, shell_passes
 from doctor_checks.network.interfaces.interface_unmatched import interface_unmatched
@@ -30,9 +30,9 @@ _NAMES = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "TP_SOCKET_IFNAME")
 def interface_unmatched_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether each entry of an interface list is a valid name in the syntax of the library.
 
-    Why it hurts: the library does not trim spaces; an invalid entry selects or excludes nothing. NCCL then reports "no
-    socket interface found", or uses an interface that was meant to be excluded.
-    Fix: Separate the names by commas without spaces, with at most one ^ or = before the whole list: `^lo,docker0`.
+    Why it hurts: an invalid entry selects or excludes nothing: the library finds no interface, or uses one that was
+    meant to be excluded.
+    Fix: Separate the names with commas only, and write ^ or = once, before the whole list.
     """
     for setting in file.settings:
         value = setting.known_value if setting.name in _NAMES and setting.is_exported else None
@@ -40,6 +40,7 @@ def interface_unmatched_in_files(file: EnvironmentSource) -> Iterator[Violation]
             yield Violation(
                 setting.place,
                 f"{setting.name}={value!r}: {why}",
+                f"Set {setting.name} to `{plain}`." if (plain := repaired_list(value)) else "",
                 severity=Severity.WARNING if value.startswith("^") else None,
                 evidence=(("value", value),),
             )

@@ -35,8 +35,7 @@ def interface_unroutable_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether the interface configured for a multi-host job connects the hosts.
 
     Why it hurts: each host advertises an address that is local to it: connections are refused or time out.
-    Fix: Select the interface of the network between the hosts (`ip route get ADDRESS` shows it), or exclude the others:
-    `export NCCL_SOCKET_IFNAME=^lo,docker0`.
+    Fix: Set the variable to the interface that connects the hosts (`ip -br address` lists them all).
     """
     has_pods = isinstance(file, Manifest) and any((one.pods or 1) > 1 for one in file.workloads)
     for setting in file.settings if has_pods or file_spans_hosts(file) else ():
@@ -46,5 +45,6 @@ def interface_unroutable_in_files(file: LaunchFile) -> Iterator[Violation]:
             yield Violation(
                 setting.place,
                 f"{setting.name}={value} in a multi-host job: {_NOWHERE[name]} does not reach other hosts",
+                f"Set {setting.name} to the interface that connects the hosts (`ip -br address` lists them all).",
                 evidence=(("value", value),),
             )

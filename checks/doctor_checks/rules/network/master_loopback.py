@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from doctor.api import FileFails, FilePasses, LaunchFile, Severity, Violation, rule
 from doctor.knowledge.interface_syntax import is_loopback_name
 from doctor.lint.launch.kubernetes import Workload
-from doctor.lint.launch.launch_file import Launch
 from doctor.lint.launch.manifest import Manifest
 from doctor.lint.launch.partial_text import is_known
 from doctor.lint.launch.process_launches import (
@@ -115,10 +114,9 @@ spec:
 def master_loopback_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether the master address of a multi-host job is reachable from all hosts.
 
-    Why it hurts: each host connects to itself, where nothing listens, and all ranks block: `The client socket has timed
-    out after 600000ms while trying to connect to (127.0.0.1, 29500)`.
-    Fix: Use the address of rank 0's host; in SLURM, `scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1` prints
-    its name.
+    Why it hurts: each host connects to itself, where nothing listens, and all ranks block until `The client socket has
+    timed out`.
+    Fix: Use the address of rank 0's host.
     """
     starts = list(starts_of(file))
     numbers = [rank_of_host(start.launch) for start in starts if (hosts_of(start.launch) or 1) > 1]
@@ -139,7 +137,8 @@ def _judge_agent(start: ProcessLaunch) -> Iterator[Violation]:
         return  # loopback is valid on the master itself
     endpoint = endpoint_of(launch)
     if endpoint is not None and is_known(endpoint) and is_loopback_name(endpoint):
-        yield _violation(launch, f"{launch.program} for {hosts} hosts uses {endpoint} as the master")
+        name = option_name(launch, launch.command.master if uses_node_rank(launch) else launch.command.host_port)
+        yield _violation(start, f"{launch.program} for {hosts} hosts uses {endpoint} as the master", name)
     elif endpoint is None and launch.command.assumes_loopback and not launch.is_open:
         # Without an address torchrun uses 127.0.0.1, and c10d localhost (torch/distributed/run.py,
         # elastic/rendezvous/c10d_rendezvous_backend.py); without a node rank, ENV001 is reported instead.
@@ -150,8 +149,9 @@ def _judge_agent(start: ProcessLaunch) -> Iterator[Violation]:
             return
         name = option_name(launch, command.master if is_static else command.host_port)
         yield _violation(
-            launch,
+            start,
             f"{launch.program} for {hosts} hosts without {name}: each uses itself as the master",
+            name,
             None if start.step is not None else Severity.WARNING,
         )
 
@@ -160,11 +160,18 @@ def _judge_task(start: ProcessLaunch) -> Iterator[Violation]:
     address = start.launch.setting("MASTER_ADDR")
     nodes = start.step.nodes if start.step is not None else None
     if start.launch.program == "python" and nodes and nodes > 1 and address is not None and is_loopback_name(address):
-        yield _violation(start.launch, f"MASTER_ADDR={address} for srun tasks on {nodes} hosts")
+        yield _violation(start, f"MASTER_ADDR={address} for srun tasks on {nodes} hosts", "MASTER_ADDR")
 
 
-def _violation(launch: Launch, summary: str, severity: Severity | None = None) -> Violation:
-    return Violation(launch.place, summary, severity=severity, confidence=1.0 if severity is None else 0.7)
+def _violation(start: ProcessLaunch, summary: str, name: str, severity: Severity | None = None) -> Violation:
+    """``name``: the option or variable that takes the address."""
+    first = '"$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)"'
+    fix = f"Pass the address of rank 0's host with {name}."
+    if name == "MASTER_ADDR":
+        fix = f"export MASTER_ADDR={first}"
+    elif start.step is not None:
+        fix = f"Pass the first host of the job with `{name}={first}`."
+    return Violation(start.launch.place, summary, fix, severity=severity, confidence=1.0 if severity is None else 0.7)
 
 
 def _judge_config(root: YamlNode) -> Iterator[Violation]:
@@ -172,7 +179,11 @@ def _judge_config(root: YamlNode) -> Iterator[Violation]:
     if root.get("mpirun_config") is not None or root.number("machine_rank") == 0:
         return
     if address is not None and place is not None and (machines or 1) > 1 and is_loopback_name(address):
-        yield Violation(place.place, f"main_process_ip is {address} for {machines} machines")
+        yield Violation(
+            place.place,
+            f"main_process_ip is {address} for {machines} machines",
+            "Set main_process_ip to the address of the machine whose machine_rank is 0.",
+        )
 
 
 def _judge_pods(job: Workload) -> Iterator[Violation]:
@@ -183,4 +194,9 @@ def _judge_pods(job: Workload) -> Iterator[Violation]:
         for box in role.containers:
             for setting in box.settings:
                 if setting.name == "MASTER_ADDR" and is_loopback_name(setting.value):
-                    yield Violation(setting.place, f"MASTER_ADDR is {setting.value} in a job of {job.pods} pods")
+                    fix = (
+                        "Remove MASTER_ADDR from the pods, because the training operator sets it."
+                        if job.kind == "PyTorchJob"
+                        else "Set MASTER_ADDR to the DNS name of the pod that runs rank 0."
+                    )
+                    yield Violation(setting.place, f"MASTER_ADDR is {setting.value} in a job of {job.pods} pods", fix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import Violation, rule
-from doctor.knowledge.interface_syntax import list_fault
+from doctor.knowledge.interface_syntax import list_fault, repaired_list
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing.script_cases import fails, shell_fails, shell_passes
 from doctor_checks.network.rdma.rdma_device_unmatched import rdma_device_unmatched
@@ -27,12 +27,12 @@ from doctor_checks.network.rdma.rdma_device_unmatched import rdma_device_unmatch
 def rdma_device_unmatched_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether each entry of NCCL_IB_HCA is a valid device name in NCCL syntax.
 
-    Why it hurts: NCCL does not trim spaces; an invalid entry selects or excludes nothing, and NCCL silently uses fewer
-    ports or sockets.
-    Fix: Separate the names by commas without spaces, with at most one ^ or = before the whole list:
-    `=mlx5_0:1,mlx5_1:1`.
+    Why it hurts: an invalid entry selects or excludes nothing, and NCCL silently uses other ports than intended, or
+    sockets.
+    Fix: Separate the names with commas only, and write ^ or = once, before the whole list.
     """
     for setting in file.settings:
         value = setting.known_value if setting.name == "NCCL_IB_HCA" and setting.is_exported else None
         if value and (why := list_fault(value)):
-            yield Violation(setting.place, f"NCCL_IB_HCA={value!r}: {why}", evidence=(("value", value),))
+            fix = f"Set NCCL_IB_HCA to `{plain}`." if (plain := repaired_list(value)) else ""
+            yield Violation(setting.place, f"NCCL_IB_HCA={value!r}: {why}", fix, evidence=(("value", value),))
