@@ -39,12 +39,6 @@ def _without_nvlink(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
         r"none is visible|no GPU is visible": (
             "The GPUs of one host communicate over a slower path. Only a line logged at NCCL_DEBUG=INFO shows it."
         ),
-        r"cannot communicate through shared memory": (
-            "GPUs without peer access communicate through the network card, at a fraction of the speed."
-        ),
-        r"cannot access each other": (
-            "The GPUs of a host communicate through host memory, at a fraction of the speed."
-        ),
         r"off shared memory": (
             "GPUs without peer access communicate through the network card, at a fraction of the speed. Only a "
             "line logged at NCCL_DEBUG=INFO shows it."
