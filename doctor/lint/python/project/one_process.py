@@ -389,8 +389,11 @@ def _counts_of_lists(script: Script) -> Iterator[int | None]:
     """The processes of each launcher's command that another program of the project has as a list of words."""
     name = PurePath(script.path).name
     listed = re.compile(rf"\[[^\[\]]*[\"'][\w./-]*{re.escape(name)}[\"'][^\[\]]*\]")
-    for shown, text in script.modules.mentioning(name) if script.modules is not None else ():
-        if not shown.endswith(".py") or shown == script.path:
+    modules = script.modules
+    words = ("torchrun", "torch.distributed", "accelerate", "deepspeed") if modules is not None else ()
+    texts = dict(one for word in words if modules is not None for one in modules.mentioning(word))
+    for shown, text in texts.items():
+        if name not in text or not shown.endswith(".py") or shown == script.path:
             continue
         for found in listed.finditer(text):
             command = " ".join(re.findall(r"[\"']([^\"'\n]*)[\"']", found[0]))
