@@ -5,8 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
 
 from tests.lab.sample import ALL, ALL_SLOW, ONE_OF_EXAMPLES, ONE_OF_PATTERNS, TURN, TURNS, of_this_turn, turn
 from tests.lab.speed import VARIABLE, patience, slowness
@@ -150,17 +155,25 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what runs in a step of its own, before ``-m`` selects by marks, and what ``--dist loadgroup`` keeps in one
-    worker: all of a module but jobs, and those that share a fixture."""
-    path = item.path.relative_to(TESTS).as_posix()
-    if path.startswith(SLOW):
+    """Mark what runs in a step of its own, before ``-m`` selects by marks."""
+    if item.path.relative_to(TESTS).as_posix().startswith(SLOW):
         item.add_marker(pytest.mark.slow)
-    if item.get_closest_marker("slow") and item.config.pluginmanager.hasplugin("xdist"):
-        job = _job_of(item)
-        if not job.startswith(JOBS):
-            item.add_marker(pytest.mark.xdist_group(path))
-        elif not job.endswith(f"::{item.name}"):
-            item.add_marker(pytest.mark.xdist_group(job))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
+    """Have any worker take any job where only slow tests run; other tests of a module stay together.
+
+    Not by marks and ``--dist loadgroup``: pytest-xdist 3.8 writes groups to a field that pytest 9.2 does not read."""
+    if config.getoption("markexpr") != "slow":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class JobScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid if nodeid.removeprefix(f"{TESTS.name}/").startswith(JOBS) else nodeid.partition("::")[0]
+
+    return JobScheduling(config, log)
 
 
 @pytest.hookimpl(trylast=True)
@@ -173,7 +186,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(LEFT_OUT)
     elif not ALL_SLOW and config.getoption("markexpr") == "slow":
         _sample_jobs([item for item in items if item.get_closest_marker("slow")])
-    if getattr(config.option, "loadgroup", False):
+    if config.getoption("markexpr") == "slow":
         items.sort(key=_rank_of)  # a long job that begins last has all other workers wait
     else:
         _spread_slow_modules(items, getattr(config, "workerinput", {}).get("workercount", 1))
