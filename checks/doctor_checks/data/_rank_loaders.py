@@ -244,6 +244,11 @@ def advice(job: Job, *, lightning: str, plain: str, transformers: str = "") -> s
     return (transformers or plain) if "transformers" in frameworks else plain
 
 
+def sampler_in_words(name: str) -> str:
+    """``The DistributedSampler``, ``The sampler Part``."""
+    return f"The {name}" if "Sampler" in name else f"The sampler {name}"
+
+
 def loader_hook(stage: str) -> str:
     """Lightning's hook that creates the loaders of a stage."""
     return f"{_ARGUMENTS.get(stage, stage)}_dataloader"

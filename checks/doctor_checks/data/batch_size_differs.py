@@ -122,22 +122,33 @@ def batch_size_differs(job: Job, *, dynamic_ratio: float = 1.2) -> Iterator[Verd
             ranks = readers.at(data_rank for group in found.minorities for data_rank in group.ranks)
             sizes = ", ".join(str(group.value) for group in found.minorities[:4])
             common = found.common.value if found.common else None
-            what = "Batch size" if severity is Severity.WARNING else "Mean batch size"
+            is_mean = severity is Severity.INFO and readers.stage in TRAINING
+            what = f"The {'mean ' if is_mean else ''}batch size of the {readers.name}"
             yield Finding(
-                f"{what} of the {readers.name} is {sizes} on {ranks_in_words(ranks)}"
-                + (f", {common} on the others" if common is not None else ": split evenly"),
+                f"{what} is {sizes} on {ranks_in_words(ranks)}, {common} on the others"
+                if common is not None
+                else f"{what} differs between ranks ({describe(found, readers.at)})",
                 ranks=ranks,
                 evidence={"sizes": describe(found, readers.at), "goes_with": list(correlates(job, ranks))},
-                fix=advice(
+                effect="" if readers.stage in TRAINING else _OF_EVALUATION,
+                fix="Make the batch sampler give all ranks batches of similar size."
+                if any(reader.loader.dynamic for reader in readers.members)
+                else advice(
                     job,
-                    lightning=f"Set the same `batch_size` on all ranks in `{loader_hook(readers.stage)}`; after "
-                    "`Tuner.scale_batch_size`, whose result may differ between ranks, broadcast the smallest size.",
+                    lightning=f"Set the same `batch_size` on all ranks in `{loader_hook(readers.stage)}`, or broadcast "
+                    "the smallest one if `Tuner.scale_batch_size` chose it.",
                     transformers="Set the same `per_device_train_batch_size` in `TrainingArguments` on all ranks, with "
                     "`auto_find_batch_size=False`.",
-                    plain="Set the same `DataLoader(..., batch_size=N)` on all ranks.",
+                    plain="Set the same `batch_size` in the DataLoader of all ranks.",
                 ),
                 severity=severity,
             )
+
+
+_OF_EVALUATION = (
+    "Ranks with larger batches take longer, and metrics that are averaged over batches weigh the samples of smaller "
+    "batches more."
+)
 
 
 def _sizes(readers: PeerLoaders, dynamic_ratio: float) -> tuple[MajoritySplit, bool]:

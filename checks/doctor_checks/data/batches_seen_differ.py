@@ -93,7 +93,10 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if stopped and 0 < len(ranks) < job.world_size:
             group = EventGroup(stopped[0].kind, stopped)
             yield finding_from_logs(
-                group, f"The data loader of {ranks_in_words(group.ranks)} ended early", confidence=0.7
+                group,
+                f"The data loader of {ranks_in_words(group.ranks)} ended early",
+                effect="The rank fails with StopIteration, and the others wait for it until their timeout.",
+                confidence=0.7,
             )
 
 
@@ -106,6 +109,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     or_needs=(ProgressFacts,),
     from_logs=_from_logs,
     impacts={
+        r"ran out of batches while others": "PyTorch raises this error on all ranks, and the job ends.",
         r"ended normally": "The ranks that still train wait for a rank that has left the job, until the timeout.",
     },
     cases=lambda: (
@@ -205,8 +209,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def batches_seen_differ(job: Job) -> Iterator[Verdict]:
     """Ask whether the loaders of all ranks ended after the same number of batches.
 
-    Why it hurts: ranks with more batches wait in a collective that the others never enter, or their collective is
-    matched with one of the others' next epoch, and gradients of different steps are averaged from then on.
+    Why it hurts: ranks with more batches wait until the timeout in a collective that the others never enter, or
+    gradients of different steps are averaged without an error.
     Fix: Give every rank the same number of batches, or end all ranks after as many as the shortest stream has.
     """
     if (found := diagnose_stall(job)) is not None and found.data_ended:
@@ -258,8 +262,7 @@ def _of_stacks(found: Diagnosis) -> Finding:
             "continuing": list(continuing[:64]),
             **({"loop": f"{place_of_frame(loop)}, line {loop.loop[0]}-{loop.loop[1]}"} if loop is not None else {}),
         },
-        fix="Give every rank the same number of batches: `DistributedSampler` or `drop_last=True` for a dataset with a "
-        "length, shards of equal length for an iterable one. Or wrap the loop in `model.join()` of DDP.",
+        fix="Give every rank the same number of batches, or wrap the loop in `model.join()` of DDP.",
         confidence=found.confidence,
         explains=("RUN001", "RUN002", "RUN006", "RUN010", "RUN012"),
         source=Source(loop.file, loop.line) if loop is not None else None,
@@ -273,9 +276,8 @@ def _of_early_end(ending: RunEnd) -> Finding:
         f"{'were' if len(lost) > 1 else 'was'} still training, probably after fewer batches",
         ranks=ending.left,
         evidence={"ended": list(ending.left[:64]), "continuing": list(lost[:64])},
-        fix="Give every rank the same number of batches: `DistributedSampler` or `drop_last=True` for a dataset with a "
-        "length, shards of equal length for an iterable one; if the lengths are equal, look for a `return`, `break` or "
-        "`sys.exit(0)` that depends on the rank.",
+        fix="Give every rank the same number of batches, or look for a `return`, `break` or `sys.exit(0)` that depends "
+        "on the rank.",
         confidence=0.65,
         explains=("RUN004", "RUN006", "RUN012"),
     )
@@ -330,13 +332,12 @@ def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int
         fix=advice(
             job,
             lightning=f"Set `Trainer({limit_argument(readers.stage)}={shortest})`, or better, give "
-            f"every rank the same number of samples in `{loader_hook(readers.stage)}`; Lightning does not shard "
-            "iterable datasets.",
+            f"every rank the same number of samples in `{loader_hook(readers.stage)}`, because Lightning does "
+            "not shard iterable datasets.",
             transformers=f"Set `TrainingArguments(max_steps={shortest})`, or better, shard the "
             "stream so that all shards have the same length.",
-            plain=f"Stop with `for batch in itertools.islice(loader, {shortest}):`, wrap the loop in "
-            "`with torch.distributed.algorithms.Join([model]):`, or better, shard the stream so that all shards "
-            "have the same length.",
+            plain=f"Stop the loop after {shortest:,} batches on every rank with `itertools.islice`, or better, shard "
+            "the stream so that all shards have the same length.",
         ),
         severity=Severity.ERROR if is_error else Severity.INFO,
         explains=("RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012") if is_error else (),
@@ -345,8 +346,14 @@ def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int
 
 def _effect(is_one_job: bool) -> str:
     if not is_one_job:
-        return "Harmless if the ranks train separate models; if they use collectives, they stop matching there."
-    return "Harmless without a collective in each batch; with one, the longer ranks wait in it until the timeout."
+        return (
+            "Harmless if the ranks train separate models. If they use collectives, the ranks with more batches wait "
+            "until the timeout."
+        )
+    return (
+        "Harmless without a collective in each batch. With one, the ranks with more batches wait in it until the "
+        "timeout."
+    )
 
 
 def _listed(values: set[int]) -> str:

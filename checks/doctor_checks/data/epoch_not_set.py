@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from doctor.analysis.stats.rank_roles import uses_lightning
 from doctor.api import Finding, Job, Scope, Severity, Skip, Verdict, check, merge
 from doctor.facts import LoaderEpoch, LoaderFacts, Sampler, TrainingFacts
 from doctor.testing import Fails, JobBuilder, Passes, running, with_loader, with_sampler
@@ -16,6 +17,7 @@ from doctor_checks.data._rank_loaders import (
     advice,
     peer_loaders,
     same_order,
+    sampler_in_words,
     why_no_draws,
 )
 
@@ -76,8 +78,7 @@ def _drawn(
 def epoch_not_set(job: Job) -> Iterator[Verdict]:
     """Ask whether each epoch uses a new shuffle order.
 
-    Why it hurts: every epoch has the same batches, and each rank always reads the same shard of the data. The model
-    generalizes worse, and no error is reported.
+    Why it hurts: every epoch has the same batches in the same order, so the model generalizes worse without an error.
     Fix: Call `sampler.set_epoch(epoch)` before each epoch.
     """
     loaders = [readers for readers in peer_loaders(job, TRAINING) if any(map(_may_shuffle, readers.members))]
@@ -118,7 +119,8 @@ def _finding(job: Job, readers: PeerLoaders, reader: RankLoader, first: LoaderEp
     sampler = reader.loader.sampler
     assert sampler is not None
     return Finding(
-        f"{sampler.name} of the {readers.name} uses the same order in epochs {first.epoch} and {second.epoch}",
+        f"{sampler_in_words(sampler.name)} of the {readers.name} uses the same order in epochs {first.epoch} and "
+        f"{second.epoch}",
         ranks=(reader.rank,),
         evidence={
             "epochs": [first.epoch, second.epoch],
@@ -133,16 +135,19 @@ def _finding(job: Job, readers: PeerLoaders, reader: RankLoader, first: LoaderEp
 
 def _fix(job: Job, sampler: Sampler, epoch: LoaderEpoch) -> str:
     if sampler.epoch is not None and sampler.epoch == epoch.epoch:
-        return (
-            f"Use the epoch in `{sampler.name}.__iter__`, for example `generator.manual_seed(self.seed + self.epoch)`."
-        )
+        return f"Make the order of `{sampler.name}.__iter__` depend on `self.epoch`."
     if not sampler.distributed and sampler.generator_seed is not None:
         return "Create the generator once, not in each epoch, so that its state advances from epoch to epoch."
+    if not sampler.distributed and sampler.name in ("RandomSampler", "SubsetRandomSampler"):
+        return "Call `torch.manual_seed` once, not in each epoch."
+    if sampler.epoch is None:
+        called = ", which the Trainer calls," if uses_lightning(job) else ", call it before each epoch,"
+        return f"Define `set_epoch` in `{sampler.name}`{called} and make its order depend on the epoch."
     return advice(
         job,
-        lightning="Call `self.sampler.set_epoch(self.current_epoch)` in `on_train_epoch_start`: the Trainer "
+        lightning="Call `set_epoch(self.current_epoch)` of the sampler in `on_train_epoch_start`, because the Trainer "
         "calls it only on `loader.sampler` and `loader.batch_sampler.sampler`.",
         transformers="Define `set_epoch(epoch)` in the sampler of `_get_train_sampler`: the Trainer calls it through "
         "accelerate's loader.",
-        plain="Call `sampler.set_epoch(epoch)` before `for batch in loader:` in each epoch.",
+        plain="Call `set_epoch` of the sampler before each epoch.",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 
 from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, ranks_in_words
-from doctor.facts import LoaderEpoch, LoaderFacts, TrainingFacts
+from doctor.facts import Loader, LoaderEpoch, LoaderFacts, TrainingFacts
 from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running, with_loader
 from doctor_checks.data._rank_loaders import (
     EVALUATION,
@@ -13,7 +13,6 @@ from doctor_checks.data._rank_loaders import (
     PeerLoaders,
     RankLoader,
     advice,
-    loader_hook,
     peer_loaders,
 )
 
@@ -46,7 +45,7 @@ def _streams(
     needs=(LoaderFacts,),
     compares_ranks=False,
     impacts={
-        r"data workers": "Each worker yields every sample, so an epoch contains every sample once per worker.",
+        r"workers each read": "Each worker yields every sample, so an epoch contains every sample once per worker.",
         r"validation|test loader|predict": (
             "Every rank reads every sample, so the evaluation counts each sample once per rank and takes as long "
             "as on one rank."
@@ -109,17 +108,15 @@ def iterable_unsharded(job: Job) -> Iterator[Verdict]:
         if twice:
             ranks, loader = tuple(reader.rank for reader in twice), twice[0].loader
             yield Finding(
-                f"{loader.workers} data workers each read the whole stream of {loader.dataset or loader.loader} "
-                f"({readers.name})",
+                f"{loader.workers} DataLoader workers each read the whole stream of {_named(loader)} ({readers.name})",
                 ranks=ranks,
                 evidence={
                     "dataset": loader.dataset,
                     "workers": loader.workers,
                     "contents": next(list(epoch.contents[:5]) for epoch in loader.epochs if epoch.contents),
                 },
-                fix="In `__iter__`, yield only the samples of this worker: "
-                "`itertools.islice(samples, info.id, None, info.num_workers)` with "
-                "`info = torch.utils.data.get_worker_info()`.",
+                fix=f"Divide the stream among the workers in `{loader.dataset or 'the dataset'}.__iter__`, by `id` and "
+                "`num_workers` of `torch.utils.data.get_worker_info()`.",
                 severity=Severity.WARNING if readers.stage in TRAINING else Severity.INFO,
             )
 
@@ -129,11 +126,11 @@ def _across(job: Job, readers: PeerLoaders) -> Iterator[Verdict]:
     for same, epoch in _same(data_ranks):
         ranks, loader = readers.at(same), readers.data_ranks[same[0]].loader
         own = (
-            "`itertools.islice(samples, rank * workers + worker, None, world_size * workers)` in `__iter__`, "
-            "`datasets.distributed.split_dataset_by_node(dataset, rank, world_size)` or webdataset's `split_by_node`"
+            f"Divide the stream among ranks and workers in `{loader.dataset or 'the dataset'}.__iter__`, or with "
+            "`datasets.distributed.split_dataset_by_node` if it is a Hugging Face dataset"
         )
         yield Finding(
-            f"{ranks_in_words(ranks)} read the same stream of {loader.dataset or loader.loader} ({readers.name})",
+            f"{ranks_in_words(ranks)} read the same stream of {_named(loader)} ({readers.name})",
             ranks=ranks,
             evidence={
                 "dataset": loader.dataset,
@@ -143,16 +140,20 @@ def _across(job: Job, readers: PeerLoaders) -> Iterator[Verdict]:
             },
             fix=advice(
                 job,
-                lightning=f"Shard the stream in `{loader_hook(readers.stage)}` by `self.trainer.global_rank` and "
-                f"`self.trainer.world_size`, because the Trainer does not: {own}.",
-                transformers=f"Keep `dispatch_batches` in `accelerator_config` at its default, or use {own}.",
-                plain=f"Shard the stream by rank and worker: {own}, or accelerate's `prepare`.",
+                lightning=f"{own}.",
+                transformers="Keep `dispatch_batches` in `accelerator_config` at its default, or divide the stream "
+                "with `datasets.distributed.split_dataset_by_node`.",
+                plain=f"{own}.",
             ),
             severity=Severity.WARNING if readers.stage in TRAINING else Severity.INFO,
             confidence=1.0 if epoch else 0.7,
         )
     if unknown := tuple(reader.rank for reader in data_ranks.values() if len(data_ranks) > 1 and not _tells(reader)):
         yield Unknown("fewer than two batches were observed, or they have no comparable content", unknown)
+
+
+def _named(loader: Loader) -> str:
+    return f"the dataset {loader.dataset}" if loader.dataset else f"{loader.loader}"
 
 
 def _streams_data(reader: RankLoader) -> bool:

@@ -103,12 +103,11 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
     is_training = "val" not in words and "test" not in words
     return finding_from_logs(
         reported,
-        f"Ranks logged different numbers of batches ({words}): {groups}",
+        f"Ranks logged different numbers of batches{'' if words == 'batches' else f' ({words})'}: {groups}",
         ranks=parted.odd or tuple(sorted(lengths)),
         evidence={"batches": describe(parted)},
-        fix=f"End all ranks after {min(lengths.values()):,} batches (`limit_train_batches`, `max_steps`, "
-        "`itertools.islice`), or give every rank the same number of samples "
-        "(`DistributedSampler(drop_last=True)`).",
+        fix=f"End all ranks after {min(lengths.values()):,} batches, or give every rank the same number of samples "
+        "with `DistributedSampler(..., drop_last=True)`.",
         severity=Severity.ERROR if is_training else Severity.INFO,
         confidence=0.8,
         explains=("DATA010", "RUN002"),
@@ -123,9 +122,7 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
     needs=(LoaderFacts,),
     from_logs=_from_logs,
     impacts={
-        r"has no batches on one rank": (
-            "The rank without batches ends its epoch at once, and the others wait for it in their first collective."
-        ),
+        r"has no batches on one rank": "The rank without batches fails with this error, and the others wait for it.",
         r"validation|test loader|predict": (
             "The rank with more batches waits in a collective of the evaluation that the others have left, until "
             "the timeout."
@@ -266,9 +263,8 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
 def loader_length_differs(job: Job) -> Iterator[Verdict]:
     """Ask whether all ranks have the same number of batches in an epoch.
 
-    Why it hurts: ranks with more batches wait in a collective that the others never enter. Either the run hangs until
-    the timeout, or the collective is matched with one of the others' next epoch, and from then on gradients of
-    different steps are averaged without an error.
+    Why it hurts: ranks with more batches wait until the timeout in a collective that the others never enter, or
+    gradients of different steps are averaged without an error.
     Fix: Give every rank the same number of batches, or stop all ranks after the smallest number of batches.
     """
     compared = 0
@@ -365,15 +361,16 @@ def _finding(job: Job, ends: _Ends) -> Finding:
     values = sorted({known[rank] for rank in odd})
     how = advice(
         job,
-        lightning=f"Set `Trainer({limit_argument(ends.stage)}={shortest})`, or better, give every "
-        f"rank the same number of batches in `{loader_hook(ends.stage)}`",
+        lightning=f"Set `Trainer({limit_argument(ends.stage)}={shortest})`, or better, {_even(ends.members)} in "
+        f"`{loader_hook(ends.stage)}`.",
         transformers=f"Set `TrainingArguments(max_steps={shortest})`, or better, keep "
-        "`accelerator_config={'even_batches': True}`",
-        plain=f"Stop with `for batch in itertools.islice(loader, {shortest}):`, wrap the loop in "
-        "`with torch.distributed.algorithms.Join([model]):`, or better, give every rank the same number of batches",
+        "`accelerator_config={'even_batches': True}`.",
+        plain=f"Stop the loop after {shortest:,} batches on every rank with `itertools.islice`, or better, "
+        f"{_even(ends.members)}.",
     )
+    verb = "have" if ends.name.endswith("s") else "has"
     return Finding(
-        f"The {ends.name} has {_listed(values)} batches on {ranks_in_words(odd)}, {others}",
+        f"The {ends.name} {verb} {_listed(values)} batches on {ranks_in_words(odd)}, {others}",
         ranks=odd,
         evidence={
             "batches": describe(found),
@@ -382,19 +379,20 @@ def _finding(job: Job, ends: _Ends) -> Finding:
             "goes_with": list(correlates(job, odd)),
         },
         effect=AT_THE_SAME_STEP if by_steps else "" if is_error else _MILD if ends.is_one_job else _APART,
-        fix=f"{how}: {_even(ends.members)}.",
+        fix=how,
         severity=Severity.ERROR if is_error else Severity.INFO,
         explains=("DATA010", "RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012") if is_error else (),
     )
 
 
 _MILD = (
-    "Harmless without a collective in each batch; with one (a gathered metric, DDP buffers) the longer ranks wait in "
-    "it until the timeout."
+    "Harmless without a collective in each batch. With one, such as a gathered metric, the ranks with more batches "
+    "wait in it until the timeout."
 )
 
 _APART = (
-    "Harmless if the ranks train separate models; if they use collectives, the longer ranks wait until the timeout."
+    "Harmless if the ranks train separate models. If they use collectives, the ranks with more batches wait until the "
+    "timeout."
 )
 
 
@@ -437,4 +435,4 @@ def _even(members: tuple[RankLoader, ...]) -> str:
         return "let the batch sampler drop or repeat batches until all ranks have the same number"
     if len({loader.dataset_length for loader in loaders}) > 1:
         return "cut the datasets of all ranks to the length of the shortest"
-    return "use `DistributedSampler(dataset, drop_last=True)`, which drops the remaining samples"
+    return "use `DistributedSampler(..., drop_last=True)`"

@@ -98,10 +98,9 @@ def _in_groups(sketch: JobBuilder) -> JobBuilder:
 def sampler_not_distributed(job: Job) -> Iterator[Verdict]:
     """Ask whether the training dataset is divided among the ranks.
 
-    Why it hurts: every rank reads the whole dataset, so an epoch takes as long as on one rank and covers every sample
-    once per rank; learning rate schedules by epoch are wrong. Ranks that draw in the same order compute the same
-    gradient.
-    Fix: Use `DataLoader(dataset, sampler=DistributedSampler(dataset))`.
+    Why it hurts: an epoch takes as long as on one rank and covers every sample once per rank, so that more ranks do not
+    shorten it.
+    Fix: Pass a `DistributedSampler` to the DataLoader.
     """
     loaders = divided_loaders(job, TRAINING)
     if not loaders:
@@ -146,12 +145,15 @@ def _finding(job: Job, readers: PeerLoaders, data_ranks: list[int]) -> Finding:
     sampler = loader.sampler.name if loader.sampler else ""
     disabled = any(facts.argument("use_distributed_sampler") == "False" for facts, _ in job.facts(TrainingFacts))
     lightning = (
-        "without `use_distributed_sampler=False` the Trainer adds one to the loader of `train_dataloader`"
+        "Remove `use_distributed_sampler=False` from the Trainer, or pass a `DistributedSampler` to the DataLoader in "
+        "`train_dataloader`."
         if disabled
-        else "return a plain `DataLoader` from `train_dataloader`, and the Trainer adds one to it"
+        else "Return a DataLoader without a sampler from `train_dataloader`, so that the Trainer adds a "
+        "`DistributedSampler`."
     )
     return Finding(
-        f"{ranks_in_words(ranks)} each read the whole {loader.dataset or 'dataset'} ({sampler}, not distributed)",
+        f"{ranks_in_words(ranks)} each read the whole dataset{f' {loader.dataset}' if loader.dataset else ''} "
+        f"({sampler}, not distributed)",
         ranks=ranks,
         evidence={
             "sampler": sampler,
@@ -161,13 +163,15 @@ def _finding(job: Job, readers: PeerLoaders, data_ranks: list[int]) -> Finding:
             "fingerprint": loader.fingerprint,
             "use_distributed_sampler": not disabled if disabled else None,
         },
+        effect="All ranks compute the same gradient, and an epoch takes as long as on one rank."
+        if loader.sampler is not None and loader.sampler.shuffle is False
+        else "",
         fix=advice(
             job,
-            lightning=f"Use `DataLoader(dataset, sampler=DistributedSampler(dataset))`; {lightning}.",
+            lightning=lightning,
             transformers="Let `Trainer.get_train_dataloader` create the loader, or pass your own to "
             "`self.accelerator.prepare(loader)` in it.",
-            plain="Use `sampler = DistributedSampler(dataset)`, `DataLoader(dataset, sampler=sampler)`, and "
-            "`sampler.set_epoch(epoch)` before each epoch; with accelerate `accelerator.prepare(loader)`.",
+            plain="Pass a `DistributedSampler` to the DataLoader, and call its `set_epoch` before each epoch.",
         ),
         explains=("DATA005",),
     )

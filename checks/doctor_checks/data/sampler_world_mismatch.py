@@ -15,6 +15,7 @@ from doctor_checks.data._rank_loaders import (
     advice,
     loader_hook,
     peer_loaders,
+    sampler_in_words,
 )
 
 
@@ -111,12 +112,12 @@ def _judge(job: Job, readers: PeerLoaders) -> Iterator[Finding]:
         if _is_off(reader) and not _parts_its_own(readers, reader) and not _is_unclear(job, readers, reader):
             sampler, size = reader.loader.sampler, reader.training.data_parallel_size
             assert sampler is not None
-            wrong_size = sampler.replicas != size
+            wrong_size, name = sampler.replicas != size, sampler_in_words(sampler.name)
             summary = (
-                f"{sampler.name} of the {readers.name} has num_replicas={sampler.replicas}, but the data-parallel size "
+                f"{name} of the {readers.name} has num_replicas={sampler.replicas}, but the data-parallel size "
                 f"is {size}"
                 if wrong_size
-                else f"{sampler.name} of the {readers.name} has rank={sampler.rank}, but the data-parallel rank is "
+                else f"{name} of the {readers.name} has rank={sampler.rank}, but the data-parallel rank is "
                 f"{reader.data_rank} of {size}"
             )
             yield Finding(
@@ -184,12 +185,10 @@ _FEW = "Several ranks read the same samples, or fail because their rank is not b
 
 def _fix(job: Job, readers: PeerLoaders, reader: RankLoader) -> str:
     size = reader.training.data_parallel_size
-    own = f"num_replicas={size}, rank={reader.data_rank if size == 1 else 'DATA_PARALLEL_RANK'}"
     return advice(
         job,
-        lightning=f"Return a `DataLoader` without a sampler from `{loader_hook(readers.stage)}` (the Trainer adds it), "
-        "or create it there: `DistributedSampler(dataset, **self.trainer.distributed_sampler_kwargs)`.",
+        lightning=f"Return a DataLoader without a sampler from `{loader_hook(readers.stage)}`, because the Trainer "
+        "adds one with the right size and rank.",
         transformers="Let the Trainer create the loader: it divides the data by `accelerator.num_processes`.",
-        plain=f"Use `DistributedSampler(dataset, {own})`; with tensor or pipeline parallelism, take both from "
-        "`device_mesh['dp'].size()` and `device_mesh['dp'].get_local_rank()`.",
+        plain=f"Create the sampler with `num_replicas={size}` and the data-parallel rank of each process as `rank`.",
     )

@@ -29,6 +29,7 @@ from doctor_checks.data._rank_loaders import (
     divided_loaders,
     newest_common_epoch,
     same_data_set,
+    sampler_in_words,
     shared_draws,
     why_not_divided,
 )
@@ -188,8 +189,12 @@ def _finding(job: Job, readers: PeerLoaders, found: MajoritySplit) -> Finding:
     assert sampler is not None
     certain = sampler.shuffle is True
     return Finding(
-        f"{sampler.name} of the {readers.name} uses a different seed on {ranks_in_words(ranks)}"
-        + ("" if found.common else f": {describe(found, readers.at)}"),
+        f"{sampler_in_words(sampler.name)} of the {readers.name} uses "
+        + (
+            f"a different seed on {ranks_in_words(ranks)}"
+            if found.common
+            else f"different seeds ({describe(found, readers.at)})"
+        ),
         ranks=ranks,
         evidence={
             "seeds": describe(found, readers.at),
@@ -198,6 +203,9 @@ def _finding(job: Job, readers: PeerLoaders, found: MajoritySplit) -> Finding:
             "global_seed": readers.data_ranks[found.minorities[0].ranks[0]].training.seed,
             "goes_with": list(correlates(job, ranks)),
         },
+        effect=""
+        if certain
+        else "If the sampler shuffles by this seed, some samples are drawn by several ranks and others by none.",
         fix=_fix(job),
         severity=Severity.ERROR if certain else Severity.INFO,
         explains=("DATA005",),
@@ -207,11 +215,9 @@ def _finding(job: Job, readers: PeerLoaders, found: MajoritySplit) -> Finding:
 def _fix(job: Job) -> str:
     return advice(
         job,
-        lightning="Call `seed_everything(SEED)` with the same number on all ranks before the Trainer is created; for "
-        "noise that differs between ranks, use a separate generator.",
-        transformers="Set the same `TrainingArguments(data_seed=SEED)` on all ranks.",
-        plain="Use the same seed on all ranks: `DistributedSampler(dataset, seed=SEED)`, or for a wrapped sampler "
-        "`RandomSampler(dataset, generator=torch.Generator().manual_seed(SEED))`.",
+        lightning="Call `seed_everything` with the same number on all ranks before the Trainer is created.",
+        transformers="Set the same `data_seed` in `TrainingArguments` on all ranks.",
+        plain="Pass the same seed, or a generator with the same seed, to the sampler on all ranks.",
     )
 
 
@@ -229,7 +235,8 @@ def _unlike_replicas(job: Job) -> Iterator[Finding]:
         f"Initial parameters differ on {ranks_in_words(found.odd)} and are never synchronized",
         ranks=found.odd,
         evidence={"checksums": describe(found), "broadcast": False, "goes_with": list(correlates(job, found.odd))},
-        fix="Keep `init_sync=True` in `DistributedDataParallel`, or set one seed on all ranks before creating it.",
+        fix="Remove `init_sync=False` from `DistributedDataParallel`, or call `torch.manual_seed` with the same number "
+        "on all ranks before the model is created.",
         severity=Severity.ERROR,
         explains=("RUN007",),
     )

@@ -201,12 +201,11 @@ def _finding(job: Job, readers: PeerLoaders, group: list[_Drawn]) -> Finding:
         },
         fix=advice(
             job,
-            lightning="Return a plain `DataLoader` from `train_dataloader` with `use_distributed_sampler=True`, or "
-            "create your sampler in that hook with `rank=self.trainer.global_rank` and "
-            "`num_replicas=self.trainer.world_size`.",
+            lightning="Return a DataLoader without a sampler from `train_dataloader`, or create the sampler in that "
+            "hook with `rank=self.trainer.global_rank` and `num_replicas=self.trainer.world_size`.",
             transformers="Let the Trainer create the loader; a custom sampler in `_get_train_sampler` must return the "
             "same order on all ranks, which accelerate then divides.",
-            plain="Create `DistributedSampler(dataset)` after `init_process_group`, or let your own sampler divide the "
-            "data by `dist.get_rank()`.",
+            plain="Create the `DistributedSampler` after `init_process_group`, or divide the data by "
+            "`torch.distributed.get_rank()` in a custom sampler.",
         ),
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from doctor.api import Finding, Job, Scope, Severity, Skip, Verdict, check
 from doctor.facts import Loader, LoaderFacts, Sampler, TrainingFacts
 from doctor.testing import Fails, JobBuilder, Passes, running, with_loader
-from doctor_checks.data._rank_loaders import PeerLoaders, advice, loader_hook, peer_loaders
+from doctor_checks.data._rank_loaders import PeerLoaders, advice, peer_loaders
 
 
 def _evaluating(samples: int, *, stage: str = "validate", pads: bool = True, limit: int | None = None) -> JobBuilder:
@@ -39,8 +39,7 @@ def _evaluating(samples: int, *, stage: str = "validate", pads: bool = True, lim
 def tail_duplicated(job: Job) -> Iterator[Verdict]:
     """Ask whether every sample of a validation or test dataset counts once.
 
-    Why it hurts: DistributedSampler repeats the first samples until all ranks have the same number. Metrics count these
-    samples twice and vary slightly with the number of ranks.
+    Why it hurts: metrics count these samples twice, and vary slightly with the number of ranks.
     Fix: Evaluate on one device, or with a sampler that neither repeats nor drops samples.
     """
     loaders = [
@@ -68,13 +67,9 @@ def tail_duplicated(job: Job) -> Iterator[Verdict]:
                 },
                 fix=advice(
                     job,
-                    lightning="Run `validate` and `test` with `Trainer(devices=1, num_nodes=1)`, or set "
-                    f"`use_distributed_sampler=False` and return a loader with Lightning's "
-                    "`overrides.distributed.UnrepeatedDistributedSampler(dataset, shuffle=False)` from "
-                    f"`{loader_hook(readers.stage)}`, without collectives in the step.",
-                    plain="Gather predictions and truncate them to `len(dataset)`, as accelerate's "
-                    "`gather_for_metrics` does, or evaluate `range(rank, len(dataset), world_size)` without "
-                    "collectives in the loop.",
+                    lightning=f"Run `{readers.stage}` with `Trainer(devices=1, num_nodes=1)` for exact metrics.",
+                    plain=f"Gather the predictions in the order of the dataset and keep the first {samples:,}, as "
+                    "accelerate's `gather_for_metrics` does.",
                 ),
             )
 

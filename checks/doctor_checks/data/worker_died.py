@@ -21,10 +21,7 @@ _NAMED_ELSEWHERE = (
 """Messages that explain why a worker died: memory, shared memory, open files, a CUDA context after a fork."""
 _CRASHED = "ERROR: Unexpected segmentation fault encountered in worker."
 _KILLED = "RuntimeError: DataLoader worker (pid 4242) is killed by signal: {}. "
-_FIX_OF_CRASH = (
-    "Run with `python -X faulthandler` and `num_workers=0` to find the native code that crashed (a decoder, OpenCV, a "
-    "database); for OpenCV, call `cv2.setNumThreads(0)`."
-)
+_FIX_OF_CRASH = "Run with `python -X faulthandler` and `num_workers=0` to find the native code that crashed."
 
 
 @check(
@@ -55,10 +52,10 @@ _FIX_OF_CRASH = (
     ),
 )
 def worker_died(job: Job) -> Iterator[Verdict]:
-    """Ask whether a data worker was killed, crashed or raised an error.
+    """Ask whether a DataLoader worker was killed, crashed or raised an error.
 
     Why it hurts: the rank of the worker fails, and all other ranks wait for it until their collective times out.
-    Fix: Iterate over the dataset of that rank with `num_workers=0`, so that the error shows where it occurs.
+    Fix: Iterate over the dataset with `num_workers=0` to see the error and its traceback.
     """
     if is_logged(job, *_NAMED_ELSEWHERE):
         return
@@ -68,9 +65,11 @@ def worker_died(job: Job) -> Iterator[Verdict]:
             by_somebody = signal in ("Killed", "Terminated")
             yield finding_from_logs(
                 group,
-                f"A data worker was terminated by a signal: {signal}",
-                fix="Check `dmesg -T | grep -i 'killed process'` on that host; if the OOM killer ended the worker, use "
-                "fewer workers and a smaller `prefetch_factor`."
+                f"A DataLoader worker was terminated by a signal: {signal}",
+                fix="Run `dmesg -T | grep -i 'killed process'` on the host of the worker, and use fewer workers if the "
+                "OOM killer ended this one."
+                if signal == "Killed"
+                else "Find out why the launcher or the scheduler ended the processes."
                 if by_somebody
                 else _FIX_OF_CRASH,
                 # SIGTERM comes from a launcher or scheduler that ends the whole process group.
@@ -79,13 +78,13 @@ def worker_died(job: Job) -> Iterator[Verdict]:
             )
     if not is_logged(job, "dl.killed"):
         for group in event_groups(job, "dl.crashed", by=("what",)):
-            yield finding_from_logs(group, f"A data worker crashed: {group.value('what')}", fix=_FIX_OF_CRASH)
+            yield finding_from_logs(group, f"A DataLoader worker crashed: {group.value('what')}", fix=_FIX_OF_CRASH)
     for group in event_groups(job, "dl.worker_raised", by=("type",)):
         kind = (group.value("type") or "").rpartition(".")[2]
         if kind not in ("MemoryError", "OutOfMemoryError"):
             yield finding_from_logs(
                 group,
-                f"A data worker raised {kind}",
-                fix="Read the worker's traceback below `Original Traceback`, and find the sample with `num_workers=0`.",
+                f"A DataLoader worker raised {kind}",
+                fix="Fix the error that the traceback below `Original Traceback` shows.",
                 confidence=0.9,
             )

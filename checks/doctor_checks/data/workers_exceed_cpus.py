@@ -67,8 +67,7 @@ class _Crew(NamedTuple):
 def workers_exceed_cpus(job: Job, *, workers_per_cpu: float = 1.0) -> Iterator[Verdict]:
     """Ask whether each host has a CPU for every data worker of its ranks.
 
-    Why it hurts: workers compete for CPUs with each other and with the training processes. Batches arrive later than
-    with fewer workers, and all ranks wait for the slowest one.
+    Why it hurts: workers compete for CPUs with each other and with the training processes, so batches arrive later.
     Fix: Set `num_workers` to the CPUs of the host divided by its ranks, minus one for each rank itself.
     """
     crews = {local.name: list(_crews(local)) for local in job.by_host()}
@@ -126,12 +125,16 @@ def _can_have_fewer(crews: list[_Crew], cpus: float) -> bool:
     return max(crew.workers for crew in crews) > _share(crews, cpus)
 
 
+_MORE_CPUS = {"CPU affinity": "srun --cpus-per-task", "cgroup quota": "docker run --cpus"}
+
+
 def _finding(job: Job, crews: list[_Crew], cpus: float, how: str) -> Finding:
     with_workers = [crew for crew in crews if crew.workers]
     each = _share(crews, cpus)
     count = len(with_workers)
     return Finding(
-        f"{_workers(crews)} data workers of {count} rank{'' if count == 1 else 's'} share {cpus:g} CPU"
+        f"{_workers(crews)} DataLoader workers of "
+        f"{f'rank {with_workers[0].rank.number}' if count == 1 else f'{count} ranks'} share {cpus:g} CPU"
         f"{'' if cpus == 1 else 's'}",
         ranks=tuple(crew.rank.number for crew in with_workers),
         evidence={
@@ -143,10 +146,10 @@ def _finding(job: Job, crews: list[_Crew], cpus: float, how: str) -> Finding:
         },
         fix=advice(
             job,
-            lightning=f"Set `DataLoader(..., num_workers={each})` in `train_dataloader` and the other hooks",
+            lightning=f"Set `DataLoader(..., num_workers={each})` in the hooks that create the loaders",
             transformers=f"Set `TrainingArguments(dataloader_num_workers={each})`",
             plain=f"Set `DataLoader(..., num_workers={each})`",
         )
-        + ", or give the ranks more CPUs (`srun --cpus-per-task`, `docker run --cpus`).",
+        + f", or give the ranks more CPUs (for example with `{_MORE_CPUS[how]}`).",
         explains=("RUN005", "HOST005"),
     )

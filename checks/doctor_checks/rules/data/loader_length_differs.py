@@ -45,10 +45,9 @@ _WORLD = re.compile(r"world|num_(?:processes|replicas|ranks)|size$", re.IGNORECA
 def loader_length_differs_in_scripts(script: Script) -> Iterator[Violation]:
     """Ask whether slices of the data by rank give all ranks the same number of batches.
 
-    Why it hurts: of n samples some ranks get one more than others. Where that makes a batch more, these ranks wait in
-    its backward pass for ranks that have left the loop.
-    Fix: Cut the list to a multiple of the world size first: `usable = len(indices) // world_size * world_size`;
-    `indices[:usable][rank::world_size]`; or use DistributedSampler, or `with model.join():`.
+    Why it hurts: if the sample adds a batch, the ranks that have it wait in its backward pass for ranks that have left
+    the loop.
+    Fix: Cut the list to a multiple of the world size before it is sliced, or wrap the loop in `with model.join():`.
     """
     # Imported when a script is read, which a watched run does not do: these modules take several milliseconds.
     from doctor.lint.python.training import LOADER, WRAPPERS, loops
@@ -70,7 +69,7 @@ def loader_length_differs_in_scripts(script: Script) -> Iterator[Violation]:
                 if one in behind and not _is_cut(script, one):
                     yield Violation(
                         one,
-                        f"{script.text_of(one, 40)} gives some ranks one more sample and batch (line "
+                        f"`{script.text_of(one, 40)}` gives some ranks one more sample than others (loop at line "
                         f"{loop.node.lineno})",
                     )
 
