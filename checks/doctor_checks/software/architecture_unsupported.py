@@ -30,6 +30,10 @@ def _built(*architectures: str, capability: str = "9.0") -> JobBuilder:
     scope=Scope.RANK,
     when="PM",
     needs=(SoftwareFacts, GpuFacts),
+    impacts={
+        r"^The CUDA compiler": "The extension is not built, and the program that imports it fails.",
+        r"^FlashAttention": "The attention call fails, which ends the program.",
+    },
     cases=lambda: (
         Passes("code for this GPU", _built(*_BUILT)),
         Passes("the files do not state it", healthy(hosts=2)),
@@ -45,10 +49,8 @@ def _built(*architectures: str, capability: str = "9.0") -> JobBuilder:
 def architecture_unsupported(job: Job) -> Iterator[Verdict]:
     """Ask whether PyTorch has code for the architecture of the rank's GPU.
 
-    Why it hurts: PyTorch imports and detects the GPU, but the first kernel fails with "no kernel image is available for
-    execution on the device".
-    Fix: Install a PyTorch build whose torch.cuda.get_arch_list() includes the GPU's sm number; new GPUs need a newer
-    PyTorch, and wheels for CUDA 13 do not support GPUs before compute capability 7.5.
+    Why it hurts: PyTorch detects the GPU, but the first kernel on it fails, which ends the program.
+    Fix: Install a PyTorch build whose `torch.cuda.get_arch_list()` includes the architecture of the GPU.
     """
     unsupported: dict[tuple[str, str], list[Rank]] = {}
     unread: list[int] = []
@@ -125,4 +127,5 @@ def _finding(capability: str, members: list[Rank]) -> Finding:
             "gpu": gpu.name if gpu else None,
             "architectures": list(torch.architectures or ()) if torch else [],
         },
+        fix=f"Install a PyTorch build whose `torch.cuda.get_arch_list()` includes sm_{capability.replace('.', '')}.",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -41,16 +42,38 @@ def _drivers(
 def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "version.driver"):
         found = group.value("found")
+        supports = f"{int(found) // 1000}.{int(found) % 1000 // 10}" if found else ""
+        claim, fix = next(
+            ((claim, fix) for words, claim, fix in _OTHER_MISFITS if re.search(words, group.first.text)),
+            (
+                "The driver is too old for the CUDA runtime in use"
+                + (f": it supports CUDA {supports}" if supports else ""),
+                f"Update the driver, or install a PyTorch build for CUDA {supports} or older." if supports else "",
+            ),
+        )
         yield finding_from_logs(
             group,
-            "The driver is too old for the CUDA runtime in use"
-            + (f": it supports CUDA {int(found) // 1000}.{int(found) % 1000 // 10}" if found else ""),
-            evidence={"cuda_of_driver": found} if found else None,
+            claim,
+            evidence={"cuda_of_driver": supports} if supports else None,
+            fix=fix,
             confidence=0.95,
             explains=_CONSEQUENCES,
         )
 
 
+_OTHER_MISFITS = (
+    (
+        r"forward compatibility was attempted|(?i:compat_?not_?supported)",
+        "A CUDA compat package is loaded that the GPU does not support",
+        "Remove the compat directory from LD_LIBRARY_PATH or /etc/ld.so.conf.d.",
+    ),
+    (
+        r"unsupported display driver|(?i:system_?driver_?mismatch)",
+        "The loaded libcuda does not match the kernel driver",
+        "Reboot the host if the driver was updated, or remove a CUDA compat directory from LD_LIBRARY_PATH.",
+    ),
+)
+"""Messages of other causes than an old driver: a pattern, the claim and the fix (CUDA driver API, errors 803, 804)."""
 _CONSEQUENCES = ("GPU021", "GPU022", "NCCL008")
 
 
@@ -122,10 +145,9 @@ _CONSEQUENCES = ("GPU021", "GPU022", "NCCL008")
 def driver_too_old(job: Job) -> Iterator[Verdict]:
     """Ask whether the driver supports the CUDA release of PyTorch and matches its libraries.
 
-    Why it hurts: PyTorch sees no GPU ("The NVIDIA driver on your system is too old"), or the first kernel fails with
-    "CUDA driver version is insufficient for CUDA runtime version". Frameworks may then fall back to the CPU.
-    Fix: Update the driver, or run `pip install --force-reinstall torch` with the index URL that
-    https://pytorch.org/get-started/locally lists for a CUDA release that the driver supports.
+    Why it hurts: PyTorch cannot use the GPU: the program fails, or continues on the CPU.
+    Fix: Update the driver, or install a PyTorch build for a CUDA release that the driver supports
+    (https://pytorch.org/get-started/locally).
     """
     mismatched = tuple(_mismatched(job))
     yield from merge(mismatched)
@@ -152,8 +174,8 @@ def driver_too_old(job: Job) -> Iterator[Verdict]:
     for need, ranks in old.items():
         beside = f" and compatibility package {need.compatibility}" if need.compatibility else ""
         yield Finding(
-            f"Driver {need.driver}{beside} {'are' if beside else 'is'} too old for CUDA {need.cuda}, which requires "
-            f"{need.minimum}",
+            f"Driver {need.driver}{beside} {'are' if beside else 'is'} too old for CUDA {need.cuda} "
+            f"(needs {need.minimum})",
             ranks=tuple(ranks),
             evidence={
                 "driver": need.driver,
@@ -200,8 +222,7 @@ def _stub_libcuda(identical: IdenticalRanks) -> Finding | None:
         ranks=identical.ranks,
         evidence={"libcuda": drivers.stub_libcuda},
         effect="CUDA fails: `Error 34: CUDA driver is a stub library`.",
-        fix="Remove the stubs directory from LD_LIBRARY_PATH or /etc/ld.so.conf.d; linking needs it only in "
-        "LIBRARY_PATH.",
+        fix=f"Remove {drivers.stub_libcuda.rpartition('/')[0]} from LD_LIBRARY_PATH or /etc/ld.so.conf.d.",
     )
 
 
@@ -231,8 +252,8 @@ def _unsupported_libcuda(driver: str | None, gpus: GpuFacts, identical: Identica
         ranks=identical.ranks,
         evidence={"driver": driver, "forward_compatibility": package, "gpus": sorted({one.name for one in gpus.gpus})},
         effect="CUDA fails: `Error 804: forward compatibility was attempted on non supported HW`.",
-        fix="Remove the compat directory from LD_LIBRARY_PATH or /etc/ld.so.conf.d; update the driver if the CUDA "
-        "release of PyTorch needs it.",
+        fix="Remove the compat directory from LD_LIBRARY_PATH or /etc/ld.so.conf.d, and update the driver if PyTorch "
+        "needs a newer one.",
     )
 
 

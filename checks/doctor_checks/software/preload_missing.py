@@ -32,8 +32,7 @@ _ABSENT = ("/usr/local/cuda-12.8/lib/libnccl.so",)
 def preload_missing(job: Job) -> Iterator[Verdict]:
     """Ask whether the dynamic loader finds every library in LD_PRELOAD.
 
-    Why it hurts: the loader prints `object '…' from LD_PRELOAD cannot be preloaded: ignored`, and the program starts
-    without the library: with another NCCL, allocator or profiler than intended.
+    Why it hurts: the program starts without the library, and so with another NCCL, allocator or profiler than intended.
     Fix: Correct the path in LD_PRELOAD, or unset it.
     """
     yield from merge(
@@ -41,6 +40,7 @@ def preload_missing(job: Job) -> Iterator[Verdict]:
             f"LD_PRELOAD names {missing}, which the loader cannot find",
             ranks=identical.ranks,
             evidence={"missing": list(software.preloads_missing)},
+            fix=f"Correct {missing} in LD_PRELOAD, or remove it.",
         )
         for software, identical in job.each(SoftwareFacts)
         if (missing := ", ".join(software.preloads_missing[:3]))

@@ -43,9 +43,17 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             group,
             f"The installed Lightning does not have the {what} {name}",
             evidence={"strategy": name},
-            fix=f"Use {instead} instead of {name}." if instead else "",
+            fix=_fix_of_name(what, name, instead),
             confidence=0.95,
         )
+
+
+def _fix_of_name(what: str, name: str, instead: str) -> str:
+    if what == "accelerator" and name.startswith(("ddp", "dp", "fsdp", "deepspeed")):
+        return f'Pass `strategy="{name}"` instead of `accelerator="{name}"`.'
+    if what == "accelerator":
+        return "Use one of the accelerators that the message lists."
+    return f"Use `{instead}` instead of `{name}`." if instead else ""
 
 
 def _removed_arguments(job: Job) -> Iterator[Finding]:
@@ -65,7 +73,7 @@ def _removed_arguments(job: Job) -> Iterator[Finding]:
             group,
             f"The installed Lightning's Trainer does not accept {name}",
             evidence={"argument": name, "removed": known.removed if known else None},
-            fix=f"Use {replacement} instead of {name}." if replacement else "",
+            fix=_replaced(replacement, name) if replacement else "",
             confidence=0.95 if of_lightning or group.value("class") else 0.7,
         )
 
@@ -140,7 +148,7 @@ def trainer_argument_removed(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: in code, a removed argument raises TypeError or ValueError. As a PL_TRAINER_ variable it is silently
     ignored, so the run uses other devices, another strategy or no checkpoint.
-    Fix: Use the replacement from Lightning's upgrade guide, and unset the old variable.
+    Fix: Use the replacement from Lightning's upgrade guide.
     """
     found: dict[_Fault, list[int]] = {}
     for trainer, software, identical in job.each(TrainerFacts, SoftwareFacts):
@@ -187,8 +195,25 @@ def _finding(fault: _Fault, ranks: tuple[int, ...]) -> Finding:
         ranks=ranks,
         evidence={"argument": fault.name, "value": fault.value, "set_by": fault.source, "lightning": fault.release},
         effect=_IGNORED if fault.source.startswith("PL_TRAINER") and fault.name != "strategy" else "",
-        fix=f"Use {fault.replacement} instead of {old}." if fault.replacement else "",
+        fix=_fix(fault, old),
     )
+
+
+def _fix(fault: _Fault, old: str) -> str:
+    is_variable = fault.source.startswith("PL_TRAINER") and fault.name != "strategy"
+    unset = f"unset PL_TRAINER_{fault.name.upper()}" if is_variable else ""
+    if fault.replacement and unset:
+        return f"Use {fault.replacement} in the program, and {unset}."
+    if fault.replacement:
+        return _replaced(fault.replacement, old)
+    if fault.removed is None:
+        return f"Install Lightning {fault.since} or newer{f', or {unset}' if unset else ''}."
+    return f"{unset.capitalize()}." if unset else ""
+
+
+def _replaced(replacement: str, old: str) -> str:
+    words = f"`{replacement}`" if replacement.isidentifier() else replacement
+    return f"Use {words}{',' if ', ' in replacement else ''} instead of `{old}`."
 
 
 _IGNORED = "Lightning silently ignores the variable, so the Trainer uses its default for what the variable should set."

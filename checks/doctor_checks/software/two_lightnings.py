@@ -83,10 +83,10 @@ def _mixed(job: Job) -> Iterator[Finding]:
             mixed.setdefault(training.mixed, []).extend(identical.ranks)
     for words, ranks in mixed.items():
         yield Finding(
-            f"lightning and pytorch_lightning are mixed: {words}",
+            f"Two packages are mixed: {words}",
             ranks=tuple(sorted(ranks)),
             evidence={"mixed": words},
-            fix="Import from one of them everywhere; this command lists the imports:\n"
+            fix="Import only one of the two packages in all files that this command lists:\n"
             "grep -rnE 'import (pytorch_lightning|lightning)|from (pytorch_lightning|lightning)' .",
         )
 

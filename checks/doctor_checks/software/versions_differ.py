@@ -22,6 +22,7 @@ from doctor.api import (
     check,
     correlates,
     describe,
+    ranks_in_words,
     split,
     stands_alone,
 )
@@ -57,13 +58,11 @@ _EMPTY: dict[str, object] = {"torch": None, "packages": ()}
         r"Patch releases of Python": (
             "Usually none. Objects pickled by one rank may not load on another if a class has changed."
         ),
-        r"not installed": (
+        r"not installed|have no |has no ": (
             "On ranks without the package, imports fail or another code path is used, and the other ranks wait "
             "for them."
         ),
-        r": Python |of Python |^Python:": (
-            "Objects pickled by one rank may not load on another, and packages may behave differently."
-        ),
+        r"\bPython\b": ("Objects pickled by one rank may not load on another, and packages may behave differently."),
         r"torch|CUDA": (
             "Ranks may call different collectives or kernels: the job hangs, fails, or the results differ "
             "silently between ranks."
@@ -123,8 +122,7 @@ def versions_differ(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: ranks with different releases call different collectives, or call them in a different order, and
     hang. Objects pickled by one rank cannot be read by another, or results silently differ between ranks.
-    Fix: Start all ranks from one image or one environment on a shared disk; to compare, run `python -m
-    torch.utils.collect_env` on one of these ranks and on another rank.
+    Fix: Start all ranks from one image or one environment on a shared disk.
     """
     expected = baseline_values(job, _releases)
     if stands_alone(job, expected.values()):
@@ -136,7 +134,7 @@ def versions_differ(job: Job) -> Iterator[Verdict]:
         if parted.even:
             ranks = tuple(rank for group in parted.minorities for rank in group.ranks)
             yield Finding(
-                f"Releases of {part.word} differ between ranks, {describe(parted)}",
+                f"Releases of {part.word} differ between ranks ({describe(parted)})",
                 ranks=ranks,
                 evidence={
                     "releases": {str(group.value): list(group.ranks) for group in parted.minorities[:8]},
@@ -199,21 +197,26 @@ def _releases(worked: Job) -> Iterator[tuple[str, str | None]]:
 def _unlike_others(job: Job, differences: list[_Difference]) -> Finding:
     ranks = differences[0].group.ranks
     along = correlates(job, ranks)
-    parts = ", ".join(
-        f"{difference.part.word} {_word(difference.group.value)} (elsewhere {_word(_common(difference))})"
-        for difference in differences
-    )
+    parts = ", ".join(map(_in_words, differences))
+    who, where = ranks_in_words(ranks), f" ({along[0]})" if along else ""
     return Finding(
-        f"Releases differ between ranks: {parts}" + (f" ({along[0]})" if along else ""),
+        f"{who}{where} {'has' if len(ranks) == 1 else 'have'} {parts}",
         ranks=ranks,
         evidence={
-            "own": {difference.part.word: difference.group.value for difference in differences},
-            "elsewhere": {difference.part.word: _common(difference) for difference in differences},
+            "own": {difference.part.word: _word(difference.group.value) for difference in differences},
+            "elsewhere": {difference.part.word: _word(_common(difference)) for difference in differences},
             "goes_along_with": list(along),
         },
+        fix=f"Start {who} from the same image or environment as the other ranks.",
         # A rank with other releases usually also has another NCCL.
         explains=("NCCL008",),
     )
+
+
+def _in_words(difference: _Difference) -> str:
+    """``CUDA 12.6 instead of 12.8``, ``no torch (2.8.0 on other ranks)``."""
+    word, value, common = difference.part.word, difference.group.value, _common(difference)
+    return f"{word} {value} instead of {_word(common)}" if value else f"no {word} ({_word(common)} on other ranks)"
 
 
 def _unlike_expected(job: Job, differences: list[_Difference]) -> Finding:
@@ -243,8 +246,8 @@ def _patches(job: Job, expected: BaselineValue | None) -> Iterator[Verdict]:
         yield deviation.finding(parted.odd, severity=Severity.INFO)
         return
     yield Finding(
-        f"Patch releases of Python differ between ranks, {describe(parted)}",
+        f"Patch releases of Python differ between ranks ({describe(parted)})",
         ranks=parted.odd,
         severity=Severity.INFO,
-        evidence={str(group.value): list(group.ranks) for group in parted.minorities[:8]},
+        evidence={"releases": {str(group.value): list(group.ranks) for group in parted.groups[:8]}},
     )

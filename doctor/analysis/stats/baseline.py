@@ -125,8 +125,8 @@ class BaselineDeviation(NamedTuple):
 
 _DRIFT_EFFECT = "All ranks agree, but differ from the job that worked, so its success does not apply to this job."
 _DRIFT_FIX = (
-    "Restore the baseline's values; if the change is intended and the job works with it, record a new baseline with "
-    "`doctor capture -o expected.json`."
+    "Restore the baseline's values, or record a new baseline with `doctor capture -o expected.json` if the change is "
+    "intended."
 )
 
 
