@@ -195,7 +195,7 @@ _WORK = (
         r"torch/_dynamo/convert_frame\.py|torch/_inductor/(?:compile_fx|codecache|async_compile|graph|scheduler)\.py"
         r"|/triton/compiler/|torch/utils/cpp_extension\.py",
     ),
-    ("tokenising", r"/tokenizers/|/tokenization_\w+\.py:|/sentencepiece/|/tiktoken/"),
+    ("tokenizing", r"/tokenizers/|/tokenization_\w+\.py:|/sentencepiece/|/tiktoken/"),
     (
         "downloading",
         r"/(?:urllib3?|requests|httpx|huggingface_hub|botocore|boto3|s3fs|gcsfs|fsspec|aiohttp)/|http/client\.py:",
@@ -208,7 +208,7 @@ _WORK = (
 """Kinds of work, and patterns of the files and functions that do it."""
 _WORK_OF_POINT = {"data": "loading", "checkpoint": "saving", "setup": "setup"}
 _WORK_OF_USER_CODE = (
-    ("tokenising", r"tokeni[sz](?:e|ation|ing)"),
+    ("tokenizing", r"tokeni[sz](?:e|ation|ing)"),
     ("saving", r"(?:^|_)save(?:_|$)|write_checkpoint|dump_checkpoint"),
     ("downloading", r"download"),
     ("loading", r"^__getitems?__$|collate|prepare_data|load_(?:data|file|image|sample|batch)"),

@@ -132,7 +132,7 @@ def test_backward_waits_or_works():
         ((), "data", "loading", None),
         ((package_frame("torch/serialization.py", 1, "_save"), user_frame(9)), "step", "saving", 9),
         ((user_frame(9, "save_everything"),), "step", "saving", 9),
-        ((user_frame(4, "tokenize_corpus"),), "step", "tokenising", 4),
+        ((user_frame(4, "tokenize_corpus"),), "step", "tokenizing", 4),
         ((Frame("/usr/lib/python3.11/pdb.py", 1, "interaction"), user_frame(4)), "step", "debugger", 4),
         ((package_frame("torch/_inductor/compile_fx.py", 1, "compile"), user_frame(4)), "forward", "compiling", 4),
         ((Frame("/usr/lib/python3.11/subprocess.py", 1, "wait"), user_frame(4)), "step", "child", 4),

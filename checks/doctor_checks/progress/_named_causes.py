@@ -90,8 +90,8 @@ def _unused_parameters(job: Job, found: Diagnosis) -> NamedCause | None:
         f"{ranks_in_words(odd)} left {', '.join(names[:_SHOWN])}{more} out of {'their' if len(odd) > 1 else 'its'} "
         "loss, so DDP waits for missing gradients",
         odd,
-        f"Use {switch}, or add unused parts to the loss of every rank with a factor of 0 "
-        "(`loss + 0 * part(x).sum()`), which is faster.",
+        f"Use {switch}, or add the outputs of unused parts to the loss of every rank with a factor of 0, which is "
+        "faster.",
         {"without_gradient": {str(rank): one[:16] for rank, one in left_out.items()}},
     )
 
@@ -121,9 +121,8 @@ def _evaluation_apart(found: Diagnosis) -> NamedCause | None:
         f"{ranks_in_words(evaluating)} {_be(evaluating)} in evaluation, {ranks_in_words(training)} {_be(training)} in "
         "training",
         odd,
-        "Evaluate on all ranks after the same step: the same interval (`val_check_interval`, `eval_steps`) and no "
-        "condition on the rank. To evaluate only on rank 0, call the module without its wrapper "
-        "(`model.module(x)`) and no collective.",
+        "Evaluate on all ranks after the same step, or on one rank with `model.module` instead of the wrapped model "
+        "and without collectives.",
         {"stages": {str(rank): stage for rank, stage in list(stages.items())[:64]}},
     )
 
@@ -143,9 +142,10 @@ def _unfrozen(job: Job) -> NamedCause | None:
     return NamedCause(
         f"{', '.join(known[:_SHOWN])}{more} {was} frozen when DDP wrapped the model: gradients are not reduced",
         None,
-        "Wrap the model while all parameters that are ever trained require gradients, with "
-        "`find_unused_parameters=True`, and freeze them after that (or by a learning rate of 0); or wrap again after "
-        "unfreezing. Lightning: freeze in `on_fit_start`, which runs after the model was wrapped, and use "
+        "Freeze parameters only after DDP has wrapped the model with `find_unused_parameters=True`, or wrap the model "
+        "again after they are unfrozen."
+        if not uses_lightning(job)
+        else "Freeze parameters in `on_fit_start`, which runs after DDP has wrapped the model, and use "
         '`strategy="ddp_find_unused_parameters_true"`.',
         {"unfrozen": list(known[:16])},
     )

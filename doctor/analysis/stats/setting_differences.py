@@ -51,7 +51,8 @@ class SettingDifference(NamedTuple):
         """``accumulate_grad_batches differs (rank 0: 2; rank 1: 4)``."""
         after = f" after step {self.step}" if self.step is not None else ""
         verb = "differ" if self.name == _MODES else "differs"
-        return f"{self.name} {verb}{after} ({describe(self.split)})"
+        name = f"{self.name[:1].upper()}{self.name[1:]}" if self.name == _MODES else self.name
+        return f"{name} {verb}{after} ({describe(self.split)})"
 
     @property
     def changes_calls(self) -> bool:
@@ -70,8 +71,8 @@ class SettingDifference(NamedTuple):
             return "Call `model.train()` on every rank after evaluation, before training continues."
         if self.step is not None:
             return (
-                f"Set the same {self.name.partition(' ')[0]} on every rank, independent of the rank number; for "
-                "`ReduceLROnPlateau`, reduce the metric over all ranks before `scheduler.step(metric)`."
+                f"Set the same {self.name.partition(' ')[0]} on every rank, or reduce the metric over all ranks before "
+                "`scheduler.step(metric)` if `ReduceLROnPlateau` set it."
             )
         return f"Set the same `{self.name}` on every rank, read from one configuration."
 

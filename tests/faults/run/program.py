@@ -251,7 +251,7 @@ SETTINGS = (
         "RUN020",
         run("loops.eval_mode", (1,), 3),
         severity="warning",
-        says=("modules in eval mode differ", "dropout"),
+        says=("Modules in eval mode differ", "dropout"),
     ),
     RunScene(
         "weights by rank 1's own seed, gradients averaged by hand",

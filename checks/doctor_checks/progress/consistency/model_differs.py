@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from itertools import zip_longest
+from zlib import crc32
 
 from doctor.analysis.stats.rank_roles import replicas_in, uses_lightning
 from doctor.api import (
@@ -35,8 +36,9 @@ _DDP = "DDP expects same model across all ranks, but"
 
 
 def _other(tensors: tuple[TensorShape, ...], *ranks: int, hosts: int = 2, parameters: int = 330) -> JobBuilder:
+    digest = f"{crc32(repr(tensors).encode()):08x}"
     return running(hosts, 2).alter(
-        ModelFacts, ranks=ranks, digest=f"{tensors}", tensors=tensors, parameters=parameters, count=len(tensors)
+        ModelFacts, ranks=ranks, digest=digest, tensors=tensors, parameters=parameters, count=len(tensors)
     )
 
 
@@ -51,23 +53,30 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             group,
             f"Ranks wrap different models: {words}",
             ranks=tuple(sorted(int(rank) for rank in counts if rank)),
-            fix=_fix(job),
+            effect=_AT_STARTUP,
+            fix=_FIX_OF_COUNT,
             explains=("RUN002",),
             confidence=0.9,
         )
     for group in event_groups(job, "ddp.diff_shape", by=("rank",)):
         rank = group.value("rank")
+        named = (int(rank),) if rank else group.ranks
         yield finding_from_logs(
             group,
-            f"Rank {rank} wraps a different model than rank {group.value('ref')}: parameter {group.value('i')} has "
-            f"{group.value('what')} {group.value('v')}",
+            f"{ranks_in_words(named) if named else 'A rank'} wraps a different model than rank {group.value('ref')}: "
+            f"parameter {group.value('i')} has {group.value('what')} {group.value('v')}",
             ranks=(int(rank),) if rank else None,
-            fix=_fix(job),
+            effect=_AT_STARTUP,
+            fix="Use the same memory format on all ranks before the model is wrapped."
+            if group.value("what") == "strides"
+            else _fix_of_shape(job),
             explains=("RUN002",),
             confidence=0.95,
         )
 
 
+_AT_STARTUP = "DDP raises this error when it wraps the model, and the job ends at startup."
+_FIX_OF_COUNT = "Build the model from the same configuration on all ranks, without layers that depend on the rank."
 _MOST_PARAMETERS = 1_000_000
 """More parameters (tensors, not their elements) than a model has; large mixtures of experts have some ten thousand."""
 
@@ -87,9 +96,8 @@ def _not_received(job: Job, group: EventGroup) -> Finding:
         f"DDP could not compare the models: rank {speaker} received an invalid count from rank {other}",
         ranks=(),
         evidence={"count": count},
-        fix="Find out why the first collective failed: check with `py-spy dump --pid PID` on each rank whether one is "
-        "late or in another collective, then the network (NCCL_DEBUG=INFO), then whether all ranks build the same "
-        "model.",
+        fix="Find the cause of the failed collective in the logs of all ranks of a run with `NCCL_DEBUG=INFO`, because "
+        "the counts were not exchanged.",
         explains=("RUN004",),
         confidence=0.5,
         symptoms=False,
@@ -103,9 +111,7 @@ def _not_received(job: Job, group: EventGroup) -> Finding:
     when="RM",
     needs=(ModelFacts,),
     from_logs=_from_logs,
-    impacts={
-        r"could not compare": "DDP raises an error when it wraps the model, and the job ends at startup.",
-    },
+    impacts={r"could not compare": _AT_STARTUP},
     cases=lambda: (
         Passes("one model", running(2, 4)),
         Fails(
@@ -148,10 +154,8 @@ def _not_received(job: Job, group: EventGroup) -> Finding:
 def model_differs(job: Job) -> Iterator[Verdict]:
     """Ask whether all ranks wrap the same model: the same parameters in the same order, shapes and types.
 
-    Why it hurts: DDP raises an error if it detects the difference ("appears not to match sizes of the same param").
-    Otherwise gradients of different tensors are summed, or a collective hangs or aborts because sizes differ.
-    Fix: Build the model from the same configuration on every rank, and compute sizes that depend on data (number of
-    classes, vocabulary) once for all ranks, not on each rank from its shard.
+    Why it hurts: DDP fails when it wraps the model, or gradients of different tensors are averaged.
+    Fix: Build the model from the same configuration on every rank.
     """
     replicas = replicas_in(job)
     if not replicas:
@@ -172,9 +176,9 @@ def _finding(job: Job, found: MajoritySplit, group: Group[str]) -> Finding:
     common, other = _model(job, found.groups[0].value), _model(job, group.value)
     others = tuple(sorted(rank for one in found.groups if one is not group for rank in one.ranks)) if even else ()
     verb = "wraps" if len(group.ranks) == 1 else "wrap"
+    theirs = ranks_in_words(others) if even else "other ranks"
     return Finding(
-        f"{ranks_in_words(group.ranks)} {verb} a different model than {ranks_in_words(others) if even else 'others'}: "
-        f"{_difference(common, other)}",
+        f"{ranks_in_words(group.ranks)} {verb} a different model than {theirs}: {_difference(common, other)}",
         ranks=(*group.ranks, *others),
         evidence={
             "parameters": {"here": other.parameters, "elsewhere": common.parameters},
@@ -182,7 +186,7 @@ def _finding(job: Job, found: MajoritySplit, group: Group[str]) -> Finding:
             "class": {"here": other.name, "elsewhere": common.name},
             "groups": describe(found),
         },
-        fix=_fix(job),
+        fix=_fix(job, common, other, ranks_in_words(group.ranks)),
         explains=("RUN001", "RUN002", "RUN004", "RUN007"),
     )
 
@@ -208,13 +212,26 @@ def _kind(tensor: TensorShape) -> str:
     return f"{list(tensor.shape)} {tensor.type}"
 
 
-def _fix(job: Job) -> str:
+def _fix(job: Job, common: ModelFacts, other: ModelFacts, who: str) -> str:
+    """How to make the first tensor equal in which the models differ."""
+    pairs = zip_longest(common.tensors, other.tensors)
+    usual, own = next(((usual, own) for usual, own in pairs if usual != own), (None, None))
+    if usual is None or own is None:
+        return _FIX_OF_COUNT
+    if usual.name != own.name:
+        return f"Create the layers in the same order on {who} as on the other ranks: {own.name} comes too early."
+    if usual.shape == own.shape:
+        return f"Convert the model to {usual.type} on {who}, as on the other ranks, before it is wrapped."
+    return _fix_of_shape(job)
+
+
+def _fix_of_shape(job: Job) -> str:
     if uses_lightning(job):
         return (
-            "Take layer sizes from hyperparameters, not from this rank's data in `setup()`: compute them in "
-            "`prepare_data()` and store them in a file that all ranks read."
+            "Compute the sizes of layers in `prepare_data()` and store them in a file that all ranks read, instead of "
+            "computing them from the data of each rank."
         )
     return (
-        "Compute sizes on one rank and broadcast them before the model is built: "
-        "`torch.distributed.broadcast_object_list([sizes], src=0)`."
+        "Compute the sizes of layers on one rank, and broadcast them with `torch.distributed.broadcast_object_list` "
+        "before the model is built."
     )

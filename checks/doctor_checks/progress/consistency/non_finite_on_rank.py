@@ -43,6 +43,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             group,
             _claim(group),
             ranks=_named_ranks(group),
+            fix=_fix_of_log(group),
             severity=Severity.WARNING if survived else None,
             confidence=0.9,
             symptoms=not survived,
@@ -54,6 +55,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         yield finding_from_logs(
             EventGroup("loss.overflow", smallest),
             f"The loss scale fell to {_scale(smallest[-1])}: gradients overflow at every scale",
+            fix=_FIX_OF_SCALE,
             severity=Severity.WARNING,
             confidence=0.7,
             symptoms=False,
@@ -75,7 +77,8 @@ def _passing(job: Job) -> Iterator[Finding]:
             is_result = kind == "mark.nan" and _is_result(job, final[-1])
             yield finding_from_logs(
                 EventGroup(kind, final),
-                f"The {what} is {value} in the last logged step" + (", and the run ended" if is_result else ""),
+                f"{_subject(what).capitalize()} is {value} in the last logged step"
+                + (", and the run ended" if is_result else ""),
                 ranks=(),
                 severity=None if is_result else Severity.WARNING,
                 confidence=0.7 if is_result else 0.6,
@@ -124,9 +127,35 @@ def _claim(group: EventGroup) -> str:
     if function := group.value("function"):
         return f"The backward pass of {function} returned NaN"
     what, value = _named(group.first)
-    subject = "a value" if what == "floatingpointerror" else f"the {what}"
     verb = "are" if what.endswith("s") and not what.endswith("ss") else "is"
-    return f"The program ended because {subject} {verb} {value}"
+    if "probability tensor" in what or _OF_DISTRIBUTION in group.first.text:
+        subject = "a probability tensor" if "probability tensor" in what else "a parameter of a distribution"
+        return f"The program ended because {subject} has invalid values"
+    return f"The program ended because {_subject(what)} {verb} {value}"
+
+
+_OF_DISTRIBUTION = "of distribution "
+
+
+def _subject(what: str) -> str:
+    """``the loss``; ``a tensor``, if a message says no more."""
+    if what == "floatingpointerror":
+        return "a value"
+    return f"a {what}" if what == "tensor" else f"the {what}"
+
+
+def _fix_of_log(group: EventGroup) -> str:
+    if group.value("scale"):
+        return _FIX_OF_SCALE
+    if function := group.value("function"):
+        return (
+            f"Find the forward call of {function} in the traceback that anomaly detection prints above this error, and "
+            "keep its inputs in the valid range."
+        )
+    return ""
+
+
+_FIX_OF_SCALE = "Train in bfloat16 instead of float16, or lower the learning rate."
 
 
 @check(
@@ -136,18 +165,14 @@ def _claim(group: EventGroup) -> str:
     needs=(ReplicaFacts,),
     from_logs=_from_logs,
     impacts={
+        r"loss scale of float16 reached": "The program ends, and the steps since the last checkpoint are lost.",
         r"loss scale": "The optimizer skips every step, so the model does not change any more.",
-        r"program ended": (
-            "The steps since the last checkpoint are lost, and the message does not show on which rank it began."
-        ),
+        r"program ended": "The steps since the last checkpoint are lost.",
         r"last logged step": (
-            "If the parameters are NaN too, all steps since then are lost, and so are the checkpoints that were "
-            "saved after it."
+            "If the parameters are NaN too, all later steps are lost, and so are the checkpoints that were saved after "
+            "it."
         ),
-        r"backward pass|anomaly": (
-            "The gradient of this function is NaN, and without anomaly detection it spreads to all parameters and "
-            "ranks."
-        ),
+        r"backward pass": "Anomaly detection ends the program at this function.",
         r"the other ranks followed": (
             "The reduction has spread it to all ranks: the parameters are NaN, and later steps train nothing."
         ),
@@ -240,8 +265,8 @@ def non_finite_on_rank(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the next reduction spreads it to all ranks: every parameter becomes NaN, and the run continues without
     training anything.
-    Fix: Inspect the batch of that rank; `torch.autograd.set_detect_anomaly(True)` names the operation; clip values out
-    of range, and reject samples that are not finite.
+    Fix: Run again with `torch.autograd.set_detect_anomaly(True)` to find the operation, or check the batches for
+    samples that are not finite.
     """
     judged = [seen for rank in job.ranks if (seen := _seen(rank))]
     if not judged:
@@ -255,7 +280,7 @@ def non_finite_on_rank(job: Job) -> Iterator[Verdict]:
     if others:
         yield _finding(job, first, others, step)
     elif len(first) == len(judged) and first[0].first and first[0].first.what == "loss":
-        anomaly = "Trainer(gradient_clip_val=1.0)" if uses_lightning(job) else "torch.nn.utils.clip_grad_norm_"
+        clipping = "`Trainer(gradient_clip_val=...)`" if uses_lightning(job) else "`torch.nn.utils.clip_grad_norm_`"
         who = "all ranks" if len(first) > 1 else "the only rank"
         yield Finding(
             f"The loss became {first[0].first.value if first[0].first else 'not finite'} on {who} in batch "
@@ -264,8 +289,7 @@ def non_finite_on_rank(job: Job) -> Iterator[Verdict]:
             evidence={"batch": int(step), "ranks": len(first)},
             effect="Harmless if the loop skips such a step, as a gradient scaler does. If the optimizer applies it, "
             "the parameters become NaN.",
-            fix=f"If it persists, use a smaller learning rate or a longer warm-up, {anomaly}, or bfloat16 instead of "
-            "float16.",
+            fix=f"Lower the learning rate, or clip gradients with {clipping}, if it persists.",
             severity=Severity.INFO,
         )
 
@@ -311,8 +335,7 @@ def _finding(job: Job, first: list[_RankLosses], others: list[_RankLosses], step
             "still_finite": [seen.rank.number for seen in others if seen.first is None][:32],
         },
         fix=(
-            f"Inspect batch {int(step)} of rank {ranks[0]}: `assert torch.isfinite(batch).all()` before forward "
-            f"(empty or broken samples, a division by a count of 0); {anomaly} names the operation; if other batches "
-            "of this rank fail too, suspect its GPU (GPU009, GPU010)."
+            f"Inspect batch {int(step)} of rank {ranks[0]} for empty or broken samples, or run again with `{anomaly}` "
+            "to find the operation."
         ),
     )

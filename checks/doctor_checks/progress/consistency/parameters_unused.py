@@ -50,11 +50,9 @@ _KINDS = ("ddp.unused", "pl.unused", "ddp.unused.list", "ddp.unused.hint")
 def parameters_unused(job: Job) -> Iterator[Verdict]:
     """Ask whether every parameter that DDP reduces receives a gradient.
 
-    Why it hurts: DDP expects one gradient per parameter. If a parameter does not contribute to the loss, the reduction
-    never completes, and the next step fails with `Expected to have finished reduction`.
-    Fix: Remove the parameters from the model or freeze them (`requires_grad_(False)`); if they are unused on purpose,
-    set `DistributedDataParallel(model, find_unused_parameters=True)`, in Lightning
-    `Trainer(strategy="ddp_find_unused_parameters_true")`.
+    Why it hurts: DDP raises an error in the next step, because the reduction of the gradients never completes.
+    Fix: Freeze the parameters with `requires_grad_(False)`, or set `find_unused_parameters=True` in
+    `DistributedDataParallel` (Lightning: `strategy="ddp_find_unused_parameters_true"`).
     """
     groups = [one for kind in _KINDS for one in event_groups(job, kind)]
     events = tuple(event for one in groups for event in one.events if _READY_TWICE not in event.text)
@@ -84,8 +82,8 @@ def parameters_unused(job: Job) -> Iterator[Verdict]:
 def _fix(group: EventGroup, differ: bool) -> str:
     if differ:
         return (
-            "Set `find_unused_parameters=True`, or add the output of skipped parts to the loss with a factor of 0, "
-            "because the ranks skip different parts of the model."
+            "Set `find_unused_parameters=True` in `DistributedDataParallel`, or add the output of skipped parts to the "
+            "loss with a factor of 0, because the ranks skip different parts of the model."
         )
     if any("find_unused_parameters=True` is enabled" in event.text for event in group.events):
         return (

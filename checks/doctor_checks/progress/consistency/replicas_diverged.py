@@ -91,16 +91,10 @@ def _each_for_itself() -> JobBuilder:
         r"^lr differs|momentum|weight_decay": (
             "The ranks apply different updates to equal gradients, so their parameters diverge from then on."
         ),
-        r"initial parameters": (
-            "These ranks do not train: the gradients that they contribute are those of the initial model."
-        ),
         r"started with different parameters": (
             "Each rank trains a separate model, and a checkpoint contains only that of rank 0."
         ),
-        r"hold": (
-            "Gradients that are computed with one set of parameters are applied to another, and a checkpoint "
-            "contains only the model of rank 0."
-        ),
+        r"hold": "The ranks silently train different models, and a checkpoint contains only that of rank 0.",
     },
     cases=lambda: (
         Passes("equal everywhere", running(2, 4)),
@@ -211,10 +205,8 @@ def _each_for_itself() -> JobBuilder:
 def replicas_diverged(job: Job) -> Iterator[Verdict]:
     """Ask whether parameters that must be equal on all ranks are equal.
 
-    Why it hurts: the ranks silently train different models: gradients of one model are applied to another, and a
-    checkpoint contains only the model of rank 0.
-    Fix: Start from the same weights (the same seed, or let DDP broadcast them), step every optimizer on every rank with
-    reduced gradients, and change parameters only inside the wrapped forward and backward pass.
+    Why it hurts: the ranks silently train different models, and a checkpoint contains only that of rank 0.
+    Fix: Start all ranks with the same weights, and step every optimizer on every rank with reduced gradients.
     """
     groups = list(_replicas(job))
     compared = 0
@@ -316,9 +308,8 @@ def _of_unwrapped(job: Job) -> Finding | None:
         f"{compared[-1].step:,}",
         ranks=split.odd,
         evidence={"initial": _initial(ranks), "seeds": {str(rank): seed for rank, seed in [*seeds.items()][:64]}},
-        fix="If the ranks train one model, wrap it in `DistributedDataParallel`, call `torch.manual_seed(seed)` with "
-        "the same seed on every rank before the model is built, or broadcast it: "
-        "`for p in model.parameters(): torch.distributed.broadcast(p.data, 0)`.",
+        fix="Wrap the model in `DistributedDataParallel` if the ranks train one model, or call `torch.manual_seed` "
+        "with the same seed on every rank before it is built.",
         severity=Severity.WARNING,
         confidence=0.7,
     )
@@ -389,7 +380,7 @@ def _finding(job: Job, ranks: tuple[Rank, ...], same: list[_Compared], apart: li
     who = (
         f"{ranks_in_words(odd)} {verb} different parameters than the other {len(ranks) - len(odd)}"
         if newest.split.common
-        else f"{ranks_in_words(odd)} {verb} different parameters ({len(newest.split.groups)} versions)"
+        else f"{ranks_in_words(odd)} {verb} {len(newest.split.groups)} different sets of parameters"
     )
     finding = Finding(
         f"{who} ({since})",
@@ -402,7 +393,7 @@ def _finding(job: Job, ranks: tuple[Rank, ...], same: list[_Compared], apart: li
             "checksums": _described(newest),
             "initial": _initial(ranks),
         },
-        fix=_fix(job, ranks, began_apart=not before and len(_initial(ranks)) > 1),
+        fix=_fix(job, ranks, odd, began_apart=not before and len(_initial(ranks)) > 1),
     )
     return with_cause(finding, cause_of_values(job))
 
@@ -414,7 +405,10 @@ def _kept_finding(job: Job, ranks: tuple[Rank, ...], stuck: list[_Compared], kee
         f"{ranks_in_words(keeps)} {holds} the initial parameters after batch {newest.step:,}, other ranks do not",
         ranks=keeps,
         evidence={"batch": newest.step, "part": newest.part, "checksums": _described(newest)},
-        fix=_fix(job, ranks, began_apart=False),
+        effect=f"{ranks_in_words(keeps).capitalize()} {'does' if len(keeps) == 1 else 'do'} not train, and "
+        f"contribute{'s' if len(keeps) == 1 else ''} gradients of the initial model to the other ranks.",
+        fix=f"Look for the condition that keeps {ranks_in_words(keeps)} from calling `optimizer.step()`, or for an "
+        "optimizer that does not hold the parameters of the model.",
     )
 
 
@@ -431,21 +425,21 @@ def _initial(ranks: Iterable[Rank]) -> dict[str, list[int]]:
     return found
 
 
-def _fix(job: Job, ranks: tuple[Rank, ...], *, began_apart: bool) -> str:
+def _fix(job: Job, ranks: tuple[Rank, ...], odd: tuple[int, ...], *, began_apart: bool) -> str:
     model = ranks[0].find(ModelFacts)
     if began_apart and model and model.broadcast is False:
         seed = "lightning.seed_everything(seed)" if uses_lightning(job) else "torch.manual_seed(seed)"
         return (
-            f"Call `{seed}` with the same seed on every rank before the model is created, or broadcast its parameters: "
-            "`for p in model.parameters(): torch.distributed.broadcast(p.data, 0)`."
+            f"Call `{seed}` with the same seed on every rank before the model is created, or broadcast its parameters "
+            "from rank 0."
         )
     if uses_lightning(job):
         return (
-            "With manual optimization, call `self.manual_backward(loss)` on every rank and batch; do not call "
-            "`optimizer.step()` under a rank condition, change `p.data` in a hook, or use `no_sync()` without a later "
-            "reduction."
+            f"Look for what changes the parameters differently on {ranks_in_words(odd)}: `optimizer.step()` under a "
+            "rank condition, a backward pass without `self.manual_backward(loss)`, or an assignment to parameters in a "
+            "hook."
         )
     return (
-        "Call the DDP module, not `model.module`, for the forward pass; do not call `optimizer.step()` under a rank "
-        "condition, use `no_sync()` around the last accumulated batch, or assign to `p.data`."
+        f"Look for what changes the parameters differently on {ranks_in_words(odd)}: `optimizer.step()` under a rank "
+        "condition, a call of `model.module` instead of the DDP module, or an assignment to parameters."
     )

@@ -42,10 +42,7 @@ _FLAT = (
             "The ranks without a saved state draw other random numbers than in the first run, so the run is not "
             "reproduced exactly."
         ),
-        r"sharded differently": (
-            "The parameter does not load, or loads incorrectly, with this number of ranks or this sharding."
-        ),
-        r"saved with": "Shards that were written with another world size do not load, or load incorrectly.",
+        r"sharded differently|sharding differs|saved with": "The checkpoint does not load, and the run cannot resume.",
     },
     cases=lambda: (
         Passes("all resume at one step", logged(*(f"[rank{r}]: Resuming from checkpoint step 1200" for r in range(3)))),
@@ -97,8 +94,7 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: shards written with another world size do not load, or load incorrectly. Ranks at different steps call
     different collectives and hang.
-    Fix: Resume with the same number of ranks and the same sharding, convert the checkpoint to full weights first
-    (`zero_to_fp32.py`, a full state dict), or use `torch.distributed.checkpoint`, which reshards on load.
+    Fix: Resume with the same number of ranks and the same sharding, or convert the checkpoint to full weights first.
     """
     if job.evidence is None:
         yield Skip("no logs to read checkpoint messages from")
@@ -118,6 +114,11 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
             group,
             f"The checkpoint was saved with {what}" + (f" but is loaded with {now}" if now else ""),
             ranks=(),
+            fix=f"Set {group.value('arg')} to {was}, or convert the checkpoint."
+            if group.value("arg") and was
+            else f"Resume with {what}, or convert the checkpoint to full weights first."
+            if was
+            else "",
             confidence=0.95,
         )
     for group in event_groups(job, "torch.dcp_mismatch", by=("was", "now")):
@@ -128,8 +129,8 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
                 "this job: the model or its sharding differs",
                 ranks=(),
                 evidence={"written": group.value("was"), "wanted": group.value("now")},
-                fix="Compare the arguments that the checkpoint was saved with (hidden sizes, the padded vocabulary of "
-                "an embedding, tensor and pipeline parallel sizes) with those of this job, and use the saved ones.",
+                fix="Use the sizes of the model and of its tensor and pipeline parallelism with which the checkpoint "
+                "was saved.",
                 confidence=0.7,
             )
     for group in event_groups(job, *_SIZES):
@@ -142,6 +143,10 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
                 f"{name} in the checkpoint is sharded differently than in this job",
                 ranks=(),
                 evidence={"written": first.value("was"), "wanted": first.value("now")},
+                fix="Load the parameters inside `deepspeed.zero.GatheredParameters`, because ZeRO stage 3 shards them."
+                if first.value("now") == "torch.Size([0])"
+                else "Resume with the same number of ranks and the same wrapping as when the checkpoint was saved, or "
+                "save a full state dict.",
                 confidence=0.75,
             )
     yield from _steps(job)
@@ -193,8 +198,8 @@ def _steps(job: Job) -> Iterator[Finding]:
             "Ranks resume at different steps: "
             + "; ".join(f"{ranks_in_words(tuple(sorted(ranks)))} at {step}" for step, ranks in ordered[:4]),
             ranks=tuple(odd),
-            fix="Let rank 0 choose the checkpoint and broadcast its path (`broadcast_object_list([path], src=0)`), and "
-            "keep checkpoints on storage that all hosts share.",
+            fix="Choose the checkpoint on rank 0, and broadcast its path with "
+            "`torch.distributed.broadcast_object_list`.",
             confidence=0.8,
             explains=("RUN002",),
         )

@@ -34,7 +34,7 @@ _KINDS = (
     ("saving", r"(?i)sav(?:e|ing)\b"),
     ("downloading", r"(?i)download"),
     ("reading", r"(?i)checkpoint shards|safetensors|loading (?:weights|checkpoint)"),
-    ("tokenising", r"(?i)tokeni[sz]|^map\b|^running \w+ on dataset"),
+    ("tokenizing", r"(?i)tokeni[sz]|^map\b|^running \w+ on dataset"),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -84,14 +85,20 @@ def _claim(evidence: LogEvidence, end: Event) -> tuple[str, str]:
         return f"aborted: {thrown or end.text}{f': {what}' if what else ''}", _FIX_OF_ABORT
     if end.kind == "end.assertion":
         place = f"{end.value('file')}:{end.value('line')}"
-        return f"aborted: assertion {end.value('condition')} failed at {place}", _FIX_OF_ABORT
+        return f"aborted: assertion `{end.value('condition')}` failed at {place}", _FIX_OF_ABORT
     if end.kind == "end.heap":
         return f"aborted: {end.value('what')}", _FIX_OF_ABORT
-    return f"crashed: {end.value('what')}", _FIX_OF_CRASH
+    return f"crashed: {end.value('what') or _signal_named(end.text)}", _FIX_OF_CRASH
 
 
-_FIX_OF_START = (
-    "Check the path, the environment and the container in which the command ran: `command -v torchrun python`."
-)
-_FIX_OF_ABORT = "Run it again with `export PYTHONFAULTHANDLER=1 TORCH_SHOW_CPP_STACKTRACES=1` to see which call aborts."
-_FIX_OF_CRASH = "Run it again with `export PYTHONFAULTHANDLER=1` to see which call crashes."
+def _signal_named(text: str) -> str:
+    """``SIGABRT``, ``Segmentation fault (signal 11)``."""
+    if found := re.search(r"\bSIG[A-Z]{2,8}\b", text):
+        return found[0]
+    found = re.search(r"[Ss]ignal (\d{1,2}) \(([\w ]{1,40})", text)
+    return f"{found[2]} (signal {found[1]})" if found else text.strip(" *")[:60]
+
+
+_FIX_OF_START = "Install the command in the environment or container in which it ran, or correct its path."
+_FIX_OF_ABORT = "Run again with `export PYTHONFAULTHANDLER=1 TORCH_SHOW_CPP_STACKTRACES=1` to see which call aborts."
+_FIX_OF_CRASH = "Run again with `export PYTHONFAULTHANDLER=1` to see which call crashes."

@@ -55,7 +55,7 @@ def stall_evidence(found: Diagnosis) -> dict[str, object]:
     times = {"seconds_without_progress": found.seconds, "seconds_waited": found.seconds_waited}
     return {
         **({"ranks_without_dumps": list(unseen)} if unseen else {}),
-        "where": {str(one.rank): stall_location(one) for one in shown[:SHOWN]},
+        "where": {str(one.rank): place for one in shown[:SHOWN] if (place := stall_location(one))},
         "waiting_ranks": list(found.waiting[:64]),
         **{name: seconds for name, seconds in times.items() if seconds is not None},
         **({"stacks_of_each_rank": 1} if found.states.is_snapshot else {}),
@@ -68,11 +68,17 @@ def stall_source(found: Diagnosis) -> Source | None:
     return Source(line.file, line.line) if line and line.line else None
 
 
+_STATES = {"gone": "exited"}
+_OVER = frozenset({"ended", "failed", "gone"})
+"""States of ranks that do not run any more."""
+
+
 def stall_location(rank_state: RankState) -> str:
     """``stalled; training, epoch 0, batch 4; waits in all_gather at train.py:62; number 11 of group 0``."""
-    parts = [rank_state.state, rank_state.place]
+    parts = [_STATES.get(rank_state.state, rank_state.state), rank_state.place]
     if rank_state.site is not None:
         verb = "waits in" if rank_state.waits or rank_state.may_wait_in_backward else "is at"
+        verb = "was in" if rank_state.state in _OVER else verb
         parts += [f"{verb} {rank_state.site.text}", rank_state.site.condition]
     if rank_state.wait is not None:
         parts.append(numbered_call(rank_state.wait))

@@ -27,7 +27,7 @@ def waits_for_a_rank(job: Job) -> Iterator[Finding]:
         waiting_text(group),
         ranks=missing,
         evidence=waiting_evidence(group),
-        fix=waiting_fix(job, ranks_in_words(missing)),
+        fix=waiting_fix(job, missing),
         severity=Severity.WARNING,
         confidence=0.5,
         explains=("RUN012", "RUN016"),
@@ -65,11 +65,11 @@ def waiting_evidence(group: EventGroup) -> dict[str, object]:
     return {"keys": keys[:8], "ranks_that_waited": list(group.ranks)}
 
 
-def waiting_fix(job: Job, awaited: str) -> str:
-    """The likely causes in order, and what to set in the next run."""
+def waiting_fix(job: Job, missing: tuple[int, ...]) -> str:
+    """Where to look first, and what to set in the next run."""
+    awaited = f"the log of {ranks_in_words(missing)}" if missing else "the logs of the other ranks"
     return (
-        f"Check whether {awaited} failed or was killed earlier (the end of its log, `dmesg -T`), was busy for longer "
-        "than the timeout, or skipped a collective in a rank-dependent branch, and run again with these variables:\n"
+        f"Find in {awaited} what ended or delayed the process, or run again with these variables:\n"
         f"export {recorder_assignments(job)} TORCH_DISTRIBUTED_DEBUG=DETAIL"
     )
 

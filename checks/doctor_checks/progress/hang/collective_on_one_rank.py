@@ -9,7 +9,6 @@ from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.hang.one_sided_calls import OneSidedCall
 from doctor.analysis.logs.root_event import exceptions, nature_of_exception
-from doctor.analysis.stats.rank_roles import uses_lightning
 from doctor.api import (
     EventGroup,
     Finding,
@@ -65,7 +64,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             yield finding_from_logs(
                 EventGroup(event.kind, (event,)),
                 f"Collective call inside a rank-dependent branch [{conditions[0]}]; the other ranks do not make it",
-                fix=_fix(site_of_wait(event.frames), True, uses_lightning(job)),
+                fix=_fix(site_of_wait(event.frames), True),
                 confidence=0.85,
             )
             return
@@ -76,10 +75,14 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         who = group.ranks or (0,)
         if len(who) == 1 and len(missed) >= max(2, job.world_size - 1):
             call = (group.value("fp") or "a collective").partition(", Tensor")[0].partition("OpType=")
+            operation = (call[2] or call[0]).rstrip(")")
             yield finding_from_logs(
                 group,
-                f"Only {ranks_in_words(who)} called {(call[2] or call[0]).rstrip(')')}; {len(missed)} others did not",
+                f"Only {ranks_in_words(who)} called {operation}; {len(missed)} other ranks did not",
                 ranks=who,
+                effect=f"{ranks_in_words(who).capitalize()} waits for {ranks_in_words(tuple(sorted(missed)))} and "
+                "fails at the timeout.",
+                fix=dict(_FIXES)["barrier"] if operation == "BARRIER" else "",
                 evidence={"missing": sorted(missed)[:64]},
                 confidence=0.6,
             )
@@ -93,9 +96,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     needs=(ProgressFacts,),
     from_logs=_from_logs,
     or_needs=(RecorderFacts,),
-    impacts={
-        r"called BARRIER": "The ranks in the barrier wait for ranks that never call it, until the timeout.",
-    },
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
         Passes("all in the same call", stalled(2, 2)),
@@ -196,9 +196,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def collective_on_one_rank(job: Job) -> Iterator[Verdict]:
     """Ask whether every collective is called by all ranks of its group.
 
-    Why it hurts: the ranks that make the call wait for the others, which wait for them in another collective: deadlock.
-    Or the call is matched with another one, and all later collectives are mismatched.
-    Fix: Call the collective on all ranks, and keep only the use of its result under the condition.
+    Why it hurts: the ranks wait for each other in different collectives until the timeout, or exchange wrong values.
+    Fix: Call the collective on all ranks, and keep only the use of its result under a condition.
     """
     found = diagnose_stall(job)
     if found is not None and found.one_sided is not None:
@@ -214,7 +213,7 @@ def collective_on_one_rank(job: Job) -> Iterator[Verdict]:
                 "called_instead": found.one_sided.others.site.text,
             },
             effect=_effect(found.one_sided),
-            fix=_fix(site, found.one_sided.extra, uses_lightning(job)),
+            fix=_fix(site, found.one_sided.extra),
             confidence=found.confidence,
             explains=("RUN001", "RUN004", "RUN012"),
             source=Source(site.frame.file, site.frame.line) if site.frame else None,
@@ -246,10 +245,12 @@ def _short(call: CallSite) -> str:
 def _effect(one_sided: OneSidedCall) -> str:
     """``Rank 0 waits for the others in all_gather while they wait for it in all_reduce: deadlock.``
 
-    Empty if the ranks do not wait in different calls that have names."""
+    Empty if the calls have no names."""
     call, others = one_sided.call.site.operation, one_sided.others.site.operation
-    if not call or not others or call == others:
+    if not call or not others:
         return ""
+    if call == others:
+        call, others = f"one {call}", "another"
     mine, theirs = (call, others) if one_sided.extra else (others, call)
     who, several = ranks_in_words(one_sided.ranks), len(one_sided.ranks) > 1
     return (
@@ -258,28 +259,28 @@ def _effect(one_sided: OneSidedCall) -> str:
     )
 
 
-def _fix(site: CallSite, extra: bool, lightning: bool) -> str:
+def _fix(site: CallSite, extra: bool) -> str:
     for word, fix in _FIXES:
         if word in site.words or (not site.words and word == site.operation):
-            return fix.format(rank_zero="if self.trainer.is_global_zero:" if lightning else "if dist.get_rank() == 0:")
+            return fix
     return "" if extra else "Look for a `return`, `continue` or `except` that only some ranks take before the call."
 
 
 _FIXES = (
     (
         "self.log",
-        "Call `self.log(..., sync_dist=True)` on all ranks; to log only on rank 0, use `self.log(..., "
-        "rank_zero_only=True)` without `sync_dist`.",
+        "Call `self.log(..., sync_dist=True)` on all ranks, or log only on rank 0 with `self.log(..., "
+        "rank_zero_only=True)`.",
     ),
-    ("all_gather", "Gather on all ranks, and use the result only under `{rank_zero}`."),
+    ("all_gather", "Gather on all ranks, and keep only the use of the result under a condition."),
     (
         "save_checkpoint",
         "Call `trainer.save_checkpoint()` on all ranks: it writes only on rank 0 and ends with a barrier.",
     ),
     (
         "backward",
-        "Run backward on all ranks for every batch: to skip a batch, skip it on all ranks (`all_reduce` of a flag) or "
-        "use `loss * 0`; look for a `return None`, `continue` or `except` that only one rank takes.",
+        "Run backward on all ranks for every batch: multiply the loss of a skipped batch by 0 instead of leaving the "
+        "step with `return`, `continue` or `except`.",
     ),
     ("EarlyStopping", "Monitor a value that is the same on all ranks: log it with `sync_dist=True`."),
     ("ModelCheckpoint", "Monitor a value that is the same on all ranks: log it with `sync_dist=True`."),

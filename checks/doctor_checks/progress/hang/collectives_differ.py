@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
 from doctor.analysis.call_sites import CallSite, own_line, place_of_frame
@@ -45,7 +45,7 @@ _RUNNING = re.compile(
 )
 _PARTS = re.compile(r"(SequenceNumber|OpType|TensorShape|TensorDtypes)=(\[[^\]]*\]|\w+)")
 _FINGERPRINT = "SequenceNumber=3, OpType=ALLREDUCE, TensorShape=[%d], TensorDtypes=Float"
-_TIE = {"majority": "none: as many ranks make one call as the other"}
+_TIE = {"majority": "none (as many ranks make one call as the other)"}
 _ORDER = "if rank == 0, line 40"
 
 
@@ -129,27 +129,41 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             + ", ".join(sorted({*texts.values()})),
             ranks=parted.odd,
             evidence={"calls": {str(rank): said for rank, said in sorted(ranks.items())[:8]}},
-            fix=_fix(""),
+            fix="Pass the same number of elements on all ranks, and call the same collectives in the same order.",
             confidence=0.75,
         )
     elif found is None or found.kind in ("undetermined", "elsewhere", "missing"):
         yield from _of_watchdogs(job)
         yield from _of_tracebacks(job)
     for group in event_groups(job, *([] if refused else kinds)):
-        words, sure = _NOTICED[group.kind]
-        # https://github.com/NVIDIA/nccl/pull/605: different sizes, or different settings of NCCL.
-        settings = _SETTINGS if group.kind.partition(".")[2] in ("net_mismatch", "truncated_data") else ""
-        fix = _fix("size").removesuffix("." if settings else "") + settings
-        yield finding_from_logs(group, words, fix=fix, confidence=sure)
+        words, fix, sure = _NOTICED[group.kind]
+        got, want = group.value("got", "remote", "local2"), group.value("want", "local", "remote2")
+        is_mpi = "message sizes do not match across processes" in group.first.text
+        library, unit = ("MPI", "a message of size {}") if is_mpi else (words.partition(" ")[0], "{} bytes")
+        if got and want:
+            words = f"{library} received {unit.format(f'{int(got):,}')} for a collective that expects {int(want):,}"
+        elif is_mpi:
+            words = "MPI received a message of a different size than its collective expects"
+        yield finding_from_logs(
+            group,
+            words,
+            fix=_FIX_OF_SIZE if is_mpi else fix.format(rank=group.value("rank")),
+            confidence=sure,
+        )
 
 
 _OF_RANK_ZERO = (
     "Make the call of rank 0 on all ranks: look for a reduction under `if rank == 0`, `is_global_zero` or "
     "`@rank_zero_only`, such as a metric logged with `sync_dist=True` (RUN006)."
 )
-_SETTINGS = (
-    "; also compare `env | grep NCCL_` on all ranks, because a different NCCL_ALGO, NCCL_PROTO or NCCL_BUFFSIZE has "
-    "the same effect."
+_FIX_OF_SIZE = (
+    "Pass the same number of elements on all ranks: pad the tensor to the largest size before the call, or drop the "
+    "incomplete last batch."
+)
+# https://github.com/NVIDIA/nccl/pull/605: different sizes, or different settings of NCCL.
+_FIX_OF_SIZE_OR_SETTINGS = (
+    "Pass the same number of elements on all ranks, or set NCCL_ALGO, NCCL_PROTO and NCCL_BUFFSIZE to the same values "
+    "on all of them if the sizes are equal."
 )
 
 
@@ -172,6 +186,7 @@ def _of_watchdogs(job: Job) -> Iterator[Finding]:
             EventGroup(events[0].kind, events),
             _calls({group.ranks: str(group.value) for group in reversed(parted.groups)}),
             ranks=parted.odd or tuple(sorted(calls)),
+            effect="The ranks waited for each other in different collectives, and failed at the timeout.",
             fix=_fix(""),
             confidence=0.5,
         )
@@ -196,7 +211,8 @@ def _of_tracebacks(job: Job) -> Iterator[Finding]:
         "; ".join(f"{ranks_in_words(group.ranks)} timed out at {group.value}" for group in reversed(parted.groups)),
         ranks=parted.odd,
         evidence={"timed_out_at": {str(rank): place_of_frame(line) for rank, line in sorted(lines.items())[:64]}},
-        fix=_fix(""),
+        fix=f"Find the branch that takes {ranks_in_words(parted.odd)} to {place_of_frame(lines[parted.odd[0]])}, and "
+        "make all ranks call the same collectives in the same order.",
         confidence=0.65,
         explains=("RUN001", "RUN004", "RUN012"),
         source=Source(line.file, line.line) if (line := lines[parted.odd[0]]) else None,
@@ -204,15 +220,36 @@ def _of_tracebacks(job: Job) -> Iterator[Finding]:
 
 
 _NOTICED = {
-    "run.shapes_refused": ("Ranks passed tensors of different shapes to one collective", 0.95),
-    "accelerate.shape": ("Ranks gather tensors of different shapes, which accelerate rejects", 0.95),
-    "run.ops_refused": ("Ranks call different collectives at the same point", 0.95),
-    "gloo.size_mismatch": ("Gloo received a message of a different size than this rank's collective expects", 0.9),
-    "nccl.mismatch.old": ("NCCL detected that ranks call different collectives or use different sizes", 0.9),
-    "run.net_mismatch": ("NCCL received a message of a different size than this rank's collective expects", 0.75),
-    "nccl.truncated_data": ("NCCL received more bytes than this rank's collective expects", 0.75),
+    "run.shapes_refused": ("Ranks passed tensors of different shapes to one collective", _FIX_OF_SIZE, 0.95),
+    "accelerate.shape": (
+        "Ranks gather tensors of different shapes, which accelerate rejects",
+        "Call `accelerator.pad_across_processes` on the tensor before it is gathered.",
+        0.95,
+    ),
+    "run.ops_refused": (
+        "Ranks call different collectives at the same point",
+        "Make all ranks call the same collectives in the same order: look for a branch that only some of them take.",
+        0.95,
+    ),
+    "gloo.size_mismatch": (
+        "Gloo received a message of a different size than its collective expects",
+        _FIX_OF_SIZE,
+        0.9,
+    ),
+    "nccl.mismatch.old": (
+        "NCCL detected that ranks call different collectives or use different sizes",
+        "Compare the calls of rank {rank} and its neighbors in the logs of a run with "
+        "`NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=COLL`, and make them equal.",
+        0.9,
+    ),
+    "run.net_mismatch": (
+        "NCCL received a message of a different size than its collective expects",
+        _FIX_OF_SIZE_OR_SETTINGS,
+        0.75,
+    ),
+    "nccl.truncated_data": ("NCCL received more data than its collective expects", _FIX_OF_SIZE_OR_SETTINGS, 0.75),
 }
-"""Messages of backends that compare their arguments, the claim, and the confidence."""
+"""Messages of backends that compare their arguments: the claim, the fix, and the confidence."""
 
 
 def _of_printed(job: Job, calls: Mapping[int, PrintedCollective], sure: float, *kinds: str) -> Finding:
@@ -231,18 +268,28 @@ def _of_printed(job: Job, calls: Mapping[int, PrintedCollective], sure: float, *
         evidence={
             "calls": {str(rank): calls[rank].text for rank in sorted(calls)[:8]},
             "batches_differ": batches,
-            **({"number": f"number {number} of its group"} if number else {}),
+            **({"number": f"{number} of its group"} if number else {}),
             **(_TIE if parted.even and len(calls) > 1 else {}),
         },
-        fix=_BATCHES if batches else _OF_RANK_ZERO if is_of_zero else _fix("size" if len(operations) == 1 else ""),
+        effect=_REFUSES if "torch.mismatch" in kinds else "",
+        fix=_OF_A_LONE_CALL
+        if len(calls) == 1
+        else _BATCHES
+        if batches
+        else _OF_RANK_ZERO
+        if is_of_zero
+        else _fix("size" if len(operations) == 1 else ""),
         confidence=sure,
     )
 
 
 _BATCHES = (
-    "Drop or pad the last batch (`DataLoader(drop_last=True)`), replace bad samples in the collate function instead of "
-    "dropping them, or exchange the batch sizes first (see DATA002)."
+    "Drop the incomplete last batch with `DataLoader(..., drop_last=True)`, or replace bad samples in the collate "
+    "function instead of dropping them."
 )
+_OF_A_LONE_CALL = "Find the calls of the other ranks in their logs, and make all ranks make the same call."
+_REFUSES = "PyTorch compares the calls before they start, and raises RuntimeError on the ranks."
+"""With ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` (torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp)."""
 
 
 @check(
@@ -257,13 +304,12 @@ _BATCHES = (
         r"which accelerate rejects|^Ranks passed tensors of different shapes": (
             "The library compares the tensors before the call and raises an error on all ranks."
         ),
-        r"^(?:NCCL|Gloo) received": (
-            "The collective fails with an error on this rank. Without a check of sizes, wrong values would be "
-            "exchanged."
+        r"^Ranks call different collectives": (
+            "The library compares the calls before they start and raises an error on all ranks."
         ),
-        r"timed out at": (
-            "Each group of ranks waited for the other in a different place, and both failed at the timeout."
-        ),
+        r"^(?:NCCL|Gloo|MPI) received": "The collective fails with an error on this rank, which ends the job.",
+        r"^NCCL detected": "The collective fails with an NCCL error on this host, which ends the job.",
+        r"timed out at": "The ranks waited for each other in different collectives, and failed at the timeout.",
     },
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
@@ -357,8 +403,7 @@ _BATCHES = (
 def collectives_differ(job: Job) -> Iterator[Verdict]:
     """Ask whether all ranks of a group call the same collectives in the same order.
 
-    Why it hurts: collectives are matched only by their sequence number: ranks that make different calls hang until the
-    timeout, abort, or exchange wrong values without an error.
+    Why it hurts: the ranks wait for each other until the timeout, abort, or exchange wrong values without an error.
     Fix: Call the same collectives in the same order on all ranks, with the same number of elements and the same type.
     """
     found = diagnose_stall(job)
@@ -380,6 +425,8 @@ def collectives_differ(job: Job) -> Iterator[Verdict]:
                 "calls": {str(rank): call[:400] for rank, call in sorted(reported.items())[:8]},
                 **(_TIE if parted.even else {}),
             },
+            effect=_REFUSES,
+            fix=_fix_of_refused(reported.values(), place_of_frame(line)),
             confidence=0.7 if parted.even else found.confidence,
             explains=("RUN001", "RUN004", "RUN012"),
             source=Source(line.file, line.line) if line else None,
@@ -394,7 +441,7 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
     mine, theirs = _call_in_words(odd.entry), _call_in_words(others.entry)
     if odd.entry.operation != others.entry.operation or mine == theirs:
         mine, theirs = f"{odd.entry.operation}{_at(odd.site)}", f"{others.entry.operation}{_at(others.site)}"
-    which = f"number {divergence.sequence} of {found.states.name_of(divergence.group)}" if divergence.sequence else ""
+    which = f"{divergence.sequence} of {found.states.name_of(divergence.group)}" if divergence.sequence else ""
     return Finding(
         _calls({odd.ranks: mine, others.ranks: theirs}),
         ranks=found.ranks,
@@ -408,13 +455,27 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
                 + (f" at {one.site.place}" if one.site.place else "")
                 for one in variants[:8]
             },
-            "conditions": [one.site.condition for one in variants[:8] if one.site.condition],
+            "conditions": [_condition(one.site.condition) for one in variants[:8] if one.site.condition],
         },
-        fix=_fix(divergence.aspect) + _hint(found, odd, others),
+        effect=_effect(found),
+        fix=_hint(found, odd, others) or _fix(divergence.aspect, odd, others),
         confidence=found.confidence,
         explains=("RUN001", "RUN004", "RUN012"),
         source=Source(odd.site.frame.file, odd.site.frame.line) if odd.site.frame and odd.site.frame.line else None,
     )
+
+
+def _condition(condition: str) -> str:
+    """``if rank == 0 (line 40)``."""
+    words, _, line = condition.rpartition(", line ")
+    return f"{words} (line {line})" if words else condition
+
+
+def _effect(found: Diagnosis) -> str:
+    if found.ending is not None:
+        aborted = ranks_in_words(found.ending.ranks)
+        return f"Gloo aborts {aborted} because the sizes differ, and the other ranks lose the connection or wait."
+    return "The ranks wait for each other in these calls until the timeout."
 
 
 def _hint(found: Diagnosis, odd: MismatchGroup, others: MismatchGroup) -> str:
@@ -425,12 +486,12 @@ def _hint(found: Diagnosis, odd: MismatchGroup, others: MismatchGroup) -> str:
     if len(trains) == 1:
         left = others if trains[0] is odd else odd
         return (
-            f" If {ranks_in_words(left.ranks)} {'have' if len(left.ranks) > 1 else 'has'} left the training loop, the "
-            "ranks have different numbers of batches (DATA001, DATA010)."
+            f"Give all ranks the same number of batches if {ranks_in_words(left.ranks)} "
+            f"{'have' if len(left.ranks) > 1 else 'has'} left the training loop (DATA001, DATA010)."
         )
     verb = "reach" if len(odd.ranks) > 1 else "reaches"
     who = ranks_in_words(odd.ranks)
-    return f" If only {who} {verb} {odd.site.place}, as under `if rank == 0:`, make that call on all ranks (RUN006)."
+    return f"If only {who} {verb} {odd.site.place}, as under `if rank == 0:`, make that call on all ranks (RUN006)."
 
 
 def _at(site: CallSite) -> str:
@@ -443,7 +504,7 @@ def _calls(calls: Mapping[tuple[int, ...], str]) -> str:
     """``rank 2 calls all_reduce of 12 Float elements; ranks 0-1 call all_reduce of 10 Float elements``."""
     if len(calls) == 1:
         ((ranks, call),) = calls.items()
-        return f"{ranks_in_words(ranks)} called {call}, which does not match the call of the other ranks"
+        return f"{ranks_in_words(ranks)} called {call}, unlike the other ranks"
     return "; ".join(
         f"{ranks_in_words(ranks)} call{'' if len(ranks) > 1 else 's'} {call}" for ranks, call in calls.items()
     )
@@ -460,13 +521,13 @@ def _of_silence(divergence: Divergence) -> Finding:
         _calls(calls),
         ranks=divergence.odd_ranks,
         evidence={
-            "number": f"number {divergence.sequence} of group {divergence.group}",
+            "number": f"{divergence.sequence} of group {divergence.group}",
             **(_TIE if divergence.is_even else {}),
-            "sizes": {ranks_in_words(one.ranks): str(one.entry.input_sizes) for one in divergence.variants[:8]},
+            "sizes": {ranks_in_words(one.ranks): _sizes(one.entry) for one in divergence.variants[:8]},
             "places": {ranks_in_words(one.ranks): one.site.place for one in divergence.variants[:8] if one.site.place},
         },
         effect=_SILENT[is_shape],
-        fix=_fix(divergence.aspect),
+        fix=_fix(divergence.aspect, *divergence.variants[1::-1]),
         severity=Severity.WARNING if is_shape else Severity.ERROR,
         confidence=0.6 if is_shape else 0.7 if divergence.is_even else 0.9,
         source=Source(frame.file, frame.line) if frame else None,
@@ -483,6 +544,11 @@ def _shaped(entry: Collective) -> str:
     return " as " + ", ".join(" x ".join(map(str, sizes)) for sizes in entry.input_sizes)
 
 
+def _sizes(entry: Collective) -> str:
+    """``[10], [2, 5]``."""
+    return ", ".join(str(list(sizes)) for sizes in entry.input_sizes)
+
+
 def _call_in_words(entry: Collective) -> str:
     size = sum(map(prod, entry.input_sizes or entry.output_sizes))
     types = "".join(f" {one}" for one in entry.types)
@@ -490,23 +556,51 @@ def _call_in_words(entry: Collective) -> str:
     return f"{entry.operation}{elements}"
 
 
-def _fix(aspect: str) -> str:
+def _fix(aspect: str, odd: MismatchGroup | None = None, others: MismatchGroup | None = None) -> str:
+    place = odd.site.place if odd is not None else ""
+    at = f" at {place}" if place else ""
     if aspect == "size":
         return (
-            "Pass the same number of elements on all ranks: pad or drop the last batch, and exchange lengths first if "
-            "they may differ (`all_gather_object`, or `all_gather` of the length)."
+            f"Pass the same number of elements{at} on all ranks: pad the tensor to the largest size before the call."
+            if at
+            else _FIX_OF_SIZE
         )
     if aspect == "shape":
-        return "Pass the same shape on all ranks, unless the difference is intended: the call itself is valid."
+        return f"Pass the same shape{at} on all ranks, unless the difference is intended."
+    if aspect == "type" and odd is not None and others is not None:
+        kinds = ", ".join(f"`{_TYPES.get(kind, kind)}`" for kind in others.entry.types)
+        return f"Convert the tensor{at} to {kinds} on {ranks_in_words(odd.ranks)} before the call."
     if aspect == "type":
-        return (
-            "Pass the same type on all ranks (`tensor.to(torch.float32)` before the call), and look for a rank without "
-            "autocast."
-        )
-    return (
-        "Move the call out of the branch on a value that differs between ranks, or make it in both branches; "
-        "`TORCH_DISTRIBUTED_DEBUG=DETAIL` on a small run shows the first pair of calls that differ."
-    )
+        return "Convert the tensor to the same type on all ranks before the call."
+    condition = odd.site.condition if odd is not None else ""
+    if condition:
+        words, _, line = condition.removeprefix("else of ").rpartition(", line ")
+        branches = f"`{words}` (line {line})" if words else f"`{line}`"
+        return f"Call the same collectives in both branches of {branches}."
+    branch = "a branch that only some of them take"
+    if odd is not None and place:
+        branch = f"the branch that leads {ranks_in_words(odd.ranks)} to {place}"
+    return f"Make all ranks call the same collectives in the same order: look for {branch}."
+
+
+_TYPES = {
+    "BFloat16": "torch.bfloat16",
+    "Double": "torch.float64",
+    "Float": "torch.float32",
+    "Half": "torch.float16",
+    "Int": "torch.int32",
+    "Long": "torch.int64",
+}
+"""Types of the flight recorder (c10::ScalarType) as they are written in a program."""
+
+
+def _fix_of_refused(calls: Iterable[str], place: str) -> str:
+    """How to fix calls that the process group wrapper compared: another size, or another collective."""
+    at = f" at {place}" if place else ""
+    operations = {dict(_PARTS.findall(call)).get("OpType") for call in calls}
+    if len(operations) == 1:
+        return f"Pass a tensor of the same shape and type{at} on all ranks."
+    return f"Make all ranks call the same collective{at}: look for a branch that only some of them take."
 
 
 def _headline(call: str) -> str:

@@ -95,7 +95,7 @@ def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
 def groups_deadlocked(job: Job) -> Iterator[Verdict]:
     """Ask whether ranks wait for each other in a cycle.
 
-    Why it hurts: each rank waits in one call for a rank that waits in another: deadlock until the timeout.
+    Why it hurts: the ranks block until the timeout, and the ranks that wait for them block too.
     Fix: Call collectives of the groups in the same order on all ranks, and match every send with a receive.
     """
     found = diagnose_stall(job)
@@ -105,7 +105,7 @@ def groups_deadlocked(job: Job) -> Iterator[Verdict]:
             _claim(found, transfers),
             ranks=found.ranks,
             evidence=stall_evidence(found),
-            fix=_PAIR if transfers else _ORDER,
+            fix=_fix(found, transfers),
             confidence=found.confidence,
             explains=("RUN001", "RUN004", "RUN012"),
             source=stall_source(found),
@@ -129,11 +129,19 @@ def _short(site: CallSite) -> str:
     return f"{site.operation} at {place}" if site.operation and place else site.text
 
 
-_ORDER = (
-    "Call the groups in the same order on all ranks; across threads or streams, use one thread per group, "
-    "or wait for the first call (`work.wait()`, `torch.cuda.synchronize()`) before the second."
-)
-_PAIR = (
-    "Give every send a matching receive, with the same peer and in the same order; if two ranks exchange data, let one "
-    "send first and the other receive first, or use `batch_isend_irecv`."
-)
+def _fix(found: Diagnosis, transfers: bool) -> str:
+    sites = [(one.rank, one.site) for one in found.known if one.site is not None]
+    if not transfers:
+        places = dict.fromkeys(place for _, site in sites if (place := site.place.partition(" (")[0]))
+        at = f" at {' and '.join(places)}" if 1 < len(places) < 4 else " of different groups"
+        return f"Make the collective calls{at} in the same order on all ranks."
+    lone = [(rank, site) for rank, site in sites if site.operation in POINT_TO_POINT]
+    if len(lone) > 1:
+        return (
+            "Let one rank send first and the other receive first, or exchange the data with "
+            "`torch.distributed.batch_isend_irecv`."
+        )
+    if not lone:
+        return "Match every send with a receive, with the same peer and in the same order."
+    rank, site = lone[0]
+    return f"Match the {_short(site)} of rank {rank} with a call on its peer, or remove it."

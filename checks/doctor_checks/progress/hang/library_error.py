@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from doctor.analysis.logs.event_timeline import failed_before
@@ -9,6 +10,7 @@ from doctor.analysis.logs.log_component import report_of
 from doctor.api import Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs
 from doctor.testing import Fails, Passes, logged
 
+_RANK = re.compile(r"^(?:\[[Rr]ank:? ?\d{1,7}\]:? ?)+")
 MOST = 4
 """Maximum number of messages that are reported, the first ones."""
 
@@ -22,12 +24,19 @@ MOST = 4
         r"extension could not be built": (
             "The import of the extension fails on this rank, and the other ranks wait for it until their timeout."
         ),
-        r"SLURM refused|Kubernetes found no node|Kubernetes could not start": (
-            "The job, or one of its pods, does not start."
+        r"SLURM refused|salloc|sbatch|[bq]sub reported": "The job does not start.",
+        r"Kubernetes found no node": "The pod stays pending, and the ranks in other pods wait for it.",
+        r"Kubernetes could not start": "The pod does not start, and the ranks in other pods wait for it.",
+        r"start the batch script|container plugin": "The job step or script ends before any rank starts.",
+        r"tasks of a step|daemon on a host|could not log in|ColossalAI": (
+            "The ranks of that host do not start, so the job does not start either."
         ),
-        r"slots|no process manager|could not start|launcher reported|could not log in": (
-            "The launcher does not start the job, or starts it with the wrong number of ranks."
-        ),
+        r"no process manager": "The processes do not find each other: each one runs alone, or fails.",
+        r"slots": "The launcher starts no process.",
+        r"launcher reported": "The launcher does not start the job, or ends it.",
+        r"Ray cluster": "Ray does not start the workers, and the job waits for them.",
+        r"Ray's raylet": "The worker ends, and the task or rank that it should run does not start.",
+        r"Open MPI terminated|called MPI (?:before|after)|MPICH's process manager": "All processes of the job end.",
     },
     cases=lambda: (
         Passes(
@@ -52,8 +61,7 @@ MOST = 4
 def library_error(job: Job) -> Iterator[Verdict]:
     """Ask whether a library or launcher reported an error that no other check covers.
 
-    Why it hurts: the library returns an error to the process that called it, and the other ranks then block until
-    their timeout.
+    Why it hurts: the process fails, and the other ranks wait for it until their timeout or lose the connection.
     Fix: Search the documentation and the issues of the component for the message; include its release and the logs
     of all ranks in a bug report.
     """
@@ -63,7 +71,7 @@ def library_error(job: Job) -> Iterator[Verdict]:
             reported += 1
             yield finding_from_logs(
                 group,
-                f"{group.value('component')} failed: {group.value('said')}",
+                f"{group.value('component')} failed: {_RANK.sub('', group.value('said') or '')}",
                 evidence={"component": group.value("component")},
                 fix=_fix(group.value("component") or ""),
                 confidence=0.5,
@@ -74,6 +82,6 @@ def _fix(component: str) -> str:
     release, more = report_of(component)
     logged_more = f" and the logs of all ranks of a run with {more}" if more else " and the logs of all ranks"
     return (
-        f"Search the documentation and the issues of {component} for the message; include the release "
-        f"({release}){logged_more} in a bug report."
+        f"Search the documentation and the issues of {component} for the message, or report it with the release "
+        f"({release}){logged_more}."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import shorten
 
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.logs.error_lines import has_continued, orderly_ends
@@ -47,9 +48,7 @@ _FLAG = (
         r"launcher ended its processes": (
             "The log ends with the launcher's messages, which do not name the rank that failed first."
         ),
-        r"in the store until the timeout": (
-            "This rank fails because another one did not reach the store; the fault is on that rank."
-        ),
+        r"in the store until the timeout": ("The rank fails because another rank did not reach the store in time."),
     },
     cases=lambda: (
         Passes(
@@ -79,9 +78,8 @@ _FLAG = (
 def peer_vanished(job: Job) -> Iterator[Verdict]:
     """Ask whether ranks lost their connection to a peer, or to the store that rank 0 hosts.
 
-    Why it hurts: these errors are the last and longest ones in a log, but the ranks that print them are not at fault.
-    Fix: Find the rank that does not report them, and read its first error, the end of its log, `dmesg -T` on its host
-    and the exit code of its process; for the store that rank is 0.
+    Why it hurts: these ranks fail with a lost connection, although another rank ended first.
+    Fix: Read the end of the log of the rank that does not report a lost connection (rank 0 if the store was lost).
     """
     if job.evidence is None:
         return
@@ -103,7 +101,7 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
             + (
                 " after the run had ended normally"
                 if peaceful
-                else f", after {line_of(cause)[:60]}"
+                else f" after an earlier error: {_said(cause)}"
                 if cause
                 else ": another rank ended earlier, and the logs do not show why"
             ),
@@ -111,14 +109,23 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
             severity=Severity.INFO if peaceful or cause or is_diagnosed else Severity.WARNING,
             confidence=0.7,
             symptoms=False,
-            fix="" if cause is None else f"Fix the first error ({line_of(cause)[:120]}); these lines are consequences.",
+            effect="None, because the run had ended normally."
+            if peaceful
+            else "These errors are consequences: the ranks that log them are not at fault."
+            if cause
+            else "",
+            fix="Ignore these errors, which follow from the end of the other processes."
+            if peaceful
+            else f"Fix the first error ({line_of(cause)[:120]})."
+            if cause
+            else "",
         )
     elif waits := _open_waits(job):
         yield finding_from_logs(
             waits,
             waiting_text(waits),
             evidence=waiting_evidence(waits),
-            fix=waiting_fix(job, "the other rank"),
+            fix=waiting_fix(job, ()),
             confidence=0.5,
             symptoms=False,
         )
@@ -127,9 +134,16 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
             EventGroup(takedown[0].kind, takedown),
             "The launcher ended its processes, but this log does not show why",
             ranks=(),
+            fix="Run `doctor diagnose` on the logs of all ranks and hosts to find the process that failed first.",
             confidence=0.35,
             symptoms=False,
         )
+
+
+def _said(event: Event, most: int = 60) -> str:
+    """``rank 0: ValueError: the loss is not finite``."""
+    who = f"rank {event.rank}: " if event.rank is not None else ""
+    return f"{who}{shorten(event.text, most, placeholder=' …')}"
 
 
 def _open_waits(job: Job) -> EventGroup | None:

@@ -7,7 +7,18 @@ from collections.abc import Iterator
 from doctor.analysis.call_sites import place_of_frame
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
-from doctor.api import EventGroup, Finding, Job, Scope, Severity, Source, Verdict, check, finding_from_logs
+from doctor.api import (
+    EventGroup,
+    Finding,
+    Job,
+    Scope,
+    Severity,
+    Source,
+    Verdict,
+    check,
+    finding_from_logs,
+    ranks_in_words,
+)
 from doctor.facts import ChildProcess, ProgressFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_failure, with_late_ranks
@@ -40,10 +51,10 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     took = f" for {busy.seconds / 60:.0f} min" if busy.seconds else ""
     yield finding_from_logs(
         EventGroup(busy.events[0].kind, busy.events),
-        f"{who} busy with {busy.text!r}{took}, longer than the other ranks' timeout",
+        f"{who} busy with `{busy.text}`{took}, longer than the other ranks' timeout",
         ranks=(busy.rank,) if busy.rank is not None else (),
         evidence={"busy_with": busy.kind, "seconds": busy.seconds, "limit": busy.limit},
-        fix=_FIXES.get(busy.kind, f"Do that work before the run or on all ranks; {_TIMEOUT}."),
+        fix=_fix(busy.kind, who.removesuffix(" was").replace("a rank", "that rank")),
         confidence=busy.confidence,
         explains=("RUN001", "RUN003", "RUN004", "RUN005", "RUN012", "RUN016", "ENV005", "ENV015", "NCCL013"),
         symptoms=False,
@@ -132,12 +143,29 @@ def rank_busy_past_timeout(job: Job) -> Iterator[Verdict]:
             f"{stall_waiters(found)}",
             ranks=found.ranks,
             evidence={**stall_evidence(found), "busy_with": found.work.kind, **_workers(found)},
-            fix=_FORKED_LOCK if _locked_worker(found) else _FIXES[found.work.kind],
+            effect="The collective of the other ranks has timed out, which ends the job." if _is_late(found) else "",
+            fix=_FORKED_LOCK
+            if _locked_worker(found)
+            else _fix(found.work.kind, ranks_in_words(found.ranks[:1]), place, _pid(found)),
             severity=Severity.INFO if found.within_limit else Severity.ERROR,
             confidence=found.confidence,
             explains=() if found.within_limit else ("RUN001", "RUN003", "RUN005", "RUN012"),
             source=Source(line.file, line.line) if line else None,
         )
+
+
+def _fix(kind: str, who: str, place: str = "", pid: int | str = "PID") -> str:
+    return _FIXES.get(kind, _FIXES["working"]).format(who=who, place=place, pid=pid)
+
+
+def _pid(found: Diagnosis) -> int | str:
+    progress = found.first.progress if found.first else None
+    return progress.pid if progress is not None and progress.pid else "PID"
+
+
+def _is_late(found: Diagnosis) -> bool:
+    """Whether the ranks that waited have failed."""
+    return bool(found.waiting) and all(found.states.ranks[rank].state == "failed" for rank in found.waiting)
 
 
 def _workers(found: Diagnosis) -> dict[str, object]:
@@ -173,7 +201,7 @@ _ACTIVITIES = {
     "saving": "saving a checkpoint",
     "reading": "reading a checkpoint",
     "compiling": "compiling",
-    "tokenising": "tokenizing",
+    "tokenizing": "tokenizing",
     "downloading": "waiting for a download",
     "loading": "loading data",
     "logging": "writing to a logger",
@@ -182,30 +210,26 @@ _ACTIVITIES = {
     "setup": "still setting up",
 }
 _TIMEOUT = (
-    "`Trainer(strategy=DDPStrategy(timeout=timedelta(hours=2)))` or `init_process_group(timeout=...)` lets the other "
-    "ranks wait longer"
+    "raise the timeout of the process group (`init_process_group(timeout=...)`, in Lightning "
+    "`DDPStrategy(timeout=...)`)"
 )
 _FORKED_LOCK = (
-    'Start workers by `DataLoader(..., multiprocessing_context="spawn")` or "forkserver", take no lock in the dataset '
-    "that threads of the training process use (logging, caches, clients), or start those threads after the workers, "
-    "because a lock that is held during the fork is never released in the worker."
+    'Start the workers with `DataLoader(..., multiprocessing_context="spawn")`, because a lock that is held during the '
+    "fork is never released in the worker."
 )
 _FIXES = {
-    "evaluating": "Evaluate a part of the data on every rank, or evaluate on rank 0 while no other rank waits; "
-    f"{_TIMEOUT}.",
-    "loading": "Check that sample and its storage (a worker in state D waits for storage, one in state T is stopped), "
-    "and use more workers, a larger `prefetch_factor`, a local disk, or samples that are converted before the run.",
-    "saving": f"Save to a local disk and copy later, save fewer and smaller checkpoints "
-    f"(`ModelCheckpoint(save_last=False)`, sharded or asynchronous ones); {_TIMEOUT}.",
-    "reading": f"Read it from a local disk, or on one rank of a host and broadcast; {_TIMEOUT}.",
-    "tokenising": f"Tokenize once before the run and load the result (`datasets` keeps a cache on disk), in Lightning "
-    f"in `prepare_data()`; {_TIMEOUT}.",
-    "downloading": f"Fetch it before the run, or once a host into a shared cache (`HF_HOME`); {_TIMEOUT}.",
-    "compiling": f"Warm the cache up before (`TORCHINDUCTOR_CACHE_DIR` on a local disk, the same on all ranks of a "
-    f"host), and give all ranks the same shapes; {_TIMEOUT}.",
-    "debugger": "Continue in the debugger on that rank (`c`) and remove the breakpoint; to debug, run a single rank.",
-    "logging": "Log without waiting (`WANDB_MODE=offline`, asynchronous writers), and less often.",
-    "lock": "Find out which process holds the lock file, and delete the file if that process is dead.",
-    "child": "Find out what the child process does: `ps -o pid,ppid,stat,wchan:32,cmd --ppid PID`.",
-    "setup": f"Do the work of that rank before the run or on all ranks; {_TIMEOUT}.",
+    "evaluating": f"Evaluate on every rank, each a part of the data, or {_TIMEOUT}.",
+    "loading": "Check the sample and the storage that {who} reads{place}, or convert slow samples before the run.",
+    "saving": f"Save the checkpoint to a local disk, or {_TIMEOUT}.",
+    "reading": f"Read the checkpoint from a local disk, or {_TIMEOUT}.",
+    "tokenizing": f"Tokenize once before the run (in Lightning, in `prepare_data()`), or {_TIMEOUT}.",
+    "downloading": f"Download before the run into a cache that all hosts share (`HF_HOME`), or {_TIMEOUT}.",
+    "compiling": f"Keep compiled code in a cache that survives the run (`TORCHINDUCTOR_CACHE_DIR`), or {_TIMEOUT}.",
+    "debugger": "Continue in the debugger on {who} with `c`, and remove the breakpoint.",
+    "logging": "Log less often on {who}, or without waiting (for example with `WANDB_MODE=offline`).",
+    "lock": "Find the process that holds the lock file, and delete the file if that process is dead.",
+    "child": "Run `ps -o pid,ppid,stat,wchan:32,cmd --ppid {pid}` on the host of {who} to see what the child process "
+    "does.",
+    "setup": f"Do the work of {{who}} before the run, or {_TIMEOUT}.",
+    "working": f"Do the work of {{who}} before the run, or {_TIMEOUT}.",
 }

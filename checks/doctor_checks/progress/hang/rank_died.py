@@ -88,6 +88,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         yield finding_from_logs(
             EventGroup(own[0].kind, tuple(own)),
             f"An error was logged, but the run continued: {_headline(failure_of(own[0]))}",
+            fix=f"Find out whether the program handles this {failure_of(own[0]).kind} on purpose.",
             severity=Severity.INFO,
             confidence=0.6,
             symptoms=False,
@@ -100,8 +101,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         yield finding_from_logs(
             EventGroup(reports[0].kind, reports),
             f"{_process_of(reports)} failed, but its own error is not in this log",
-            fix="Collect the logs of all ranks (`torchrun --tee 3 --log-dir logs`, `srun --label`), and decorate the "
-            "main function with `@record` so that torchrun's table shows the error.",
+            fix="Run again and keep the logs of all ranks, with `torchrun --tee 3 --log-dir logs` or `srun --label`.",
             confidence=0.25,
             symptoms=False,
         )
@@ -208,15 +208,12 @@ def _rank_of(cause: Event, same: list[Event]) -> int | None:
     impacts={
         r"the run continued": "None for the run, if the program handles this error on purpose.",
         r"which had ended the run": (
-            "The lost connection ends the job with an error, although the first rank ended in an orderly way."
+            "The lost connection ends the job with an error, although the other rank ended normally."
         ),
         r"failed with the same error": (
             "All ranks fail at the same point, so the job ends without waiting for a timeout."
         ),
-        r"SystemExit: 0": (
-            "The rank leaves the job as if it were complete, and the other ranks wait for it until their timeout."
-        ),
-        r"^A process (?:crashed|aborted|was ended by signal)|SIGSEGV|without a Python error": (
+        r"^A process (?:crashed|aborted|was ended by signal)|to end, by signal|without a Python error": (
             "The process ends without a Python traceback. Other ranks only report a lost connection or a timeout."
         ),
     },
@@ -360,8 +357,7 @@ def _rank_of(cause: Event, same: list[Event]) -> int | None:
 def rank_died(job: Job) -> Iterator[Verdict]:
     """Ask whether a rank failed, and which one was first.
 
-    Why it hurts: the other ranks report lost connections and timeouts, often minutes later and at greater length than
-    the error that caused them.
+    Why it hurts: the process ends, and ranks that wait for it then report lost connections or timeouts.
     Fix: Fix the first error; the later errors of other ranks are consequences.
     """
     found = diagnose_stall(job)
@@ -383,6 +379,7 @@ def rank_died(job: Job) -> Iterator[Verdict]:
                 **stall_evidence(found),
                 **({"said": own[:4]} if own else {}),
             },
+            effect=_effect(job, found, found.ending),
             fix=_fix(found, found.ending),
             # A lost peer, or a general NCCL error, in a log is a failure without its cause.
             severity=Severity.WARNING if job.evidence is not None and sure < 0.5 else None,
@@ -412,8 +409,8 @@ def _way(frames: tuple[Frame, ...], most: int = 3) -> list[str]:
     own = [frame for frame in frames if frame.user]
     shown = (own or frames)[:most]
     left, own_left = len(frames) - len(shown), max(0, len(own) - len(shown))
-    whose = f"{own_left} of them the user's" if own_left else "of packages and of Python itself"
-    rest = [f"and {left} more, {whose}"] if left else []
+    whose = f", {own_left} of them in the program" if own_left else " in installed packages or the standard library"
+    rest = [f"and {left} more {'frame' if left == 1 else 'frames'}{whose}"] if left else []
     return [*(f"{frame.file}:{frame.line} {frame.function}".rstrip() for frame in shown), *rest]
 
 
@@ -437,8 +434,11 @@ def _claim(found: Diagnosis, ending: RunEnd) -> str:
         return _claim_of_processes(found, ending.failure)
     who, several = stall_ranks(found), len(ending.ranks) > 1
     if ending.failure is None:
-        verb = "are" if several else "is"
-        return f"{who} {verb} gone without a Python error: killed, or aborted by native code"
+        they, were = ("they", "were") if several else ("it", "was")
+        return (
+            f"{who} exited without a Python error: {they} {were} killed, or native code aborted "
+            f"{'them' if several else 'it'}"
+        )
     error, line = _headline(ending.failure), place_of_frame(_line(ending.failure))
     at = f" at {line}" if line and len(error) <= _MOST_WITH_PLACE else ""
     if ending.nature == "peer":
@@ -447,7 +447,30 @@ def _claim(found: Diagnosis, ending: RunEnd) -> str:
         return f"{who} lost {lost}{at}"
     if several:
         return f"{who} failed with the same error: {error}{at}"
-    return f"{who} failed first: {error}{at}"
+    if ending.failure.message.startswith("ended by signal"):
+        return f"{who} was the first to end, {ending.failure.message.removeprefix('ended ')}{at}"
+    first = " first" if len(found.states.ranks) > 1 else ""
+    return f"{who} {'exited' if ending.failure.kind == 'SystemExit' else 'failed'}{first}: {error}{at}"
+
+
+def _effect(job: Job, found: Diagnosis, ending: RunEnd) -> str:
+    """What the other ranks do, if that is known and no kind of finding states it."""
+    if ending.failure is None or ending.left or len(ending.ranks) > 1 or ending.nature == "peer":
+        return ""
+    who, others = ranks_in_words(ending.ranks), ending.consequences or found.waiting
+    exits = ending.failure.kind == "SystemExit" and ending.failure.message in ("", "0", "None", "SystemExit: 0")
+    start = f"{who.capitalize()} ends as if its work were complete, and " if exits else ""
+    if ending.consequences:
+        rest = (
+            f"{ranks_in_words(others)} then fail{'' if len(others) > 1 else 's'} with a lost connection or a timeout."
+        )
+    elif others:
+        rest = f"{ranks_in_words(others)} wait{'' if len(others) > 1 else 's'} for it until the timeout."
+    elif job.world_size == 1 and job.evidence is None:
+        rest = "the run ends."
+    else:
+        return ""
+    return start + (rest if start else rest[:1].upper() + rest[1:])
 
 
 def _is_of_process(failure: Failure | None) -> bool:
@@ -476,15 +499,15 @@ def _headline(failure: Failure, most: int = 80) -> str:
 def _fix(found: Diagnosis, ending: RunEnd) -> str:
     if ending.left:
         return (
-            "Make all ranks leave the loop after the same batch: data loaders of equal length (DATA001, DATA010), and "
-            "no `return` or `break` on a value that differs between ranks."
+            f"Make {ranks_in_words(ending.left)} leave the loop in the same batch as the others: look for a data "
+            "loader of different length, or for a `return` or `break` that depends on the rank."
         )
     if ending.failure is None:
         host = next(iter(found.hosts), "its host")
         return (
-            f"Run `dmesg -T | grep -iE 'killed process|oom|nvrm'` on {host} to look for the OOM killer and Xids, and "
-            f"search the stderr of {ranks_in_words(ending.ranks)} for `terminate called after throwing` or "
-            "`op.preamble.length <= op.nbytes` (Gloo: the ranks pass tensors of different sizes)."
+            f"Run `dmesg -T | grep -iE 'killed process|oom|nvrm'` on {host}, or search the stderr of "
+            f"{ranks_in_words(ending.ranks)} for `terminate called`, to find out what ended the "
+            f"{'processes' if len(ending.ranks) > 1 else 'process'}."
         )
     known = _fix_of_message(ending.failure)
     if known or ending.nature == "peer":
@@ -502,8 +525,10 @@ def _consequences(ending: RunEnd) -> str:
 
 def _fix_of_error(failure: Failure, who: str, at: str) -> str:
     on = f" on {who}" if who.startswith("rank") else f" in {who}" if who else ""
+    if failure.kind == "SystemExit" and at and who.startswith("rank "):
+        return f"Remove the exit of {who}{at}, or make all ranks leave in the same batch."
     if failure.kind in ("SystemExit", "exit code"):
-        return f"Find out why the process exited{on}{at}."
+        return f"Find out why {who or 'the process'} exited{at}."
     return f"Fix the {'error' if on or at else failure.kind}{on}{at}."
 
 
@@ -514,27 +539,30 @@ def _fix_of_message(failure: Failure) -> str:
 _FIXES = (
     (
         r"^ended by signal 9 ",
-        "Find out who sent SIGKILL: run `dmesg -T | grep -iE 'killed process|oom'` on its host and, under SLURM, "
-        "`sacct -j ID -o State,ExitCode`.",
+        "Run `dmesg -T | grep -iE 'killed process|oom'` on its host, or `sacct -j JOBID -o State,ExitCode` under "
+        "SLURM, to find out what killed the process.",
     ),
     (
-        r"^ended by signal (?:4|7|8|11) ",
-        "Run with `python -X faulthandler` to see where the native code crashed; if it was a bus error, check whether "
-        "/dev/shm is full.",
+        r"^ended by signal 7 ",
+        "Check with `df -h /dev/shm` on its host whether shared memory is full, and enlarge it.",
+    ),
+    (
+        r"^ended by signal (?:4|8|11) ",
+        "Run with `python -X faulthandler` to see where the native code crashed.",
     ),
     (
         r"OutOfMemoryError|CUDA out of memory",
-        "Reduce the batch size or the longest sample on that rank, and check which other processes hold memory of its "
-        "device (MEM001, MEM004).",
+        "Reduce the batch size or the length of the longest sample, or end other processes that `nvidia-smi` shows on "
+        "the GPU.",
     ),
     (
         r"DataLoader worker .*(?:killed by signal: Killed|exited unexpectedly)",
-        "Check whether the OOM killer ended the data worker (`dmesg -T | grep -i 'killed process'`); use fewer "
-        "workers, a smaller `prefetch_factor`, and no growing lists of Python objects in the dataset.",
+        "Run `dmesg -T | grep -i 'killed process'` on its host, and use fewer DataLoader workers if the OOM killer "
+        "ended this one.",
     ),
     (
         r"DataLoader worker .*(?:Bus error|shared memory)",
-        "Enlarge shared memory (`docker run --shm-size=16g` or `--ipc=host`), or use fewer workers.",
+        "Enlarge shared memory (`docker run --ipc=host`, or a larger `--shm-size`), or use fewer DataLoader workers.",
     ),
     (
         r"by returning None in distributed training",
@@ -542,9 +570,8 @@ _FIXES = (
     ),
     (
         r"Expected to mark a variable ready only once",
-        "A parameter is used in two backward passes of one step: call `checkpoint(..., use_reentrant=False)` (Hugging "
-        "Face: `gradient_checkpointing_kwargs={'use_reentrant': False}`), call the model once per step, and turn "
-        "`find_unused_parameters` off; `TORCH_DISTRIBUTED_DEBUG=DETAIL` names the parameter.",
+        "Call `checkpoint(..., use_reentrant=False)` (Hugging Face: `gradient_checkpointing_kwargs={'use_reentrant': "
+        "False}`), or call the model only once in each step.",
     ),
     (
         r"Expected to have finished reduction|unused parameters",

@@ -120,6 +120,7 @@ def _of_echoes(job: Job) -> Iterator[Finding]:
             EventGroup(echoes[0].kind, echoes),
             "A collective failed or timed out, but its own message is not in this log",
             ranks=(),
+            effect="The process ends, and the log does not show which collective or rank caused it.",
             fix=_collect(job),
             severity=Severity.WARNING,
             confidence=0.35,
@@ -135,15 +136,26 @@ def _of_named(job: Job, group: EventGroup) -> Iterator[Finding]:
     if is_most and is_logged(job, "torch.wrapper_barrier"):
         # The present rank made a call that the others did not: RUN006.
         return
-    meeting = "a barrier" if group.kind == "torch.monitored_barrier" else "any collective"
+    is_barrier = group.kind == "torch.monitored_barrier"
+    their, end = ("their", "ends") if len(missing) > 1 else ("its", "end")
     yield finding_from_logs(
         group,
-        f"{ranks_in_words(missing)} did not reach {meeting}",
+        f"{ranks_in_words(missing)} did not reach {'a barrier' if is_barrier else 'any collective'}",
         ranks=missing,
+        effect=_effect_of_barrier(group) if is_barrier else "The other ranks fail when their collective times out.",
+        fix=f"Read the {end} of the log{end[3:]} of {ranks_in_words(missing)}, and `dmesg -T` on {their} "
+        f"host{end[3:]}, to find out what stopped or blocked the process{'es' if len(missing) > 1 else ''}.",
         confidence=0.6 if is_most else 0.8,
         explains=("RUN004", "RUN012", "RUN016"),
         symptoms=False,
     )
+
+
+def _effect_of_barrier(group: EventGroup) -> str:
+    """``The barrier fails on rank 0 after 120 s, which ends the job.``"""
+    rank, ms = group.value("rank"), group.value("ms")
+    after = f" after {int(ms) / 1000:g} s" if ms is not None and len(ms) < 12 else ""
+    return f"The barrier fails{f' on rank {rank}' if rank is not None else ''}{after}, which ends the job."
 
 
 def _of_the_others(job: Job, group: EventGroup, missing: tuple[int, ...]) -> Finding:
@@ -212,24 +224,21 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
     or_needs=(RecorderFacts,),
     from_logs=_from_logs,
     impacts={
-        r"logs do not show which rank|its own message is not in this log|ranks that did not submit": (
+        r"logs do not show which rank": (
             "The run ends at the timeout, and its errors do not name the rank that the others waited for."
         ),
-        r"ended the run|left the training loop|reached the end of the training loader": (
-            "The ranks that continue wait in a collective that these ranks never join, until the timeout (10 or "
-            "30 minutes)."
+        r"^Horovod": "The other ranks wait without a limit, unless `HOROVOD_STALL_SHUTDOWN_TIME_SECONDS` is set.",
+        r"ended the run|left the (?:training )?loop|reached the end of the \w+ loader": (
+            "The ranks that continue wait until the timeout in a collective that the others never join."
         ),
-        r"^Ranks? [\d, -]+ (?:is|are) all in|the network or a device is at fault": (
-            "No rank is missing, but the collective does not complete: every rank blocks until the timeout."
+        r"^Ranks? [\d, -]+ (?:is|are) all in|the network or a device (?:is|may be) at fault": (
+            "Every rank blocks until the timeout of the collective."
         ),
-        r"has not finished": (
-            "The other ranks wait for this device in the collective until the timeout, although the rank has made "
-            "the call."
-        ),
+        r"(?:has|have) not finished": "The other ranks wait for this device until the timeout of the collective.",
         r"left no flight-recorder dump": (
             "The other ranks wait for a process that has probably ended, until the timeout."
         ),
-        r"in the store until the timeout": "The waiting ranks fail at startup, before the first collective.",
+        r"in the store until the timeout": ("The waiting ranks fail in the first collective of their process group."),
     },
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
@@ -356,10 +365,9 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
 def rank_stalled(job: Job) -> Iterator[Verdict]:
     """Ask whether a rank has failed to reach a collective that the others are waiting in.
 
-    Why it hurts: the waiting ranks block until the timeout (10 or 30 minutes) and then report errors that do not name
-    the missing rank.
-    Fix: Find what blocks the missing rank: its stack (`py-spy dump --pid PID`), the end of its log, `dmesg -T` on its
-    host.
+    Why it hurts: the other ranks block in a collective until its timeout and then report errors that do not name the
+    missing rank.
+    Fix: Find what blocks the missing rank with `py-spy dump --pid PID`, or in the end of its log.
     """
     found = diagnose_stall(job)
     if found is None:
@@ -400,8 +408,8 @@ def _fix_of_stacks(found: Diagnosis, job: Job) -> str:
     is_collected = job.evidence is not None
     if first.state == "ended" or _has_left_program(first.stack):
         return (
-            "Make every rank leave the training loop after the same batch: no `return` or `break` on a value that "
-            "differs between ranks, and data loaders of equal length (DATA001, DATA010)."
+            f"Make {ranks_in_words(found.ranks)} leave the loop in the same batch as the others: look for a `return` "
+            "or `break` that depends on the rank, or for data loaders of different length."
         )
     if found.states.is_snapshot:
         return (
@@ -411,13 +419,12 @@ def _fix_of_stacks(found: Diagnosis, job: Job) -> str:
         ) + ", because one stack of each rank does not distinguish a stuck rank from a slow one."
     if found.within_limit:
         again = "Collect the stacks again later" if is_collected else "Attach again later, or with `--watch 60`"
-        return f"{again}, to see whether rank {first.rank} has left that line."
+        line = first.site.place if first.site is not None and first.site.place else "its line"
+        return f"{again}, to see whether rank {first.rank} has left {line}."
     host = f" on {found.hosts[0]}" if found.hosts else ""
     pid = first.progress.pid if first.progress is not None and first.progress.pid else "PID"
-    return (
-        f"Find what blocks rank {first.rank} in that line with `py-spy dump --native --pid {pid}`{host}, and move long "
-        "work of a single rank before the run or where no rank waits for it."
-    )
+    line = f" at {first.site.place}" if first.site is not None and first.site.place else ""
+    return f"Find what blocks rank {first.rank}{line} with `py-spy dump --native --pid {pid}`{host}."
 
 
 def _finding(found: Diagnosis, claim: str, fix: str) -> Finding:
@@ -426,6 +433,7 @@ def _finding(found: Diagnosis, claim: str, fix: str) -> Finding:
         claim,
         ranks=found.ranks,
         evidence=stall_evidence(found),
+        effect="None if the rank continues before the collective of the others times out." if remark else "",
         fix=fix,
         severity=Severity.INFO if remark else Severity.ERROR,
         confidence=found.confidence,
@@ -448,9 +456,8 @@ def _unresponsive(found: Diagnosis) -> tuple[str, str]:
     if found.states.is_from_dumps:
         return (
             f"{who} left no flight-recorder dump: {'they are' if several else 'it is'} dead or unreachable",
-            f"Read the last lines of the log of {ranks_in_words(found.ranks)}, run `dmesg -T | tail` on the host to "
-            "look for the OOM killer and Xids, and set `TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC=60000` if the rank only "
-            "had no time to write its dump.",
+            f"Read the end of the log of {ranks_in_words(found.ranks)}, or `dmesg -T | grep -iE 'killed process|xid'` "
+            f"on {'their hosts' if several else 'its host'}, to find out why the process ended.",
         )
     host = next(iter(found.hosts), "its host")
     progress = first.progress if first else None
@@ -458,22 +465,32 @@ def _unresponsive(found: Diagnosis) -> tuple[str, str]:
     if progress and progress.state == "stopped":
         return (
             f"{who} {'are' if several else 'is'} stopped{stall_waiters(found)}",
-            f"Run `kill -CONT {pid}` on {host} to resume it, and find out whether a debugger, Ctrl-Z in a shell or the "
-            "scheduler stopped it.",
+            f"Run `kill -CONT {pid}` on {host} to resume {ranks_in_words(found.ranks[:1])}.",
         )
     if progress and (progress.stack_from == "signal" or progress.sampled) and first and first.site:
         return (
             f"{who} {'are' if several else 'is'} unresponsive: C code holds the GIL at {first.site.place}",
-            f"Run `py-spy dump --native --pid {pid}` on {host} to see the native call, and release the GIL around long "
-            "work in your own extensions (ctypes.CDLL instead of PyDLL, Py_BEGIN_ALLOW_THREADS, pybind11's "
-            "gil_scoped_release).",
+            f"Run `py-spy dump --native --pid {pid}` on {host} to find the native call, and release the GIL around it "
+            "(`Py_BEGIN_ALLOW_THREADS`, or pybind11's `gil_scoped_release`).",
+        )
+    if failed := _failed_others(found):
+        return (
+            f"{who} did not respond before {ranks_in_words(failed)} failed",
+            f"Read the end of the log of {ranks_in_words(found.ranks)}, or `dmesg -T | grep -iE 'killed process|xid'` "
+            f"on {'their hosts' if several else 'its host'}, to find out why {'they' if several else 'it'} did not "
+            "respond.",
         )
     return (
         f"{who} {'are' if several else 'is'} unresponsive{stall_waiters(found)}",
-        f"Run `ps -o pid,stat,wchan:32,etime,cmd -p {pid}` on {host} to see whether the process has exited, is stopped "
-        "(T) or is blocked in the kernel (D: a driver or a file server), and `dmesg -T | tail` to look for the OOM "
-        "killer and Xids.",
+        f"Run `ps -o pid,stat,wchan:32,etime,cmd -p {pid}` on {host} to see whether {ranks_in_words(found.ranks[:1])} "
+        "has exited, is stopped (state T) or is blocked in the kernel (state D).",
     )
+
+
+def _failed_others(found: Diagnosis) -> tuple[int, ...]:
+    """The other ranks, if all of them failed."""
+    others = {rank: one for rank, one in found.states.ranks.items() if rank not in found.ranks}
+    return tuple(others) if all(one.state == "failed" for one in others.values()) else ()
 
 
 def _elsewhere(found: Diagnosis) -> tuple[str, str]:
@@ -482,8 +499,8 @@ def _elsewhere(found: Diagnosis) -> tuple[str, str]:
     if first is not None and first.state == "ended":
         return (
             f"{who} {'have' if several else 'has'} ended the run{stall_waiters(found)}",
-            "Make all ranks leave the loop after the same batch: no `return` or `break` on a value that differs "
-            "between ranks, and data loaders of equal length.",
+            f"Make {ranks_in_words(found.ranks)} leave the loop in the same batch as the others: look for a `return` "
+            "or `break` that depends on the rank, or for data loaders of different length.",
         )
     place = f" at {first.site.place}" if first and first.site and first.site.place else ""
     verb = "are" if several else "is"
@@ -493,8 +510,10 @@ def _elsewhere(found: Diagnosis) -> tuple[str, str]:
     blocked = blocked_text(found)
     return (
         f"{who} {verb}{place or ' not in a collective'}{blocked}{stall_waiters(found)}",
-        f"Find what blocks rank {found.ranks[0]}{place} with `py-spy dump --pid {_pid(found)}`, and move long work of "
-        "a single rank before the run or where no rank waits for it.",
+        f"Check again later whether rank {found.ranks[0]} has left {place.removeprefix(' at ') or 'its line'}."
+        if found.within_limit
+        else f"Find what blocks rank {found.ranks[0]}{place} with `py-spy dump --pid {_pid(found)}`"
+        f"{f' on {found.hosts[0]}' if found.hosts else ''}.",
     )
 
 
@@ -538,20 +557,20 @@ def _behind_by_count(found: Diagnosis) -> tuple[str, str]:
     reported = found.first.progress.reported[0] if found.first and found.first.progress else ""
     return (
         f"{stall_ranks(found)} {'have' if several else 'has'} launched fewer collectives than the others ({reported})",
-        f"Compare the stack of {who} with those of the others, and look for a condition, a caught exception or an "
-        "early `continue` that skips a collective.",
+        f"Look for a condition, a caught exception or an early `continue` with which {who} skip"
+        f"{'' if several else 's'} a collective.",
     )
 
 
 def _behind(found: Diagnosis) -> tuple[str, str]:
-    who, first = stall_ranks(found), found.first
+    who, first, several = stall_ranks(found), found.first, len(found.ranks) > 1
     call = first.wait if first else None
     what = f"{call.operation} ({numbered_call(call, found.states)})" if call else "a collective"
     hosts = ", ".join(found.hosts) or "its host"
     return (
-        f"The device of {who} has not finished {what}, unlike other ranks",
-        f"Check the device and its link, not the program: run `nvidia-smi -q | grep -iE 'xid|ecc|retired'` and "
-        f"`dmesg -T | grep -i nvrm` on {hosts}, and restart without that host.",
+        f"Only the {'devices' if several else 'device'} of {who} {'have' if several else 'has'} not finished {what}",
+        f"Run `dmesg -T | grep -iE 'nvrm|xid'` and `nvidia-smi -q | grep -iE 'ecc|retired'` on {hosts}, and exclude "
+        "the host from the next run if they show errors of the device.",
     )
 
 
@@ -561,16 +580,16 @@ def _loader_ended(found: Diagnosis, uneven: UnevenLoaders) -> tuple[str, str]:
         return (
             f"{ranks_in_words(uneven.ended)} {'have' if several else 'has'} left the loop that "
             f"{ranks_in_words(uneven.continuing)} {'are' if len(uneven.continuing) > 1 else 'is'} still in",
-            "End the loop on all ranks after the same number of steps: the same `range` or `max_steps`, and data "
-            "loaders of equal length (DATA001, DATA010); or wrap the loop in `model.join()` of DDP.",
+            "End the loop on all ranks after the same number of steps, or wrap it in `model.join()` of DDP.",
         )
     name = {"train": "training", "validate": "validation", "predict": "prediction"}.get(uneven.stage, uneven.stage)
     count = f" after {uneven.batches} batches" if uneven.batches is not None else ""
     longer = f"{ranks_in_words(uneven.continuing)} {'have' if len(uneven.continuing) > 1 else 'has'}"
     return (
         f"{ranks_in_words(uneven.ended)} reached the end of the {name} loader{count}, but {longer} more",
-        "End the loop on all ranks after as many batches as the shortest loader has, or pad the others (see DATA001 "
-        "and DATA010).",
+        f"End the loop on all ranks after {uneven.batches} batches, or give every rank the same number of batches."
+        if uneven.batches is not None
+        else "Give every rank the same number of batches, or end the loop on all ranks with the shortest loader.",
     )
 
 
@@ -586,7 +605,10 @@ def _of_left(found: Diagnosis, left: RanksThatLeft, lightning: bool) -> Finding:
             "condition": line.condition or None if line is not None else None,
             "continuing": list(left.continuing[:64]),
         },
-        fix=_TOGETHER_IN_LIGHTNING if lightning else _TOGETHER,
+        effect=f"{ranks_in_words(left.continuing).capitalize()} wait{'' if len(left.continuing) > 1 else 's'} in a "
+        f"collective that {ranks_in_words(left.ranks)} never join{'' if len(left.ranks) > 1 else 's'}, until the "
+        "timeout or until the connection is lost.",
+        fix=_fix_of_left(left, lightning),
         confidence=found.confidence,
         explains=("RUN002", "RUN004", "RUN006", "RUN012", "RUN016", "DATA010"),
         source=Source(line.file, line.line) if line is not None else None,
@@ -614,16 +636,17 @@ def _batches_of(progress: ProgressFacts) -> int:
     return 0 if last is None else last + 1
 
 
-_TOGETHER = (
-    "Leave the loop on all ranks after the same batch: set `stop = torch.tensor(1.0)` on a rank that wants to stop and "
-    "`torch.tensor(0.0)` on the others, call `torch.distributed.all_reduce(stop, op=torch.distributed.ReduceOp.MAX)` "
-    "on all ranks, and leave if it is 1."
-)
-_TOGETHER_IN_LIGHTNING = (
-    "Stop all ranks after the same batch: `self.trainer.should_stop = "
-    "self.trainer.strategy.reduce_boolean_decision(stop, all=False)` on every rank, where `stop` is true on a rank "
-    "that wants to stop; give all ranks the same `max_steps` and limits."
-)
+def _fix_of_left(left: RanksThatLeft, lightning: bool) -> str:
+    loop = left.loop
+    if loop is not None and loop.frame is not None and loop.statement:
+        return (
+            f"Take the `{loop.statement}` at {place_of_frame(loop.frame)} on all ranks in the same batch, or remove it."
+        )
+    how = "self.trainer.strategy.reduce_boolean_decision" if lightning else "torch.distributed.all_reduce"
+    return (
+        f"Make {ranks_in_words(left.ranks)} stop in the same batch as the others: set the same limits on all ranks, or "
+        f"reduce the decision to stop over all ranks with `{how}`."
+    )
 
 
 def _together(found: Diagnosis) -> tuple[str, str]:
@@ -644,8 +667,8 @@ def _together(found: Diagnosis) -> tuple[str, str]:
 
 
 _OF_NETWORK = (
-    "Look for a link that is down, a firewall or a hung device: run `doctor check --probe light` and "
-    "`dmesg -T | grep -iE 'nvrm|link'` on the same hosts, and set `NCCL_DEBUG=INFO` for the next run."
+    "Run `doctor check --probe light` on all ranks and the same hosts to find a link that is down, a firewall or a "
+    "device that hangs."
 )
 
 

@@ -31,11 +31,9 @@ _NEW = "RuntimeError: No backend type associated with device type cpu"
 def sync_on_cpu_tensor(job: Job) -> Iterator[Verdict]:
     """Ask whether collectives receive only tensors on devices that the backend supports.
 
-    Why it hurts: NCCL supports only GPU tensors, so the first such call raises an error on the rank, often at the end
-    of an epoch, when metrics are averaged.
-    Fix: Move the value to the device first (`value.to(self.device)`), omit `sync_dist=True` for torchmetrics metrics,
-    which synchronize themselves, or initialize both backends with `init_process_group("cpu:gloo,cuda:nccl")`, in
-    Lightning `DDPStrategy(process_group_backend="cpu:gloo,cuda:nccl")`.
+    Why it hurts: the call raises an error on the rank, and the other ranks wait for it.
+    Fix: Move the tensor to the device of the backend before the call, or initialize both backends with
+    `init_process_group("cpu:gloo,cuda:nccl")` (Lightning: `DDPStrategy(process_group_backend="cpu:gloo,cuda:nccl")`).
     """
     for group in event_groups(job, "torch.cpu_tensor", "run.cpu_tensor"):
         device = group.value("device") or "cpu"
@@ -62,12 +60,13 @@ _CALLERS = (
     (
         "logger_connector/",
         " in self.log(..., sync_dist=True)",
-        "Call `self.log(name, value.to(self.device), sync_dist=True)`; omit `sync_dist` for torchmetrics metrics.",
+        "Move the value to the device before it is logged (`value.to(self.device)`), or omit `sync_dist` for a "
+        "torchmetrics metric.",
     ),
     (
         "callbacks/",
         " in a callback that compares a metric",
-        "Log the monitored value as a device tensor: `self.log(name, value.to(self.device))`.",
+        "Move the monitored value to the device before it is logged (`value.to(self.device)`).",
     ),
     (
         "clip_grad",

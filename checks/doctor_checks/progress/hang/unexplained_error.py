@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from textwrap import shorten
 
 from doctor.analysis.logs.error_lines import errors_in, orderly_ends, unexplained_lines
 from doctor.analysis.logs.log_component import component_of
@@ -57,8 +59,8 @@ def unexplained_error(job: Job) -> Iterator[Verdict]:
     """Ask whether logs contain errors that no check explains.
 
     Why it hurts: the run may have failed for a reason that rankdoctor does not know; nothing else was found.
-    Fix: Search the documentation and the issues of the component that logged the first error, and collect the complete
-    logs of all ranks and the exit codes.
+    Fix: Search the documentation and the issues of the component that logged the first error, or diagnose the complete
+    logs of all ranks.
     """
     evidence = job.evidence
     if evidence is None or _is_recorded(job):
@@ -73,11 +75,11 @@ def unexplained_error(job: Job) -> Iterator[Verdict]:
     collect = f" of a run with {component.collect.rstrip('.')}" if component and component.collect else ""
     yield finding_from_logs(
         EventGroup(first.kind, tuple(errors)),
-        f"No check explains the first error{_origin(first, name)}: {_shortened(first.text)}",
+        f"No check explains the first error{_origin(first, name)}: {_shortened(first.text, name)}",
         ranks=(first.rank,) if first.rank is not None else (),
         evidence={"component": name},
         fix=f"Search the documentation and the issues of {name or 'the program that logged it'} for the first error, "
-        f"and collect the complete logs of all ranks{collect}.",
+        f"or diagnose the complete logs of all ranks{collect}.",
         confidence=0.3,
         explains=("RUN004", "RUN012"),
         symptoms=False,
@@ -125,5 +127,9 @@ def _origin(first: Event, name: str | None) -> str:
     return f" from {', '.join([*([name] if name else []), *who])}" if name or who else ""
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}…"
+def _shortened(text: str, name: str | None) -> str:
+    words = _LEVEL.sub("", text.removeprefix(name or "").lstrip(" -:")) or text
+    return shorten(words, _MOST_QUOTED, placeholder=" …")
+
+
+_LEVEL = re.compile(r"^(?:\S{1,80}:\d{1,6} )?(?:NCCL WARN|ERROR|CRITICAL|FATAL|WARNING)[ :-]{1,4}")

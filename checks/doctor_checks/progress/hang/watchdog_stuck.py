@@ -46,19 +46,27 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         is_consequence = is_logged(job, "torch.nccl.watchdog_timeout")
         yield finding_from_logs(
             group,
-            f"Heartbeat monitor terminated the process: NCCL watchdog stuck{f' for {seconds} s' if seconds else ''}"
-            + (", a thread holds the GIL" if holds_lock else "")
-            + (" after a collective timed out" if is_consequence else ""),
-            evidence={"lock_held": holds_lock},
+            _claim(f" for {seconds} s" if seconds else "", holds_lock, is_consequence),
+            evidence={"lock_held": holds_lock or None},
             fix="Find the native code that holds the GIL with `py-spy dump --native --pid PID`, and release the GIL "
-            "around long native work."
+            "around it."
             if holds_lock
+            else "Find out why the collective timed out."
+            if is_consequence
             else "",
             severity=Severity.INFO if is_consequence else Severity.ERROR,
             confidence=0.85 if holds_lock else 0.75,
             explains=() if is_consequence else ("RUN001", "RUN004", "RUN012"),
             symptoms=False,
         )
+
+
+def _claim(time: str, holds_lock: bool, is_consequence: bool) -> str:
+    if is_consequence:
+        return f"The NCCL watchdog was stuck{time} after a collective timed out, and the process was terminated"
+    if holds_lock:
+        return f"A thread held the GIL, so the NCCL watchdog was stuck{time} and the process was terminated"
+    return f"The NCCL watchdog was stuck{time}, so the heartbeat monitor terminated the process"
 
 
 @check(
@@ -86,10 +94,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def watchdog_stuck(job: Job) -> Iterator[Verdict]:
     """Ask whether a process was terminated because its NCCL watchdog was stuck.
 
-    Why it hurts: the process is terminated without an error, and the other ranks report a lost peer. No collective
-    timed out: a CUDA or NCCL call does not return, or native code holds the interpreter lock (GIL).
-    Fix: Run `py-spy dump --native --pid PID` while the process hangs, and check `dmesg -T | grep -i xid`; if the work
-    only takes that long, set `TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1800`.
+    Why it hurts: the process is terminated without an error of the program, and the other ranks report a lost peer.
+    Fix: Run `py-spy dump --native --pid PID` while the process hangs to find the CUDA or NCCL call that does not
+    return.
     """
     found = diagnose_stall(job)
     if found is not None and found.holds_lock:
@@ -106,10 +113,9 @@ def _of_driver(found: Diagnosis) -> Finding:
         f"{stall_ranks(found)} {verb} blocked in the GPU driver ({found.driver}){f' at {place}' if place else ''}",
         ranks=found.ranks,
         evidence={**stall_evidence(found), "kernel_function": found.driver},
-        effect="A driver call that does not return also blocks the NCCL watchdog, and the heartbeat monitor "
-        "terminates the process after 480 s.",
-        fix=f"On {host}, check `dmesg -T | grep -iE 'xid|nvrm|amdgpu' | tail` and whether `nvidia-smi` responds; if "
-        "the call does not return, exclude the host and reset the GPU.",
+        effect="The process does not continue until the driver call returns, and the other ranks wait for it.",
+        fix=f"Run `dmesg -T | grep -iE 'xid|nvrm|amdgpu' | tail` on {host}, and exclude the host if the driver reports "
+        "an error.",
         severity=Severity.INFO if found.within_limit else Severity.ERROR,
         confidence=found.confidence,
         explains=() if found.within_limit else ("RUN001", "RUN004", "RUN012"),
@@ -125,11 +131,9 @@ def _of_lock(found: Diagnosis) -> Finding:
         f"Native code holds the interpreter lock (GIL) of {stall_ranks(found)}{f' at {place}' if place else ''}",
         ranks=found.ranks,
         evidence={**stall_evidence(found), "lock_held": True},
-        effect="No Python code of that process runs. If the NCCL watchdog blocks too, the heartbeat monitor terminates "
-        "the process after 480 s, and the other ranks report a lost peer.",
+        effect="No Python code of the process runs, and the other ranks wait for it.",
         fix=f"Run `py-spy dump --native --pid {pid}` on {next(iter(found.hosts), 'its host')} to find the native call, "
-        "and release the GIL around it: `ctypes.CDLL` instead of `PyDLL`, `Py_BEGIN_ALLOW_THREADS`, or pybind11's "
-        "`gil_scoped_release`.",
+        "and release the GIL around it (`Py_BEGIN_ALLOW_THREADS`, or pybind11's `gil_scoped_release`).",
         confidence=found.confidence,
         explains=("RUN001", "RUN004", "RUN012"),
         source=stall_source(found),

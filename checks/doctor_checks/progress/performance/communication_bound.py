@@ -60,9 +60,8 @@ def communication_bound(
 ) -> Iterator[Verdict]:
     """Ask whether communication takes a large part of each step on all ranks.
 
-    Why it hurts: adding GPUs then hardly makes the job faster.
-    Fix: Accumulate gradients over several batches, use larger batches or bfloat16 gradients, and check with
-    NCCL_DEBUG=INFO that NCCL uses the fast network.
+    Why it hurts: adding GPUs hardly makes the job faster.
+    Fix: Accumulate gradients over several batches, or use larger batches.
     """
     # At 30 %, doubling the batch (or accumulation) saves 15 % of the time per sample. The estimate attributes any
     # slowness of the backward pass to communication, so the threshold is larger.
@@ -98,8 +97,8 @@ def _finding(job: Job, seconds: float, total: float) -> Finding:
     link = _slowest_link(job)
     ideal = 2 * size / link if size and link else None
     effect = (
-        f"The slowest link could transfer the gradients ({mebibytes(size)}) in {milliseconds(ideal)}. Adding GPUs "
-        "hardly makes the job faster."
+        f"Adding GPUs hardly makes the job faster, although the slowest link could transfer the gradients "
+        f"({mebibytes(size)}) in {milliseconds(ideal)}."
         if ideal
         else ""
     )
@@ -135,17 +134,14 @@ def _slowest_link(job: Job) -> float | None:
 def _fix(job: Job, seconds: float, ideal: float | None) -> str:
     if ideal is not None and seconds > 4 * ideal:
         return (
-            "Check whether NCCL uses the fast network (NCCL_DEBUG=INFO, lines with NET/IB or NET/Socket), then run "
-            "`doctor check --probe light` on the same hosts."
+            "Run `doctor check --probe light` on all ranks and the same hosts to find out which network they use and "
+            "how fast it is."
         )
     training = next((facts for facts, _ in job.facts(TrainingFacts)), None)
     more = 2 * (training.accumulate if training else 1)
     if uses_lightning(job):
         return (
-            f"Use `Trainer(accumulate_grad_batches={more})` or a larger batch, and "
-            "`DDPStrategy(ddp_comm_hook=bf16_compress_hook)`."
+            f"Accumulate gradients over more batches with `Trainer(accumulate_grad_batches={more})`, or use larger "
+            "batches."
         )
-    return (
-        f"Accumulate {more} batches under `model.no_sync()` or use a larger batch, and call "
-        "`model.register_comm_hook(None, bf16_compress_hook)`."
-    )
+    return f"Accumulate gradients over {more} batches with `model.no_sync()`, or use larger batches."

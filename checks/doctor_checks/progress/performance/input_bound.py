@@ -57,9 +57,8 @@ def input_bound(
 ) -> Iterator[Verdict]:
     """Ask whether waiting for data takes a large part of the step.
 
-    Why it hurts: the GPU is idle meanwhile, and in a synchronous job so are the GPUs of all other ranks.
-    Fix: Use more `num_workers`, `persistent_workers=True`, a larger `prefetch_factor` and `pin_memory=True`; decode and
-    pack the data beforehand, and keep it on local storage.
+    Why it hurts: the device is idle while the rank waits, and the other ranks wait for it.
+    Fix: Use more `num_workers`, or decode and pack the data before the run.
     """
     # torch's TensorBoard profiler warns from 5 % of the step; at a quarter, one GPU in four is idle. Less than 10 ms
     # per step is the transfer of a ready batch to the device.
@@ -123,20 +122,25 @@ def _finding(waits: list[_Wait], count: int) -> Finding:
             },
             "workers": worst.workers,
         },
-        fix=_fix(worst.workers),
+        effect="The devices are idle while the ranks wait."
+        if len(waits) == count > 1
+        else "The device is idle while the process waits."
+        if count == 1
+        else "",
+        fix=_fix(worst),
         explains=("GPU020",),
     )
 
 
-def _fix(workers: int | None) -> str:
-    if workers == 0:
+def _fix(worst: _Wait) -> str:
+    if worst.workers == 0:
         return (
-            "Use `DataLoader(..., num_workers=4, persistent_workers=True, pin_memory=True)` with as many workers as "
-            "the rank has spare CPUs; with `num_workers=0`, the training process loads each batch itself."
+            f"Set `num_workers` of the DataLoader to the number of spare CPUs of rank {worst.rank.number}, because "
+            "with 0 the training process loads each batch itself."
         )
-    if workers:
+    if worst.workers:
         return (
-            f"Use more than {workers} workers if CPUs are free (`top` on its host); otherwise decode and resize the "
-            "samples beforehand, pack small files into large ones, and keep them on local storage."
+            f"Use more than {worst.workers} DataLoader workers if {worst.rank.host.name} has free CPUs, or decode and "
+            "resize the samples before the run."
         )
     return ""

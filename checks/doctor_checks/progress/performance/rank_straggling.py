@@ -230,10 +230,8 @@ def rank_straggling(
 ) -> Iterator[Verdict]:
     """Ask whether a rank is consistently slower than the others.
 
-    Why it hurts: all ranks wait for the slowest one in each step, so one slow rank slows down the whole job; step times
-    are the same on all ranks and do not show which rank is slow.
-    Fix: Check the data loader and storage of that rank, the size of its batches, the clocks of its GPU, and work that
-    only this rank does.
+    Why it hurts: all ranks wait for the slowest one in each step, so it slows down the whole job.
+    Fix: Look for work that only the slow rank does, and for slow storage, a slow GPU or other processes on its host.
     """
     # TraceML warns from a tenth of the step. Less than 5 ms, or less than 3 s of steps, may be other processes on a
     # busy host; windows are medians of 20 steps, so single slow steps do not count.
@@ -369,7 +367,9 @@ def _finding(job: Job, ranks: tuple[Rank, ...], part: str, members: Mapping[int,
             "goes_along_with": list(together),
             "largest_batch_units": {"own": units[0], "peers_median": units[1]},
         },
-        fix=_FIX_OF_QUOTA if quota else _fix(job, part, units),
+        effect=f"The other ranks wait {milliseconds(lag.waited_in_all)} for "
+        f"{ranks_in_words((worst,))} in each step of {milliseconds(lag.total)}.",
+        fix=_fix_of_quota(worst) if quota else _fix(job, part, units, worst),
         explains=("RUN005", "RUN013") if part == "data" else ("RUN013",),
     )
 
@@ -393,15 +393,15 @@ def _delayed(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
         progress = next((rank.find(ProgressFacts) for rank in ranks if rank.number == number), None)
         pid = progress.pid if progress is not None and progress.pid else "PID"
         yield Finding(
-            f"rank {number} did not run {one.delays} times, for {one.delayed_seconds:.0f} s of the last "
-            f"{one.seconds:.0f} s{quota}" + ("" if quota else ": its interpreter lock (GIL) was held"),
+            f"rank {number} was blocked {one.delays} times ({one.delayed_seconds:.0f} s of the last "
+            f"{one.seconds:.0f} s)" + (quota or " by its interpreter lock (GIL)"),
             ranks=(number,),
             evidence={"pauses": one.delays, "seconds_paused": one.delayed_seconds, "seconds_watched": one.seconds},
-            fix=_FIX_OF_QUOTA
+            effect=f"All ranks wait while rank {number} is blocked.",
+            fix=_fix_of_quota(number)
             if quota
             else f"Find the thread that holds the lock with `py-spy record --gil --native --pid {pid} --duration 30`, "
-            "release the GIL in native code around long work (ctypes.CDLL instead of PyDLL, pybind11's "
-            "`gil_scoped_release`), and move work of a Python background thread to a separate process.",
+            "and move its work to a separate process or release the GIL around it.",
             explains=("RUN013",),
         )
 
@@ -415,7 +415,8 @@ def _throttled_alone(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
         least = max(_LEAST_LOST, _LEAST_THROTTLED * one.seconds)
         if words and seconds >= least and 2 * lost.median(seconds) <= seconds:
             yield Finding(
-                f"rank {number} is slowed down{words}",
+                f"The CPU quota of rank {number} ({one.cpu_quota:g} CPUs) stopped it for {seconds:.0f} s of the last "
+                f"{one.seconds:.0f} s",
                 ranks=(number,),
                 evidence={
                     "cpu_quota": one.cpu_quota,
@@ -424,7 +425,8 @@ def _throttled_alone(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
                     "periods": one.periods,
                     "seconds_watched": one.seconds,
                 },
-                fix=_FIX_OF_QUOTA,
+                effect=f"All ranks wait while rank {number} is stopped.",
+                fix=_fix_of_quota(number),
                 explains=("RUN013",),
             )
 
@@ -464,8 +466,9 @@ def _rarely_slow(
                 "slowest_step": max((windows[rank][step].slowest or 0.0) for step in steps),
                 "framework": training.framework if training is not None else None,
             },
-            fix=f"Look for work that only rank {rank} does in some of its steps (writing files and checkpoints, "
-            "logging, evaluation), and do it in the background, less often, or where no rank waits.",
+            effect=f"All ranks wait for rank {rank} in these steps.",
+            fix=f"Look for work that only rank {rank} does in some of its steps (saving, logging, evaluation), and "
+            "move it to where no rank waits.",
             explains=("RUN013",),
         )
 
@@ -510,10 +513,11 @@ def _throttled(pauses: RankPausesFacts) -> str:
     return f"; its CPU quota ({pauses.cpu_quota:g} CPUs) stopped it{took}, {often}"
 
 
-_FIX_OF_QUOTA = (
-    "Raise the CPU limit of its control group (`cpu.max`; docker `--cpus`, Kubernetes `resources.limits.cpu`, SLURM "
-    "`--cpus-per-task`) or lower OMP_NUM_THREADS and the number of data workers on that rank."
-)
+def _fix_of_quota(rank: int) -> str:
+    return (
+        f"Raise the CPU limit of rank {rank} (Docker `--cpus`, Kubernetes `resources.limits.cpu`, SLURM "
+        "`--cpus-per-task`), or lower its OMP_NUM_THREADS."
+    )
 
 
 def _largest(rank: Rank) -> int | None:
@@ -522,22 +526,28 @@ def _largest(rank: Rank) -> int | None:
     return max((sample.units for sample in samples if sample.units), default=None)
 
 
-def _fix(job: Job, part: str, units: tuple[int | None, float | None]) -> str:
+def _fix(job: Job, part: str, units: tuple[int | None, float | None], number: int) -> str:
     own, usual = units
+    rank = next(one for one in job.ranks if one.number == number)
+    host = rank.host.name
     if part in ("forward", "backward") and own and usual and own > 1.1 * usual:
         return (
-            f"Its batches are larger ({own:,} tokens or samples, its peers' {usual:,.0f}): sort sequences into buckets "
-            "before they are divided among ranks, or sample by tokens."
+            f"Divide the samples among the ranks by length: rank {number} has batches of up to {own:,} tokens or "
+            f"samples, its peers {usual:,.0f}."
         )
     if part == "data":
         return (
-            "Compare on this rank how fast its files are read (`time cat FILE > /dev/null`), and num_workers with the "
-            "CPUs it can use (`taskset -p PID`); use more workers, `persistent_workers=True` and data on local storage."
+            f"Use more DataLoader workers on rank {number}, or read its data from local storage if the storage of "
+            f"{host} is slow."
+        )
+    if part in ("forward", "backward") and _waits((rank,)) is WAITS_ON_GPU:
+        return (
+            f"Run `nvidia-smi -q -d PERFORMANCE,CLOCK,PIDS` on {host} to look for thermal or power limits of the GPU "
+            f"of rank {number} and for other processes on it."
         )
     if part in ("forward", "backward"):
-        return (
-            "Run `nvidia-smi -q -d PERFORMANCE,CLOCK` on its host to look for thermal or power limits, and check for "
-            "other processes on its GPU; on a CPU, check its cores (`top`) and OMP_NUM_THREADS."
-        )
+        return f"Run `top` on {host} to look for other processes on the CPUs of rank {number}."
     hooks = "callbacks, `self.log(..., rank_zero_only=True)`, loggers" if uses_lightning(job) else "logging, evaluation"
-    return f"Look for work that only this rank does in each step: {hooks}, files written, tensors copied to the CPU."
+    return (
+        f"Look for work that only rank {number} does in each step: {hooks}, files written, tensors copied to the CPU."
+    )
