@@ -166,7 +166,7 @@ def test_every_format_shows_them(tmp_path):
     (tmp_path / "job.log").write_text(RECV + "\n")
     for form in ("text", "markdown", "html", "json"):
         result = CliRunner().invoke(app, ["diagnose", str(tmp_path / "job.log"), "--format", form])
-        assert "dmesg -T" in result.stdout, form
+        assert "Error:|terminate called" in result.stdout, form
         assert "Another rank failed first" in re.sub(r"\s+", " ", result.stdout), form
     candidates = json.loads(result.stdout)["candidates"]
     assert {"id", "title", "confidence", "next_command"} <= candidates[0].keys()

@@ -420,14 +420,14 @@ def test_a_lost_peer_alone_blames_nobody_as_long_as_others_run():
                 "/home/me/train.py:9 forward",
                 "/home/me/train.py:58 training_step",
                 "/home/me/train.py:80 main",
-                "and 3 more, 1 of them the user's",
+                "and 3 more frames, 1 of them in the program",
             ],
         ),
         (
             tuple(package_frame("a.py", line, "work") for line in range(20)),
             [
                 *(f"/opt/env/lib/python3.11/site-packages/a.py:{line} work" for line in range(3)),
-                "and 17 more, of packages and of Python itself",
+                "and 17 more frames in installed packages or the standard library",
             ],
         ),
     ],
