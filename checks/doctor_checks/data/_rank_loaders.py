@@ -162,8 +162,8 @@ def ends_by_steps(members: Iterable[RankLoader]) -> bool:
 
 _STRATEGIES = ("eval_strategy", "save_strategy", "logging_strategy")
 AT_THE_SAME_STEP = (
-    "None while `max_steps` ends all ranks at the same step and nothing is done together after an epoch: only their "
-    "epochs begin at different steps. An evaluation or a gathered metric after each epoch would hang."
+    "Harmless while `max_steps` ends all ranks at the same step. An evaluation or a gathered metric after each epoch "
+    "would hang."
 )
 
 

@@ -199,9 +199,15 @@ def _difference(common: ModelFacts, other: ModelFacts) -> str:
     for position, (usual, own) in enumerate(zip_longest(common.tensors, other.tensors)):
         if usual != own:
             if usual and own and usual.name == own.name:
+                if usual.shape == own.shape:
+                    return f"{own.name} is {own.type}, not {usual.type}"
+                if usual.type == own.type:
+                    return f"{own.name} has shape {list(own.shape)} instead of {list(usual.shape)}"
                 return f"{own.name} is {_kind(own)}, not {_kind(usual)}"
             return f"tensor {position} is {_name(own)} instead of {_name(usual)}"
-    return f"{other.count:,} tensors ({other.parameters:,} values) instead of {common.count:,} ({common.parameters:,})"
+    if other.count != common.count:
+        return f"{other.count:,} tensors instead of {common.count:,}"
+    return f"{other.parameters:,} parameters instead of {common.parameters:,}"
 
 
 def _name(tensor: TensorShape | None) -> str:

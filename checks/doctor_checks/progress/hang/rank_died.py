@@ -529,7 +529,7 @@ def _fix_of_error(failure: Failure, who: str, at: str) -> str:
         return f"Remove the exit of {who}{at}, or make all ranks leave in the same batch."
     if failure.kind in ("SystemExit", "exit code"):
         return f"Find out why {who or 'the process'} exited{at}."
-    return f"Fix the {'error' if on or at else failure.kind}{on}{at}."
+    return f"Fix the error{on}{at}." if on or at else f"Fix the cause of the {failure.kind}."
 
 
 def _fix_of_message(failure: Failure) -> str:

@@ -667,8 +667,8 @@ def _together(found: Diagnosis) -> tuple[str, str]:
 
 
 _OF_NETWORK = (
-    "Run `doctor check --probe light` on all ranks and the same hosts to find a link that is down, a firewall or a "
-    "device that hangs."
+    "Run `doctor check --probe light` with the launcher and the hosts of the training to find a link that is down, a "
+    "firewall or a device that hangs."
 )
 
 

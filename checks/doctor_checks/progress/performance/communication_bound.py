@@ -134,8 +134,8 @@ def _slowest_link(job: Job) -> float | None:
 def _fix(job: Job, seconds: float, ideal: float | None) -> str:
     if ideal is not None and seconds > 4 * ideal:
         return (
-            "Run `doctor check --probe light` on all ranks and the same hosts to find out which network they use and "
-            "how fast it is."
+            "Run `doctor check --probe full` with the launcher and the hosts of the training to measure the bandwidth "
+            "between the hosts."
         )
     training = next((facts for facts, _ in job.facts(TrainingFacts)), None)
     more = 2 * (training.accumulate if training else 1)

@@ -496,8 +496,8 @@ def _saving(ranks: tuple[Rank, ...], share: float) -> Iterator[Finding]:
                 f"Checkpoints of rank {number} cost {lost:.0f} s of {whole:.0f} s, while its peers wait",
                 ranks=(number,),
                 evidence={"seconds_lost": round(lost, 3), "seconds_watched": round(whole, 3), "others_wait": waited},
-                fix="Save less often, to a faster disk first, or in the background "
-                "(`torch.distributed.checkpoint.async_save`); with FSDP let every rank save its own part.",
+                effect=f"All ranks wait while rank {number} saves.",
+                fix="Save less often, or in the background with `torch.distributed.checkpoint.async_save`.",
                 explains=("RUN013",),
             )
 
