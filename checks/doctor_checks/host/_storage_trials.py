@@ -22,15 +22,62 @@ ROLES = {"checkpoint": "Checkpoint", "flight-recorder": "Flight-recorder dump", 
 
 WRITE_ERRORS = {
     "No space left on device": "is full",
-    "Disk quota exceeded": "is full (user quota exceeded)",
-    "Read-only file system": "is not writable",
-    "Permission denied": "is not writable",
-    "Stale file handle": "does not respond",
+    "Disk quota exceeded": "cannot be written to: disk quota exceeded",
+    "Read-only file system": "is on a read-only file system",
+    "Permission denied": "is not writable: permission denied",
+    "Stale file handle": "does not respond: stale file handle",
     "File exists": "is a file or below a file",
     "Not a directory": "is a file or below a file",
 }
 """Messages of the C library about a failed write (errno ENOSPC, EDQUOT, EROFS, EACCES, ESTALE, EEXIST, ENOTDIR), and
 their meaning for the directory."""
+
+
+_REMEDIES = {
+    "No space left on device": ("Free space or inodes on the file system{of}{at}", "df -h {path}", "df -i {path}"),
+    "Disk quota exceeded": ("Delete files, or ask for a larger quota{at}", "quota -s"),
+    "Read-only file system": (
+        "Use a directory on a writable file system, or mount this one read-write{at}",
+        "findmnt -T {path}",
+    ),
+    "Permission denied": (
+        "Give the user of the job write permission, or use another directory",
+        "namei -l {path}",
+        "id",
+    ),
+    "File exists": ("Use another directory, or move the file that has this name", "namei -l {path}"),
+    "Not a directory": ("Use another directory, or move the file that has this name", "namei -l {path}"),
+    "Stale file handle": ("Mount the file system{of} again{at}, and restart the job",),
+    "Transport endpoint is not connected": ("Mount the FUSE file system{of} again{at}, and restart the job",),
+    "Cannot send after transport endpoint shutdown": (
+        "Find out why the server evicted the client{at}, and restart the job",
+        "sudo dmesg -T | grep -i lustre",
+    ),
+    "File too large": ("Raise the limit with `ulimit -f unlimited`, or use a file system that allows larger files",),
+    "Is a directory": ("Pass the name of a file, instead of a directory, to the function that writes the checkpoint",),
+}
+"""Messages of the C library -> a sentence and commands. ``{of}`` is the directory and ``{at}`` the host, if known."""
+
+_OF_HARDWARE = (
+    "Find the failing disk or server{at}, and use another directory until it is repaired",
+    "findmnt -T {path}",
+    "sudo dmesg -T | tail -n 50",
+)
+_WITHOUT_PATH = {"df -h {path}": "df -h", "df -i {path}": "df -i", "findmnt -T {path}": "", "namei -l {path}": ""}
+
+
+def remedy(error: str, folder: str | None, place: str = "", of: str = "") -> str:
+    """The fix for an ``error`` of the C library in ``folder``, if that is known.
+
+    ``place``: ``" on node7"``; ``of``: what names the file system without a ``folder``."""
+    sentence, *commands = _REMEDIES.get(error, _OF_HARDWARE)
+    is_known = folder is not None and folder.isprintable()
+    if not is_known:
+        commands = [shown for command in commands if (shown := _WITHOUT_PATH.get(command, command))]
+    text = sentence.format(of=f" of {folder}" if is_known else of, at=place)
+    lines = [command.format(path=shlex.quote(folder or "")) for command in commands]
+    return "\n".join((f"{text}:", *lines)) if lines else f"{text}."
+
 
 _SHOWN = 8
 """Groups, readings and names that a finding shows."""
@@ -63,16 +110,15 @@ def _unwritten(job: Job) -> Iterator[Finding]:
         if trial.role in ROLES and not (trial.error or "").startswith(UNTRIED):
             found.setdefault((trial.role, trial.path, trial.error or ""), []).append(local)
     for (role, path, error), locals_ in found.items():
-        answers = not error.startswith(NO_ANSWER)
+        answers, place = not error.startswith(NO_ANSWER), f" on {_names(locals_)}"
         meaning = WRITE_ERRORS.get(error, f"is not writable: {error}") if answers else f"does not respond: {error}"
         yield Finding(
             f"{ROLES[role]} directory {path} {meaning} (write test on {_names(locals_)})",
             ranks=_ranks(locals_),
             severity=Severity.WARNING if role == "nccl-debug" else Severity.ERROR,
             evidence={"path": path, "error": error, **({} if answers else _exclude(job, locals_))},
-            fix=f"Check on {_names(locals_)}:\n"
-            + "\n".join(f"{command} {shlex.quote(path)}" for command in ("ls -ld", "df -h", "df -i", "findmnt -T"))
-            + "\nquota -s",
+            effect="NCCL cannot write its log file there." if role == "nccl-debug" else "" if answers else _BLOCKS,
+            fix=remedy(error, path, place) if answers else _remount(path, place),
         )
 
 
@@ -83,9 +129,15 @@ def _unread(job: Job) -> Iterator[Finding]:
             ranks=local.ranks,
             severity=Severity.ERROR,
             evidence={"path": reading.path, "writer": reading.writer, **_exclude(job, [local])},
-            fix=f"Remount the directory on {local.name}, after checking it with:\n"
-            f"timeout 5 ls {shlex.quote(reading.path)}\nfindmnt -T {shlex.quote(reading.path)}",
+            fix=_remount(reading.path, f" on {local.name}"),
         )
+
+
+_BLOCKS = "A process that reads or writes there fails or blocks, and the other ranks wait for it until the timeout."
+
+
+def _remount(path: str, place: str) -> str:
+    return f"Remount the file system of {path}{place}, and test it with:\ntimeout 5 ls {shlex.quote(path)}"
 
 
 def _unshared(
@@ -95,13 +147,17 @@ def _unshared(
         faulty = [hosts[place] for place in split.places]
         if not faulty:
             continue
+        severity = max(map(severity_of, faulty), key=lambda severity: severity.weight)
         some_share = any(len(set(group) - set(split.places)) > 1 for group in split.groups)
         yield Finding(
             f"Checkpoint directory {split.path} is not shared: "
-            + (f"{_names(faulty)} does" if some_share and len(faulty) == 1 else "hosts do")
-            + " not see files of other hosts",
+            + (
+                f"{_names(faulty)} does not see files of other hosts"
+                if some_share and len(faulty) == 1
+                else "the hosts do not see each other's files"
+            ),
             ranks=_ranks(faulty),
-            severity=max(map(severity_of, faulty), key=lambda severity: severity.weight),
+            severity=severity,
             evidence={
                 "path": split.path,
                 "hosts_that_share": [
@@ -111,10 +167,15 @@ def _unshared(
                     f"{reader} reads {one.writer}": one.error or one.outcome for reader, one in split.readings[:_SHOWN]
                 },
             },
-            fix=f"Mount the file system of the other hosts on {_names(faulty)}; `findmnt -T {split.path}` shows it."
+            effect="" if severity is Severity.ERROR else ONLY_OF_RANK_0,
+            fix=f"Mount the file system of the other hosts on {_names(faulty)} (they list it with "
+            f"`findmnt -T {shlex.quote(split.path)}`)."
             if some_share
             else "Use a directory on a file system that all hosts mount (NFS, Lustre, GPFS).",
         )
+
+
+ONLY_OF_RANK_0 = "Only the host of rank 0 has the checkpoints, so ranks on other hosts cannot load them to resume."
 
 
 def _slow_directories(job: Job, hosts: Mapping[int, LocalRanks], slow: Iterable[SlowStorage]) -> Iterator[Finding]:
@@ -131,14 +192,14 @@ def _slow_directories(job: Job, hosts: Mapping[int, LocalRanks], slow: Iterable[
                 "path": one.path,
                 "bytes": one.bytes,
                 "seconds": round(one.seconds, 3),
-                "of_these_fsync_seconds": round(one.sync_seconds, 3),
+                "fsync_seconds": round(one.sync_seconds, 3),
                 "megabytes_per_second": round(one.bytes / one.seconds / 1e6, 2) if one.seconds else None,
                 "usual_seconds": None if one.usual is None else round(one.usual, 3),
                 **({} if one.usual is None else _exclude(job, faulty)),
             },
             effect="All ranks wait at a checkpoint until the slowest host has written its part.",
             fix=f"Use another directory, or check on {_names(faulty)}:\n"
-            f"iostat -x 1 3\nnfsiostat 1 3\nfindmnt -T {shlex.quote(one.path)}",
+            f"iostat -x 1 3\nfindmnt -T {shlex.quote(one.path)}",
         )
 
 

@@ -65,6 +65,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             group,
             f"A process waited for the lock {path}" if path else "A process waited for a lock of a build or a cache",
             evidence={"path": path} if path else None,
+            effect="" if gave_up or _seconds(group) >= LONG else "None if the lock is released soon.",
+            fix=_fix_of_log(path),
             severity=None if gave_up else Severity.WARNING if _seconds(group) >= LONG else Severity.INFO,
             symptoms=gave_up or _seconds(group) >= LONG,
             confidence=0.85 if gave_up else 0.6,
@@ -76,8 +78,25 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             EventGroup(waited[0].kind, waited),
             "A process ended while waiting for the lock of an extension build",
             evidence={"frames": [f"{frame.file}:{frame.line} ({frame.function})" for frame in waited[0].frames[:3]]},
+            fix=_REMOVE_ALL,
             confidence=0.85,
         )
+
+
+_REMOVE_ALL = (
+    "Remove the lock files while no build is running:\n"
+    'find "${TORCH_EXTENSIONS_DIR:-$HOME/.cache/torch_extensions}" -name lock -delete'
+)
+
+
+def _fix_of_log(path: str | None) -> str:
+    """A file named ``lock`` is removed by the process that builds; libraries lock other files with flock."""
+    if path is None:
+        return _REMOVE_ALL
+    shown = shlex.quote(path) if path.isprintable() else "PATH"
+    if path.endswith("/lock"):
+        return f"Remove the lock file while no build is running:\nrm {shown}"
+    return f"Find the process that holds the lock, and end it if it hangs:\nfuser -v {shown}"
 
 
 def _seconds(group: EventGroup) -> float:
@@ -103,8 +122,7 @@ def _waits_for_lock(frame: Frame) -> bool:
     from_logs=_from_logs,
     impacts={
         r"^Ranks? .* waited": (
-            "The rank waits for a lock that nothing removes, and the other ranks wait for it until their "
-            "collective times out."
+            "Nothing removes the lock: the ranks that wait for it block until the collective of the others times out."
         ),
         r"is stale": "Every rank that needs the extension waits for the lock, and no message says so.",
         r"^A process": "The process does not get past the lock, and the other ranks wait for it until their timeout.",
@@ -163,7 +181,7 @@ def build_lock_stale(
     Why it hurts: PyTorch before 2.14 builds extensions under a lock file, and other processes wait until it is removed.
     If a build is killed, nothing removes its lock file: every rank silently waits in file_baton.py until the
     collective times out on the others.
-    Fix: Remove the lock file (its path is in the evidence) while no build is running, then restart the job.
+    Fix: Remove the lock file while no build is running, then restart the job.
     """
     # Building an extension takes minutes (large attention kernels up to half an hour), never a day.
     has_stalled = any(progress.state == "stalled" for progress, _ in job.each(ProgressFacts))
@@ -233,9 +251,7 @@ def _stuck_finding(local: LocalRanks, ranks: tuple[Rank, ...]) -> Finding:
             "idle_seconds": progress.idle if progress else None,
             "called_at": f"{frame.file}:{frame.line}" if frame else None,
         },
-        fix=f"rm {paths}"
-        if paths
-        else 'Remove the lock files:\nfind "${TORCH_EXTENSIONS_DIR:-$HOME/.cache/torch_extensions}" -name lock -delete',
+        fix=f"rm {paths}" if paths else _REMOVE_ALL,
         confidence=1.0 if any(lock.held is False for lock in locks) else 0.8,
         explains=("RUN001", "RUN010", "RUN006"),
     )

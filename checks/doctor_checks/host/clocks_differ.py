@@ -112,7 +112,7 @@ def _compare(clocks: Sequence[_Clock], apart: float) -> Iterator[Verdict]:
         odd = [clock for clock in odd if _is_unsynchronised(clock)] or odd
     spread = clocks[-1].offset - clocks[0].offset
     yield Finding(
-        f"Clocks differ by up to {spread:.1f} s: {_names(odd)}" + (" (no majority)" if len(agreed) > 1 else ""),
+        _summary(odd, spread, agrees=len(agreed) == 1),
         ranks=tuple(rank for clock in odd for rank in clock.local.ranks),
         evidence={
             "spread_seconds": round(spread, 3),
@@ -121,6 +121,14 @@ def _compare(clocks: Sequence[_Clock], apart: float) -> Iterator[Verdict]:
         },
         fix=f"Run `sudo chronyc makestep` or `sudo systemctl restart systemd-timesyncd` on {_names(odd)}.",
     )
+
+
+def _summary(odd: Sequence[_Clock], spread: float, *, agrees: bool) -> str:
+    one = len(odd) == 1
+    if one or agrees:
+        by = f"by {spread:.1f} s" if one else f"by up to {spread:.1f} s"
+        return f"The clock{'' if one else 's'} of {_names(odd)} and those of the other hosts differ {by}"
+    return f"The clocks of {_names(odd)} differ by up to {spread:.1f} s, and no majority of hosts agrees"
 
 
 def _together(clocks: Sequence[_Clock], apart: float) -> list[list[_Clock]]:

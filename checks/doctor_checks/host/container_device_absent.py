@@ -21,6 +21,7 @@ from doctor.api import (
 )
 from doctor.facts import (
     DriverFacts,
+    Event,
     GpuFacts,
     HostFacts,
     MissingReason,
@@ -84,12 +85,44 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         is_rdma = bool(files) and all("infiniband" in file for file in files)
         yield finding_from_logs(
             group,
-            f"{files[0]} is missing or inaccessible" if files else "The container has no access to its GPUs",
+            f"{files[0]} is missing or inaccessible" if files else _claim(group.first),
             evidence={"files": files} if files else None,
+            fix=_fix_of_log(group.first, files),
             severity=Severity.WARNING if is_rdma or all(event.value("environment") for event in group.events) else None,
             confidence=0.85 if any(event.value("environment") is None for event in group.events) else 0.5,
             explains=("GPU019", "GPU021"),
         )
+
+
+def _claim(event: Event) -> str:
+    if event.value("environment"):
+        return "CUDA failed to start with an unknown error"
+    if event.value("capability") or "nvidia-container-cli" in event.text:
+        return "Docker cannot start containers with GPUs"
+    return "The container has no access to its GPUs"
+
+
+def _fix_of_log(event: Event, files: tuple[str, ...]) -> str:
+    if files:
+        return _fix(files[0])
+    if event.value("environment"):
+        return "Check the driver and the device files on the host of the rank:\nnvidia-smi\nls -l /dev/nvidia*"
+    if event.value("capability") or "nvidia-container-cli" in event.text:
+        return (
+            "Install the NVIDIA Container Toolkit and register it with Docker:\n"
+            "sudo nvidia-ctk runtime configure --runtime=docker\nsudo systemctl restart docker"
+        )
+    return "Restart the container with `docker run --gpus all`, or request GPUs from the device plugin of Kubernetes."
+
+
+def _fix(files: str) -> str:
+    fix = next((fix for word, fix in _FIXES.items() if word in files), "")
+    if fix:
+        return fix
+    return (
+        "Run `nvidia-modprobe -u -c 0` on the host, then start the container with `docker run --gpus all` or the GPU "
+        "device plugin."
+    )
 
 
 @check(
@@ -109,7 +142,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         r"dev/nvidia\d": (
             'The rank that uses this GPU fails with "invalid device ordinal" or "no CUDA-capable device".'
         ),
-        r"no access to its GPUs": "The job fails at its first use of CUDA, or trains on the CPU.",
+        r"no access to its GPUs|cannot start containers|CUDA failed to start": (
+            "The job fails at its first use of CUDA, or trains on the CPU."
+        ),
     },
     cases=lambda: (
         Passes("a container with every file", _container()),
@@ -151,9 +186,8 @@ def container_device_absent(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: without nvidia-uvm, CUDA fails to start ("CUDA unknown error") although nvidia-smi works. Without
     /dev/infiniband, NCCL finds no RDMA device and silently uses TCP, which is many times slower.
-    Fix: Start the container with `docker run --gpus all --device /dev/infiniband --ulimit memlock=-1`; in Kubernetes,
-    request the resources of the GPU and RDMA device plugins; with enroot or apptainer, use `--nv` and mount
-    /dev/infiniband.
+    Fix: Start the container with `docker run --gpus all --device /dev/infiniband --ulimit memlock=-1`, or request the
+    resources of the GPU and RDMA device plugins in Kubernetes.
     """
     contained = [local for local in job.by_host() if _is_contained(local)]
     if not contained:
@@ -169,15 +203,12 @@ def container_device_absent(job: Job) -> Iterator[Verdict]:
         for files, words, severity in (*_missing(job, local), *_missing_of_amd(local)):
             missing.setdefault((files, words, severity), []).extend(local.ranks)
     for (files, words, severity), ranks in missing.items():
-        fix = next((fix for word, fix in _FIXES.items() if word in files), "")
         yield Finding(
             f"{files} missing in the container: {words}",
             ranks=tuple(ranks),
             severity=severity,
-            evidence={"missing": files},
-            fix=fix
-            or "Run `nvidia-modprobe -u -c 0` on the host, then start the container with `docker run --gpus all` or "
-            "the GPU device plugin.",
+            evidence={"missing": files.rpartition(" ")[0]},
+            fix=_fix(files),
         )
 
 
@@ -189,8 +220,9 @@ def _shut(local: LocalRanks, reason: str) -> Finding:
         ranks=local.ranks,
         evidence={"nvml": reason},
         effect="No process that is started in this container can use a GPU.",
-        fix="Restart the container, with its GPUs injected by CDI or with `docker run --device /dev/nvidia0 --device "
-        "/dev/nvidiactl --device /dev/nvidia-uvm`, so that `systemctl daemon-reload` does not take them away again.",
+        fix="Restart the container with its GPUs injected by CDI, so that `systemctl daemon-reload` on the host "
+        "does not "
+        "remove them again.",
         explains=("GPU019", "GPU021"),
     )
 

@@ -91,10 +91,9 @@ admin-guide/pm/intel_pstate.rst and amd-pstate.rst, active mode)."""
 def cpu_throttled(job: Job, *, throttled_share: float = 0.25, least_periods: float = 600) -> Iterator[Verdict]:
     """Ask whether CPU quota and governor allow the processes to use the CPUs that they expect.
 
-    Why it hurts: data workers, the thread that launches kernels and NCCL's proxy threads are stopped for part of
+    Why it hurts: DataLoader workers, the thread that launches kernels and NCCL's proxy threads are stopped for part of
     every 100 ms. All other ranks wait for such a rank in every step.
-    Fix: Raise the CPU limit (`docker --cpus`, resources.limits.cpu, `--cpus-per-task`), or lower OMP_NUM_THREADS and
-    the number of data workers; for a governor, run `cpupower frequency-set -g performance`.
+    Fix: Raise the CPU limit (`docker run --cpus`, `resources.limits.cpu`, `--cpus-per-task`), or lower OMP_NUM_THREADS.
     """
     # 25 % of the periods is the threshold of kubernetes-mixin's CPUThrottlingHigh alert; 600 periods are a minute.
     hosts = [(local, facts) for local in job.by_host() if (facts := local.find(HostFacts)) is not None]
@@ -107,6 +106,8 @@ def cpu_throttled(job: Job, *, throttled_share: float = 0.25, least_periods: flo
             f"CPU quota throttled the processes of {worst.name} in {shares[worst]:.0%} of all periods",
             ranks=_ranks(held),
             evidence={"throttled_share": {local.name: round(shares[local], 3) for local in held[:SHOWN]}},
+            fix="Raise the CPU limit (`docker run --cpus`, `resources.limits.cpu`, `--cpus-per-task`), or lower "
+            "OMP_NUM_THREADS.",
             explains=("RUN003", "RUN005"),
         )
     yield from _small_quota(hosts)
@@ -134,7 +135,8 @@ def _small_quota(hosts: Hosts) -> Iterator[Verdict]:
     for (quota, threads), held in small.items():
         each = max(1, int(quota) // max(1, len(held[0].members)))
         yield Finding(
-            f"CPU quota is {quota:g} for {_count(threads, 'thread')} of {_count(len(held[0].members), 'rank')}",
+            f"{_count(len(held[0].members), 'rank')} with {_count(threads, 'thread')} share a CPU quota of "
+            f"{quota:g} CPUs",
             ranks=_ranks(held),
             evidence={"quota_cpus": quota, "threads": threads, "ranks_per_host": len(held[0].members)},
             fix=f"Raise the CPU limit to {threads} or more, or set OMP_NUM_THREADS={each}.",

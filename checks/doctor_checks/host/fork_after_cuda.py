@@ -27,27 +27,40 @@ def _notebook(strategy: str, *, holds_gpu: bool = False, interactive: bool = Tru
     return sketch.gpu(0, processes=(GpuProcess(10_000, 400 << 20),)) if holds_gpu else sketch
 
 
-_FIX_OF_HINTS = (
-    "If the line is from a data worker, use DataLoader(..., multiprocessing_context='spawn') or do not use CUDA in the "
-    "dataset; if it is from a rank, run `nvidia-smi` and `sudo dmesg -T | grep -iE 'xid|nvrm'` on its host."
-)
+_SPAWN = 'Use `DataLoader(..., multiprocessing_context="spawn")`, or start the ranks with torchrun.'
+_NOTEBOOK = "Restart the kernel, and do not use CUDA before {call} (no `.cuda()` and no `torch.cuda.device_count()`)."
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "cuda.forked"):
+        text = group.first.text
         only_hints = all(event.value("weak") for event in group.events)
+        if only_hints:
+            summary = "CUDA failed to start with `initialization error`, often in a process forked after CUDA was used"
+            effect = "The process cannot use CUDA: it fails, and the other ranks wait for it until their timeout."
+            fix = _SPAWN
+        elif "notebook_launcher" in text:
+            summary, effect = "CUDA was used before `notebook_launcher()` forked the ranks", _NOT_STARTED
+            fix = _NOTEBOOK.format(call="`notebook_launcher()`")
+        elif "Accelerator" in text:
+            summary = "An `Accelerator` was created before `notebook_launcher()` forked the ranks"
+            effect, fix = _NOT_STARTED, "Restart the kernel, and create the `Accelerator` inside the training function."
+        elif "create new processes" in text:
+            summary, effect = "CUDA was used before Lightning forked the ranks", _NOT_STARTED
+            fix = _NOTEBOOK.format(call="`trainer.fit()`")
+        else:
+            summary, effect, fix = "A process forked from one that already uses CUDA cannot use CUDA", "", _SPAWN
         yield finding_from_logs(
             group,
-            "CUDA failed to start"
-            + (
-                ", as in a process forked from one that uses CUDA"
-                if only_hints
-                else " in a process forked from one that already uses CUDA"
-            ),
+            summary,
+            effect=effect,
             confidence=0.4 if only_hints else 0.95,
-            fix=_FIX_OF_HINTS if only_hints else "",
+            fix=fix,
             explains=("DATA012",),
         )
+
+
+_NOT_STARTED = "No rank is started."
 
 
 @check(
@@ -65,9 +78,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             'The first CUDA call of the forked process fails with "Cannot re-initialize CUDA in forked '
             'subprocess", or hangs in a lock of the driver.'
         ),
-        r"CUDA failed to start": (
-            "The forked process cannot use CUDA: it fails, and the other ranks wait for it until their timeout."
-        ),
+        r"^A process forked": "The forked process fails, and the other ranks wait for it until their timeout.",
     },
     cases=lambda: (
         Passes("unknown", healthy()),
@@ -90,13 +101,12 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     ),
 )
 def fork_after_cuda(job: Job) -> Iterator[Verdict]:
-    """Ask whether ranks or data workers are forked from a process that already uses CUDA.
+    """Ask whether ranks or DataLoader workers are forked from a process that already uses CUDA.
 
     Why it hurts: a CUDA context does not survive a fork. The first CUDA call of the child fails with "Cannot
     re-initialize CUDA in forked subprocess", or the child hangs in a lock of the driver.
-    Fix: Start ranks with torchrun or strategy="ddp"; use multiprocessing_context="spawn" for data workers; in a
-    notebook, restart the kernel and do not use CUDA before fit (no .cuda(), torch.cuda.is_available() or
-    device_count()).
+    Fix: Start the ranks with torchrun, or use `DataLoader(..., multiprocessing_context="spawn")` for workers that need
+    CUDA.
     """
     forked: list[int] = []
     holding: dict[str, list[int]] = {}
@@ -122,8 +132,9 @@ def fork_after_cuda(job: Job) -> Iterator[Verdict]:
 def _findings(forked: list[int], holding: dict[str, list[int]], forking: dict[str, list[int]]) -> Iterator[Verdict]:
     if forked:
         yield Finding(
-            "This process was forked after its parent had initialized CUDA",
+            "The process of the rank was forked after its parent had initialized CUDA",
             ranks=tuple(forked),
+            fix="Start the ranks with torchrun, or do not use CUDA before they are forked.",
             evidence={"torch.cuda._is_in_bad_fork": True},
         )
     for strategy, ranks in holding.items():
@@ -131,6 +142,9 @@ def _findings(forked: list[int], holding: dict[str, list[int]], forking: dict[st
             f"Strategy {strategy} forks the ranks from a process that already holds GPU memory",
             ranks=tuple(ranks),
             evidence={"strategy": strategy, "parent_holds_gpu_memory": True},
+            fix=_NOTEBOOK.format(call="`trainer.fit()`")
+            if strategy.startswith("ddp_notebook")
+            else 'Use strategy="ddp", which does not fork the ranks.',
         )
     for strategy, ranks in forking.items():
         yield Finding(

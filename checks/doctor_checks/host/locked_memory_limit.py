@@ -37,11 +37,20 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     limit = next((group.value("soft") for group in event_groups(job, "limit.memlock_value")), None)
     for group in event_groups(job, "limit.memlock"):
         stated = limit or group.value("bytes")
+        only_warned = all("RLIMIT_MEMLOCK is" in event.text for event in group.events)
+        shown = _size(int(stated)) if stated and stated.isdigit() and len(stated) < 19 else stated
         yield finding_from_logs(
             group,
-            "The network card could not lock the memory that it needs",
-            evidence={"limit": stated} if stated else None,
-            severity=Severity.WARNING if all("RLIMIT_MEMLOCK is" in event.text for event in group.events) else None,
+            f"The locked-memory limit of {shown} is too small for RDMA"
+            if only_warned
+            else "The network card could not lock the memory that it needs",
+            evidence={"limit": shown} if shown else None,
+            effect="RDMA connections between hosts fail with `Cannot allocate memory`."
+            if only_warned
+            else "The rank cannot use RDMA: it fails, and the other ranks wait for it until their timeout.",
+            fix="Raise the limit before the start, or in a container with `docker run --ulimit memlock=-1`:\n"
+            "ulimit -l unlimited",
+            severity=Severity.WARNING if only_warned else None,
             confidence=0.95 if stated else 0.6 if all(event.value("weak") for event in group.events) else 0.85,
             explains=("NET020",),
         )
@@ -82,11 +91,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def locked_memory_limit(job: Job, *, needed_bytes: float = NEEDED) -> Iterator[Verdict]:
     """Ask whether every process may lock enough memory for RDMA.
 
-    Why it hurts: the network card can only use locked memory, and the kernel enforces the limit. The first collective
-    between hosts fails with "ibv_reg_mr failed with error Cannot allocate memory".
-    Fix: Run `ulimit -l unlimited` before the start; if the hard limit is lower, use `docker run --ulimit memlock=-1`,
-    LimitMEMLOCK=infinity in the unit of slurmd or containerd, or `* - memlock unlimited` in
-    /etc/security/limits.conf.
+    Why it hurts: the first collective between hosts fails with "ibv_reg_mr failed with error Cannot allocate memory".
+    Fix: Set `LimitMEMLOCK=infinity` in the systemd unit of slurmd, or start the container with `docker run --ulimit
+    memlock=-1`.
     """
     if not job.is_multi_host:
         yield Skip("one host: RDMA is not used")
@@ -135,7 +142,11 @@ def _judge(soft: int, hard: int, members: list[Rank], needed: float) -> Iterator
         yield Finding(
             f"Locked-memory limit is {_size(soft)}, but NCCL over RDMA needs at least {_size(int(needed))}",
             ranks=ranks,
-            evidence={"soft_limit_bytes": soft, "hard_limit_bytes": hard, "needed_bytes": int(needed)},
+            evidence={
+                "soft_limit_bytes": soft,
+                "hard_limit_bytes": "unlimited" if hard == UNLIMITED else hard,
+                "needed_bytes": int(needed),
+            },
             fix="Raise the limit before the start:\nulimit -l unlimited" if hard == UNLIMITED else "",
         )
 

@@ -38,9 +38,8 @@ def _limited(soft: int, hard: int) -> JobBuilder:
 def open_files_limit(job: Job, *, least: float = 1024) -> Iterator[Verdict]:
     """Ask whether every process may open 1,024 files.
 
-    Why it hurts: sockets of NCCL and Gloo, data workers and data files share the limit. With PyTorch's default
-    sharing strategy, file_descriptor, each tensor from a data worker is a file descriptor. The run fails with "Too
-    many open files", often after hours.
+    Why it hurts: the run fails with "Too many open files" as soon as sockets, data files and tensors from DataLoader
+    workers together exceed the limit.
     Fix: Run `ulimit -n "$(ulimit -Hn)"` before the start, or call
     `torch.multiprocessing.set_sharing_strategy("file_system")`.
     """
@@ -69,6 +68,6 @@ def _fix(soft: int, hard: int) -> str:
     if hard == UNLIMITED or hard > soft:
         return f"Raise the limit before the start:\nulimit -n {'1048576' if hard == UNLIMITED else hard}"
     return (
-        "Raise the hard limit with `docker run --ulimit nofile=1048576:1048576`, LimitNOFILE=1048576 in the unit of "
-        "slurmd or containerd, or `* - nofile 1048576` in /etc/security/limits.conf."
+        "Raise the hard limit with `LimitNOFILE=1048576` in the systemd unit of slurmd, or with `docker run --ulimit "
+        "nofile=1048576:1048576`."
     )

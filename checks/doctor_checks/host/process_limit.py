@@ -35,6 +35,10 @@ _SECOND = tuple(range(8, 16))
     scope=Scope.HOST,
     when="PM",
     needs=(ProcessFacts,),
+    impacts={
+        r"could not start more": "The process that starts it fails, and the other ranks wait for it until their "
+        "timeout.",
+    },
     cases=lambda: (
         Passes("half a million", healthy(hosts=2, per_host=8)),
         Passes("ulimit -u 4096, as Red Hat sets it", _limited(4096)),
@@ -61,12 +65,9 @@ _SECOND = tuple(range(8, 16))
 def process_limit(job: Job, *, threads_of_a_rank: float = THREADS_OF_A_RANK) -> Iterator[Verdict]:
     """Ask whether every host allows as many processes and threads as its ranks will start.
 
-    Why it hurts: Linux counts threads as processes. At the limit, starting one fails with "can't start new thread",
-    "Resource temporarily unavailable" or "OpenBLAS blas_thread_init: pthread_create failed", often on some ranks
-    only.
-    Fix: Run `ulimit -u "$(ulimit -Hu)"` before the start, or raise the limit of the container (`docker run
-    --pids-limit=-1`, podPidsLimit of the kubelet, TasksMax of the systemd unit); fewer data workers and a smaller
-    OMP_NUM_THREADS need fewer threads.
+    Why it hurts: ranks fail with "can't start new thread" or "Resource temporarily unavailable", because Linux counts
+    threads as processes.
+    Fix: Run `ulimit -u "$(ulimit -Hu)"` before the start, or start the container with `docker run --pids-limit=-1`.
     """
     low: dict[tuple[str, int, int], list[int]] = {}
     unread: list[int] = []
@@ -108,7 +109,7 @@ def _stated(local: LocalRanks) -> int:
 def _finding(kind: str, room: int, needed: int, ranks: tuple[int, ...]) -> Finding:
     if kind == "ulimit -u":
         return Finding(
-            f"ulimit -u allows {room:,} processes and threads, but the ranks of the host need about {needed:,}",
+            f"`ulimit -u` allows {room:,} processes and threads, but the ranks of the host need about {needed:,}",
             ranks=ranks,
             evidence={"soft_limit": room, "needed": needed},
             fix='Raise the limit before the start:\nulimit -u "$(ulimit -Hu)"',
@@ -117,6 +118,5 @@ def _finding(kind: str, room: int, needed: int, ranks: tuple[int, ...]) -> Findi
         f"The pids cgroup allows {room:,} more processes and threads, but the ranks need about {needed:,}",
         ranks=ranks,
         evidence={"room": room, "needed": needed},
-        fix="Raise the limit with `docker run --pids-limit=-1`, podPidsLimit of the kubelet, or TasksMax=infinity in "
-        "the systemd unit.",
+        fix="Raise the limit with `docker run --pids-limit=-1`, or with `podPidsLimit` of the kubelet.",
     )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from doctor.analysis.storage_speed import shared_paths, slow_storage
+from doctor.analysis.visible_devices import mebibytes
 from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Unknown, Verdict, check
 from doctor.facts import Directory, Failure, ProgressFacts, StorageFacts, TrainerFacts, TrainingFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged, running
 from doctor.testing.storage_trials import storage_apart, storage_tried, storage_unread
 from doctor_checks.host._scratch_directories import scratch_findings
 from doctor_checks.host._storage_messages import storage_messages
-from doctor_checks.host._storage_trials import ROLES, WRITE_ERRORS, storage_findings
+from doctor_checks.host._storage_trials import ONLY_OF_RANK_0, ROLES, WRITE_ERRORS, remedy, storage_findings
 
 WHOLE = ("ddp", "ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false")
 """Strategies with which only rank 0 writes checkpoints, so that separate folders of the hosts only affect resuming."""
@@ -82,24 +84,13 @@ _DUMPS = {"path": "/scratch/dumps", "role": "flight-recorder", "source": "TORCH_
         r"not shared|different directories": (
             "Each host holds only the parts of its own ranks, and the job cannot be resumed from them."
         ),
-        r"^A file is incomplete or damaged": (
-            "The file cannot be loaded: ranks that read it fail, and the other ranks wait for them until the timeout."
-        ),
-        r"^A checkpoint is missing": "The job cannot be resumed from this checkpoint: the ranks that load it fail.",
-        r"^A checkpoint could not|could not write a checkpoint": (
+        r"could not write a checkpoint": (
             "The run fails at this checkpoint, and the steps since the last complete checkpoint are lost."
         ),
-        r"lock manager": "Libraries that lock files in this directory fail.",
-        r"does not respond|disconnected|no longer mounted|I/O errors|not accessible": (
+        r"does not respond": (
             "A process that reads or writes there fails or blocks, and the other ranks wait for it until the timeout."
         ),
-        r"^(?:A directory|/\S*) is full": (
-            "Nothing more can be written there: the process that tried fails, and the other ranks wait for it "
-            "until the timeout."
-        ),
-        r"^(?:A directory|/\S*) is not writable": (
-            "The process that writes there fails, and the other ranks wait for it until the timeout."
-        ),
+        r"^Checkpoint .* has less than": "A larger checkpoint cannot be written: the run fails when it saves one.",
         r"^Checkpoint": "The run fails when it saves its first checkpoint.",
     },
     cases=lambda: (
@@ -307,7 +298,8 @@ def storage_unfit(
                 found.setdefault(key, []).extend(local.ranks)
                 evidence.setdefault(key, folder)
     for key, ranks in found.items():
-        yield _finding(key[2], key[3], evidence[key], tuple(ranks))
+        hosts = job.hosts_of(ranks)
+        yield _finding(key[2], key[3], evidence[key], tuple(ranks), ", ".join(hosts[:8]))
     yield from _failed_to_write(job)
     yield from _scattered(job)
     # The kernels that torch.compile caches for one model take tens of mebibytes.
@@ -330,22 +322,25 @@ def _failed_to_write(job: Job) -> Iterator[Finding]:
         failure = progress.failure if progress else None
         named = training.checkpoints if training else None
         if failure and (said := _said_of(named, failure)):
-            path = named or "."
-            shown = _quoted(path)
+            path = named or "its directory"
             yield Finding(
-                f"Rank {rank.number} could not write a checkpoint: {path} {said}",
+                f"Rank {rank.number} could not write a checkpoint: {path} {said.meaning}",
                 ranks=(rank.number,),
-                evidence={"error": failure.kind, "message": failure.message[:500], "path": path},
-                fix=f"Free space, or use another directory, after checking on {rank.host.name}:\n"
-                f"ls -ld {shown}\ndf -h {shown}\ndf -i {shown}",
+                evidence={"error": failure.kind, "message": failure.message[:500], "path": named},
+                fix=remedy(said.words, named, f" on {rank.host.name}"),
                 explains=("RUN001", "RUN004", "RUN010", "RUN012"),
             )
 
 
-def _said_of(path: str | None, failure: Failure) -> str | None:
+class _Said(NamedTuple):
+    words: str
+    meaning: str
+
+
+def _said_of(path: str | None, failure: Failure) -> _Said | None:
     return next(
         (
-            meaning
+            _Said(words, meaning)
             for words, meaning in WRITE_ERRORS.items()
             if words in failure.message and (words not in OF_A_PATH or (path and path in failure.message))
         ),
@@ -391,11 +386,11 @@ def _faults(
         if folder.writable is False:
             yield ("is not writable" if folder.exists else "cannot be created: no write permission"), worst
         if folder.free is not None and folder.free < least:
-            yield f"is full (less than {int(least) >> 20} MiB free)", worst
+            yield f"has less than {mebibytes(int(least))} free", worst
         if folder.free_inodes == 0:
-            yield "is full (no inodes left)", worst
+            yield "has no free inodes", worst
         if folder.role == "checkpoint" and folder.shared is False and job.is_multi_host and folder.path not in tried:
-            yield "is not shared between hosts", _unshared_severity(local)
+            yield _UNSHARED, _unshared_severity(local)
 
 
 def _is_made_later(local: LocalRanks, folder: Directory) -> bool:
@@ -416,7 +411,7 @@ def _rank_zero_writes(rank: Rank) -> bool:
     return trainer is not None and trainer.strategy in WHOLE
 
 
-def _finding(words: str, severity: Severity, folder: Directory, ranks: tuple[int, ...]) -> Finding:
+def _finding(words: str, severity: Severity, folder: Directory, ranks: tuple[int, ...], hosts: str) -> Finding:
     return Finding(
         f"{ROLES[folder.role]} directory {folder.path} {words}",
         ranks=ranks,
@@ -430,23 +425,37 @@ def _finding(words: str, severity: Severity, folder: Directory, ranks: tuple[int
             "shared": folder.shared,
             "error": folder.error,
         },
-        fix=_fix(words, folder),
+        effect=_effect(words, severity, folder),
+        fix=_fix(words, folder, hosts),
     )
 
 
-def _fix(words: str, folder: Directory) -> str:
+_UNSHARED = "is not shared between hosts"
+
+
+def _effect(words: str, severity: Severity, folder: Directory) -> str:
+    if folder.role == "nccl-debug":
+        return "NCCL cannot write its log file there."
+    return ONLY_OF_RANK_0 if words == _UNSHARED and severity is Severity.WARNING else ""
+
+
+def _fix(words: str, folder: Directory, hosts: str) -> str:
     path = _quoted(folder.path)
     if words == "is missing":
-        return f"Mount its file system, or create it:\nmkdir -p {path}"
+        return f"Create the directory on {hosts}, or mount its file system there:\nmkdir -p {path}"
     if words.startswith("cannot be created"):
         return f"Create {path} as a user with permission and give it to the user of the job, or use another directory."
     if words == "is not writable":
-        return f"Give the user of the job write permission, or use another directory:\nls -ld {path}\nid"
-    if words.startswith("is full"):
-        return f"Free space, or use another directory:\ndf -h {path}\ndf -i {path}"
-    if words == "is not shared between hosts":
+        return remedy("Permission denied", folder.path)
+    if words == "has no free inodes":
+        return f"Delete files there, or use another directory:\ndf -i {path}"
+    if words.startswith("has less than"):
+        return f"Free space there, or use another directory:\ndf -h {path}"
+    if words == _UNSHARED:
         return "Use a directory on a file system that all hosts mount (NFS, Lustre, GPFS)."
-    return f"Remount the file system on these hosts, or use another directory; `stat {path}` tests it."
+    if words.startswith("is not accessible"):
+        return f"Use another directory, or correct this path on {hosts}:\nnamei -l {path}"
+    return f"Remount the file system on {hosts}, or use another directory (`timeout 5 ls {path}` tests it)."
 
 
 def _quoted(path: str) -> str:
