@@ -114,7 +114,7 @@ def _judge_on_rocm(option: Option, torch: str | None) -> list[AllocConfFault] | 
     if info is None or info.rocm is None or torch is None or not within(torch, before=info.rocm):
         return None
     name = option.key.replace("cuda", "hip")
-    text = f"has {option.key}, which builds of torch {torch} for ROCm call {name}"
+    text = f"has {option.key}, which torch {torch} calls {name}"
     return [AllocConfFault(text, option.key, f"{name}:{option.value}")]
 
 

@@ -10,13 +10,10 @@ from doctor.knowledge.alloc_conf import split_options
 
 EXPANDABLE_SEGMENTS = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
-_PLAIN = (
-    "use a smaller batch per rank with more gradient accumulation, activation checkpointing, bf16, or sharding (FSDP, "
-    "ZeRO)"
-)
+_PLAIN = "use a smaller batch per rank with more gradient accumulation, or activation checkpointing"
 _TRANSFORMERS = (
     "lower per_device_train_batch_size and raise gradient_accumulation_steps by the same factor in TrainingArguments, "
-    "or set gradient_checkpointing=True or bf16=True"
+    "or set gradient_checkpointing=True"
 )
 _LIGHTNING = (
     "lower the batch_size of the DataLoader and raise Trainer(accumulate_grad_batches=...) by the same factor, or set "

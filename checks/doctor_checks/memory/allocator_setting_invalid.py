@@ -28,10 +28,8 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
     severity=Severity.ERROR,
     needs=(EnvironmentFacts,),
     impacts={
-        r"ignores|no benefit|has no effect": (
-            "The option has no effect, so what it should prevent, such as fragmentation, can occur."
-        ),
-        r"unknown option|does not support|call release_lock": (
+        r"ignores|no benefit|has no effect": "The allocator silently ignores the option.",
+        r"unknown option|does not support|calls release_lock": (
             "PyTorch rejects the option with an error (`Unrecognized key`) at the first use of CUDA on every rank."
         ),
         r"exactly True or False": "PyTorch raises `Expected 'True' or 'False'` at the first use of CUDA.",
@@ -264,6 +262,8 @@ def _severity(complaint: AllocConfFault) -> Severity | None:
 def _fix(name: str, text: str, option: str, better: str) -> str:
     if not better:
         return f"Correct or remove {option} in {name}." if option else f"Correct {name}, or unset it."
+    if not option and ":" in better and "," not in text:
+        return f"export {name}={shlex.quote(better)}"
     entries = [entry for entry in text.split(",") if entry.strip().partition(":")[0].strip() == option]
     if len(entries) == 1 and ":" in better and "[" not in text:
         return f"export {name}={shlex.quote(text.replace(entries[0], better))}"

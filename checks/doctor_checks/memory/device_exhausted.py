@@ -28,14 +28,24 @@ _REASONS = {
     "unknown": "the message does not show what filled it",
 }
 
-_HOLDERS = "`nvidia-smi --query-compute-apps=pid,used_memory,gpu_uuid --format=csv`"
 _FIXES = {
-    "others": f"List the processes on the GPU with {_HOLDERS} and end leftover ones, or select another GPU.",
     "skew": "Call torch.cuda.set_device(local_rank) before any other CUDA call, and load checkpoints with "
     'torch.load(path, map_location="cpu").',
     "fragmented": EXPANDABLE_SEGMENTS,
-    "limit": "Raise the limit of torch.cuda.set_per_process_memory_fraction or of the allocator.",
+    "limit": "Raise the limit that torch.cuda.set_per_process_memory_fraction() sets.",
 }
+
+_OF_VLLM = {
+    "on startup is less than desired": (
+        "vLLM needs {wanted} of GPU memory, but {free} are free",
+        "End other processes on the GPU (`nvidia-smi` lists them), or lower `gpu_memory_utilization`.",
+    ),
+    "No available memory for the cache blocks": (
+        "vLLM has no GPU memory left for its cache blocks",
+        "Raise `gpu_memory_utilization`, or lower `max_model_len`.",
+    ),
+}
+"""Errors at the start of vLLM, which reserves memory instead of allocating it on demand."""
 
 GIB = 1 << 30
 _HOLDER = Holder(31 * GIB, 640, Frame("/home/me/model.py", 112, "forward", True), "forward")
@@ -103,8 +113,7 @@ def device_exhausted(job: Job) -> Iterator[Verdict]:
     """Ask whether a GPU ran out of memory, and why: demand, other processes, other ranks or fragmentation.
 
     Why it hurts: the rank fails, and the others wait for it until their timeout.
-    Fix: Use a smaller batch per rank with more gradient accumulation, activation checkpointing, bf16, or sharding
-    (FSDP, ZeRO); torch.cuda.memory._record_memory_history() records which lines allocate the most.
+    Fix: Use a smaller batch per rank with more gradient accumulation, or activation checkpointing.
     """
     spoken = {one.rank for one in exhaustions(job)}
     for snapshot, identical in job.facts(MemorySnapshotFacts):
@@ -125,6 +134,7 @@ def device_exhausted(job: Job) -> Iterator[Verdict]:
                     "place": place_of_frame(refused.frame),
                     "holds_most": _holders(snapshot),
                 },
+                fix=as_sentence(smaller_batch(job)),
                 confidence=0.8,
                 explains=("RUN001", "RUN004", "RUN012", "GPU022"),
             )
@@ -150,28 +160,37 @@ def _finding(job: Job, found: tuple[OomEvent, ...]) -> Finding:
     rank = next((rank for rank in job.ranks if rank.number == first.rank), None)
     snapshot = rank.find(MemorySnapshotFacts) if rank else None
     held = {"snapshot": snapshot.path, "holds_most": _holders(snapshot)} if snapshot else {}
+    summary, fix = f"{gpu} ran out of memory{wanted}; {reason}", _FIXES.get(first.cause) or _fix(job, first, rank)
+    for words, (claim, advice) in _OF_VLLM.items():
+        if words in first.event.text:
+            summary, fix = claim.format(wanted=mebibytes(group.wanted), free=mebibytes(group.free)), advice
+    caught = all(one.is_caught for one in found)
     return finding_from_logs(
         as_event_groups(found),
-        f"{gpu} ran out of memory{wanted}; {reason}",
+        summary,
         evidence={**numbers_of(first), **held},
-        fix=_FIXES.get(first.cause) or _fix(job, first, rank),
-        severity=Severity.WARNING if all(one.is_caught for one in found) else None,
+        effect="The program caught the error and continued without this batch." if caught else "",
+        fix=fix,
+        severity=Severity.WARNING if caught else None,
         confidence=(0.8 if first.cause == "unknown" else 0.9) if first.is_certain else 0.5,
         explains=("GPU022",),
     )
 
 
+_LISTED = "`nvidia-smi --query-compute-apps=pid,used_memory,gpu_uuid --format=csv` lists them"
+
+
 def _fix(job: Job, one: OomEvent, rank: Rank | None) -> str:
+    if one.cause == "others":
+        return f"End the other processes on the GPU if no job needs them ({_LISTED}), or select another GPU."
     advice = smaller_batch(job, one.event.frames)
+    first, *_ = advice.partition(", or ")
     if one.cause == "unknown":
-        return (
-            f"List the processes on the GPU with {_HOLDERS} while the job runs, and end those of other jobs; if only "
-            f"this job uses it, {advice}."
-        )
+        return f"End processes of other jobs on the GPU ({_LISTED}), or {first}."
     unused = one.shortage.reserved_unallocated or 0
     # Private pools are reserved for CUDA graphs; other allocations cannot use them.
     is_large = unused - (one.shortage.in_private_pools or 0) >= max(one.shortage.wanted or 0, LEAST_UNALLOCATED)
     if is_large and not uses_expandable_segments(rank):
-        sentence = as_sentence(advice).rstrip(".")
-        return f"{sentence}; {mebibytes(unused)} are reserved but unallocated, so also set:\n{EXPANDABLE_SEGMENTS}"
+        use = f"and let the allocator use the {mebibytes(unused)} that are reserved but unallocated"
+        return f"{as_sentence(first).rstrip('.')}, {use}:\n{EXPANDABLE_SEGMENTS}"
     return as_sentence(advice)

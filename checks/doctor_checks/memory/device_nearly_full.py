@@ -34,9 +34,7 @@ def _in_run(*ranks: int, peak: int, foreign: int = GIB, retries: int = 0) -> Job
     needs=(GpuFacts, ProcessFacts),
     or_needs=(RunMemoryFacts,),
     impacts={
-        r"^GPU \d+ of": (
-            "Less memory is free than the job may need: the rank runs out of memory at startup or in a longer batch."
-        ),
+        r"^GPU \d+ of": 'The rank fails with "CUDA out of memory" as soon as it needs more memory than is free.',
         r"retried": (
             'Each retry empties the cache and blocks the rank. A slightly longer batch then fails with "CUDA out '
             'of memory".'
@@ -114,8 +112,7 @@ def device_nearly_full(job: Job, *, used_share: float = 0.9) -> Iterator[Verdict
 
     Why it hurts: the rank runs out of memory at startup or in the first batch that is slightly longer, and the others
     wait for it until their timeout.
-    Fix: End leftover processes on the GPU (`nvidia-smi`, `sudo fuser -v /dev/nvidiaN`), or select other GPUs with
-    CUDA_VISIBLE_DEVICES.
+    Fix: End other processes on the GPU (`nvidia-smi` lists them), or select another GPU with CUDA_VISIBLE_DEVICES.
     """
     watched = job.ranks if next(job.each(RunMemoryFacts), None) else ()
     runs = {rank.number: facts for rank in watched if (facts := _of_run(rank))}
@@ -134,7 +131,7 @@ def device_nearly_full(job: Job, *, used_share: float = 0.9) -> Iterator[Verdict
                 unhide = note.unhide if note else "free -h, if GPU and CPU share their memory"
                 yield Unknown(f"the memory use of GPU {share.gpu.index} is unknown: {reason}", share.ranks, unhide)
             elif share.ranks and _share_used(share.gpu) > used_share:
-                yield _judge(machine, share)
+                yield _judge(job, machine, share)
 
 
 def _of_run(rank: Rank) -> RunMemoryFacts | None:
@@ -172,7 +169,7 @@ def _share_used(gpu: Gpu) -> float:
     return (gpu.memory_used or 0) / gpu.memory_total if gpu.memory_total else 0.0
 
 
-def _judge(machine: LocalRanks, share: GpuSharers) -> Finding | Unknown:
+def _judge(job: Job, machine: LocalRanks, share: GpuSharers) -> Finding | Unknown:
     gpu, own, host_ids = share.gpu, process_ids(machine), sees_host_processes(machine)
     if gpu.mig:
         reason = f"GPU {gpu.index} is {_share_used(gpu):.0%} full, but the use of its MIG slices is unknown"
@@ -195,6 +192,20 @@ def _judge(machine: LocalRanks, share: GpuSharers) -> Finding | Unknown:
             "memory_total_bytes": gpu.memory_total,
             "process_ids": [process.pid for process in gpu.processes or ()],
         },
+        fix=as_sentence(smaller_batch(job)) if is_own else _fix(gpu, foreign),
         severity=Severity.INFO if is_own else Severity.WARNING,
         explains=("MEM005", "MEM011"),
+    )
+
+
+def _fix(gpu: Gpu, foreign: list[GpuProcess]) -> str:
+    if not foreign:
+        return (
+            "List the processes that have the GPU open, and end those that no job needs:\nsudo fuser -v "
+            f"/dev/nvidia{gpu.index}"
+        )
+    pids = ",".join(str(process.pid) for process in foreign[:4])
+    return (
+        f"End the other processes on the GPU if no job needs them (`ps -o pid,user,lstart,cmd -p {pids}` shows their "
+        "owners), or select another GPU with CUDA_VISIBLE_DEVICES."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from doctor.analysis.stats.rank_roles import same_role, uses_lightning
+from doctor.analysis.stats.rank_roles import same_role
 from doctor.analysis.stats.step_times import long_time
 from doctor.analysis.stats.trend import LimitForecast, TrendLine, can_tell, reach, steady_rise, theil_sen
 from doctor.analysis.visible_devices import mebibytes
@@ -125,7 +125,7 @@ def _in_order(old: tuple[Loader, ...]) -> tuple[Loader, ...]:
 def exhaustion_forecast(job: Job, *, horizon: float = 30, least_batches: float = 3) -> Iterator[Verdict]:
     """Ask whether a GPU will run out of memory before the run ends, because of a leak or a larger batch.
 
-    Why it hurts: after hours, the run fails with "CUDA out of memory" on one rank, and the others wait for it.
+    Why it hurts: the run fails with "CUDA out of memory" on one rank, and the others wait for it until their timeout.
     Fix: Release tensors of past steps (call `loss.detach()` or `.item()` before summing or storing a loss), and limit
     the size of a batch.
     """
@@ -144,9 +144,10 @@ def exhaustion_forecast(job: Job, *, horizon: float = 30, least_batches: float =
         first = min(leaks, key=lambda leak: leak.steps.expected)
         who = f"rank {first.holder.rank.number}" + (f" (and {len(leaks) - 1} more)" if len(leaks) > 1 else "")
         steps = first.steps
-        rest = f"about {steps.expected:,.0f} batches"
+        rest = after = f"about {steps.expected:,.0f} batches"
         if first.seconds_a_step:
             rest = long_time(steps.expected * first.seconds_a_step)
+            after = f"about {rest}"
         yield Finding(
             f"GPU memory of {who} grows by {_rate(first.line.slope)} per batch and runs out in {rest}",
             ranks=tuple(leak.holder.rank.number for leak in leaks),
@@ -154,7 +155,10 @@ def exhaustion_forecast(job: Job, *, horizon: float = 30, least_batches: float =
                 "by_rank": {str(leak.holder.rank.number): _leak_evidence(leak) for leak in leaks[:16]},
                 "seconds_a_batch": first.seconds_a_step,
             },
-            fix=_leak_fix(job),
+            effect=f'After {after}, rank {first.holder.rank.number} fails with "CUDA out of memory", and the '
+            "other ranks "
+            "wait for it until their timeout.",
+            fix=_LEAK_FIX,
             explains=("MEM003", "MEM006", "MEM011"),
         )
     for holder, need in needs:
@@ -243,18 +247,9 @@ def _leak_evidence(leak: _Leak) -> dict[str, object]:
     }
 
 
-def _leak_fix(job: Job) -> str:
-    kept = (
-        "the tensors that the module keeps between steps (self.outputs.append(loss), metrics that are never reset, "
-        "tensors with a graph in a callback)"
-        if uses_lightning(job)
-        else "the tensors that the loop keeps between steps (losses in a list, total += loss)"
-    )
-    return (
-        f"Replace {kept} with loss.detach() or loss.item(); torch.cuda.memory._record_memory_history() and "
-        "torch.cuda.memory._dump_snapshot('memory.pickle'), opened in https://pytorch.org/memory_viz, show what holds "
-        "the memory."
-    )
+_LEAK_FIX = (
+    "Detach tensors that are kept between steps (`loss.detach()`, `loss.item()`), and reset metrics after each epoch."
+)
 
 
 def _rate(size: float) -> str:
@@ -323,7 +318,9 @@ def _predict(points: list[tuple[float, float]], met: _Met) -> _BatchMemoryNeed |
     fit, place = (curve, float(met.units**2)) if by_square else (line, float(met.units))
     seen, away, noise = int(max(own for own, _ in points)), place - fit.x, 3 * fit.spread
     low, high = fit.y + fit.low * away - noise, fit.y + fit.high * away + noise
-    return _BatchMemoryNeed(met, seen, fit.at(place), low, high, "the square of it" if by_square else "it")
+    return _BatchMemoryNeed(
+        met, seen, fit.at(place), low, high, "the square of the batch size" if by_square else "the batch size"
+    )
 
 
 def _misfit(line: TrendLine, points: list[tuple[float, float]]) -> float:
@@ -334,8 +331,9 @@ def _misfit(line: TrendLine, points: list[tuple[float, float]]) -> float:
 def _need_finding(holder: _RankMemoryUse, need: _BatchMemoryNeed) -> Finding:
     number = holder.rank.number
     return Finding(
-        f"Rank {number} may run out of memory: a batch of {need.met.units:,} tokens or samples needs about "
-        f"{mebibytes(int(need.expected))} of {mebibytes(holder.limit)}",
+        f"A batch of {need.met.units:,} tokens or samples needs about {mebibytes(int(need.expected))} on rank "
+        f"{number}, "
+        f"which has {mebibytes(holder.limit)}",
         ranks=(number,),
         evidence={
             "units_to_come": need.met.units,
@@ -346,10 +344,11 @@ def _need_finding(holder: _RankMemoryUse, need: _BatchMemoryNeed) -> Finding:
             "peak_grows_with": need.grows_with,
             "limit_bytes": holder.limit,
         },
-        effect=f"Rank {need.met.rank} had such a batch; shuffling may assign it to rank {number} in the next epoch, "
-        f"whose largest batch so far had {need.seen:,}.",
-        fix="Limit the tokens per batch (a token-based batch sampler, a maximum length), or split long batches with "
-        "gradient accumulation; run the longest batch first to test the limit.",
+        effect=f"In the next epoch, shuffling may assign such a batch, which only rank {need.met.rank} had so "
+        "far, to rank "
+        f'{number}, which then fails with "CUDA out of memory".',
+        fix="Limit the size of a batch, for example with a token-based batch sampler, or split long batches with "
+        "gradient accumulation.",
         confidence=0.9 if need.low > holder.limit else 0.6,
         explains=("MEM011",),
     )

@@ -41,6 +41,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             yield finding_from_logs(
                 group,
                 "The allocator freed its cache and retried: GPU memory is nearly full or fragmented",
+                effect="Each retry blocks the rank until the GPU is idle, so all other ranks wait too.",
+                fix="Use a smaller batch per rank, or set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.",
                 confidence=0.6,
                 symptoms=False,
             )
@@ -51,6 +53,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         f"An allocation of {mebibytes(first.wanted)} failed with {mebibytes(first.reserved_unallocated)} reserved but "
         "unallocated",
         evidence=numbers_of(found[0]),
+        fix=EXPANDABLE_SEGMENTS,
         severity=Severity.ERROR,
         confidence=0.75,
         explains=("MEM011",),
@@ -127,8 +130,7 @@ def fragmented(job: Job, *, unallocated_share: float = 0.1) -> Iterator[Verdict]
 
     Why it hurts: each retry blocks the rank until the GPU is idle and frees the cache, so all other ranks wait too.
     In the end, the rank runs out of memory with gigabytes reserved but unallocated.
-    Fix: Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` before the start; if batches differ in size, pad them
-    to a few fixed lengths.
+    Fix: Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` before the start, or pad batches to a few fixed lengths.
     """
     # The cache is normally larger than the memory allocated after a step, so only memory that is unallocated even at
     # the peak counts. PyTorch's message ("if reserved but unallocated memory is large") has no number; a tenth of the
@@ -157,6 +159,7 @@ def fragmented(job: Job, *, unallocated_share: float = 0.1) -> Iterator[Verdict]
                     "allocation_retries": facts.retries,
                     "allocation_failures": facts.failures,
                 },
+                effect=_FAILED if facts.failures else _RETRIED,
                 fix=_fix(rank),
                 explains=("MEM003", "MEM011"),
             )
@@ -165,7 +168,11 @@ def fragmented(job: Job, *, unallocated_share: float = 0.1) -> Iterator[Verdict]
 def _fix(rank: Rank) -> str:
     if not uses_expandable_segments(rank):
         return EXPANDABLE_SEGMENTS
-    return (
-        "Pad batches to a few fixed lengths, call torch.cuda.empty_cache() after validation, or use a smaller batch; "
-        "expandable segments are already enabled."
-    )
+    return "Pad batches to a few fixed lengths, or use a smaller batch."
+
+
+_FAILED = 'An allocation fails with "CUDA out of memory" although gigabytes are reserved but unallocated.'
+_RETRIED = (
+    "Each retry blocks the rank until the GPU is idle and frees the cache, so all other ranks wait too. The next "
+    'allocation that finds no space fails with "CUDA out of memory".'
+)

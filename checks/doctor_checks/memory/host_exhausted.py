@@ -36,9 +36,8 @@ _WORDS_OF_PEERS = ("connection", "nccl", "gloo", "peer", "socket", "dataloader w
     scope=Scope.HOST,
     when="M",
     impacts={
-        r"data worker": (
-            "The rank of the worker fails with an error of its data loader, and the other ranks wait for it until "
-            "their timeout."
+        r"DataLoader worker": (
+            "The rank of the worker fails with a DataLoader error, and the other ranks wait for it until their timeout."
         ),
     },
     cases=lambda: (
@@ -108,8 +107,7 @@ def host_exhausted(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the process ends immediately (exit code -9 or 137) without a message, and the other ranks report a
     lost peer.
-    Fix: Request more memory from the scheduler (`--mem=0` for the whole host), use fewer data workers, keep one copy
-    of the dataset per host (memory map, shared tensors), or load checkpoints with `torch.load(path, mmap=True)`.
+    Fix: Request more memory from the scheduler (`--mem=0` for the whole host), or use fewer DataLoader workers.
     """
     named = list(event_groups(job, "oom.host"))
     for group in named:
@@ -119,7 +117,8 @@ def host_exhausted(job: Job) -> Iterator[Verdict]:
         # Launchers and schedulers kill ranks, not single data workers; the OOM killer does.
         yield finding_from_logs(
             group,
-            "A data worker was killed by SIGKILL, usually because the host ran out of memory",
+            "A DataLoader worker was killed by SIGKILL: the host probably ran out of memory",
+            fix=_CHECK.format(at=_place(group, group.ranks)),
             confidence=0.95 if named else 0.75,
             explains=("DATA012",),
         )
@@ -131,20 +130,91 @@ def host_exhausted(job: Job) -> Iterator[Verdict]:
         )
 
 
+_FEWER = "or use fewer DataLoader workers."
+_BY_SENDER = (
+    (
+        ("node running low on memory", "due to memory pressure", "ray-oom-prevention"),
+        "Ray killed a worker because the host was low on memory",
+        "Run fewer tasks per host, or request more memory per task with `@ray.remote(memory=...)`.",
+    ),
+    (
+        ("low on resource: memory",),
+        "Kubernetes evicted a pod because its node was low on memory",
+        "Raise `resources.requests.memory` of the pod to the memory that it uses.",
+    ),
+    (
+        ("OOMKilled",),
+        "A container reached its memory limit and was killed (OOMKilled)",
+        f"Raise `resources.limits.memory` of the container, {_FEWER}",
+    ),
+    (("TERM_MEMLIMIT",), "LSF killed the job at its memory limit", f"Request more memory with `bsub -M`, {_FEWER}"),
+    (
+        ("PBS: job killed",),
+        "PBS killed the job at its memory limit",
+        f"Request more memory (`mem` of `qsub -l`), {_FEWER}",
+    ),
+    (
+        ("systemd-oomd", "earlyoom"),
+        "A daemon killed a process because the host was low on memory",
+        "Use fewer DataLoader workers, or load the dataset once per host as a memory map.",
+    ),
+    (
+        ("slurmstepd", "srun: ", "OUT_OF_ME", "Out Of Memory", "StepId="),
+        "A process reached the memory limit of its SLURM job and was killed",
+        f"Request more memory from SLURM (`--mem`, or `--mem=0` for the whole host), {_FEWER}",
+    ),
+)
+"""Words of who killed the process -> a summary and a fix."""
+
+_OF_CGROUP = f"Raise the memory limit of the cgroup (`--mem` in SLURM, `docker run --memory`), {_FEWER}"
+_OF_HOST = "Use fewer DataLoader workers, or load the dataset once per host as a memory map."
+_CHECK = (
+    "Check{at} whether the OOM killer ended the process, and request more memory if it did:\n"
+    "sudo dmesg -T | grep -iE 'oom|killed process'"
+)
+
+
 def _by_name(job: Job, group: EventGroup) -> Finding:
-    command, held = group.value("command", "command3"), group.value("rss", "rss3")
-    who = f"{command} (process {group.value('pid') or group.value('pid3')})" if command else "a process"
-    size = f" (it used {mebibytes(int(held) << 10)})" if held else ""
-    is_limit = any("cgroup" in event.text or "MEMCG" in event.text for event in group.events)
-    reason = "A cgroup reached its memory limit" if is_limit else "The host ran out of memory"
+    texts = [event.text for event in group.events]
+    summary, fix = next(
+        (
+            (claim, advice)
+            for words, claim, advice in _BY_SENDER
+            if any(word in text for word in words for text in texts)
+        ),
+        ("", ""),
+    )
+    command = group.value("command", "command3")
+    if command or not summary:
+        is_limit = bool(group.value("cgroup")) or any("cgroup" in text or "MEMCG" in text for text in texts)
+        reason = "A cgroup reached its memory limit" if is_limit else "The host ran out of memory"
+        summary = f"{reason}: the OOM killer ended {_process(group, command)}"
+        fix = fix or (_OF_CGROUP if is_limit else _OF_HOST)
+    evidence = {name: value for name in ("pid", "command", "step") if (value := group.value(name)) and value != "step"}
     return finding_from_logs(
         group,
-        f"{reason}: the OOM killer ended {who}{size}",
+        summary,
         ranks=group.ranks or _tasks(group) or ended_by_signal(job, "SIGKILL"),
-        evidence={name: value for name in ("pid", "command", "step") if (value := group.value(name))},
+        evidence=evidence,
+        fix=fix,
         confidence=0.95,
         explains=("DATA012",),
     )
+
+
+def _process(group: EventGroup, command: str | None) -> str:
+    """``python (process 4321, 94.2 GiB)``."""
+    pid, held = group.value("pid", "pid2", "pid3"), group.value("rss", "rss3")
+    size = mebibytes(int(held) << 10) if held and int(held) >= 1024 else ""
+    known = ", ".join(filter(None, (f"process {pid}" if pid else "", size)))
+    name = command or "a process"
+    return f"{name} ({known})" if known else name
+
+
+def _place(group: EventGroup, ranks: tuple[int, ...]) -> str:
+    if len(group.hosts) == 1:
+        return f" on {group.hosts[0]}"
+    return f" on the host of rank {ranks[0]}" if len(ranks) == 1 else " on its host"
 
 
 def _tasks(group: EventGroup) -> tuple[int, ...]:
@@ -167,10 +237,9 @@ def _by_signal(job: Job, group: EventGroup) -> Finding:
     who = f"The process of local rank {local}" if local is not None and not ranks else "A process"
     return finding_from_logs(
         group,
-        f"{who} was killed by SIGKILL, usually because the host ran out of memory",
+        f"{who} was killed by SIGKILL: the host probably ran out of memory",
         ranks=ranks,
-        fix="Check `sudo dmesg -T | grep -iE 'oom|killed process'` on that host or `sacct -o State,MaxRSS,ReqMem`; if "
-        "the host ran out of memory, request more (`--mem`) or use fewer data workers.",
+        fix=_CHECK.format(at=_place(group, ranks)),
         evidence={"memory_used_percent": used} if used is not None else None,
         confidence=0.8 if used is not None and used >= 90 else 0.7,
         explains=("DATA012",),

@@ -16,7 +16,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 NOON = 1_760_000_000.0
 
-WHO = {"resident": "rank", "workers": "the data workers of rank"}
+WHO = {"resident": "rank", "workers": "the DataLoader workers of rank"}
 
 
 def _grows(
@@ -93,9 +93,9 @@ _LONG_EPOCH = LoaderFacts(loaders=(Loader("train", length=240_000),))
     ),
 )
 def host_memory_growing(job: Job, *, horizon: float = 30, least_mebibytes: float = 64) -> Iterator[Verdict]:
-    """Ask whether host memory used by ranks or their data workers grows until the host runs out of memory.
+    """Ask whether host memory used by ranks or their DataLoader workers grows until the host runs out of memory.
 
-    Why it hurts: after hours, the OOM killer ends a process without a message (exit code -9), and the other ranks
+    Why it hurts: the OOM killer ends a process without a message (exit code -9), and the other ranks
     wait for it until their timeout.
     Fix: Store numbers instead of tensors (`loss.item()`), do not let lists grow, and keep the contents of a dataset
     in arrays (numpy, torch, Arrow) instead of lists and dictionaries of Python objects.
@@ -158,19 +158,12 @@ def _judge(job: Job, local: LocalRanks, growths: list[_Growth], free: int, horiz
     if near and not all(_may_be_a_cache(growth, time.expected) for growth in growths):
         worst = max(growths, key=lambda growth: growth.line.slope)
         ranks = tuple(dict.fromkeys(growth.rank.number for growth in growths))
-        fields = {growth.field for growth in growths}
-        process = (
-            "find lists that grow in the module or a callback (training_step outputs, predictions), append loss.item() "
-            "or tensor.detach().cpu(), and clear them in on_train_epoch_end"
-            if uses_lightning(job)
-            else "find lists that grow in the loop, append loss.item() instead of the loss, and clear them after each "
-            "epoch"
+        lists = "in on_train_epoch_end" if uses_lightning(job) else "after each epoch"
+        fix = (
+            _OF_WORKERS
+            if worst.field == "workers"
+            else (f"Store numbers instead of tensors in lists (`loss.item()`), and clear the lists {lists}.")
         )
-        workers = (
-            "store the dataset's lists and dictionaries as numpy arrays, torch tensors or Arrow tables, because each "
-            "worker copies pages of Python objects when it reads them; until then, use fewer workers"
-        )
-        fix = "; ".join(([process] if "resident" in fields else []) + ([workers] if "workers" in fields else []))
         yield Finding(
             f"Memory of {WHO[worst.field]} {worst.rank.number} on {local.name} grows by "
             f"{_a_minute(worst.line.slope)} and runs out in "
@@ -182,9 +175,19 @@ def _judge(job: Job, local: LocalRanks, growths: list[_Growth], free: int, horiz
                 "seconds_left": {"expected": time.expected, "low": time.soonest, "high": time.latest},
                 "batch_at_the_end": _batch_at(worst, time.expected),
             },
-            fix=f"{fix[:1].upper()}{fix[1:]}.",
+            effect=f"In about {long_time(time.expected)}, the OOM killer ends a process without a message (exit "
+            "code -9), and "
+            "the other ranks wait for it until their timeout.",
+            fix=fix,
             explains=("MEM008", "MEM012"),
         )
+
+
+_OF_WORKERS = (
+    "Store the dataset's lists and dictionaries as numpy arrays, torch tensors or Arrow tables, because each "
+    "worker copies "
+    "pages of Python objects when it reads them."
+)
 
 
 def _may_be_a_cache(growth: _Growth, seconds: float) -> bool:
@@ -202,7 +205,7 @@ def _may_be_a_cache(growth: _Growth, seconds: float) -> bool:
 def _evidence(growth: _Growth) -> dict[str, object]:
     return {
         "rank": growth.rank.number,
-        "whose": growth.field,
+        "memory_of": "rank" if growth.field == "resident" else "DataLoader workers",
         "bytes_a_second": {"median": growth.line.slope, "low": growth.line.low, "high": growth.line.high},
         "watched_seconds": growth.watched,
         "bytes_now": getattr(growth.newest, growth.field),

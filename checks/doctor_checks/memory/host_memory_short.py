@@ -52,6 +52,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             group,
             "The host could not allocate memory for a process" + (f" ({size} requested)" if size else ""),
             evidence={"wanted": size} if size else None,
+            fix="Request more memory from the scheduler (`--mem`), or load the dataset once per host as a memory map.",
             confidence=0.8,
             explains=("DATA012",),
         )
@@ -66,10 +67,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     or_needs=(HostFacts, RunMemoryFacts),
     from_logs=_from_logs,
     impacts={
-        r"could not allocate": (
-            "The process fails with an error of the allocation, and the other ranks report a lost peer."
-        ),
-        r"need .* but it has": (
+        r"could not allocate": "The process fails, and the other ranks report a lost peer.",
+        r"need .* but": (
             "The OOM killer will end a process without a message (exit code -9), and the other ranks will only "
             "report a lost peer."
         ),
@@ -134,12 +133,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     ),
 )
 def host_memory_short(job: Job, *, used_share: float = 0.9, surely_used_share: float = 0.97) -> Iterator[Verdict]:
-    """Ask whether the memory of a host and its cgroup limit are sufficient for its ranks and their data workers.
+    """Ask whether the memory of a host and its cgroup limit are sufficient for its ranks and their DataLoader workers.
 
     Why it hurts: the OOM killer ends a process without a message (exit code -9), and the other ranks only report a
     lost peer.
-    Fix: Load the dataset once per host (memory map, shared tensors), use fewer workers or `torch.load(...,
-    mmap=True)`, or request more memory from the scheduler (`--mem`).
+    Fix: Load the dataset once per host as a memory map, or request more memory from the scheduler (`--mem`).
     """
     # earlyoom, which Fedora starts by default, ends a process at 10 % available memory. At 3 %, the kernel spends most
     # of its time reading back pages of programs that it has just dropped.
@@ -160,9 +158,10 @@ def host_memory_short(job: Job, *, used_share: float = 0.9, surely_used_share: f
             note = host.why_hidden("ram_total")
             yield Unknown(note.reason if note else "the memory size of the host is unknown", local.ranks)
         elif need > whole:
-            yield _finding(local, need, whole, "", Severity.ERROR, host)
+            limits = "its cgroup allows" if host.memory_limit == whole else "the host has"
+            yield _finding(local, need, f"{limits} {mebibytes(whole)}", Severity.ERROR, host)
         elif free is not None and need > free:
-            yield _finding(local, need, free, " free", Severity.WARNING, host)
+            yield _finding(local, need, f"{mebibytes(free)} are free", Severity.WARNING, host)
 
 
 class _Holding(NamedTuple):
@@ -197,6 +196,9 @@ def _holding(local: LocalRanks) -> _Holding | None:
     )
 
 
+_CGROUP = "the cgroup"
+
+
 def _spaces(name: str, host: HostFacts, runs: list[RunMemoryFacts]) -> list[_Space]:
     """The memory of the host and of its cgroup, if it has a limit. The newest sample of the ranks has the available
     memory of the smaller one."""
@@ -209,7 +211,7 @@ def _spaces(name: str, host: HostFacts, runs: list[RunMemoryFacts]) -> list[_Spa
         spaces.append(_Space(name, max(0, host.ram_total - available), host.ram_total))
     free = _smallest(left, _left(limit, host.memory_used))
     if limit and free is not None:
-        spaces.append(_Space(f"the cgroup on {name}", max(0, limit - free), limit))
+        spaces.append(_Space(f"{_CGROUP} on {name}", max(0, limit - free), limit))
     return spaces
 
 
@@ -239,13 +241,12 @@ def _judge_run(local: LocalRanks, holding: _Holding, limit: float, surely: float
 def _fix(holding: _Holding) -> str:
     if holding.workers > holding.processes:
         return (
-            "Lower num_workers or prefetch_factor, or store the dataset in arrays instead of lists and dictionaries of "
-            "Python objects, whose pages each worker copies when it reads them."
+            "Lower num_workers, or store the dataset in arrays instead of Python lists and dictionaries, whose "
+            "pages each "
+            "worker copies when it reads them."
         )
-    return (
-        "Load the dataset and checkpoints once per host with numpy.load(path, mmap_mode='r'), torch.load(..., "
-        "mmap=True), Arrow or safetensors, or request more memory from the scheduler (`--mem`)."
-    )
+    more = "request more memory (`--mem`)" if holding.space.name.startswith(_CGROUP) else "run fewer ranks per host"
+    return f"Load the dataset once per host as a memory map (`numpy.load(path, mmap_mode='r')`, Arrow), or {more}."
 
 
 def _smallest(*sizes: int | None) -> int | None:
@@ -256,9 +257,9 @@ def _left(limit: int | None, used: int | None) -> int | None:
     return None if limit is None or used is None else limit - used
 
 
-def _finding(local: LocalRanks, need: int, size: int, kind: str, severity: Severity, host: HostFacts) -> Finding:
+def _finding(local: LocalRanks, need: int, size: str, severity: Severity, host: HostFacts) -> Finding:
     return Finding(
-        f"The {len(local.members)} ranks of {local.name} need {mebibytes(need)}, but it has {mebibytes(size)}{kind}",
+        f"The {len(local.members)} ranks of {local.name} need {mebibytes(need)}, but {size}",
         ranks=local.ranks,
         evidence={
             "need_bytes": need,

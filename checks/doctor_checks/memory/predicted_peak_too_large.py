@@ -74,10 +74,10 @@ def _begins(floor: int | None, *, free: int, measured: bool = False) -> JobBuild
 def predicted_peak_too_large(job: Job) -> Iterator[Verdict]:
     """Ask whether the estimated peak of device memory, or the minimum that a run needs, fits on the rank's GPU.
 
-    Why it hurts: the run fails with "CUDA out of memory", often only after the first optimizer step or the first long
-    batch.
-    Fix: Use a smaller batch with gradient accumulation, bf16, activation checkpointing, or sharding (FSDP, ZeRO);
-    `doctor estimate` shows the savings of each.
+    Why it hurts: the run fails with "CUDA out of memory" as soon as it reaches its peak, for example in the first
+    optimizer step or in a long batch.
+    Fix: Use a smaller batch with gradient accumulation, or the setting that saves the most memory according to
+    `doctor estimate`.
     """
     # The floor is the memory that a run needs for any batch size. Once steps were measured, MEM004 uses these.
     floors = [
@@ -116,11 +116,11 @@ def _judge_floors(floors: list[tuple[Rank, RunMemoryFacts]]) -> Iterator[Finding
             groups.setdefault((run.estimated_floor, room), []).append(rank)
     for (floor, room), ranks in groups.items():
         yield Finding(
-            f"No batch fits: parameters, gradients and optimizer state need {mebibytes(floor)} of {mebibytes(room)}",
+            f"No batch fits: parameters, gradients and optimizer state need {mebibytes(floor)}, "
+            f"but {mebibytes(room)} are free",
             ranks=tuple(rank.number for rank in ranks),
             evidence={"floor_bytes": floor, "room_bytes": room},
-            fix="Shard them (FSDP, ZeRO), keep parameters in bf16, or use an optimizer with less state; "
-            "`doctor estimate` shows the savings of each, and a smaller batch does not help.",
+            fix="Shard the parameters and the optimizer state with FSDP or ZeRO.",
             confidence=0.9,  # parameters that never get a gradient have no state either
             explains=("MEM011",),
         )

@@ -19,10 +19,9 @@ KINDS = {"peak_allocated": "at its peak", "allocated": "after each step", "reser
 """Fields of :class:`RunMemoryFacts` that are compared, starting with the one that causes "out of memory"."""
 
 _FIXES = {
-    "holds": "Find the tensors that only this rank keeps between steps: outputs or metrics in a list, an average of "
-    "the weights, a second model, a validation on rank 0.",
-    "batches": "Give every rank the same amount of data per batch: use a token-based batch sampler, pad to a common "
-    "length, or sort sequences into buckets before distributing them.",
+    "holds": "Find the tensors that only this rank keeps between steps, for example metrics in a list or a "
+    "second model.",
+    "batches": "Give every rank the same amount of data per batch, for example with a token-based batch sampler.",
     "peaks": "Call torch.cuda.memory._record_memory_history() and, after a few steps, "
     "torch.cuda.memory._dump_snapshot('memory.pickle') on this rank and on a peer, and compare both in "
     "https://pytorch.org/memory_viz.",
@@ -128,7 +127,7 @@ def rank_memory_outlier(job: Job, *, share: float = 0.2, device_share: float = 0
                     evidence["largest_batch_units"] = {"own": _units(own), "peers_median": _middle(map(_units, others))}
                     yield Finding(
                         f"Rank {outlier.rank} on {own.rank.host.name} holds {mebibytes(int(outlier.value))} "
-                        f"{KINDS[kind]}, its peers hold {mebibytes(int(outlier.typical))}",
+                        f"{KINDS[kind]}, but its peers hold {mebibytes(int(outlier.typical))}",
                         ranks=(outlier.rank,),
                         evidence=evidence,
                         effect="" if more else _LESS,

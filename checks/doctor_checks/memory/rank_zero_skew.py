@@ -24,6 +24,7 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
+    ranks_in_words,
 )
 from doctor.facts import (
     Event,
@@ -86,13 +87,20 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     if not found:
         return
     first = found[0]
-    what = "a checkpoint loaded without map_location" if first.is_loading else "memory of other ranks"
+    gpu = f"GPU {first.shortage.device or 0}"
+    others = f"{mebibytes(first.shortage.other_bytes)} " if first.shortage.other_bytes else "memory "
+    what = (
+        f"{gpu} is full, and every rank loads a checkpoint to it"
+        if first.is_loading
+        else (f"{gpu} is full and holds {others}of other ranks")
+    )
     ranks = tuple(sorted({one.rank for one in found if one.rank is not None}))
     yield finding_from_logs(
         as_event_groups(found),
-        f"The first GPU of a host is full and holds {what}",
+        what,
         ranks=ranks,
         evidence={**numbers_of(first), "likely_cause": _CAUSES["checkpoint" if first.is_loading else "contexts"]},
+        fix=_fix(job, "checkpoint" if first.is_loading else "contexts"),
         severity=Severity.ERROR,
         confidence=0.8 if first.is_loading or (first.cause == "skew" and len(first.shortage.others) > 1) else 0.6,
         explains=("MEM002", "MEM003", "MEM004", "MEM006", "MEM011"),
@@ -115,7 +123,8 @@ def _by_processes(job: Job) -> Iterator[Finding]:
         EventGroup("gpu.process", tuple(event for event in rows if event.value("pid") in strangers)),
         f"The first GPU holds {mebibytes(sum(strangers.values()) * MIB)} of {len(strangers)} "
         f"{'processes that use' if len(strangers) > 1 else 'process that uses'} other GPUs",
-        evidence={"mebibytes_by_process": strangers},
+        evidence={"memory_bytes_by_process": {pid: size * MIB for pid, size in strangers.items()}},
+        fix=_fix(job, "contexts"),
         severity=Severity.WARNING,
         confidence=0.85,
         explains=("MEM002", "MEM003", "MEM004", "MEM011"),
@@ -145,9 +154,9 @@ def _is_home(held: Mapping[tuple[str | None, int], int], pid: str | None, gpu: i
     compares_ranks=True,
     from_logs=(_by_processes, _from_logs),
     impacts={
-        r"is full and holds": (
-            "The rank that belongs to this GPU runs out of memory, while other GPUs have free memory."
-        ),
+        r"is full": "The rank that belongs to this GPU runs out of memory, while other GPUs have free memory.",
+        r"that uses? other GPUs": "The rank of the first GPU has less memory than the others, and runs out of it "
+        "first.",
     },
     cases=lambda: (
         Passes(
@@ -264,10 +273,10 @@ def rank_zero_skew(
 ) -> Iterator[Verdict]:
     """Ask whether the first GPU of each host holds memory of its own rank only.
 
-    Why it hurts: every other rank uses 300 to 800 MiB, or a whole copy of the checkpoint, on the first GPU. Rank 0
-    runs out of memory while the others have free memory.
-    Fix: Call `torch.cuda.set_device(local_rank)` before any other CUDA call, pass `device_id=` to
-    `init_process_group`, and load checkpoints with `torch.load(path, map_location="cpu")`.
+    Why it hurts: the other ranks use memory of the first GPU, whose own rank runs out of it while other GPUs have free
+    memory.
+    Fix: Call `torch.cuda.set_device(local_rank)` before any other CUDA call, and load checkpoints with
+    `torch.load(path, map_location="cpu")`.
     """
     # A context takes 300 to 800 MiB, depending on the architecture and the loaded kernels.
     judged = [local for local in job.by_host() if len(local.members) > 1]
@@ -348,8 +357,8 @@ def _finding(
     cause = _cause(first, sizes, context)
     signature = f" ({_SIGNATURES[cause]})" if first.memory else ""
     return Finding(
-        f"GPU {first.gpu.index} of {local.name} holds {mebibytes(total)} of {len(sizes)} other rank"
-        f"{'s' if len(sizes) > 1 else ''}: {', '.join(map(str, sizes))}{signature}",
+        f"GPU {first.gpu.index} of {local.name} also holds {mebibytes(total)} of "
+        f"{ranks_in_words(tuple(sizes))}{signature}",
         ranks=tuple(sizes),
         evidence={
             "gpu": first.gpu.uuid,
@@ -357,7 +366,9 @@ def _finding(
             "process_ids": [process.pid for process in first.processes if process_ids(local).get(process.pid) in sizes],
             "likely_cause": _CAUSES[cause],
         },
-        fix=_fix(job, cause) if first.memory else "",
+        effect=f"Rank {first.owner.number}, which owns this GPU, has less memory than the others and runs out of "
+        "it first.",
+        fix=_fix(job, cause),
         confidence=confidence,
         explains=("MEM002", "MEM003", "MEM004", "MEM011"),
     )
@@ -393,7 +404,7 @@ def _model_bytes(rank: Rank) -> int:
 def _fix(job: Job, cause: str) -> str:
     if cause == "checkpoint":
         lightning = ", or pass ckpt_path to trainer.fit()" if uses_lightning(job) else ""
-        return f'Load checkpoints with torch.load(path, map_location="cpu", weights_only=True){lightning}.'
+        return f'Load checkpoints with torch.load(path, map_location="cpu"){lightning}.'
     if cause in ("grows", "tensors"):
         own = "self.device" if uses_lightning(job) else 'torch.device("cuda", local_rank)'
         return (
@@ -401,7 +412,7 @@ def _fix(job: Job, cause: str) -> str:
         )
     if uses_lightning(job):
         return (
-            "Do not use CUDA before the Trainer has set the device (no .cuda() at import or in a dataset), and call "
-            "torch.distributed.barrier(device_ids=[self.local_rank]) with its device."
+            "Remove CUDA calls that run before the Trainer sets the device, such as `.cuda()` at import or in "
+            "a dataset."
         )
-    return ""
+    return "Call `torch.cuda.set_device(local_rank)` before any other CUDA call."

@@ -58,9 +58,37 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     if full and not is_logged(job, "shm.full"):
         yield finding_from_logs(
             EventGroup(full[0].kind, full),
-            "Shared memory (/dev/shm) is full",
+            "A tensor or array could not be shared between processes: /dev/shm is full",
             explains=_CONSEQUENCES,
         )
+    for group in event_groups(job, "shm.full"):
+        summary, fix = _refusal(group.first.text)
+        size = group.value("bytes", "size")
+        yield finding_from_logs(
+            group,
+            summary,
+            evidence={
+                name: value
+                for name, value in (
+                    ("segment", group.value("path", "segment")),
+                    ("segment_bytes", int(size) if size and len(size) < 19 else None),
+                )
+                if value is not None
+            },
+            fix=fix,
+            confidence=0.95,
+            explains=_CONSEQUENCES,
+        )
+
+
+def _refusal(text: str) -> tuple[str, str]:
+    if "nccl" in text.lower() or "shared memory segment" in text or "Call to " in text:
+        if "Permission denied" in text:
+            return "NCCL cannot create shared memory: permission denied for /dev/shm", "sudo chmod 1777 /dev/shm"
+        return "NCCL cannot allocate shared memory: /dev/shm is full", ""
+    if "worker" in text or "insufficient shared memory" in text.lower():
+        return "A DataLoader worker crashed: /dev/shm is full", ""
+    return "A tensor could not be written to shared memory: /dev/shm is full", ""
 
 
 def _bus_error(job: Job) -> Iterator[Finding]:
@@ -68,7 +96,7 @@ def _bus_error(job: Job) -> Iterator[Finding]:
         if not is_logged(job, "shm.full"):
             yield finding_from_logs(
                 group,
-                "A process crashed with a bus error, almost always because /dev/shm is full",
+                "A process crashed with a bus error: /dev/shm is probably full",
                 ranks=group.ranks or ended_by_signal(job, "SIGBUS"),
                 confidence=0.75,
                 explains=_CONSEQUENCES,
@@ -86,11 +114,19 @@ def _started_with_little(job: Job) -> Iterator[Finding]:
         matters = failed and group.kind == "host.shm_default"
         yield finding_from_logs(
             group,
-            "The container was started with little shared memory",
+            _little(group),
             severity=None if matters else Severity.WARNING if group.kind == "ray.shm_small" else Severity.INFO,
             confidence=0.6 if matters else 0.9,
             symptoms=matters,
         )
+
+
+def _little(group: EventGroup) -> str:
+    if group.kind != "ray.shm_small":
+        return "The container has 64 MB of shared memory, the default"
+    free = group.value("bytes") or ""
+    size = f", which has {mebibytes(int(free))} free" if free and len(free) < 19 else ""
+    return f"Ray uses {group.value('path') or 'a disk'} instead of /dev/shm{size}"
 
 
 _CONSEQUENCES = ("DATA012", "MEM012")
@@ -108,11 +144,19 @@ _SHARING = ("multiprocessing/heap.py", "multiprocessing/shared_memory.py", "mult
     from_logs=(_from_logs, _started_with_little, _bus_error),
     impacts={
         r"NCCL needs": 'NCCL fails when it starts: "failed to extend /dev/shm/nccl-…" or "unhandled system error".',
+        r"DataLoader worker": (
+            "The rank of the worker fails with a DataLoader error, and the other ranks wait for it until their timeout."
+        ),
         r"bus error": (
             "The process ends without a Python traceback, and the other ranks wait for it until their timeout."
         ),
+        r"NCCL cannot": "NCCL fails when it starts, and the job ends.",
         r"could not open another rank's": "NCCL fails when it starts on ranks of the same host.",
-        r"is full$|is nearly full": "NCCL cannot start, and data workers that return a batch crash with a bus error.",
+        r"^Ray": "Ray keeps its objects on disk, so passing data between its workers is slower.",
+        r"^The container has": "NCCL or DataLoader workers that need more shared memory fail.",
+        r"^A tensor": "The process that shares the tensor fails, and the other ranks wait for it until their timeout.",
+        r"is nearly full": "NCCL may fail when it starts, and DataLoader workers that return a batch crash with "
+        "a bus error.",
     },
     cases=lambda: (
         Passes("half of the memory, as on a bare host", healthy(hosts=2, per_host=8)),
@@ -191,12 +235,12 @@ _SHARING = ("multiprocessing/heap.py", "multiprocessing/shared_memory.py", "mult
     ),
 )
 def shared_memory_small(job: Job, *, smallest_mebibytes: float = 128) -> Iterator[Verdict]:  # Docker gives 64
-    """Ask whether /dev/shm is large enough for NCCL and the data workers.
+    """Ask whether /dev/shm is large enough for NCCL and the DataLoader workers.
 
-    Why it hurts: NCCL fails at startup ("failed to extend /dev/shm/nccl-…", "unhandled system error"), or data
-    workers crash with a bus error in the middle of an epoch.
-    Fix: Start the container with `docker run --shm-size=16g` or `--ipc=host`; in Kubernetes, mount an emptyDir with
-    `medium: Memory` at /dev/shm; remove leftover `/dev/shm/nccl-*` files while no job runs.
+    Why it hurts: NCCL fails at startup ("failed to extend /dev/shm/nccl-…", "unhandled system error"), or DataLoader
+    workers crash with a bus error.
+    Fix: Start the container with `docker run --ipc=host`, or in Kubernetes mount an emptyDir with `medium: Memory` at
+    /dev/shm.
     """
     findings = []
     users = {
@@ -283,11 +327,9 @@ def _fix(host: HostFacts) -> str:
     if host.nccl_shm_bytes and host.shm and host.nccl_shm_bytes > host.shm.total // 2:
         return "Remove files of killed jobs while no job runs:\nrm /dev/shm/nccl-*"
     if host.shm and host.shm.free < host.shm.total // 4:
-        return (
-            "Remove files that no process uses; these commands list them:\nls -lS /dev/shm | head\nfuser -v /dev/shm/*"
-        )
+        return "List the files, and remove those that no process uses:\nls -lS /dev/shm | head\nfuser -v /dev/shm/*"
     if host.container == "kubernetes":
-        return "Mount an emptyDir with `medium: Memory` (and a sizeLimit of 16Gi) at /dev/shm."
+        return "Mount an emptyDir with `medium: Memory` at /dev/shm."
     if host.container in ("docker", "podman"):
-        return f"Start the container with `{host.container} run --shm-size=16g` or `--ipc=host`."
-    return "sudo mount -o remount,size=16G /dev/shm"
+        return f"Start the container with `{host.container} run --ipc=host`, or with a larger `--shm-size`."
+    return "sudo mount -o remount,size=50% /dev/shm"

@@ -112,7 +112,7 @@ def numbers_of(one: OomEvent) -> dict[str, object]:
         "allocated_bytes": message.allocated,
         "reserved_unallocated_bytes": message.reserved_unallocated,
         "held_by_others_bytes": message.other_bytes,
-        "others": {str(pid): size for pid, size in message.others} or None,
+        "memory_bytes_by_process": {str(pid): size for pid, size in message.others} or None,
         "allowed_bytes": message.allowed,
         "place": one.place or None,
     }
