@@ -11,7 +11,7 @@ from doctor.api import EventGroup, Finding, Job, LocalRanks, Severity, event_gro
 from doctor.facts import KernelEvent, KernelLogFacts
 from doctor.knowledge.xid_catalog import ACTIONS, Xid, xid
 
-UNLISTED = Xid("not in rankdoctor's Xid table; see NVIDIA's Xid catalog", "hardware", "reset")
+UNLISTED = Xid("unknown code, not in rankdoctor's Xid table", "hardware", "reset")
 
 _RECOVERED = re.compile(r"recovery action changed from \S+ \([^)]*\) to 0x0\b")
 """An Xid 154 that withdraws an earlier request."""
@@ -31,11 +31,11 @@ class XidReport(NamedTuple):
     recent: bool | None
     ranks: tuple[int, ...]
 
-    def finding(self, local: LocalRanks, severity: Severity) -> Finding:
+    def finding(self, local: LocalRanks, severity: Severity, fix: str = "") -> Finding:
         times = f", {self.lines} times" if self.lines > 1 else ""
         when = {True: "", False: " before this job began", None: ""}[self.recent]
         return Finding(
-            f"Xid {self.code} on {self.gpu}{times}{when}: {self.known.meaning} ({local.name})",
+            f"Xid {self.code} on {self.gpu} of {local.name}{times}{when}: {self.known.meaning}",
             ranks=self.ranks or local.ranks,
             evidence={
                 "xid": self.code,
@@ -45,7 +45,7 @@ class XidReport(NamedTuple):
                 "kernel_log": self.last.text,
                 "process_id": self.last.pid,
             },
-            fix=_fix(self.known, self.device),
+            fix=fix or _fix(self.code, self.known, self.device),
             severity=severity,
         )
 
@@ -92,16 +92,33 @@ class LoggedXid(NamedTuple):
             self.events,
             f"Xid {self.code}{where}: {self.known.meaning}",
             evidence={"xid": self.code, **({"device": self.device} if self.device else {})},
-            fix=_fix(self.known, self.device),
+            fix=_fix(self.code, self.known, self.device),
             severity=severity,
             confidence=0.9 if self.device else 0.75,
             explains=explains,
         )
 
 
-def _fix(known: Xid, device: str) -> str:
+_OF_KERNELS = (13, 31, 43, 69)
+"""Codes of faults of a kernel, of which the program can find the call."""
+
+
+_OF_ENDED_PROGRAMS = 45
+"""The code that follows the end of a program."""
+
+
+def _fix(code: int, known: Xid, device: str) -> str:
     """The action for this device; nvidia-smi takes a PCI address only with its function (``0000:3b:00.0``)."""
+    if known is UNLISTED:
+        catalog = "NVIDIA's Xid catalog (https://docs.nvidia.com/deploy/xid-errors/)"
+        return f"Look up Xid {code} in {catalog} and follow its action."
+    if code in _OF_KERNELS:
+        return "Run the job again with CUDA_LAUNCH_BLOCKING=1 to find the call that fails."
+    if code == _OF_ENDED_PROGRAMS:
+        return "Find in the log of the program why it ended, if that was not intended."
     text = ACTIONS[known.action]
+    if not device:
+        text = text.replace("run `sudo nvidia-smi --gpu-reset -i <gpu>`", "reset it")
     if device:
         text = text.replace("<gpu>", device if "." in device else f"{device}.0")
     return text[0].upper() + text[1:] + "."

@@ -37,7 +37,32 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         summary, confidence = _summary_and_confidence(group)
         only_warned = all("CUDA initialization:" in event.text for event in group.events)
         severity = Severity.INFO if only_warned else None  # as on any machine without a GPU
-        yield finding_from_logs(group, summary, severity=severity, confidence=confidence, symptoms=not only_warned)
+        yield finding_from_logs(
+            group,
+            summary,
+            effect="None if the job is meant to run on the CPU." if only_warned else "",
+            fix=_fix_of_log(group),
+            severity=severity,
+            confidence=confidence,
+            symptoms=not only_warned,
+        )
+
+
+_NOT_SEEN = (
+    "Check the driver and which GPUs are visible, on the host of the rank:\nnvidia-smi -L\necho $CUDA_VISIBLE_DEVICES"
+)
+_NO_MPI = "Request the backend nccl or gloo instead of mpi, which PyTorch wheels do not contain."
+
+
+def _fix_of_log(group: EventGroup) -> str:
+    backend, device = (group.value("backend") or "").lower(), (group.value("device") or "").lower()
+    if backend == "mpi":
+        return _NO_MPI
+    if device == "xpu":
+        return "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/xpu"
+    if other := group.value("device2"):
+        return f"Install a build of PyTorch, or its extension, for devices of type {other}."
+    return "" if backend or device or "_cuda_setDevice" in group.first.text else _NOT_SEEN
 
 
 def _summary_and_confidence(group: EventGroup) -> tuple[str, float]:
@@ -45,8 +70,10 @@ def _summary_and_confidence(group: EventGroup) -> tuple[str, float]:
     absent ones."""
     if backend := group.value("backend"):
         return f"This PyTorch build lacks {backend}, which the job requests", 0.95
+    if "_cuda_setDevice" in group.first.text:
+        return "This PyTorch build lacks CUDA, which the job requests", 0.7
     if device := group.value("device"):
-        return f"This PyTorch build lacks {device}, which the job requests", 0.95
+        return f"This PyTorch build lacks {device.upper()}, which the job requests", 0.95
     if device := group.value("device2"):
         return f"No torch.distributed backend is registered for the device type {device}", 0.8
     if group.value("driver"):
@@ -64,15 +91,15 @@ def _summary_and_confidence(group: EventGroup) -> tuple[str, float]:
     from_logs=_from_logs,
     impacts={
         r"finds no NVIDIA driver|sees no GPU|sees none": (
-            "The job fails at its first use of CUDA, or silently trains on the CPU, a hundred times slower."
+            "The job fails at its first use of CUDA, or silently trains on the CPU."
         ),
         r"lacks (?:nccl|NCCL)": 'init_process_group fails with "Distributed package doesn\'t have NCCL built in".',
         r"lacks (?:mpi|MPI)": 'init_process_group fails with "Distributed package doesn\'t have MPI built in".',
         r"No torch.distributed backend": "init_process_group fails for tensors of this device type.",
-        r"without CUDA|lacks (?:cuda|CUDA|XPU|xpu)": (
-            'The job fails with "Torch not compiled with" that device support, or silently trains on the CPU, a '
-            "hundred times slower."
+        r"without CUDA|lacks CUDA": (
+            'The job fails with "Torch not compiled with CUDA enabled", or silently trains on the CPU.'
         ),
+        r"lacks XPU": 'The job fails with "Torch not compiled with XPU enabled".',
     },
     cases=lambda: (
         Passes("CUDA build on GPUs", healthy(hosts=2, per_host=2)),
@@ -111,10 +138,9 @@ def _summary_and_confidence(group: EventGroup) -> tuple[str, float]:
 def backend_unavailable(job: Job) -> Iterator[Verdict]:
     """Ask whether PyTorch has the backend that the job requests, and CUDA if the host has GPUs.
 
-    Why it hurts: the job fails with "Distributed package doesn't have NCCL built in", or silently trains on the CPU,
-    a hundred times slower.
-    Fix: Run `pip install --force-reinstall torch` with the index URL that https://pytorch.org/get-started/locally
-    lists for your CUDA release, on all hosts; to train on the CPU, request the gloo backend.
+    Why it hurts: the job fails with "Distributed package doesn't have NCCL built in", or silently trains on the CPU.
+    Fix: Run `pip install --force-reinstall torch` on all hosts with the index URL that
+    https://pytorch.org/get-started/locally lists for their CUDA release.
     """
     also = (GpuFacts, TrainerFacts, EnvironmentFacts)
     builds = [
@@ -158,4 +184,11 @@ def _finding(torch: TorchBuild, identical: IdenticalRanks, summary: str) -> Find
             "asked_for": backend_asked(identical),
             "gpus": len(gpus.gpus) if gpus else 0,
         },
+        fix=_fix(summary, bool(gpus and gpus.gpus)),
     )
+
+
+def _fix(summary: str, has_gpus: bool) -> str:
+    if "lacks mpi" in summary:
+        return _NO_MPI
+    return "" if has_gpus else "Request the gloo backend, because the host has no GPUs."

@@ -85,9 +85,9 @@ LIMITED = ("exclusive-process", "exclusive-thread", "prohibited")
 def compute_mode_exclusive(job: Job) -> Iterator[Verdict]:
     """Ask whether the compute mode of each GPU allows the job's processes to use it.
 
-    Why it hurts: CUDA refuses the context with "CUDA-capable device(s) is/are busy or unavailable" or "all
-    CUDA-capable devices are busy or unavailable".
-    Fix: Run `sudo nvidia-smi -i GPU --compute-mode=DEFAULT`, start one process per GPU, or use MPS.
+    Why it hurts: the rank fails at its first CUDA call ("CUDA-capable devices are busy or unavailable"), and the others
+    wait for it until their timeout.
+    Fix: Set the compute mode with `sudo nvidia-smi --compute-mode=DEFAULT`, or start one process per GPU.
     """
     devices = devices_of(job)
     for machine, found in shares_by_machine(job):

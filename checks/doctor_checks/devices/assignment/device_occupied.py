@@ -76,10 +76,8 @@ def device_occupied(
 ) -> Iterator[Verdict]:
     """Ask whether other processes use the GPUs of this job.
 
-    Why it hurts: the other process uses GPU memory and time. This rank runs out of memory, or slows down every step
-    of all ranks.
-    Fix: Find the owner of the process (`nvidia-smi`, `ps -o user,lstart,cmd -p PID`) and end it, or select other
-    GPUs with CUDA_VISIBLE_DEVICES.
+    Why it hurts: this rank has less GPU memory and computes more slowly, and all ranks wait for it in every step.
+    Fix: End the other processes (`nvidia-smi` lists them), or select other GPUs with CUDA_VISIBLE_DEVICES.
     """
     for machine, found in shares_by_machine(job):
         occupied = [share for share in found if share.ranks and share.gpu.processes != ()]
@@ -125,8 +123,8 @@ def _finding(machine: LocalRanks, share: GpuSharers, others: list[GpuProcess]) -
     first = max(others, key=lambda process: process.memory or 0)
     more = f" and {len(others) - 1} more" if len(others) > 1 else ""
     return Finding(
-        f"GPU {share.gpu.index} of {machine.name} is used by {first.name or 'a process'} (pid {first.pid}, "
-        f"{mebibytes(first.memory)}){more}",
+        f"GPU {share.gpu.index} of {machine.name} is used by {first.name or 'a process'} (pid {first.pid}"
+        f"{f', {mebibytes(first.memory)}' if first.memory is not None else ''}){more}",
         ranks=share.ranks,
         evidence={
             "gpu": share.gpu.uuid,
@@ -137,7 +135,7 @@ def _finding(machine: LocalRanks, share: GpuSharers, others: list[GpuProcess]) -
                 for one in others
             ],
         },
-        fix=f"Find its owner with `ps -o user,lstart,cmd -p {first.pid}` and end it, or select other GPUs with "
-        "CUDA_VISIBLE_DEVICES.",
+        fix=f"End process {first.pid} if no job needs it (`ps -o user,lstart,cmd -p {first.pid}` shows its owner), or "
+        "select other GPUs with CUDA_VISIBLE_DEVICES.",
         explains=("MEM003", "GPU016"),
     )

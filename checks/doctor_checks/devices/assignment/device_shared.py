@@ -39,7 +39,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "nccl.dup_gpu"):
         yield finding_from_logs(
             group,
-            f"NCCL reports that {ranks_in_words(ranks)} share GPUs",
+            f"NCCL reports that {ranks_in_words(ranks)} share a GPU",
             ranks=ranks,
             evidence={"devices": sorted({_bus_id(event) for event, _ in pairs})},
             confidence=0.95,
@@ -68,7 +68,7 @@ def _bus_id(event: Event) -> str:
     compares_ranks=True,
     from_logs=_from_logs,
     impacts={
-        r"^NCCL ": 'NCCL refuses to create the communicator ("Duplicate GPU detected"), and the job ends at startup.',
+        r"^NCCL ": "NCCL refuses to create the communicator, and the job ends at startup.",
     },
     cases=lambda: (
         Passes("a GPU for each rank", healthy(hosts=2, per_host=4)),
@@ -169,7 +169,7 @@ def device_shared(job: Job) -> Iterator[Verdict]:
             numbers = tuple(rank.number for rank in ranks)
             severity = Severity.ERROR if any(map(uses_nccl, ranks)) and not wanted else Severity.WARNING
             yield Finding(
-                f"{len(ranks)} ranks use {device.label} of {machine.name}: ranks {', '.join(map(str, numbers))}",
+                f"{ranks_in_words(numbers).capitalize()} use the same GPU: {device.label} of {machine.name}",
                 ranks=numbers,
                 evidence={
                     "device": device.uuid,
@@ -178,6 +178,10 @@ def device_shared(job: Job) -> Iterator[Verdict]:
                     "local_ranks": [rank.local_rank for rank in ranks],
                     "sharing_asked_for": wanted,
                 },
+                effect='NCCL refuses to create the communicator ("Duplicate GPU detected"), and the job ends at '
+                "startup."
+                if severity is Severity.ERROR
+                else "The ranks share the speed and the memory of the GPU.",
                 severity=severity,
                 explains=("NET027",),
             )

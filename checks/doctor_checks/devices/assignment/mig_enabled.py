@@ -41,10 +41,9 @@ SLICES = (MigDevice("MIG-aaaa", 0, 20 << 30, "MIG 2g.20gb"), MigDevice("MIG-bbbb
 def mig_enabled(job: Job) -> Iterator[Verdict]:
     """Ask whether ranks that communicate run on whole GPUs, not on MIG slices.
 
-    Why it hurts: MIG slices have no peer access and no NVLink. NCCL rejects several slices of one GPU ("Duplicate GPU
-    detected"), and all traffic of a slice goes through host memory.
-    Fix: Train on whole GPUs: turn MIG off with `sudo nvidia-smi -i GPU -mig 0`, or request GPUs without MIG from
-    the scheduler; use slices for single-process jobs.
+    Why it hurts: all traffic of a slice goes through host memory, because slices have no peer access and no NVLink.
+    NCCL rejects two slices of one GPU ("Duplicate GPU detected").
+    Fix: Request GPUs without MIG from the scheduler, or turn MIG off with `sudo nvidia-smi -mig 0`.
     """
     if job.world_size == 1:
         yield Skip("one process: peer access is not needed")
@@ -64,6 +63,11 @@ def mig_enabled(job: Job) -> Iterator[Verdict]:
                         if gpu.mig
                     }
                 },
+                effect=""
+                if len(ranks) > 1
+                else "All traffic of the slice goes through host memory, because it has no peer access and no NVLink.",
+                fix="Request GPUs without MIG from the scheduler, or turn MIG off with `sudo nvidia-smi -i "
+                f"{','.join(str(gpu.index) for gpu in gpus.gpus if gpu.mig)} -mig 0` on {local.name}.",
                 explains=("GPU001", "GPU002"),
             )
 

@@ -43,10 +43,9 @@ def _two_sockets(rdma: int = 0) -> JobBuilder:
 def numa_remote(job: Job) -> Iterator[Verdict]:
     """Ask whether each rank may run on CPUs that are local to its GPU and to a network device.
 
-    Why it hurts: every copy to the GPU and every packet crosses the link between the sockets, which all ranks share.
-    It costs a few percent of the speed.
-    Fix: Bind ranks near their GPUs with `srun --gpu-bind=closest` or `numactl --cpunodebind=NODE` (`nvidia-smi topo
-    -m` lists the nodes), or remove the CPU binding.
+    Why it hurts: copies to the device cross the link between the CPU sockets and are slower, so all ranks wait for this
+    one in the next collective.
+    Fix: Bind ranks near their GPUs with `srun --gpu-bind=closest`, or remove the CPU binding.
     """
     devices = devices_of(job)
     for local in job.by_host():

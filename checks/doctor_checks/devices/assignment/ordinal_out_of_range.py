@@ -12,7 +12,7 @@ from doctor.testing import Fails, Passes, healthy, logged, running
 
 def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "gpu.ordinal"):
-        has = group.value("has")
+        has, text = group.value("has"), group.first.text
         seen = f" ({len(has.split(',')) if has.strip() else 0} visible)" if has is not None else ""
         names = {
             "asked": "asked_for",
@@ -24,12 +24,35 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             "seen2": "visible",
             "has": "visible_devices",
         }
+        words, summary, fix = next((one for one in _STARTS if one[0] in text), ("", "", ""))
         yield finding_from_logs(
             group,
-            f"A process requested a GPU that is not visible to it{seen}",
+            summary or f"A process requested a GPU that is not visible to it{seen}",
+            effect="The job ends at startup." if words else "",
+            fix=fix.format(**{name: group.value(name) or "" for name in ("asked", "seen", "slot")}),
             evidence={key: value for name, key in names.items() if (value := group.value(name)) is not None},
             confidence=0.75 if has is not None else 0.95,
         )
+
+
+_STARTS = (
+    (
+        "your machine only has",
+        "The Trainer requests a GPU that is not visible",
+        "Request only the GPUs that the message lists in `devices` of the Trainer, or extend CUDA_VISIBLE_DEVICES.",
+    ),
+    (
+        "cannot be larger than the number of available GPUs",
+        "The tensor parallel size exceeds the number of visible GPUs",
+        "Lower the tensor parallel size from {asked} to {seen}, or make more GPUs visible.",
+    ),
+    (
+        "No slot '",
+        "DeepSpeed's options name a GPU slot that the host does not have",
+        "Remove slot {slot} from `--include` or `--exclude`, or correct the slots of the host in the hostfile.",
+    ),
+)
+"""Words of errors of launchers and frameworks before ranks use CUDA -> a summary and a fix."""
 
 
 @check(
@@ -112,8 +135,7 @@ def ordinal_out_of_range(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the rank fails with "CUDA error: invalid device ordinal", and the others wait for it until their
     timeout.
-    Fix: Start as many processes per host as GPUs are visible, or extend CUDA_VISIBLE_DEVICES; if each process sees
-    one device, use `cuda:0` in all of them.
+    Fix: Start one process per visible GPU (`torchrun --nproc-per-node=gpu`), or extend CUDA_VISIBLE_DEVICES.
     """
     lists: dict[int, set[str | None]] = {}
     for environment, identical in job.each(EnvironmentFacts):
@@ -173,6 +195,14 @@ def _judge(
         f"{', '.join(hosts[:3])}{more}: {devices} visible",
         ranks=numbers,
         evidence={"visible_devices": size, "local_ranks": local_ranks, "CUDA_VISIBLE_DEVICES": listed},
+        effect='Each of these ranks fails with "CUDA error: invalid device ordinal", and the others wait for it.'
+        if len(ranks) > 1 and severity is Severity.ERROR
+        else _SHARES
+        if severity is Severity.WARNING
+        else "",
+        fix=f"Select the device of each rank with `LOCAL_RANK % {size}`."
+        if severity is Severity.WARNING and size
+        else _fix(size, listed),
         severity=severity,
         explains=("GPU001",),
     )

@@ -83,10 +83,8 @@ def shared_device_oversubscribed(
 ) -> Iterator[Verdict]:
     """Ask whether the ranks that share a GPU fit on it together, and whether sharing improves throughput.
 
-    Why it hurts: each rank fits alone, but together they run out of memory, and which of them fails first varies. If
-    one rank already keeps the GPU busy, the others only take time from it.
-    Fix: Run one rank per GPU with a larger batch, or use a smaller batch, so that the sum of the estimated peaks
-    stays below the GPU's memory.
+    Why it hurts: each rank fits alone, but together they run out of memory, and which of them fails first varies.
+    Fix: Run one rank per GPU, or use a smaller batch.
     """
     # Above 90 %, MEM003 reports a device as nearly full; retries show that the ranks empty their caches for each other.
     # A reading is the share of the last second in which any process ran a kernel. From 95 % on, the GPU is the
@@ -135,8 +133,8 @@ def _judge_run(crowd: Crowd, crowded_share: float) -> Iterator[Finding]:
     need = sum(peaks) + rest
     if need > total or (retries and need > crowded_share * total):
         yield Finding(
-            f"{len(crowd)} ranks on one GPU of {crowd[0][0].host.name} need up to {mebibytes(need)}, but it has "
-            f"{mebibytes(total)}",
+            f"{len(crowd)} ranks on one GPU of {crowd[0][0].host.name} need up to {mebibytes(need)} of "
+            f"{mebibytes(total)}" + (f", and retried {retries} allocations" if retries else ""),
             ranks=tuple(rank.number for rank, _ in crowd),
             evidence={
                 "device": memories[0].device_id,
@@ -160,7 +158,7 @@ def _judge_turns(crowd: Crowd, busy: float, least: float, room: float) -> Iterat
     if len(looks) < least or median(looks) < busy or not kept < peak or need > room * total:
         return
     yield Finding(
-        f"{len(crowd)} ranks share one GPU of {crowd[0][0].host.name}, which is {median(looks):.0f} % busy",
+        f"{len(crowd)} ranks share one GPU of {crowd[0][0].host.name}, which is {median(looks):.0f}% busy",
         ranks=tuple(rank.number for rank, _ in crowd),
         evidence={
             "device": memories[0].device_id,
@@ -172,7 +170,7 @@ def _judge_turns(crowd: Crowd, busy: float, least: float, room: float) -> Iterat
         severity=Severity.WARNING,
         effect="The ranks do not compute in parallel, and their all-reduce takes additional time.",
         fix=f"Run one rank per GPU with {len(crowd)} times the batch_size, which needs about {mebibytes(need)} of "
-        f"{mebibytes(total)}; if several processes with small kernels are required, use MPS.",
+        f"{mebibytes(total)}.",
         confidence=0.7,
     )
 

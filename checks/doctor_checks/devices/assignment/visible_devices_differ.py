@@ -108,10 +108,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def visible_devices_differ(job: Job) -> Iterator[Verdict]:
     """Ask whether the ranks of a host see the same devices in the same order.
 
-    Why it hurts: `cuda:LOCAL_RANK` then refers to another device on each rank, or to none. Two ranks share a GPU, or
-    one fails with "invalid device ordinal". Ranks that hide each other's GPUs may lose peer access.
-    Fix: Give all ranks of a host the same CUDA_VISIBLE_DEVICES and use LOCAL_RANK as the device number, or give each
-    rank one device and use `cuda:0` in all of them.
+    Why it hurts: ranks that use `cuda:LOCAL_RANK` share a GPU, or fail with "invalid device ordinal".
+    Fix: Give all ranks of a host the same CUDA_VISIBLE_DEVICES, or give each rank one device and use `cuda:0` in all of
+    them.
     """
     hosts = [local for local in job.by_host() if len(local.members) > 1 and not _without_gpu(local)]
     if not hosts:

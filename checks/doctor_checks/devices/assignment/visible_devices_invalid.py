@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import VisibleListFault, parse_visible_devices, visible_to
@@ -88,8 +89,8 @@ def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: CUDA silently ignores an invalid entry and shows fewer devices or none. Ranks then fail with
     "invalid device ordinal" or "No CUDA GPUs are available".
-    Fix: List each device once, separated by commas, either all by index or all by UUID (`nvidia-smi -L`); unset the
-    variable to use all devices.
+    Fix: List each device once, separated by commas (`nvidia-smi -L` shows the devices), or unset the variable to use
+    all devices.
     """
     yield from merge(
         finding
@@ -111,6 +112,7 @@ def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
                     "read_by_cuda": list(listed.entries),
                     "gpus_of_host": [gpu.uuid or gpu.index for gpu in gpus.gpus] if gpus else None,
                 },
+                fix=fix_of_fault(fault, text or ""),
                 explains=("GPU002", "GPU004"),
             )
         elif listed.entries and (missing := identical.missing(GpuFacts)) and missing.lack is not MissingReason.ABSENT:
@@ -152,7 +154,7 @@ def _of_rocm(environment: EnvironmentFacts, identical: IdenticalRanks) -> Iterat
     evidence = {"ROCR_VISIBLE_DEVICES": rocr, "HIP_VISIBLE_DEVICES": hip, "CUDA_VISIBLE_DEVICES": cuda}
     if beyond:
         yield Finding(
-            f"{name}={text} names device {beyond[0]}, but ROCR_VISIBLE_DEVICES={rocr} leaves {left} (numbered from 0)",
+            f"{name}={text} names device {beyond[0]}, but ROCR_VISIBLE_DEVICES={rocr} leaves only {_devices(left)}",
             ranks=identical.ranks,
             evidence=evidence,
             effect="HIP shows fewer GPUs than listed, or none: `invalid device ordinal`, `No HIP GPUs are available`.",
@@ -168,6 +170,24 @@ def _of_rocm(environment: EnvironmentFacts, identical: IdenticalRanks) -> Iterat
             fix=f"export CUDA_VISIBLE_DEVICES={hip}",
             severity=Severity.WARNING,
         )
+
+
+def _devices(count: int) -> str:
+    return "device 0" if count == 1 else f"devices 0 to {count - 1}"
+
+
+def fix_of_fault(fault: VisibleListFault, text: str) -> str:
+    """The command that sets a list without the fault, if the intended list is clear."""
+    entries = [entry for entry in re.split(r"[\s,]+", text) if entry]
+    better = list(dict.fromkeys(entries)) if fault.kind == "repeated" else entries
+    if fault.kind == "ends":
+        better = [entry for entry in entries if entry != fault.entry]
+    if fault.kind in ("repeated", "partly read", "ends") and better and all(map(_ENTRY.fullmatch, better)):
+        return f"export CUDA_VISIBLE_DEVICES={','.join(better)}"
+    return ""
+
+
+_ENTRY = re.compile(r"[0-9]{1,3}|(?:GPU|MIG)-[0-9A-Za-z-]{1,80}")
 
 
 def fault_text(fault: VisibleListFault, there: int) -> str:

@@ -3,29 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from doctor.api import EventGroup, Finding, Job, Severity, Verdict, check, event_groups, finding_from_logs, is_logged
 from doctor.testing import Fails, Passes, logged
 
+_RESET = "The driver resets the GPU, which ends all processes on it; the other ranks wait until their timeout."
+_ABORT = "The ROCm runtime aborts the process, and the other ranks wait for it until their timeout."
+_ENDS = "All processes on the GPU end, and the other ranks wait for them until their timeout."
+_UNTIL_REBOOT = "Programs on the GPU fail or hang until the host is rebooted."
+_UNUSABLE = "No program can use this GPU."
+_LOG = (
+    "Check the kernel log of the host, and exclude the host from the next job if the error recurs:\n"
+    "sudo dmesg -T | grep -i amdgpu"
+)
+_MEMORY = (
+    "Exclude the host from the next job, and check the errors of its GPUs:\n"
+    "rocm-smi --showrasinfo all\nsudo dmesg -T | grep -i amdgpu"
+)
+_REBOOT = "Drain the host and reboot it, and check the card and its power supply if the error recurs."
+
+
+class _Meaning(NamedTuple):
+    summary: str
+    effect: str
+    fix: str
+
+
 _OF_HARDWARE = (
-    ("uncorrectable hardware error", "A GPU reported uncorrectable memory errors (RAS)"),
-    ("ecc", "A GPU reported uncorrectable memory errors"),
-    ("poison", "A GPU read data corrupted by an uncorrectable error (RAS poison)"),
-    ("lost from bus", "A GPU has fallen off the bus"),
-    ("fatal error during gpu init", "The driver could not initialize a GPU"),
-    ("hang", "A GPU stopped processing its queues (GPU hang)"),
-    ("gpu reset", "The driver reset a GPU: all processes on it lost their memory"),
-    ("gpu recovery failed", "The driver could not reset a GPU"),
-    ("vram is lost", "The driver reset a GPU: all processes on it lost their memory"),
-    ("preempt", "A GPU stopped processing its queues, and the driver could not preempt them"),
-    ("fence wait loop", "A GPU stopped processing its queues, and the driver could not preempt them"),
-    ("evict", "A GPU stopped processing its queues, and the driver could not preempt them"),
-    ("test failed", "The driver reset a GPU, but the GPU still does not work"),
-    ("timeout", "A GPU did not complete the work of a ring in time"),
+    ("uncorrectable hardware error", _Meaning("A GPU reported uncorrectable memory errors (RAS)", _RESET, _MEMORY)),
+    ("ecc", _Meaning("A GPU reported uncorrectable memory errors", _ABORT, _MEMORY)),
+    ("poison", _Meaning("A GPU read data corrupted by an uncorrectable error (RAS poison)", _ABORT, _MEMORY)),
+    ("lost from bus", _Meaning("A GPU has fallen off the bus", _UNTIL_REBOOT, _REBOOT)),
+    ("fatal error during gpu init", _Meaning("The driver could not initialize a GPU", _UNUSABLE, _REBOOT)),
+    ("hang", _Meaning("A GPU stopped processing its queues (GPU hang)", _ABORT, _LOG)),
+    ("gpu reset", _Meaning("The driver reset a GPU: all processes on it lost their memory", _ENDS, _LOG)),
+    ("gpu recovery failed", _Meaning("The driver could not reset a GPU", _UNTIL_REBOOT, _REBOOT)),
+    ("vram is lost", _Meaning("The driver reset a GPU: all processes on it lost their memory", _ENDS, _LOG)),
+    ("test failed", _Meaning("The driver reset a GPU, but the GPU still does not work", _UNTIL_REBOOT, _REBOOT)),
+    ("timeout, signaled", _Meaning("A GPU did not complete the work of a ring in time", _RESET, _LOG)),
 )
 """Words of messages about a whole GPU, and their meanings: amdgpu_job.c, amdgpu_device.c, amdgpu_ras.c and
 kfd_device_queue_manager.c of Linux, runtime.cpp of ROCR-Runtime."""
 
+_QUEUES = _Meaning("A GPU stopped processing its queues, and the driver could not preempt them", _RESET, _LOG)
 
 _VAGUE = ("unknown error", "unspecified error")
 
@@ -34,13 +55,6 @@ _VAGUE = ("unknown error", "unspecified error")
     id="GPU027",
     severity=Severity.ERROR,
     when="M",
-    impacts={
-        r"fallen off": "Programs on the GPU fail or hang until the host is rebooted.",
-        r"RAS": (
-            "The driver resets the GPU, which ends all processes on it; the other ranks wait until their timeout."
-        ),
-        r"kernel failed": "The ROCm runtime aborts the process, and the other ranks wait for it until their timeout.",
-    },
     cases=lambda: (
         Passes(
             "a ring that recovered",
@@ -68,25 +82,28 @@ def amd_device_fault(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the ROCm runtime aborts the process, or the driver resets the GPU, which ends all processes on it.
     The other ranks wait until their timeout.
-    Fix: Check `sudo dmesg -T | grep -i amdgpu` and `rocm-smi --showrasinfo all` on the host, and exclude the host from
-    the next job after memory errors, a hang or a reset.
+    Fix: Check `sudo dmesg -T | grep -i amdgpu` on the host, and exclude the host from the next job if the error recurs.
     """
     for group in event_groups(job, "amd.device", by=("pci", "node")):
         yield _of_device(group)
     # The failed assertion is more specific than the abort that follows it (GPU022).
     if not is_logged(job, "gpu.assertion"):
         for group in event_groups(job, "amd.kernel_fault"):
-            yield _of_kernel(group)
+            # Errors of the memory are faults of the device, not of the kernel that read it.
+            if not all("ECC failure" in event.text for event in group.events):
+                yield _of_kernel(group)
 
 
 def _of_device(group: EventGroup) -> Finding:
     said = (group.value("what", "what2", "what3", "what4", "what5", "what6", "what7", "what8") or "").lower()
-    meaning = next((meaning for word, meaning in _OF_HARDWARE if word in said), "A GPU failed")
+    meaning = next((meaning for word, meaning in _OF_HARDWARE if word in said), _QUEUES)
     pci, node = group.value("pci"), group.value("node", "node2")
-    where = f" (PCI {pci})" if pci else f" (node-{node})" if node else ""
+    where = f" (PCI {pci})" if pci else f" (HSA node {node})" if node else ""
     return finding_from_logs(
         group,
-        meaning + where,
+        meaning.summary + where,
+        effect=meaning.effect,
+        fix=meaning.fix,
         evidence={"pci": pci} if pci else {"node": node} if node else None,
         confidence=0.95,
         explains=("GPU022",),
@@ -96,10 +113,12 @@ def _of_device(group: EventGroup) -> Finding:
 def _of_kernel(group: EventGroup) -> Finding:
     node, reason = group.value("node"), group.value("reason")
     fault = group.value("fault", "fault2", "fault3", "fault4", "fault5", "fault6", "fault7") or ""
-    where = f" on node-{node}" if node else ""
+    where = f" on HSA node {node}" if node else ""
+    shown = fault[:1].lower() + fault[1:] if " " in fault else fault
     return finding_from_logs(
         group,
-        f"A kernel failed{where}: {fault}" + (f" ({reason})" if reason else ""),
+        f"A GPU kernel failed{where}: {shown}" + (f" ({reason})" if reason and reason != "Unknown" else ""),
+        effect=_ABORT,
         evidence={"node": node} if node else None,
         confidence=0.5 if fault in _VAGUE else 0.9,
         fix="Run again with AMD_SERIALIZE_KERNEL=3 and HIP_LAUNCH_BLOCKING=1 to find the kernel that failed.",

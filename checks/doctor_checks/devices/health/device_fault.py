@@ -25,10 +25,6 @@ from doctor.testing import Fails, Passes, logged
     severity=Severity.ERROR,
     when="M",
     impacts={
-        r"assert": (
-            "CUDA reports the failed assertion at a later call, and the CUDA context is lost. The rank exits, and "
-            "the others wait for it until their timeout."
-        ),
         r"failed with an unknown error": (
             "The rank cannot use CUDA any more: it exits, and the others wait for it until their timeout."
         ),
@@ -49,10 +45,9 @@ from doctor.testing import Fails, Passes, logged
 def device_fault(job: Job) -> Iterator[Verdict]:
     """Ask whether a kernel failed with an illegal access, an assertion or a launch failure, and on which rank first.
 
-    Why it hurts: CUDA reports the fault at a later call, often in NCCL's watchdog, and the CUDA context is lost. That
-    rank exits, and the others wait for it until their timeout.
-    Fix: Run again with CUDA_LAUNCH_BLOCKING=1, or run one process under `compute-sanitizer`, to find the call that
-    fails; for a failed assertion, check whether labels and token ids are out of range.
+    Why it hurts: the rank exits, and the others wait for it until their timeout. The traceback may show a later call
+    than the one that failed.
+    Fix: Run again with CUDA_LAUNCH_BLOCKING=1, or one process under `compute-sanitizer`, to find the call that fails.
     """
     assertions = list(event_groups(job, "gpu.assertion", by=("expression",)))
     if not assertions and is_logged(job, "amd.kernel_fault", "amd.device"):
@@ -61,13 +56,19 @@ def device_fault(job: Job) -> Iterator[Verdict]:
         who = f" first on {ranks_in_words((group.first.rank,))}" if group.first.rank is not None else ""
         condition = assertions[0].value("expression") if assertions else None
         fault = group.value("fault", "fault2")
-        words = f"the assertion `{condition}` does not hold" if condition else f"{fault}"
+        words = f"the assertion `{condition}` failed" if condition else f"{fault}"
         yield finding_from_logs(
             group,
-            f"A kernel failed{who}: {words}",
+            f"A CUDA kernel failed{who}: {words}",
             evidence={"asserted": [line_of(one.first) for one in assertions]} if assertions else None,
+            fix=_OF_ASSERTIONS if condition or "assert" in (fault or "").lower() else "",
             confidence=0.4 if _follows_transport(job, group.first) else 0.95,
         )
+
+
+_OF_ASSERTIONS = (
+    "Run again with CUDA_LAUNCH_BLOCKING=1 to find the call, and check whether its labels or indices are out of range."
+)
 
 
 _TRANSPORT = ("nccl.ib_wc", "nccl.ib_async", "nccl.peer_closed", "nccl.peer_closed.old")

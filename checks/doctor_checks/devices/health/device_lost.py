@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import GpuSharers, bus_key, is_data_centre, shares_by_host
-from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Unknown, Verdict, check, is_logged
+from doctor.api import (
+    EventGroup,
+    Finding,
+    Job,
+    LocalRanks,
+    Scope,
+    Severity,
+    Unknown,
+    Verdict,
+    check,
+    event_groups,
+    finding_from_logs,
+    is_logged,
+)
 from doctor.facts import (
     DriverFacts,
     Gpu,
@@ -28,10 +41,29 @@ BATCH_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID")
 
 
 def _told(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "gpu.lost"):
+        summary, fix = _claim(group)
+        yield finding_from_logs(group, summary, fix=fix, confidence=0.95, explains=_CONSEQUENCES)
     if is_logged(job, "gpu.lost"):
         return
     for reported in logged_xids(job, {"lost"}):
-        yield reported.finding(("GPU002", "GPU010", "GPU013", "GPU021", "GPU022"))
+        yield reported.finding(_CONSEQUENCES)
+
+
+_CONSEQUENCES = ("GPU002", "GPU010", "GPU013", "GPU021", "GPU022")
+_REBOOT = "Drain the host and reboot it, and check the card and its power supply if the GPU is lost again."
+_RESET = "End all processes on the GPU, then reset it with `sudo nvidia-smi --gpu-reset` or reboot the host."
+
+
+def _claim(group: EventGroup) -> tuple[str, str]:
+    text, pci = group.first.text, (group.value("pci") or "").strip(":.")
+    if "equires" in text or "RESET_REQUIRED" in text:
+        return "The driver requires a reset of a GPU", _RESET
+    if "nitAdapter" in text or "init_adapter" in text:
+        return "The driver cannot initialize a GPU", _REBOOT
+    if "GSP Timeout" in text or "Heartbeat timed out" in text:
+        return "The system processor (GSP) of a GPU did not respond in time", _RESET
+    return f"The GPU{f' at {pci}' if pci else ''} was lost: the driver cannot reach it", _REBOOT
 
 
 @check(
@@ -43,7 +75,10 @@ def _told(job: Job) -> Iterator[Finding]:
     from_logs=_told,
     impacts={
         r"on the PCI bus, but": "The missing GPU cannot be used, and the numbers of the others may have changed.",
-        r"cannot read a GPU|must be recovered": "Programs on this GPU hang or fail until it is reset.",
+        r"cannot read a GPU|must be recovered|requires a reset|did not respond": (
+            "Programs on this GPU hang or fail until it is reset."
+        ),
+        r"cannot initialize": "No program can use this GPU, and the numbers of the others may have changed.",
         r"fallen off|was lost|lost$|driver cannot reach": (
             "Programs on this GPU fail or hang, and the other ranks wait for them until their timeout. The host "
             "needs a reboot."
@@ -116,7 +151,7 @@ def device_lost(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: programs on the GPU hang or fail with "unknown error" or "no CUDA-capable device", and often no new
     CUDA program starts on the host.
-    Fix: Drain the host and reboot it; if the GPU is lost again, check the card, its seating, riser and power supply.
+    Fix: Drain the host and reboot it, and check the card and its power supply if the GPU is lost again.
     """
     for local, found in shares_by_host(job):
         told = set()
@@ -135,6 +170,7 @@ def device_lost(job: Job) -> Iterator[Verdict]:
                         "error": gpu.error,
                         "recovery_action": gpu.recovery_action,
                     },
+                    fix=_fix(gpu, local.name),
                     severity=None if share.ranks else Severity.WARNING,
                     explains=("GPU002", "GPU005", "GPU010", "GPU013"),
                 )
@@ -156,6 +192,13 @@ def _words(gpu: Gpu) -> str | None:
     return None
 
 
+def _fix(gpu: Gpu, host: str) -> str:
+    if not gpu.lost and gpu.recovery_action in ("gpu-reset", "drain-and-reset"):
+        reset = f"sudo nvidia-smi --gpu-reset -i {gpu.index}"
+        return f"End all processes on GPU {gpu.index} of {host}, then reset it:\n{reset}"
+    return f"Drain {host} and reboot it, and check the card and its power supply if the GPU is lost again."
+
+
 def _absent_from_driver(local: LocalRanks, found: tuple[GpuSharers, ...]) -> Iterator[Verdict]:
     """GPUs on the PCI bus that NVML does not list. Containers and the device cgroups of batch systems hide GPUs from
     NVML but not from sysfs, so only a bare host is checked; a desktop card may be passed to a virtual machine."""
@@ -170,6 +213,10 @@ def _absent_from_driver(local: LocalRanks, found: tuple[GpuSharers, ...]) -> Ite
             f"{local.name} has {len(drivers.pci_gpus)} GPUs on the PCI bus, but the driver reports {len(gpus.gpus)}",
             ranks=local.ranks,
             evidence={"absent": absent, "pci_gpus": len(drivers.pci_gpus), "driver_gpus": len(gpus.gpus)},
+            effect="" if serious else "None unless the job needs this GPU, which the driver does not provide.",
+            fix=f"Drain {local.name} and reboot it, and check the card if the GPU is still missing."
+            if serious
+            else f"Check on {local.name} which driver the GPU uses:\nlspci -k -s {absent[0]}",
             severity=Severity.ERROR if serious else Severity.INFO,
         )
 

@@ -55,14 +55,29 @@ def gpu_feature_missing(job: Job) -> Iterator[Verdict]:
     Why it hurts: vGPUs have no unified memory, IPC or peer access unless the hypervisor enables them, MIG instances
     have no peer access, and containers may forbid system calls that CUDA needs. A program that uses such a feature
     fails.
-    Fix: Check `nvidia-smi -q | grep -iE 'virtualization mode|mig mode|license'`; if NCCL fails, set
-    NCCL_CUMEM_ENABLE=0, NCCL_P2P_DISABLE=1 and NCCL_NVLS_ENABLE=0; on a vGPU, have the hypervisor enable unified
-    memory (`enable_uvm=1`, whole-GPU profiles only).
+    Fix: Do not use the feature, or use a whole GPU on a host that is not virtual.
     """
     if is_logged(job, *_OF_TRANSPORTS):
         return
     for group in event_groups(job, "gpu.unsupported", by=("what",)):
-        yield finding_from_logs(group, _claim(job, group), confidence=0.85, explains=("GPU021",))
+        claim = _claim(job, group)
+        yield finding_from_logs(group, claim, fix=_fix(claim), confidence=0.85, explains=("GPU021",))
+
+
+def _fix(claim: str) -> str:
+    if "no license" in claim:
+        return "License the virtual GPU, and check its state with:\nnvidia-smi -q | grep -i license"
+    if claim.startswith("NCCL") or "operating system" in claim:
+        return (
+            "Turn off the features of NCCL that need it:\n"
+            "export NCCL_CUMEM_ENABLE=0 NCCL_P2P_DISABLE=1 NCCL_NVLS_ENABLE=0"
+        )
+    if "MPS" in claim:
+        return "Stop MPS, because each rank then has its own context:\necho quit | nvidia-cuda-mps-control"
+    return (
+        "Remove the call that fails, or check whether the GPU is virtual or split by MIG, which lack features:\n"
+        "nvidia-smi -q | grep -iE 'virtualization mode|mig mode'"
+    )
 
 
 def _claim(job: Job, group: EventGroup) -> str:

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import hidden_of_gpus, shares_by_host
-from doctor.api import Finding, Job, Scope, Severity, Unknown, Verdict, check
+from doctor.api import (
+    EventGroup,
+    Finding,
+    Job,
+    Scope,
+    Severity,
+    Unknown,
+    Verdict,
+    check,
+    event_groups,
+    finding_from_logs,
+)
 from doctor.facts import Gpu, GpuFacts, KernelEvent, KernelLogFacts
 from doctor.testing import Fails, Passes, healthy, logged
 from doctor_checks.devices._xid_events import logged_xids, xids_of
@@ -13,7 +24,29 @@ from doctor_checks.devices._xid_events import logged_xids, xids_of
 
 def _told(job: Job) -> Iterator[Finding]:
     for reported in logged_xids(job, {"memory"}):
-        yield reported.finding(("GPU010", "GPU019", "GPU022"))
+        yield reported.finding(_CONSEQUENCES)
+    for group in event_groups(job, "gpu.memory_error"):
+        failed = tuple(event for event in group.events if "emap" in event.text)
+        others = tuple(event for event in group.events if event not in failed)
+        if failed:
+            yield finding_from_logs(
+                EventGroup(group.kind, failed),
+                "A GPU failed to remap a damaged row of its memory",
+                fix="Drain the host, and have the GPU replaced.",
+                confidence=0.95,
+                explains=_CONSEQUENCES,
+            )
+        if others:
+            yield finding_from_logs(
+                EventGroup(group.kind, others),
+                "A GPU reported uncorrectable memory errors",
+                fix="End all processes on the GPUs of the host, then reset them:\nsudo nvidia-smi --gpu-reset",
+                confidence=0.95,
+                explains=_CONSEQUENCES,
+            )
+
+
+_CONSEQUENCES = ("GPU010", "GPU019", "GPU022")
 
 
 @check(
@@ -25,15 +58,14 @@ def _told(job: Job) -> Iterator[Finding]:
     from_logs=_told,
     impacts={
         r"contained to one program": (
-            "The program that used the damaged memory ends. Others are not affected until the row is used again."
+            "The process that used the damaged memory is terminated. Other processes are not affected."
         ),
         r"not contained": "All programs on this GPU end, and their data may be corrupted. The GPU needs a reset.",
-        r"pending": (
-            "The damaged row or page is still in use, and fails again at the same address until the next reset."
-        ),
-        r"remap failed|limit reached": (
+        r"pending": ("The damaged memory is still in use, and fails again at the same address until the next reset."),
+        r"remap failed|failed to remap": (
             "The GPU has no spare memory for further repairs, so errors recur until it is replaced."
         ),
+        r"limit reached": "Further uncorrectable errors are likely, and each ends the process that meets it.",
         r"before this job": (
             "Memory that failed once often fails again. The job then ends with an uncorrectable error."
         ),
@@ -101,8 +133,7 @@ def memory_errors(job: Job, *, remapped_rows: int = 512, retired_pages: int = 60
 
     Why it hurts: an uncorrectable error ends the program that accesses it, or corrupts its data. A GPU with a pending
     remap fails again at the same address.
-    Fix: End all processes on the GPU and reset it with `sudo nvidia-smi --gpu-reset -i GPU`, or reboot; if a remap
-    failed or a replacement limit is reached, drain the host and replace the card.
+    Fix: End all processes on the GPU and reset it with `sudo nvidia-smi --gpu-reset`, or reboot the host.
     """
     for local, found in shares_by_host(job):
         faulty = set()
@@ -139,7 +170,11 @@ def memory_errors(job: Job, *, remapped_rows: int = 512, retired_pages: int = 60
             gpus = local.find(GpuFacts)
             uncounted = any(gpu.ecc_volatile_uncorrected is None for gpu in gpus.gpus) if gpus else True
             severity = Severity.ERROR if reported.recent else Severity.WARNING if faulty or uncounted else Severity.INFO
-            yield reported.finding(local, severity if reported.ranks else Severity.INFO)
+            severity = severity if reported.ranks else Severity.INFO
+            yield reported.finding(local, severity, _WATCH if severity is Severity.INFO else "")
+
+
+_WATCH = "Report the GPU to the administrators of the cluster if such errors recur."
 
 
 def _faults(gpu: Gpu, remapped_rows: int, retired_pages: int) -> Iterator[str]:

@@ -9,7 +9,7 @@ from doctor.facts import EnvironmentFacts, ProcessFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 _RESTART = "Restart MPS as the user of the job:\necho quit | nvidia-cuda-mps-control\nnvidia-cuda-mps-control -d"
-_FEWER = "Start fewer processes on this GPU: its MPS server accepts 48 clients (16 before Volta)."
+_FEWER = "Start fewer processes on this GPU, or stop MPS if each rank has its own GPU."
 _OTHERS = "Read the logs of the other processes on this GPU: a fault of one MPS client ends all of them."
 
 REASONS = (
@@ -17,7 +17,7 @@ REASONS = (
     (("remote", "rpc"), "The connection to the MPS server was lost", _RESTART),
     (("ready",), "The MPS server accepts no new clients: it is recovering from a fault or shutting down", _RESTART),
     (("create", "clients"), "The MPS server has reached the GPU's limit of clients", _FEWER),
-    (("terminated",), "The MPS server terminated this client, usually after a fault of another client", _OTHERS),
+    (("terminated",), "The MPS server terminated this client, probably after a fault of another client", _OTHERS),
 )
 """Words of a result (cudaErrorMps*, CUDA_ERROR_MPS_*, 805 to 810, as cudaGetErrorString writes them), its meaning and
 its fix."""
@@ -84,8 +84,7 @@ def mps_unreachable(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: while a control daemon runs, every CUDA process of the host becomes a client of its server. If the
     server has exited, is recovering from a fault or belongs to another user, CUDA fails to start.
-    Fix: Stop the daemon with `echo quit | nvidia-cuda-mps-control`, or unset CUDA_MPS_PIPE_DIRECTORY for the job;
-    with one rank per GPU, MPS is not needed.
+    Fix: Stop the daemon with `echo quit | nvidia-cuda-mps-control`, or unset CUDA_MPS_PIPE_DIRECTORY for the job.
     """
     yield from merge(_without_daemon(job))
 

@@ -41,10 +41,10 @@ def _told(job: Job) -> Iterator[Finding]:
         r"after its own fault": "The program on this GPU has ended after its own fault; the GPU itself is healthy.",
         r"illegal memory access": (
             'The program on this GPU ends with "an illegal memory access was encountered", and the other ranks '
-            "wait for it until their timeout. It is usually a fault of a kernel."
+            "wait for it until their timeout."
         ),
         r"after the program ended": "None by itself: the driver removes what a program left on the GPU when it ends.",
-        r"not in rankdoctor's": "Unknown. Hardware Xids usually end or block the programs on that GPU.",
+        r"not in rankdoctor's": "Unknown, but most hardware faults end or block the programs on the GPU.",
         r"before this job": "The fault often recurs on the same GPU; it then ends or blocks the rank that uses it.",
         r"GSP": (
             "The driver cannot control the GPU any more: programs on it hang until the host is rebooted or the "

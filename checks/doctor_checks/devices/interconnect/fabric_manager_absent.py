@@ -30,13 +30,45 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "gpu.multicast_fails"):
         yield finding_from_logs(
             group,
-            "NCCL cannot set up NVSwitch multicast memory, usually because of the fabric manager",
-            fix="End all processes on the GPUs and run `sudo systemctl restart nvidia-fabricmanager`, or reboot; until "
-            "then, set NCCL_NVLS_ENABLE=0.",
+            "NCCL cannot set up multicast memory of the NVSwitches (NVLink SHARP)",
+            effect="NCCL continues without NVLink SHARP, so all-reduce is slower." if _went_on(job, group) else "",
+            fix="Restart the fabric manager while no process uses the GPUs (`sudo systemctl restart "
+            "nvidia-fabricmanager`), or set NCCL_NVLS_ENABLE=0.",
             severity=Severity.WARNING if _went_on(job, group) else None,
             confidence=0.9 if group.value("stated") else 0.7,
             explains=("GPU013", "GPU018", "GPU021", "GPU022", "GPU023"),
         )
+
+
+def _unready(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "gpu.fabric_unready"):
+        texts = " ".join(event.text for event in group.events)
+        if re.search(r"do(?:n't|esn't| not|es not) match", texts):
+            summary = "The release of the fabric manager does not match that of the driver"
+            fix = "Install the fabric manager in exactly the driver's release, which this command prints:\n" + _RELEASE
+        elif _STOPPED.search(texts):
+            summary = "The fabric manager is not running"
+            fix = "Find out why it does not run, and start it:\n" + "\n".join((_STATUS, _RESTART))
+        else:
+            summary = "CUDA reports that the NVSwitch fabric is not ready"
+            fix = "Start the fabric manager, and reboot the host if this does not help:\n" + "\n".join(
+                (_RESTART, _STATUS)
+            )
+        yield finding_from_logs(
+            group,
+            summary,
+            fix=fix,
+            confidence=0.95,
+            explains=("GPU013", "GPU018", "GPU021", "GPU022", "GPU023"),
+        )
+
+
+_STOPPED = re.compile(
+    r"[Ff]ailed to start|not running|not installed|inactive|NOT_PRESENT|fabricmanager\.service:? (?:[Ff]ailed|Main)"
+)
+_RELEASE = "nvidia-smi --query-gpu=driver_version --format=csv,noheader"
+_RESTART = "sudo systemctl restart nvidia-fabricmanager"
+_STATUS = "systemctl status nvidia-fabricmanager"
 
 
 def _went_on(job: Job, group: EventGroup) -> bool:
@@ -52,10 +84,10 @@ def _went_on(job: Job, group: EventGroup) -> bool:
     scope=Scope.HOST,
     when="PM",
     needs=(GpuFacts, DriverFacts),
-    from_logs=_from_logs,
+    from_logs=(_from_logs, _unready),
     impacts={
         r"multicast": "NCCL fails when it starts, unless NCCL_NVLS_ENABLE=0 turns NVLink SHARP off.",
-        r"does not match": (
+        r"do(?:es)? not match": (
             'The fabric manager does not start, and CUDA then fails with "system not yet initialized" (error 802).'
         ),
         r"not running": 'CUDA does not start: "system not yet initialized" (error 802).',
@@ -119,8 +151,7 @@ def fabric_manager_absent(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: CUDA does not start ("system not yet initialized", error 802), or GPUs cannot reach each other over
     NVLink.
-    Fix: Install the fabric manager in exactly the driver's release (`nvidia-smi --query-gpu=driver_version
-    --format=csv,noheader`), run `sudo systemctl enable --now nvidia-fabricmanager`, then reset the GPUs or reboot.
+    Fix: Start the fabric manager with `sudo systemctl restart nvidia-fabricmanager`, or reboot the host.
     """
     switched = [local for local in job.by_host() if _has_switches(local)]
     if not switched:
@@ -154,9 +185,9 @@ def _judge(local: LocalRanks) -> Iterator[Verdict]:
         return
     manager = drivers.service("fabric-manager")
     if manager and manager.running is False:
-        faults.insert(0, "Fabric manager is not running")
+        faults.insert(0, "The fabric manager is not running")
     elif manager and manager.running and _differs(manager.version, gpus.driver_version):
-        faults.insert(0, f"Fabric manager {manager.version} does not match driver {gpus.driver_version}")
+        faults.insert(0, f"The fabric manager ({manager.version}) does not match driver {gpus.driver_version}")
     if faults:
         yield _finding(local, faults, drivers, gpus)
     elif (manager is None or manager.running is None) and not any(_is_ready(gpu) for gpu in gpus.gpus):
@@ -198,5 +229,16 @@ def _finding(local: LocalRanks, faults: list[str], drivers: DriverFacts, gpus: G
             "driver_version": gpus.driver_version,
             "fabric_by_gpu": {str(gpu.index): gpu.fabric.state if gpu.fabric else None for gpu in gpus.gpus},
         },
+        fix=_fix(faults, local.name, gpus),
         explains=("GPU013", "GPU018", "GPU023"),
     )
+
+
+_START = "Start the fabric manager"
+
+
+def _fix(faults: list[str], host: str, gpus: GpuFacts) -> str:
+    if "does not match" in faults[0]:
+        return f"Install the fabric manager {gpus.driver_version} on {host}, the release of its driver, and start it."
+    start = "enable --now" if "not running" in faults[0] else "restart"
+    return f"{_START} on {host} while no process uses the GPUs:\nsudo systemctl {start} nvidia-fabricmanager"

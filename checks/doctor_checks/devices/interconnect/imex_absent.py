@@ -55,8 +55,8 @@ def imex_absent(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: NCCL reports "MNNVL is available but not working", or hosts of one rack communicate over the network
     instead of NVLink.
-    Fix: List all hosts of the domain in /etc/nvidia-imex/nodes_config.cfg, run `sudo systemctl enable --now
-    nvidia-imex`, and pass /dev/nvidia-caps-imex-channels/channel0 to containers; until then, set NCCL_MNNVL_ENABLE=0.
+    Fix: List all hosts of the domain in /etc/nvidia-imex/nodes_config.cfg and start the daemon with `sudo systemctl
+    enable --now nvidia-imex`, or set NCCL_MNNVL_ENABLE=0.
     """
     domains: dict[str, list[LocalRanks]] = {}
     for local in job.by_host():
@@ -91,7 +91,7 @@ def _judge(local: LocalRanks) -> Iterator[Verdict]:
     imex = drivers.service("imex")
     faults = []
     if imex and imex.running is False:
-        faults.append("IMEX daemon is not running")
+        faults.append("the IMEX daemon is not running")
     if not drivers.imex_channels:
         faults.append("no IMEX channel is accessible")
     if faults:
@@ -103,6 +103,9 @@ def _judge(local: LocalRanks) -> Iterator[Verdict]:
                 "imex_channels": drivers.imex_channels,
                 "domains": sorted(f"{cluster}.{clique}" for cluster, clique in _domains(local)),
             },
+            fix=f"Start the daemon on {local.name}:\nsudo systemctl enable --now nvidia-imex"
+            if "daemon" in faults[0]
+            else f"Pass /dev/nvidia-caps-imex-channels/channel0 to the container on {local.name}.",
         )
     elif imex is None or imex.running is None:
         reason = "the state of the IMEX daemon is not visible from here"
@@ -124,6 +127,7 @@ def _judge_cliques(members: list[LocalRanks]) -> Iterator[Verdict]:
         f"{len(hosts)} host{'s are' if len(hosts) > 1 else ' is'} in another clique of the same NVLink domain: "
         f"{', '.join(local.name for local in hosts[:4])}",
         ranks=tuple(rank for local in hosts for rank in local.ranks),
+        fix="Request hosts of one clique from the scheduler, or set NCCL_MNNVL_ENABLE=0.",
         evidence={
             "hosts_by_clique": {
                 " ".join(sorted(f"{cluster}.{clique}" for cluster, clique in domains)): [one.name for one in locals_]

@@ -39,9 +39,13 @@ def _told(job: Job) -> Iterator[Finding]:
         r"^Xid.*before this job": (
             "The link may fail again during this job, which then ends or falls back to a slower path."
         ),
-        r"^Xid|fatal SXid|uncorrectable errors": (
+        r"^Xid|NVLink failed": (
             "Processes that use this link fail or hang, and the other ranks wait for them until the timeout."
         ),
+        r"fatal SXid": (
+            "Processes that use this switch fail or hang, and the other ranks wait for them until the timeout."
+        ),
+        r": 0 of \d+ NVLinks are active": "Traffic of this GPU uses PCIe or host memory, which is many times slower.",
         r"NVLinks are active": (
             "Traffic of this GPU uses the remaining links, PCIe or host memory, which is many times slower."
         ),
@@ -126,7 +130,7 @@ def nvlink_down(job: Job) -> Iterator[Verdict]:
     Why it hurts: NCCL falls back to PCIe or shared memory for that GPU, which is many times slower, or fails to
     start. Errors that the link cannot recover from end the job.
     Fix: Check `nvidia-smi nvlink --status` and `nvidia-smi nvlink --errorcounters`, then reset the GPUs or reboot the
-    host; if the error recurs, check the bridges, the baseboard and the switches.
+    host.
     """
     for local, found in shares_by_host(job):
         used = [share for share in found if share.ranks and not share.gpu.lost and not share.gpu.mig]
@@ -150,8 +154,11 @@ def nvlink_down(job: Job) -> Iterator[Verdict]:
             began = log.job_started if log else None
             recent = began is not None and event.time is not None and event.time >= began
             yield Finding(
-                f"NVSwitch at {device} of {local.name} reported the fatal SXid {code}",
+                f"The NVSwitch at {device} of {local.name} reported the fatal SXid {code}",
                 ranks=local.ranks,
+                fix=f"End all processes on the GPUs of {local.name}, then reset them with `sudo nvidia-smi "
+                "--gpu-reset` or "
+                "reboot the host.",
                 evidence={"sxid": code, "device": device, "seconds_since_boot": event.time, "kernel_log": event.text},
                 severity=Severity.ERROR if recent else Severity.WARNING,
             )
@@ -197,8 +204,18 @@ def _finding(local: LocalRanks, share: GpuSharers, words: str, severity: Severit
             "recovery_errors_by_link": {str(link.index): link.fatal for link in links if link.fatal},
             "errors_by_link": {str(link.index): link.errors for link in links if link.errors},
         },
+        fix=_fix(local.name, share.gpu, severity),
         severity=severity,
         explains=("GPU018",),
+    )
+
+
+def _fix(host: str, gpu: Gpu, severity: Severity) -> str:
+    if severity is Severity.INFO:
+        return f"Install an NVLink bridge on GPU {gpu.index} of {host} if the job needs one."
+    return (
+        f"Check the links of GPU {gpu.index} of {host}, then reset the GPU or reboot the host:\n"
+        f"nvidia-smi nvlink --status -i {gpu.index}\nnvidia-smi nvlink --errorcounters -i {gpu.index}"
     )
 
 
@@ -207,4 +224,9 @@ def _from_log(local: LocalRanks, reported: XidReport) -> Finding:
     healed = reported.recent is False and not any(
         0 < _active(gpu) < len(gpu.nvlinks or ()) for facts in [local.find(GpuFacts)] if facts for gpu in facts.gpus
     )
-    return reported.finding(local, Severity.INFO if healed or not reported.ranks else severity)
+    if healed or not reported.ranks:
+        return reported.finding(local, Severity.INFO, _WATCH)
+    return reported.finding(local, severity)
+
+
+_WATCH = "Report the GPU to the administrators of the cluster if such errors recur."

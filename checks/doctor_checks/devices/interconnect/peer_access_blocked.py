@@ -55,6 +55,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         yield finding_from_logs(
             group,
             "The IOMMU blocked an access between devices",
+            effect="" if by_driver or of_a_job else "None for the job unless one of the devices is its GPU.",
             severity=None if by_driver else Severity.WARNING if of_a_job else Severity.INFO,
             symptoms=by_driver or of_a_job,
             confidence=0.8 if by_driver else 0.5,
@@ -73,8 +74,6 @@ def _from_the_start(job: Job) -> Iterator[Finding]:
             yield finding_from_logs(
                 group,
                 "The first collective never completed on any rank: GPU peer access does not work",
-                fix="Run with NCCL_P2P_DISABLE=1 to confirm, then disable ACS on the PCIe switches and the IOMMU (or "
-                "set iommu=pt) in the firmware and on the kernel command line.",
                 confidence=0.6,
             )
 
@@ -87,7 +86,7 @@ def _from_the_start(job: Job) -> Iterator[Finding]:
     needs=(GpuFacts,),
     from_logs=(_from_the_start, _from_logs),
     impacts={
-        r"not-supported": (
+        r"not supported\)": (
             'NCCL fails with "P2P is disabled between NVLINK connected GPUs", or copies through host memory, '
             "which is many times slower."
         ),
@@ -97,9 +96,9 @@ def _from_the_start(job: Job) -> Iterator[Finding]:
         r"at most eight": (
             "Peer access to further GPUs fails, and the program that requests it ends or copies through host memory."
         ),
-        r"refuses peer|cannot map": (
-            "Communication between these GPUs fails, or uses host memory, which is many times slower."
-        ),
+        r"RTX 4000": "The program stops before training starts.",
+        r"refuses peer": "The program that requests peer access fails, and the other ranks wait until their timeout.",
+        r"cannot map": "NCCL fails when it starts, and the job ends.",
         r"access control \(ACS\)": (
             "Traffic between GPUs is routed through the CPU, which is slower. On bare metal, it can hang or be "
             "corrupted."
@@ -191,10 +190,9 @@ def _from_the_start(job: Job) -> Iterator[Finding]:
 def peer_access_blocked(job: Job) -> Iterator[Verdict]:
     """Ask whether GPUs that the topology connects can access each other's memory.
 
-    Why it hurts: NCCL fails with "P2P is disabled between NVLINK connected GPUs", or uses host memory. With PCIe
-    access control on bare metal, peer traffic can hang or be corrupted.
-    Fix: For NVLink, check that the fabric manager runs and reset the GPUs; for PCIe, disable ACS in the BIOS or with
-    `setpci`, and disable the IOMMU or set `iommu=pt`; until then, set NCCL_P2P_DISABLE=1, which is slower.
+    Why it hurts: NCCL copies between these GPUs through host memory, which is many times slower, or fails at
+    startup.
+    Fix: Set NCCL_P2P_DISABLE=1 until ACS is disabled in the BIOS and `iommu=pt` is set on the kernel command line.
     """
     judged = [(local, users) for local, found in shares_by_host(job) if len(users := _users(found)) > 1]
     if not judged:
@@ -237,7 +235,35 @@ def _severity(local: LocalRanks) -> Severity:
 def _words(blocked: list[PeerLink]) -> str:
     first = blocked[0]
     status = next(status for status in (first.read, first.write) if status not in (None, "ok"))
-    return f"no peer access between GPU {first.first} and {first.second} over {first.path}: {status}"
+    path = _PATHS.get(first.path or "", first.path or "an unknown path")
+    return (
+        f"GPUs {first.first} and {first.second} have no peer access over {path} ({_STATES.get(status or '', status)})"
+    )
+
+
+_STATES = {"not-supported": "not supported", "disabled-by-driver-setting": "disabled by the driver"}
+_PATHS = {
+    "nvlink": "NVLink",
+    "internal": "their board",
+    "single-switch": "a PCIe switch",
+    "multiple-switches": "PCIe switches",
+    "host-bridge": "a PCIe host bridge",
+    "system": "the link between CPU sockets",
+}
+
+
+def _fix(link: PeerLink, host: str) -> str:
+    if "disabled-by-driver-setting" in (link.read, link.write):
+        return (
+            f"Remove the option of the nvidia driver that disables peer access on {host}, and reboot:\n"
+            "grep -rn NVreg /etc/modprobe.d"
+        )
+    if link.path == "nvlink" and (link.read not in FIT or link.write not in FIT):
+        return (
+            f"Check that the fabric manager and the NVLinks of {host} work, then reset the GPUs or reboot:\n"
+            f"systemctl status nvidia-fabricmanager\nnvidia-smi nvlink --status -i {link.first}"
+        )
+    return ""
 
 
 def _finding(
@@ -254,10 +280,14 @@ def _finding(
         f"{local.name}: {words}{more}",
         ranks=tuple(sorted({rank for index in ends for rank in users[index][1]})),
         evidence={
-            "pairs": [[link.first, link.second, link.path, link.read, link.write] for link in links[:64]],
+            "pairs": [
+                {"gpus": [link.first, link.second], "path": link.path, "read": link.read, "write": link.write}
+                for link in links[:64]
+            ],
             "iommu_groups": host.iommu_groups if host else None,
             "iommu_setting": host.iommu_setting if host else None,
             "pci_access_control": host.pci_access_control if host else None,
         },
+        fix=_fix(links[0], local.name),
         severity=severity,
     )

@@ -71,8 +71,8 @@ def clocks_throttled(job: Job, *, capped_share: float = 0.25, clock_share: float
     """Ask whether a GPU is throttled because of heat, power or a hardware fault.
 
     Why it hurts: every collective waits for the slowest GPU, so one throttled GPU slows down the whole job.
-    Fix: Exclude the host until its cooling, power supplies and power limit are checked; see `nvidia-smi -q -d
-    PERFORMANCE,TEMPERATURE,POWER`.
+    Fix: Exclude the host until its cooling and power supplies are checked (`nvidia-smi -q -d
+    PERFORMANCE,TEMPERATURE,POWER`).
     """
     for local in job.by_host():
         if note := hidden_of_gpus(local, "clock_reasons"):
@@ -101,7 +101,9 @@ def clocks_throttled(job: Job, *, capped_share: float = 0.25, clock_share: float
 
 def _finding(local: LocalRanks, share: GpuSharers, reasons: str) -> Finding:
     gpu = share.gpu
-    clock = f" at {gpu.clock} of {gpu.clock_max} MHz" if gpu.clock and gpu.clock_max else ""
+    clock = (
+        f" at {gpu.clock} of {gpu.clock_max} MHz" if gpu.clock and gpu.clock_max and gpu.clock < gpu.clock_max else ""
+    )
     return Finding(
         f"GPU {gpu.index} of {local.name} is throttled{clock}: {reasons}",
         ranks=share.ranks,
@@ -114,5 +116,13 @@ def _finding(local: LocalRanks, share: GpuSharers, reasons: str) -> Finding:
             "power_milliwatts": gpu.power,
             "power_limit_milliwatts": gpu.power_limit,
         },
+        fix=f"Exclude {local.name} until its {_part(reasons)} (`nvidia-smi -i {gpu.index} -q -d "
+        "PERFORMANCE,TEMPERATURE,POWER` shows the readings).",
         explains=("RUN003",),
     )
+
+
+def _part(reasons: str) -> str:
+    if "thermal" in reasons:
+        return "cooling is checked"
+    return "power supplies are checked" if "brake" in reasons else "power supplies and power limit are checked"

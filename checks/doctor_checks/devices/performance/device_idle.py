@@ -130,17 +130,17 @@ def _finding(job: Job, idle: list[_Idle]) -> Finding:
     if training and (training.precision or "").startswith("32"):
         words.append('Trainer(precision="bf16-mixed")' if uses_lightning(job) else "torch.autocast in bfloat16")
     return Finding(
-        f"{who} busy at most {worst.busy:.0f} % of the time, with {mebibytes(left)} of "
+        f"{who} busy at most {worst.busy:.0f}% of the time, with {mebibytes(left)} of "
         f"{mebibytes(worst.memory.total)} free",
         ranks=tuple(one.rank.number for one in idle),
         evidence={
-            "busy_per_cent_by_rank": {str(one.rank.number): one.busy for one in idle[:16]},
-            "looks": worst.looks,
+            "busy_percent_by_rank": {str(one.rank.number): one.busy for one in idle[:16]},
+            "readings": worst.looks,
             "peak_allocated_bytes": worst.memory.peak_allocated,
             "memory_total_bytes": worst.memory.total,
             "batch_could_be_times": worst.times,
         },
-        fix=f"Use {', or '.join(words)}; if steps are short, use torch.compile and fewer .item() calls.",
+        fix=f"Use {', or '.join(words)}.",
         confidence=0.8 if worst.looks > 2 else 0.5,
     )
 

@@ -241,7 +241,7 @@ def _slow_copies(job: Job, copies: SlowCopies) -> Finding:
             **{_NAMES[name]: f"{value / 1e9:.1f} GB/s" for name, value in copies.speeds.items()},
         },
         fix=f"Check with `nvidia-smi topo -m` on {', '.join(hosts)} that the rank runs on the GPU's NUMA node and that "
-        "the GPU shares no switch with busy devices; in a virtual machine, ask the provider for its bandwidth limit.",
+        "the GPU shares no switch with busy devices.",
         severity=Severity.INFO,
     )
 
@@ -262,7 +262,7 @@ def _finding(job: Job, found: list[SlowDevice]) -> Finding:
         f"Rank {worst.rank} on {', '.join(hosts)}: {_claim(worst)}",
         ranks=(worst.rank,),
         evidence=evidence,
-        fix=_fix_of_gpu(worst, hosts) if is_gpu else _fix_of_processor(sample),
+        fix=_fix_of_gpu(worst, hosts) if is_gpu else _fix_of_processor(worst, hosts),
     )
 
 
@@ -284,12 +284,15 @@ def _claim(slow: SlowDevice) -> str:
     return f"matrix products on {where} run at {speeds}"
 
 
+_UNSHARED: dict[str, object] = {"cause": "its CPU is slow, but not shared"}
+
+
 def _share(slow: SlowDevice) -> dict[str, object]:
     share, usual = slow.sample.processor_share, slow.usual_share
     if share is None or usual is None:
         return {}
     if share > 0.8 * usual:
-        return {"cause": "its CPU is slow, but not shared"}
+        return _UNSHARED
     return {"cause": f"it gets {share:.0%} of {_processors(slow.sample)}, which other processes use"}
 
 
@@ -324,7 +327,10 @@ def _fix_of_gpu(slow: SlowDevice, hosts: tuple[str, ...]) -> str:
     return f"Exclude {', '.join(hosts)} (`srun --exclude={','.join(hosts)}`) and check {look}."
 
 
-def _fix_of_processor(sample: DeviceSpeed) -> str:
+def _fix_of_processor(slow: SlowDevice, hosts: tuple[str, ...]) -> str:
+    sample = slow.sample
+    if _share(slow) == _UNSHARED:
+        return f"Exclude {', '.join(hosts)}, or check its CPU frequency:\ngrep MHz /proc/cpuinfo"
     listing = "`ps -eLo pid,psr,pcpu,comm --sort=-pcpu | head`"
     return (
         f"End other processes on {_where(sample)} ({listing} lists them), or bind the rank to other CPUs "

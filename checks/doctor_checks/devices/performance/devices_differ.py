@@ -50,7 +50,7 @@ def _smaller(sketch: JobBuilder, host: str) -> JobBuilder:
         r"^MIG": "Slices are slower than whole GPUs, have no peer access, and limit the batch size of all ranks.",
         r"^This host has different": "None unless the job uses both: its speed is then that of the slower one.",
         r"GPU memory": "Every step waits for the slower model, and the smallest memory limits the batch size.",
-        r"^GPU model": "Every step waits for the slowest model of GPU.",
+        r"^GPU model": "Every step waits for the slowest GPU model.",
     },
     cases=lambda: (
         Passes("one model and one driver", healthy(hosts=3, per_host=2)),
@@ -122,8 +122,8 @@ def devices_differ(job: Job, *, memory_share: float = 0.02) -> Iterator[Verdict]
 
     Why it hurts: every step waits for the slowest GPU, the smallest memory limits the batch size, and mixed drivers
     may select different algorithms or fail on some hosts only.
-    Fix: Request one kind of GPU from the scheduler (`--constraint` or `--gres=gpu:h100:8`), and install one driver
-    release on all hosts.
+    Fix: Request hosts with the same GPUs from the scheduler (`--constraint` in SLURM), and install one driver
+    release on all of them.
     """
     used = {one: _used(one) for one in ((job, job.expected) if job.expected else (job,))}
     sizes = {alike.memory for found in used.values() for alike in found if alike.memory}
@@ -157,6 +157,7 @@ def devices_differ(job: Job, *, memory_share: float = 0.02) -> Iterator[Verdict]
                 f"This host has different GPU models: {', '.join(names)}",
                 ranks=(job.ranks[0].number,),
                 evidence={"models": names},
+                fix="Select GPUs of one model with CUDA_VISIBLE_DEVICES.",
                 severity=Severity.INFO,
             )
     else:
@@ -217,7 +218,14 @@ def _judge(job: Job, trait: str, parted: MajoritySplit) -> Iterator[Finding]:
             "ranks_by_value": {str(value): list(ranks) for value, ranks in parted.groups},
             "goes_along_with": list(correlates(job, parted.odd)),
         },
+        fix=_FIXES.get(trait, "Request hosts with the same GPUs from the scheduler (`--constraint` in SLURM)."),
     )
+
+
+_FIXES = {
+    "Driver": "Install one driver release on all hosts.",
+    "MIG layout": "Use the same MIG layout on all hosts, or turn MIG off on them with `sudo nvidia-smi -mig 0`.",
+}
 
 
 def _unexpected(job: Job, parted: Mapping[str, MajoritySplit]) -> Iterator[Finding]:

@@ -46,10 +46,9 @@ from doctor.testing import Fails, Passes, healthy
 def pcie_degraded(job: Job, *, loaded_percent: float = 10) -> Iterator[Verdict]:
     """Ask whether each GPU's PCIe link runs at the highest generation and width that the card and slot support.
 
-    Why it hurts: copies from the host, checkpoints and network traffic of this GPU are slower by the same factor, and
-    the other ranks wait for it.
-    Fix: Check the link under load with `nvidia-smi -q | grep -A 12 'GPU Link Info'` and `sudo dmesg | grep -i aer`,
-    then reseat the card and check the riser and the BIOS settings.
+    Why it hurts: copies between host and GPU, checkpoints and network traffic of this GPU are slower, and the other
+    ranks wait for it.
+    Fix: Reseat the card, and check its riser and the PCIe settings in the BIOS.
     """
     for local, found in shares_by_host(job):
         used = [share for share in found if share.ranks and not share.gpu.lost]
@@ -76,6 +75,8 @@ def pcie_degraded(job: Job, *, loaded_percent: float = 10) -> Iterator[Verdict]:
                         "width_max_lanes": gpu.pcie_width_max,
                         "utilization_percent": gpu.utilization,
                     },
+                    fix=f"Check the link on {local.name} under load, then reseat the card and check its riser:\n"
+                    f"nvidia-smi -i {gpu.index} -q | grep -A 12 'GPU Link Info'\nsudo dmesg -T | grep -i aer",
                     severity=Severity.WARNING
                     if loaded or ((share.gpu.name in wide) and is_data_centre(gpu))
                     else Severity.INFO,

@@ -32,8 +32,8 @@ from doctor.testing import Fails, Passes, healthy
 def persistence_off(job: Job) -> Iterator[Verdict]:
     """Ask whether persistence mode is enabled on data center GPUs.
 
-    Why it hurts: the driver releases the GPU when the last process exits. Every start then takes seconds per GPU,
-    settings such as power limits are lost, and error counters are reset.
+    Why it hurts: every start takes seconds per GPU, and power limits and error counters are reset when the last process
+    on the GPU exits.
     Fix: Enable the daemon with `sudo systemctl enable --now nvidia-persistenced`, or run `sudo nvidia-smi -pm 1`
     after each boot.
     """

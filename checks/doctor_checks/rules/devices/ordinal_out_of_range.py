@@ -121,7 +121,7 @@ num_processes: COUNT
 def ordinal_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether a host has a GPU for each rank that is started on it.
 
-    Fix: Use the same number in --nproc-per-node and in --gres, CUDA_VISIBLE_DEVICES or `nvidia.com/gpu`.
+    Fix: Start as many ranks per host as it has GPUs.
     """
     for start in starts_of(file):
         if _uses_gpus(start.launch):
@@ -183,6 +183,7 @@ def _violation(place: SourceLocation, ranks: int, gpus: int, why: str) -> Violat
     return Violation(
         place,
         f"{ranks} ranks are started per host, but {source}",
+        fix=f"Start {gpus} rank{'' if gpus == 1 else 's'} per host, or provide {ranks} GPUs.",
         evidence=(("ranks", ranks), ("gpus", gpus)),
     )
 

@@ -53,6 +53,7 @@ def _job(command: str, gpus: str) -> str:
     check=shared_memory_small,
     severity=Severity.WARNING,
     reads=Manifest,
+    impacts={r"The pod uses": "DataLoader workers crash with a bus error when their batches fill /dev/shm."},
     cases=lambda: (
         FileFails("eight GPUs and Docker's default", _job("torchrun, train.py", "8  # !"), name="job.yaml"),
         FileFails("a pod", _POD.replace("COMMAND", "torchrun").replace("MARK", "  # !"), name="pod.yaml"),
@@ -89,11 +90,11 @@ def _job(command: str, gpus: str) -> str:
     ),
 )
 def shared_memory_small_in_files(file: Manifest) -> Iterator[Violation]:
-    """Ask whether pods that train on several GPUs, or with data workers, have enough shared memory.
+    """Ask whether pods that train on several GPUs, or with DataLoader workers, have enough shared memory.
 
-    Why it hurts: a container has 64 MiB of /dev/shm unless a volume is mounted there. NCCL fails at startup ("failed
-    to extend /dev/shm/nccl-…"), or data workers crash with a bus error in the middle of an epoch.
-    Fix: Mount an emptyDir with `medium: Memory` and a sizeLimit of 16Gi at /dev/shm.
+    Why it hurts: NCCL fails at startup ("failed to extend /dev/shm/nccl-…"), or DataLoader workers crash with a bus
+    error.
+    Fix: Mount an emptyDir with `medium: Memory` at /dev/shm.
     """
     for job in file.workloads:
         for role in job.roles:
@@ -128,4 +129,4 @@ def _why(job: Workload, box: Container) -> str:
     if (box.gpus or 0) > 1 and not _starts_one(box):
         return f"{box.gpus} GPUs share a pod"
     workers = re.search(r"num[_-]workers[= ]+(\d+)", box.words)
-    return f"The pod uses {workers[1]} data workers" if workers and workers[1] != "0" else ""
+    return f"The pod uses {workers[1]} DataLoader workers" if workers and workers[1] != "0" else ""
