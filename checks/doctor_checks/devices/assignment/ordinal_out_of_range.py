@@ -206,3 +206,14 @@ def _judge(
         severity=severity,
         explains=("GPU001",),
     )
+
+
+_SHARES = 'Ranks that use `cuda:LOCAL_RANK` fail with "CUDA error: invalid device ordinal".'
+
+
+def _fix(size: int, listed: str | None) -> str:
+    processes = f"{size} process{'' if size == 1 else 'es'} per host"
+    if size == 0:
+        return "Make the GPUs of the host visible:\nunset CUDA_VISIBLE_DEVICES" if listed is not None else ""
+    more = "list more GPUs in CUDA_VISIBLE_DEVICES" if listed is not None else "use a host with more GPUs"
+    return f"Start {processes} (`--nproc-per-node={size}` of torchrun), or {more}."
