@@ -248,7 +248,7 @@ def test_what_is_certain_between_two_steps(known, expected):
 
 
 @pytest.mark.parametrize("retired", [False, True])
-@pytest.mark.parametrize(("entered", "expected"), [(99.5, False), (91.0, True), (None, True)])
+@pytest.mark.parametrize(("entered", "expected"), [(99.5, False), (101.5, False), (91.0, True), (None, True)])
 def test_a_rank_that_has_just_entered_a_collective_moves_from_one_to_the_next(entered, expected, retired):
     stack = (Frame("/env/site-packages/torch/distributed/distributed_c10d.py", 3245, "all_gather"), OWN)
     progress = ProgressFacts(run="a", state="stalled", at=100.0, idle=9.0, stage="train", stack=stack)

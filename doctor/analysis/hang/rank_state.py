@@ -250,7 +250,8 @@ class RankState:
             return False
         newest = self.collectives[-1].at if self.collectives else None
         since = progress.at - newest if newest is not None else 0.0  # a record with one time for all tells nothing
-        return 0.0 < since < LEAST_WAIT <= progress.idle - since
+        # The recorder is read a moment after the progress: what was entered in between shows that it moves, too.
+        return since != 0.0 and since < LEAST_WAIT <= progress.idle - since
 
     @property
     def may_wait_in_backward(self) -> bool:
