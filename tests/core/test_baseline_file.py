@@ -222,4 +222,4 @@ def test_an_expectation_of_another_release_lacks_sections():
     job.expected = from_document(document)
     found = results(job)["NCCL003"].findings
     assert [finding.ranks for finding in found] == [(1,)]
-    assert "ring here, not set elsewhere" in found[0].summary
+    assert "ring on rank 1, not set on the others" in found[0].summary

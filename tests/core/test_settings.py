@@ -52,7 +52,7 @@ def test_directories_become_pairs(tmp_path):
         ("selct = []", "doctor.toml: unknown key 'selct'; did you mean select?"),
         (
             "colour = 1",
-            "unknown key 'colour'; known are select, ignore, fail-on, preview, timeout, plugins, limits",
+            "unknown key 'colour'; known are select, ignore, fail-on, preview, lint, timeout, plugins, limits",
         ),
         ('[[ignore]]\nid = "A"\nreasn = "x"\n', "unknown key 'reasn' in ignore[0]; did you mean reason?"),
         ('fail-on = "fatal"', "fail-on: 'fatal' is not one of error, warning, never"),

@@ -136,7 +136,7 @@ def test_a_rank_that_never_comes_is_named(party, impatient):
     [finding] = findings(job, "NET027")
     assert finding.ranks == (1,)
     assert finding.severity == "error"
-    assert "could not be created (rank 1)" in finding.summary
+    assert "could not be created: rank 1 did not join" in finding.summary
 
 
 def test_a_rank_that_stands_still_is_named_and_its_child_ended(party, impatient):
