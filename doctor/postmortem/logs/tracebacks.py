@@ -102,6 +102,7 @@ _TYPE = r"(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80}(?:\(\w{1,80}\))?"
 _UNPLAIN = (
     r"(?=\w{0,80}[a-z]\w{0,80}[A-Z_]|\w{1,80}\.|[A-Z]\w{0,80}Error\b|Exception|Warning|Abort|Exit|Empty|Full|Failed)"
 )
+_Match = Callable[[str], re.Match[str] | None]
 _ANY_FINAL = re.compile(rf"(?P<type>{_UNPLAIN}{_TYPE})(?:: (?P<message>.*)|:?\s*)$", re.DOTALL)
 # If the stack is indented, the first line without indentation is the exception, except for lines that another process
 # may have written in between.
@@ -246,7 +247,7 @@ class Tracebacks:
         if stream is not None:
             return self._continue(origin, stream, text, line, (record, mild))
         if not mild:
-            self._end(origin, text, line, _FINAL)
+            self._end(origin, text, line, _FINAL.match)
         return False
 
     def close(self, line: int) -> None:
@@ -313,7 +314,7 @@ class Tracebacks:
         if text[:1] in (" ", "\t") or text.startswith("[Previous line repeated "):
             return True
         # Where the indentation was lost, one line of source code follows a frame.
-        is_source = stream.framed and not _final_of(stream, record).match(text)
+        is_source = stream.framed and not _final_of(stream, record)(text)
         stream.framed = stream.framed and not is_source
         return is_source
 
@@ -330,7 +331,7 @@ class Tracebacks:
         self.waiting.add(origin)
         return True
 
-    def _end(self, origin: LineOrigin, text: str, line: int, final: re.Pattern[str]) -> bool:
+    def _end(self, origin: LineOrigin, text: str, line: int, final: _Match) -> bool:
         if fatal := _FATAL.match(text):
             self._stream(origin).begin("fatal")
             self._keep(origin, ParsedException("python.fatal", "", fatal["message"], ()), line)
@@ -342,7 +343,7 @@ class Tracebacks:
             )
             self.waiting.discard(origin)
             return True
-        match = final.match(text) or ("message: " in text and _RECORDED.match(text)) or self._decorated(origin, text)
+        match = final(text) or ("message: " in text and _RECORDED.match(text)) or self._decorated(origin, text)
         if not match:
             return False
         stream = self._stream(origin)
@@ -396,10 +397,10 @@ def _depth_of(text: str) -> int:
     return len(text) - len(text.lstrip())
 
 
-def _final_of(stream: _TracebackState, record: bool) -> re.Pattern[str]:
+def _final_of(stream: _TracebackState, record: bool) -> _Match:
     if stream.state != "stack" or not stream.framed or record:
-        return _FINAL
-    return _MARGIN_FINAL if stream.indented else _ANY_FINAL
+        return _FINAL.match
+    return _MARGIN_FINAL.match if stream.indented else _ANY_FINAL.match
 
 
 _DRAWN = tuple("│╭╰❱┃")

@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import PurePath
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone
@@ -77,10 +76,10 @@ def _has_other_way(script: Script) -> bool:
     ``train_distributed.py`` for ``train.py``. The author has chosen then."""
     if script.modules is None:
         return False
-    own = PurePath(script.path).stem
+    own = _stem(script.path)
     words = ("DistributedDataParallel", "horovod.torch")
     found = (one for word in words for one in script.modules.mentioning(word))
-    others = ((PurePath(shown).stem, text) for shown, text in found if shown != script.path)
+    others = ((_stem(shown), text) for shown, text in found if shown != script.path)
     return any((own in other or other in own) and _TRAINS.search(text) for other, text in others)
 
 
@@ -109,6 +108,11 @@ def _default_of(script: Script, name: ast.expr | None) -> ast.expr | None:
     names, defaults = [one.arg for one in function.args.args], function.args.defaults
     given = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
     return given.get(name.id)
+
+
+def _stem(path: str) -> str:
+    """The name of a file without its folders and its suffix."""
+    return re.split(r"[\\/]", path)[-1].rpartition(".")[0]
 
 
 def _hit(script: Script, call: ast.Call, shown: ast.Call | None) -> Violation:

@@ -185,7 +185,8 @@ _BINDS_GPUS = re.compile(
 )
 """Commands that give each rank a GPU of its own, which is number 0 there."""
 _IS_FIRST_EVERYWHERE = re.compile(
-    r"[\"']LOCAL_RANK[\"']\]\s*=\s*[\"']0[\"']|^assert .*local_rank\W+\s*==\s*[\"']?0", re.IGNORECASE | re.MULTILINE
+    r"[\"']LOCAL_RANK[\"']\]\s{0,9}=\s{0,9}[\"']0[\"']|^assert [^\n]{0,100}local_rank[\"'\])\s]{0,9}==\s{0,9}[\"']?0",
+    re.IGNORECASE | re.MULTILINE,
 )
 _SETS_DEVICE = re.compile(r"\b(?:HfArgumentParser|TrainingArguments)\b")
 """transformers/training_args.py: ``__post_init__`` reads ``device``, for which Accelerate sets the GPU of the rank."""
