@@ -14,6 +14,7 @@ import pytest
 from doctor.api import Status
 from doctor.core.check_registry import (
     CheckRegistry,
+    IndexedCheck,
     builtin_checks,
     builtin_package,
     index_path,
@@ -54,7 +55,12 @@ def test_every_builtin_loads():
 
 
 def test_the_index_has_all_builtins():
-    assert index_path().read_bytes() == index_text(builtin_checks()), "run: python -m doctor.report.playbook"
+    # Not by bytes: releases of msgspec differ in the fields with default values that they leave out.
+    kept, new = (
+        msgspec.json.decode(text, type=list[IndexedCheck])
+        for text in (index_path().read_bytes(), index_text(builtin_checks()))
+    )
+    assert kept == new, "run: python -m doctor.report.playbook"
 
 
 def test_an_indexed_check_is_that_of_its_module():
