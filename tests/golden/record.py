@@ -484,11 +484,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Record what users and peers see of this tree.")
     parser.add_argument("folder", nargs="?", type=Path, metavar="OUTDIR")
     parser.add_argument("--only", action="append", choices=PARTS, help="only this part; may be repeated")
-    parser.add_argument("--digests", action="store_true", help=f"rewrite {DIGESTS.name} instead")
+    parser.add_argument(
+        "--digests",
+        nargs="?",
+        type=Path,
+        const=DIGESTS,
+        metavar="FILE",
+        help=f"write the digests of the cheap parts instead, by default to {DIGESTS.name}",
+    )
     asked = parser.parse_args()
     if asked.digests:
-        DIGESTS.write_text("".join(f"{name} {value}\n" for name, value in digests().items()))
-        print(f"wrote {DIGESTS}")
+        asked.digests.write_text("".join(f"{name} {value}\n" for name, value in digests().items()))
+        print(f"wrote {asked.digests}")
     elif asked.folder is None:
         parser.error("OUTDIR or --digests is required")
     elif asked.folder.exists() and any(asked.folder.iterdir()):

@@ -50,7 +50,8 @@ def test_a_rank_that_is_stopped_or_killed(scene, culprit, store, number, state, 
     judge, *others = sorted({0, 1, 2} - {culprit})
     member = decision["members"][str(culprit)]
     assert decision["rank"] == judge
-    assert (member["state"], member["seen_by"], member["letter"]) == (state, judge, letter)
+    assert (member["state"], member["letter"]) == (state, letter)
+    assert member["seen_by"] in {judge, *others}, "any rank of its host may be the first to see it"
     assert member["host"] == "here"
     job = merge_captures(read_inputs([scene.directory]).captures)
     assert job.ranks[culprit].find(ProgressFacts).state == state, "what was seen of it is in the judge's record"
