@@ -24,6 +24,7 @@ from doctor.testing.script_cases import fails, passes
         *("DataParallel", "fully_shard", "rank", "is_main"),
     ),
     foreshadows=("RUN006",),
+    preview_infos=True,
     impacts={
         r"lets the other ranks enter": "The other ranks run the block before the first one has left it.",
         r"forward": (
@@ -141,7 +142,6 @@ def _run_by_some(script: Script, one: CollectiveCall, condition: RankCondition) 
         f"{_words(script, one)} runs {where}",
         fix=_fix(script, one),
         severity=None if is_certain else Severity.INFO if depends or _is_advice(script, one) else Severity.WARNING,
-        preview=depends,
         evidence=(("condition", condition.test), ("line_of_condition", line), ("collective", one.word)),
         confidence=(0.95 if one.through is None else 0.9) if is_certain else 0.7,
         flow=flow_of(script, one, condition),

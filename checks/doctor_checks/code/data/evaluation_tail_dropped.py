@@ -23,6 +23,7 @@ _WHOLE_BATCHES = re.compile(r"fp8|float8|torch_xla|transformer_engine|static_sha
     reads=Script,
     mentions=("drop_last",),
     foreshadows=("DATA007",),
+    preview_infos=True,
     cases=lambda: (
         fails("the loader of the test", _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)  # !")),
         fails("returned by a function, where the names of the data say nothing", _FUNCTION),
