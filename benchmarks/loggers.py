@@ -1,4 +1,4 @@
-"""The doctor's metrics in the loggers of Lightning's Trainer, each read back with its own package.
+"""The doctor's metrics in the loggers of Lightning's and Transformers' Trainers, each read back with its own package.
 
     benchmarks/frameworks/environment FOLDER     makes an environment with all of them
     FOLDER/bin/python benchmarks/loggers.py      trains with each for 35 s, keeps loggers_results.json
@@ -6,9 +6,9 @@
     python benchmarks/loggers.py --part          the CSVLogger for 18 s; nothing is kept
     python benchmarks/loggers.py --evidence      writes the kept results into docs/evidence
 
-One process on the CPU (``tests/frameworks/logger_program.py``), with a CSVLogger beside the logger. W&B runs offline;
-MLflow writes to SQLite. A value counts as kept if name, step and value (to 32 bits) are those of the table. The exit
-code is 1 if one is missing or another.
+One process on the CPU (``tests/frameworks/logger_program.py``). W&B runs offline; MLflow writes to SQLite. A value
+counts as kept if name, step and value (to 32 bits) are those that a CSVLogger kept, or that Transformers' callback was
+called with. The exit code is 1 if one is missing or another.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "checks"), str(ROOT / "benchmarks")]
 
 from evidence_pages import add_part, word_of, write_between  # noqa: E402 - the path comes first
 
-from tests.frameworks.logger_program import LOGGERS, NEEDS  # noqa: E402 - the path
+from tests.frameworks.logger_program import NEEDS  # noqa: E402 - the path
 
 RESULTS = Path(__file__).with_name("loggers_results.json")
 NAMES = {"csv": "CSVLogger", "tensorboard": "TensorBoardLogger", "mlflow": "MLFlowLogger", "wandb": "WandbLogger"}
+NAMES |= {"transformers-tensorboard": "TensorBoardCallback", "transformers-mlflow": "MLflowCallback"}
+NAMES |= {"transformers-wandb": "WandbCallback"}
 DISTRIBUTIONS = {"mlflow": "mlflow-skinny"}
 """Distributions with another name than their package."""
 SECONDS, SECONDS_OF_PART = 35, 18
@@ -50,8 +52,9 @@ def run_logger(name: str, folder: Path, seconds: int = SECONDS) -> Row:
     row: Row = {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")}
     if find_spec(NEEDS[name]) is None:
         return row | {"skipped": f"needs {NEEDS[name]}, which benchmarks/frameworks/environment installs"}
+    framework = name.rpartition("-")[0] or "lightning"
     needed = DISTRIBUTIONS.get(NEEDS[name], NEEDS[name])
-    row["versions"] = {package: metadata.version(package) for package in dict.fromkeys((needed, "lightning"))}
+    row["versions"] = {package: metadata.version(package) for package in dict.fromkeys((needed, framework))}
     command = [sys.executable, "-m", "tests.frameworks.logger_program", str(folder), name, str(seconds)]
     environ = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'checks'}"}
     try:
@@ -116,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_between("loggers", markdown())
         return 0
     wrong = False
-    for name in given.only.split(",") if given.only else ["csv"] if given.part else LOGGERS:
+    for name in given.only.split(",") if given.only else ["csv"] if given.part else NAMES:
         with tempfile.TemporaryDirectory(prefix="rankdoctor-logger-", ignore_cleanup_errors=True) as folder:
             row = run_logger(name, Path(folder), SECONDS_OF_PART if given.part else SECONDS)
         if not given.part:

@@ -1,7 +1,8 @@
-"""A training with one of Lightning's loggers, and what the logger kept of the doctor's metrics.
+"""A training with a logger of Lightning or Transformers, and what the logger kept of the doctor's metrics.
 
-``python -m tests.frameworks.logger_program FOLDER LOGGER SECONDS`` trains for so long beside a CSVLogger and prints as
-JSON what both kept: for each metric, pairs of step and value. Each logger is read back with its own package.
+``python -m tests.frameworks.logger_program FOLDER LOGGER SECONDS`` trains for so long. It prints as JSON what was
+handed to the logger (by Lightning: what a CSVLogger kept) and what it kept: for each metric, pairs of step and value. Each
+logger is read back with its own package.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 NEEDS = {"csv": "lightning", "tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
-"""The package that each logger needs besides Lightning."""
-PREFIX = "doctor/"
+NEEDS |= {f"transformers-{name}": NEEDS[name] for name in ("tensorboard", "mlflow", "wandb")}
+"""The package that each logger needs besides the framework."""
+PREFIXES = ("doctor/", "train/doctor/")
+"""Transformers puts ``train/`` before the names of TensorBoard and W&B (``rewrite_logs``)."""
 STEP = 0.05
 """Seconds of a step."""
 
@@ -48,10 +51,15 @@ def make_tensorboard(folder: Path) -> Any:
 
 
 def read_tensorboard(logger: Any) -> Iterator[tuple[str, int, float]]:
-    """Read the event files with TensorBoard's own reader."""
+    """Read the event files."""
+    yield from read_event_files(logger.log_dir)
+
+
+def read_event_files(folder: str) -> Iterator[tuple[str, int, float]]:
+    """Read them with TensorBoard's own reader."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(logger.log_dir, size_guidance={"scalars": 0})
+    events = EventAccumulator(folder, size_guidance={"scalars": 0})
     events.Reload()
     for name in events.Tags()["scalars"]:
         yield from ((name, event.step, event.value) for event in events.Scalars(name))
@@ -65,10 +73,14 @@ def make_mlflow(folder: Path) -> Any:
 
 
 def read_mlflow(logger: Any) -> Iterator[tuple[str, int, float]]:
+    """Ask the store of the run."""
+    yield from read_mlflow_run(logger.experiment, logger.run_id)
+
+
+def read_mlflow_run(client: Any, run: str) -> Iterator[tuple[str, int, float]]:
     """Ask the store with MLflow's own client."""
-    client = logger.experiment
-    for name in client.get_run(logger.run_id).data.metrics:
-        yield from ((name, one.step, one.value) for one in client.get_metric_history(logger.run_id, name))
+    for name in client.get_run(run).data.metrics:
+        yield from ((name, one.step, one.value) for one in client.get_metric_history(run, name))
 
 
 def make_wandb(folder: Path) -> Any:
@@ -79,11 +91,15 @@ def make_wandb(folder: Path) -> Any:
 
 
 def read_wandb(logger: Any) -> Iterator[tuple[str, int, float]]:
-    """Read the transaction log of the run with the package's own messages."""
+    """Read the transaction log of the run."""
+    yield from read_wandb_log(Path(logger.experiment.dir).parent)
+
+
+def read_wandb_log(folder: Path) -> Iterator[tuple[str, int, float]]:
+    """Read the transaction log in the folder of a run with the package's own messages."""
     import wandb
     from wandb.proto import wandb_internal_pb2
 
-    folder = Path(logger.experiment.dir).parent
     wandb.teardown()  # its service may write the end of the log after ``finish``
     (log,) = folder.glob("*.wandb")
     for data in _records(log.read_bytes()):
@@ -92,7 +108,7 @@ def read_wandb(logger: Any) -> Iterator[tuple[str, int, float]]:
         if record.WhichOneof("record_type") == "history":
             pairs = [("/".join(one.nested_key) or one.key, one.value_json) for one in record.history.item]
             row = {name: json.loads(value) for name, value in pairs}
-            step = row["trainer/global_step"]
+            step = row.get("trainer/global_step", row.get("train/global_step"))
             yield from ((name, step, value) for name, value in row.items() if isinstance(value, (int, float)))
 
 
@@ -151,12 +167,67 @@ def train(folder: Path, seconds: float, loggers: list[Any]) -> None:
     ).fit(model)
 
 
+def train_transformers(folder: Path, seconds: float, name: str) -> Kept:
+    """Train a tiny model with a Trainer that reports to ``name``; return what was handed to the reporter."""
+    import torch
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers.integrations import INTEGRATION_TO_CALLBACK
+
+    from doctor import HFDoctorCallback
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def forward(self, x: Any, labels: Any) -> dict[str, Any]:
+            time.sleep(STEP)
+            return {"loss": (self.layer(x) - labels).square().mean()}
+
+    handed: list[tuple[str, int, float]] = []
+    reporter = INTEGRATION_TO_CALLBACK[name]
+    on_log = reporter.on_log
+
+    def recorded(self: Any, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
+        handed.extend((metric, state.global_step, value) for metric, value in logs.items())
+        on_log(self, args, state, control, logs=logs, **given)
+
+    class Deadline(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            control.should_training_stop = time.monotonic() > end
+
+    reporter.on_log = recorded
+    rows = [{"x": torch.ones(4), "labels": torch.ones(1)} for _ in range(64)]
+    arguments = TrainingArguments(
+        str(folder), report_to=[name], use_cpu=True, disable_tqdm=True, save_strategy="no", num_train_epochs=10_000
+    )
+    end = time.monotonic() + seconds
+    Trainer(Net(), arguments, None, rows, callbacks=[HFDoctorCallback(), Deadline()]).train()
+    return kept_by(iter(handed))
+
+
+def kept_by_transformers(folder: Path, name: str) -> Iterator[tuple[str, int, float]]:
+    """Return what the reporter wrote below the folder."""
+    if name == "tensorboard":
+        (events,) = folder.rglob("events.out.tfevents.*")
+        return read_event_files(str(events))
+    if name == "wandb":
+        (log,) = folder.glob("wandb/offline-run-*/*.wandb")
+        return read_wandb_log(log.parent)
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    (experiment,) = client.search_experiments()
+    (run,) = client.search_runs([experiment.experiment_id])
+    return read_mlflow_run(client, run.info.run_id)
+
+
 def kept_by(rows: Iterator[tuple[str, int, float]]) -> Kept:
     """Return the doctor's metrics by name, in the order of the steps."""
     kept: Kept = {}
     for name, step, value in rows:
-        if name.startswith(PREFIX):
-            kept.setdefault(name, []).append((step, value))
+        if name.startswith(PREFIXES):
+            kept.setdefault(name.removeprefix("train/"), []).append((step, value))
     return {name: sorted(kept[name]) for name in sorted(kept)}
 
 
@@ -164,6 +235,17 @@ def main(folder: str, name: str, seconds: str) -> None:
     """Train and print what the table and the logger kept."""
     os.environ |= {"WANDB_SILENT": "true", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    framework, _, reporter = name.rpartition("-")
+    if framework:
+        os.environ |= {
+            "WANDB_MODE": "offline",
+            "WANDB_DIR": folder,
+            "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
+        }
+        os.environ |= {"TENSORBOARD_LOGGING_DIR": f"{folder}/runs"}
+        handed = train_transformers(Path(folder), float(seconds), reporter)
+        print(json.dumps({"handed": handed, "kept": kept_by(kept_by_transformers(Path(folder), reporter))}))
+        return
     make, read = LOGGERS[name]
     table, logger = make_csv(Path(folder, "table")), make(Path(folder))
     train(Path(folder), float(seconds), [table, logger])

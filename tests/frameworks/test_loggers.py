@@ -1,6 +1,7 @@
-"""The doctor's metrics in Lightning's loggers, read back with the package of each; see ``logger_program.py``.
+"""The doctor's metrics in the loggers of Lightning and Transformers, read back with the package of each.
 
-``python benchmarks/loggers.py`` runs all of them in an environment with the packages that the tests do not install.
+See ``logger_program.py``. ``python benchmarks/loggers.py`` runs all of them in an environment with the packages that
+the tests do not install.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ pytest.importorskip("lightning")
 
 from benchmarks import loggers as benchmark
 from doctor.monitor.sinks.logger_metrics import METRICS
-from tests.frameworks.logger_program import LOGGERS, NEEDS
+from tests.frameworks.logger_program import NEEDS
 from tests.lab.needs import ROOT, clean_environ
 from tests.lab.speed import patience
 
@@ -31,7 +32,7 @@ def lacks(name: str) -> pytest.MarkDecorator:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(name, marks=lacks(name)) for name in LOGGERS if name != "csv"])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=lacks(name)) for name in NEEDS if name != "csv"])
 def test_a_logger_keeps_what_the_doctor_measured(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.frameworks.logger_program", str(tmp_path), name, "18"]
     done = subprocess.run(

@@ -16,11 +16,13 @@ pytest.importorskip("accelerate")
 import torch
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.integrations import TensorBoardCallback
 
 from doctor import HFDoctorCallback
 from doctor.monitor.findings_error import Findings
 from tests.integrations.recorded import RecordedSession, found
 
+METRICS = {"doctor/step_seconds": 0.5}
 pytestmark = pytest.mark.usefixtures("recorded")
 
 BATCH = [("batch_start", "train"), ("mark", "backward"), ("batch_end", "train")]
@@ -96,6 +98,39 @@ def test_evaluation_and_saving_within_an_epoch(trainer: Callable[..., Any]) -> N
     facts = run.telemetry.training
     assert (facts.framework, facts.max_steps, facts.world_size, facts.strategy) == ("transformers", 3, 1, None)
     assert facts.argument("max_steps") == "3"
+
+
+class OwnReporter(TrainerCallback):
+    """Keeps the doctor's metrics; a kind of callback that the doctor does not know."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[int, dict[str, float]]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
+        """Called with the Trainer's values, too."""
+        if "doctor/step_seconds" in logs:
+            self.kept.append((state.global_step, logs))
+
+
+class Reporter(OwnReporter, TensorBoardCallback):
+    """One of a known kind, which needs no TensorBoard."""
+
+    def on_train_begin(self, *args: Any, **given: Any) -> None:
+        """Open nothing."""
+
+    on_train_end = on_train_begin
+
+
+@pytest.mark.parametrize(("rank", "kept"), [(0, [(2, {"doctor/step_seconds": 0.5})]), (1, [])])
+def test_rank_0_reports_the_metrics_of_a_round_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, kept: list[Any]
+) -> None:
+    monkeypatch.setattr(TrainingArguments, "process_index", rank)
+    monkeypatch.setattr(RecordedSession, "metrics", lambda self: METRICS if self.telemetry.progress.step >= 2 else {})
+    arguments = TrainingArguments(str(tmp_path), max_steps=4, report_to=[], use_cpu=True, per_device_train_batch_size=2)
+    reporter, other = Reporter(), OwnReporter()
+    Trainer(Net(), arguments, None, Rows(), callbacks=[HFDoctorCallback(every_n_steps=1), reporter, other]).train()
+    assert (reporter.kept, other.kept) == (kept, [])
 
 
 def test_an_evaluation_by_itself_is_a_run(trainer: Callable[..., Any]) -> None:

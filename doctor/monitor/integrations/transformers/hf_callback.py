@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from doctor.collectors.storage.mounts import local_path
 from doctor.monitor.findings_error import Findings
 from doctor.monitor.integrations.adapter import Adapter, guarded
-from doctor.monitor.integrations.transformers.transformers_run import TransformersRun, training_facts
+from doctor.monitor.integrations.hook_guard import value_or_default
+from doctor.monitor.integrations.transformers.transformers_run import TransformersRun, reporters_beside, training_facts
 
 
 class TransformersHooks(Adapter[TransformersRun]):
@@ -26,15 +27,16 @@ class TransformersHooks(Adapter[TransformersRun]):
         """Called when loaders and model exist; again when a smaller batch size is tried."""
         self._begin(lambda: self._start(args, state))
         try:
-            self._on_train_begin(given)
+            self._on_train_begin(given, control)
         except Findings as found:  # no event reports an exception
             self._end_run(found)
             raise
 
     @guarded
-    def _on_train_begin(self, run: TransformersRun, given: dict[str, Any]) -> None:
+    def _on_train_begin(self, run: TransformersRun, given: dict[str, Any], control: Any) -> None:
         run.watch_exceptions(self._on_exception)
         run.watch_exit(self._on_exit)
+        run.report_to(value_or_default(lambda: reporters_beside(self), []), control)
         run.train_begin(given.get("model"), given.get("train_dataloader"), given.get("optimizer"))
 
     @guarded

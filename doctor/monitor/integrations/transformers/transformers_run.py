@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 from doctor.core.facts import TrainingFacts, Variable
@@ -34,6 +36,10 @@ DEFAULTS: dict[str, object] = {
 """Arguments that decide which batches a rank sees and what it does with them, with their defaults. An argument with
 another value than the one here is recorded; ``str`` enumerations compare equal to their text."""
 
+REPORTED_TO = ("tensorboard", "mlflow", "wandb")
+"""Values of ``report_to`` whose callbacks also get the doctor's metrics: they accept rows at any step. DVCLive, for
+example, counts a step with each row."""
+
 LOADER_DEFAULTS: dict[str, object] = {"split_batches": False, "dispatch_batches": None, "even_batches": True}
 """The same for ``accelerator_config``."""
 
@@ -55,8 +61,23 @@ class TransformersRun(AdapterRun):
         self._evaluates = False
         self._batch = 0
         self._kept = 0
+        self._logged: Mapping[str, float] | None = None
 
     # Training.
+
+    def report_to(self, reporters: Sequence[Any], control: Any) -> None:
+        """Have the metrics of each round passed to these callbacks of the Trainer."""
+        if reporters and self._args.process_index == 0:
+            self.telemetry.when_due = lambda: self._log_metrics(reporters, control)
+
+    def _log_metrics(self, reporters: Sequence[Any], control: Any) -> None:
+        """Pass the metrics of a round on once. The Trainer's ``log`` would pass them to all callbacks and keep them."""
+        metrics = self.session.metrics()
+        if metrics is self._logged:
+            return
+        self._logged = metrics
+        for reporter in reporters if metrics else ():
+            reporter.on_log(self._args, self._state, control, logs=dict(metrics))
 
     def train_begin(self, model: Any, loader: Any, optimizer: Any = None) -> None:
         """Record model, loader and optimizer."""
@@ -184,3 +205,22 @@ def arguments(args: Any) -> tuple[Variable, ...]:
     return tuple(
         Variable(name, str(getattr(value, "value", value))) for name, value in values.items() if value != defaults[name]
     )
+
+
+def reporters_beside(callback: Any) -> list[Any]:
+    """Return the callbacks of the same Trainer that report to one of :data:`REPORTED_TO`.
+
+    Events do not pass the Trainer. Its callbacks are those of the ``CallbackHandler`` whose method ``call_event`` is
+    calling ``callback`` now (transformers/trainer_callback.py).
+    """
+    module = sys.modules.get("transformers.integrations.integration_utils")
+    known = getattr(module, "INTEGRATION_TO_CALLBACK", {})
+    kinds = tuple(known[name] for name in REPORTED_TO if name in known)
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "call_event":
+            callbacks = getattr(frame.f_locals.get("self"), "callbacks", ())
+            if callback in callbacks:
+                return [one for one in callbacks if isinstance(one, kinds)]
+        frame = frame.f_back
+    return []
