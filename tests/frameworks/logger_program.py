@@ -1,7 +1,7 @@
 """A training with a logger of Lightning or Transformers, and what the logger kept of the doctor's metrics.
 
 ``python -m tests.frameworks.logger_program FOLDER LOGGER SECONDS`` trains for so long. It prints as JSON what was
-handed to the logger (by Lightning: what a CSVLogger kept) and what it kept: for each metric, pairs of step and value. Each
+handed to the logger (by Lightning: what a CSVLogger kept) and what it kept: pairs of step and value for each metric. A
 logger is read back with its own package.
 """
 
