@@ -19,8 +19,11 @@ _KEYS = {"rank": "rank", "local_rank": "local rank", "gpu": "GPU", "process": "p
 _KEYS_ARE_RANKS = {
     *("calls", "first_indices", "first_on_others", "others_were_in", "seeds", "timed_out_at", "without_gradient"),
 }
+_ARE_RANKS = {"called_by", "waiting"}
 _VALUES_ARE_RANKS = {"checksums", "directories", "initial", "ranks_by_value", "releases", "values"}
-_CAPITALS = {word.lower(): word for word in ("CPU", "CUDA", "GID", "GPU", "ID", "IP", "MTU", "NCCL", "NUMA", "PID")}
+_CAPITALS = {
+    word.lower(): word for word in ("CPU", "CUDA", "GID", "GPU", "ID", "IP", "MTU", "NCCL", "NUMA", "PCI", "PID")
+}
 _CAPITALS |= {f"{word}s": f"{capitals}s" for word, capitals in _CAPITALS.items()}
 _LABELS = {
     "along_with": "correlates with",
@@ -28,6 +31,8 @@ _LABELS = {
     "asked": "requested",
     "asked_for": "requested",
     "awaited": "missing rank",
+    "aggregate_uncorrected": "aggregate uncorrectable errors",
+    "batch_at_the_end": "batch when memory runs out",
     "batch_could_be_times": "batch size factor that fits",
     "bytes_a_batch": "growth",
     "bytes_a_second": "growth",
@@ -36,9 +41,11 @@ _LABELS = {
     "called_instead": "other ranks called",
     "came": "joined",
     "contents_alike": "share of identical samples",
+    "dma_buf": "DMA-BUF supported",
     "elsewhere": "other ranks",
     "elsewhere_resolved": "resolved on other ranks",
     "elsewhere_told": "configured on other ranks",
+    "fabric_by_gpu": "fabric state by GPU",
     "first_step_apart": "first differing step",
     "first_trouble": "first error",
     "foreshadows": "may cause",
@@ -53,11 +60,13 @@ _LABELS = {
     "met_by_rank": "largest batch was on rank",
     "near": "similar name",
     "number": "collective number",
+    "nvswitches": "NVSwitches",
     "others_were_in": "other ranks were in",
     "peers_gbit_per_s": "peers (Gb/s)",
     "rate_gbit_per_s": "rate (Gb/s)",
     "speed_mbit_per_s": "speed (Mb/s)",
     "parts_at_batch": "ranks diverge at batch",
+    "processor_share": "CPU share",
     "ranks_that_came": "ranks that joined",
     "peers_median": "median of the others",
     "peers_median_bytes": "median of the others",
@@ -69,6 +78,7 @@ _LABELS = {
     "sockets_asked": "sockets requested",
     "sockets_most": "sockets allowed",
     "timeout_ms": "timeout (ms)",
+    "times": "matching log lines",
     "told": "configured",
     "turns": "repetitions",
     "units_seen": "largest batch so far",
@@ -92,8 +102,18 @@ def evidence_lines(evidence: Mapping[str, object]) -> list[str]:
         elif name == "said" and isinstance(value, (list, tuple)):
             lines += map(str, value)
         elif name.isupper() or not _is_absent(value):
-            lines.append(f"{_label(name)}: {_value(name, value)}")
+            lines.append(f"{_label_for(name, value)}: {_value(name, value)}")
     return lines
+
+
+def _label_for(name: str, value: object) -> str:
+    """The label, in the singular for a list of one rank, which would else read as a number of ranks."""
+    label = _label(name)
+    return label.removesuffix("s") if label.endswith("ranks") and _is_one_integer(value) else label
+
+
+def _is_one_integer(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 1 and _are_integers(value)
 
 
 def _is_absent(value: object) -> bool:
@@ -134,8 +154,9 @@ def _number(name: str, value: float) -> str:
 
 
 def _sequence(name: str, values: Sequence[object]) -> str:
-    if "rank" in name and _are_integers(values):
-        return ranges(item for item in values if isinstance(item, int))
+    if _are_integers(values) and ("rank" in name or name in _ARE_RANKS):
+        numbers = ranges(item for item in values if isinstance(item, int))
+        return f"{'rank' if len(values) == 1 else 'ranks'} {numbers}" if name == "called_by" else numbers
     if any(isinstance(value, (Mapping, list, tuple)) for value in values):
         return "; ".join(_value(name, value) for value in values) or "none"
     return some([_value(name, value) for value in values], _MOST_ITEMS) or "none"

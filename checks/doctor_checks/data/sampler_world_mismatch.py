@@ -117,8 +117,8 @@ def _judge(job: Job, readers: PeerLoaders) -> Iterator[Finding]:
                 f"{name} of the {readers.name} has num_replicas={sampler.replicas}, but the data-parallel size "
                 f"is {size}"
                 if wrong_size
-                else f"{name} of the {readers.name} has rank={sampler.rank}, but the data-parallel rank is "
-                f"{reader.data_rank} of {size}"
+                else f"{name} of the {readers.name} has rank={sampler.rank}, but this is data-parallel rank "
+                f"{reader.data_rank} (of {size})"
             )
             yield Finding(
                 summary,
@@ -175,7 +175,7 @@ def _cause(reader: RankLoader) -> str | None:
 
 def _effect(replicas: int | None, size: int | None) -> str:
     if replicas is None or size is None or replicas == size:
-        return "This rank reads the share of another one, and its own share is never read."
+        return "This rank reads another rank's share, and its own share is never read."
     return _MANY if replicas > size else _FEW
 
 

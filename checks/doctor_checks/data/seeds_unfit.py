@@ -58,7 +58,7 @@ def _unlike_models(sketch: JobBuilder, *, broadcast: bool) -> JobBuilder:
             "although gradients are averaged."
         ),
         r"seed|random state": (
-            "Each rank selects its samples from a different order, so some samples are drawn by several ranks and "
+            "Ranks with different seeds shuffle differently, so some samples are drawn by several ranks and "
             "others by none."
         ),
     },

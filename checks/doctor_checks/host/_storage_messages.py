@@ -189,19 +189,19 @@ def _missing(group: EventGroup, path: str | None) -> _Claim:
         )
     if group.value("path5"):
         return _Claim(
-            f"No checkpoint was found in {path}",
+            f"Directory {path} contains no checkpoint",
             "The Trainer cannot resume, and the ranks fail at startup.",
             "Pass the directory of a checkpoint to `trainer.train(resume_from_checkpoint=...)`, or start without it.",
         )
     if group.value("path7"):
         return _Claim(
-            f"No checkpoint was found in {path}",
+            f"Directory {path} contains no checkpoint",
             "The job ends at startup.",
             "Correct `--load`, or remove `--exit-on-missing-checkpoint` to start without a checkpoint.",
         )
     if group.value("path6"):
         return _Claim(
-            f"No model weights were found in {path}",
+            f"Directory {path} contains no model weights",
             "The ranks that load the model fail at startup.",
             f"Copy the weights to this directory on every host:\nls -l {folder}",
         )

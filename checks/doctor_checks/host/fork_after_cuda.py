@@ -49,7 +49,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             summary, effect = "CUDA was used before Lightning forked the ranks", _NOT_STARTED
             fix = _NOTEBOOK.format(call="`trainer.fit()`")
         else:
-            summary, effect, fix = "A process forked from one that already uses CUDA cannot use CUDA", "", _SPAWN
+            summary, effect, fix = "CUDA was used in a process forked after CUDA was initialized", "", _SPAWN
         yield finding_from_logs(
             group,
             summary,
@@ -78,7 +78,7 @@ _NOT_STARTED = "No rank is started."
             'The first CUDA call of the forked process fails with "Cannot re-initialize CUDA in forked '
             'subprocess", or hangs in a lock of the driver.'
         ),
-        r"^A process forked": "The forked process fails, and the other ranks wait for it until their timeout.",
+        r"in a process forked after": "The forked process fails, and the other ranks wait for it until their timeout.",
     },
     cases=lambda: (
         Passes("unknown", healthy()),

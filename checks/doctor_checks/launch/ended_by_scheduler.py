@@ -58,9 +58,9 @@ REASONS = (
     ),
     EndReason(
         ("evict", "kubelet", "taint", "low on resource"),
-        "The cluster evicted the job",
+        "A pod was evicted",
         0.9,
-        "Look up the reason with `kubectl describe pod`, then resume from the last checkpoint.",
+        "Look up the reason with `kubectl describe pod NAME`, then resume from the last checkpoint.",
     ),
 )
 CANCELLED = EndReason(

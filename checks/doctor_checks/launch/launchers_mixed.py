@@ -61,8 +61,8 @@ def _joined_twice(job: Job) -> Iterator[Finding]:
             ranks = tuple(sorted(joined_ranks(group)))
             yield finding_from_logs(
                 group,
-                f"{ranks_in_words(ranks).capitalize()} of {group.value('w')} joined twice, others never: each "
-                "host starts at rank 0",
+                f"{ranks_in_words(ranks).capitalize()} of {group.value('w')} joined twice, and the others "
+                "never: each host starts at rank 0",
                 ranks=ranks,
                 evidence={"ranks_that_came": list(ranks), "world_size": parse_count(group.value("w"))},
                 confidence=0.75,

@@ -35,7 +35,7 @@ OPTIONS = (
 """Variables that show GPU binding by SLURM: the options of srun, and last the result of slurmd."""
 
 MAY_WORK = (
-    "A script that uses cuda:LOCAL_RANK fails with 'invalid device ordinal' or shares a GPU, and Lightning rejects the "
+    'A script that uses cuda:LOCAL_RANK fails with "invalid device ordinal" or shares a GPU, and Lightning rejects the '
     "number of devices. A script that uses cuda:0 in every task works, but without P2P between device cgroups."
 )
 
@@ -103,7 +103,7 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     impacts={
         r"requested|devices=": 'Lightning fails with "You requested gpu: ... But your machine only has: ...".',
         r"^(?:Local rank|torchrun starts|LOCAL_RANK)": (
-            'torch.cuda.set_device(LOCAL_RANK) fails with "invalid device ordinal" on all but the first ranks.'
+            'torch.cuda.set_device(LOCAL_RANK) fails with "invalid device ordinal" on every local rank except 0.'
         ),
     },
     cases=lambda: (

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from doctor.analysis.stats.rank_roles import uses_lightning
 from doctor.analysis.stats.step_times import long_time, time_range
 from doctor.analysis.stats.trend import LimitForecast, TrendLine, can_tell, steady_rise
-from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Skip, Unknown, Verdict, check
+from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Skip, Unknown, Verdict, check, ranks_in_words
 from doctor.facts import HostFacts, Loader, LoaderFacts, MemorySample, ProgressFacts, RunMemoryFacts, TrainingFacts
 from doctor.testing import Fails, JobBuilder, Passes, running
 
@@ -16,7 +16,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 NOON = 1_760_000_000.0
 
-WHO = {"resident": "rank", "workers": "the DataLoader workers of rank"}
+_FIELDS = ("resident", "workers")
 
 
 def _grows(
@@ -131,7 +131,7 @@ class _Growth(NamedTuple):
 
 def _growths(rank: Rank, least: float) -> Iterator[_Growth]:
     facts = rank.find(RunMemoryFacts)
-    for field in WHO:
+    for field in _FIELDS:
         points = _points(rank, field)
         if facts and len(points) > 1 and points[-1][1] - points[0][1] > least and (line := steady_rise(points)):
             yield _Growth(rank, field, line, points[-1][0] - points[0][0], facts.samples[-1])
@@ -165,9 +165,8 @@ def _judge(job: Job, local: LocalRanks, growths: list[_Growth], free: int, horiz
             else (f"Store numbers instead of tensors in lists (`loss.item()`), and clear the lists {lists}.")
         )
         yield Finding(
-            f"Memory of {WHO[worst.field]} {worst.rank.number} on {local.name} grows by "
-            f"{_a_minute(worst.line.slope)} and runs out in "
-            f"{long_time(time.expected)}{time_range(time.soonest, time.latest)}",
+            f"{local.name} runs out of memory in {long_time(time.expected)}"
+            f"{time_range(time.soonest, time.latest)}: {_who(growths)} by {_a_minute(rate)}",
             ranks=ranks,
             evidence={
                 "growth": [_evidence(growth) for growth in growths[:16]],
@@ -200,6 +199,18 @@ def _may_be_a_cache(growth: _Growth, seconds: float) -> bool:
     at_the_end = _batch_at(growth, seconds)
     left = max(lengths, default=0) - (progress.batch or 0)
     return at_the_end is not None and growth.newest.step + left < at_the_end
+
+
+def _who(growths: Sequence[_Growth]) -> str:
+    """``rank 3 grows``, ``DataLoader workers of ranks 0-1 grow``, ``ranks 0-1 and their DataLoader workers grow``."""
+    numbers = tuple(dict.fromkeys(growth.rank.number for growth in growths))
+    fields = {growth.field for growth in growths}
+    who = ranks_in_words(numbers)
+    if fields == {"resident"}:
+        return f"{who} grow{'s' if len(numbers) == 1 else ''}"
+    if fields == {"workers"}:
+        return f"DataLoader workers of {who} grow"
+    return f"{who} and {'its' if len(numbers) == 1 else 'their'} DataLoader workers grow"
 
 
 def _evidence(growth: _Growth) -> dict[str, object]:

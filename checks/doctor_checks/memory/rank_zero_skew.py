@@ -47,8 +47,8 @@ BYTES = {"float64": 8, "int64": 8, "bfloat16": 2, "float16": 2, "half": 2, "int8
 """Bytes per element of a type; 4 for other types."""
 
 _CAUSES = {
-    "contexts": "CUDA contexts only: torch.cuda.set_device is missing or late, pinned memory, or a barrier without a "
-    "device",
+    "contexts": "CUDA contexts only: a missing or late torch.cuda.set_device(), pinned memory, or barrier() without "
+    "device_ids",
     "checkpoint": "also tensors: a checkpoint loaded without map_location",
     "grows": "growing: tensors are sent to cuda:0 in the loop",
     "tensors": "also tensors, smaller than the model: tensors are sent to cuda:0 explicitly",
@@ -356,9 +356,10 @@ def _finding(
     total = sum(size or 0 for size in sizes.values())
     cause = _cause(first, sizes, context)
     signature = f" ({_SIGNATURES[cause]})" if first.memory else ""
+    who = ranks_in_words(tuple(sizes))
     return Finding(
-        f"GPU {first.gpu.index} of {local.name} also holds {mebibytes(total)} of "
-        f"{ranks_in_words(tuple(sizes))}{signature}",
+        f"{who[:1].upper()}{who[1:]} also {'allocate' if len(sizes) > 1 else 'allocates'} {mebibytes(total)} on GPU "
+        f"{first.gpu.index} of {local.name}{signature}",
         ranks=tuple(sizes),
         evidence={
             "gpu": first.gpu.uuid,

@@ -52,7 +52,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 group,
                 f"NCCL cannot read {file}: {group.value('err')}",
                 evidence={"file": file, "error": group.value("err")},
-                effect="NCCL fails to start with a system error." if variable == _GRAPHS else "",
+                effect="NCCL initialization fails with a system error." if variable == _GRAPHS else "",
                 fix=f"Make {file} readable for the user of the job, or run `unset {variable}`."
                 if "denied" in (group.value("err") or "")
                 else f"Run `unset {variable}`, or set it to an existing file for this machine type.",
@@ -69,17 +69,17 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     from_logs=_from_logs,
     impacts={
         r"^NCCL_GRAPH_FILE=\S* (?:does not exist|cannot be read)|cannot read \S*graph": (
-            "NCCL fails to start with a system error."
+            "NCCL initialization fails with a system error."
         ),
         r"describes another machine|names GPU": (
-            "NCCL selects paths that do not exist on this host: it is slow, or fails to start."
+            "NCCL selects paths that do not exist on this host: it is slow, or its initialization fails."
         ),
-        r"^NCCL cannot use its topology": "NCCL fails to start with an internal error.",
+        r"^NCCL cannot use its topology": "NCCL initialization fails with an internal error.",
         r"does not exist|cannot be read|cannot read": (
             "NCCL continues without the file and builds the topology itself. In a virtual machine, it selects "
             "slow paths."
         ),
-        r"not valid|damaged": "NCCL cannot parse the file and fails to start with an internal error.",
+        r"not valid|damaged": "NCCL cannot parse the file and its initialization fails with an internal error.",
     },
     cases=lambda: (
         Passes("not set", healthy(2, 2)),

@@ -47,12 +47,13 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
         r"writes no log|logs nothing": (
             "NCCL writes no log, not even its warnings, so the cause of a failure is not recorded."
         ),
-        r"silently ignores|has no effect": "The setting has no effect, and no message says so.",
+        r"does not expand|does not exist": "NCCL runs without the settings in this file, and no message says so.",
+        r"silently ignores|has no effect": "NCCL runs with its default instead, and no message says so.",
         r"disables nothing": "What the variable should turn off stays on, and no message says so.",
         r"reads it as|treats it as|truncates": (
             "NCCL runs with a different value than the one that is set, and no message says so."
         ),
-        r"exceeds NCCL's limit": "NCCL lowers the number of sockets of each thread and uses fewer than requested.",
+        r"exceeds NCCL's limit": "NCCL lowers the number of sockets per thread and uses fewer than requested.",
         r"out of range": "NCCL or the driver replaces the value with one in the range, or rejects it.",
         r"ignores$": "The unknown entry is ignored; the other entries of the list have their effect.",
     },
@@ -235,10 +236,12 @@ def _files(job: Job) -> Iterator[Finding]:
         for file in nccl.files if named else ():
             if file.path == named and not file.exists:
                 yield Finding(
-                    f"NCCL_CONF_FILE={named} does not exist: NCCL silently ignores it",
+                    f"NCCL_CONF_FILE={named} is ignored: NCCL does not expand `~`"
+                    if named.startswith("~")
+                    else f"NCCL_CONF_FILE={named} does not exist: NCCL silently ignores it",
                     ranks=identical.ranks,
                     evidence={"path": named, "error": file.error},
-                    fix="Write the absolute path in NCCL_CONF_FILE, because NCCL does not expand `~`."
+                    fix="Set NCCL_CONF_FILE to the absolute path of the file."
                     if named.startswith("~")
                     else "Unset NCCL_CONF_FILE, or set it to the absolute path of an existing file.",
                     severity=Severity.WARNING,

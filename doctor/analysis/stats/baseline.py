@@ -81,7 +81,8 @@ class BaselineDeviation(NamedTuple):
     def summary(self) -> str:
         """``torch, CUDA: expected 2.8.0, 12.8 (capture of node0, 2026-11-20), found 2.7.1, 12.6``."""
         what, expected, found, _ = map(_listed, zip(*self.rows, strict=True))
-        return f"{what}: expected {expected} ({self.rows[0].source}), found {found}"
+        given = "but it is not set" if found == "not set" else f"found {found}"
+        return f"{what}: expected {expected} ({self.rows[0].source}), {given}"
 
     @property
     def evidence(self) -> dict[str, object]:

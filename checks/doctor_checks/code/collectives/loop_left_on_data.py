@@ -191,7 +191,7 @@ def _hit(script: Script, at: ast.AST, cause: str, does: str, missed: ast.Call, w
     own = _REASONS[why]
     return Violation(
         at,
-        f"A rank {does} on {own}, at {cause}",
+        f"A rank {does} based on {own}: {cause}",
         fix=_FIXES.get(why, ""),
         evidence=(("condition", cause.partition("`")[2].partition("`")[0]), ("waits_at_line", missed.lineno)),
         confidence=0.85,
@@ -207,7 +207,7 @@ _REDUCE_FLAG = (
     "them."
 )
 _FIXES = {
-    "loss": "Average the loss over all ranks (`dist.all_reduce(loss, op=dist.ReduceOp.AVG)`) before it is compared.",
+    "loss": "Average the loss over all ranks (`dist.all_reduce(loss, op=dist.ReduceOp.AVG)`) before comparing it.",
     "error": "Let the error end the rank, so that the launcher stops the others.",
     "time": _REDUCE_FLAG,
     "signal": _REDUCE_FLAG,

@@ -49,7 +49,9 @@ def _llama(title: str, *body: str) -> FileFails | FilePasses:
     ),
     foreshadows=("MEM011",),
     impacts={
-        r"no effect|ignored": "The setting is silently ignored. If memory depends on it, the job runs out of memory.",
+        r"no effect|ignored": (
+            "The setting is silently ignored, and the job uses the memory and the time that it would use without it."
+        ),
         r"rejects|accepts only one|can only be trained|not a multiple": (
             "The program fails at startup, after the job has waited for its hosts."
         ),

@@ -18,6 +18,7 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
+    ranks_in_words,
 )
 from doctor.facts import EnvironmentFacts, GpuFacts, MissingReason, SoftwareFacts, TorchBuild, TrainerFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
@@ -71,7 +72,7 @@ def _summary_and_confidence(group: EventGroup) -> tuple[str, float]:
     if backend := group.value("backend"):
         return f"This PyTorch build lacks {backend}, which the job requests", 0.95
     if "_cuda_setDevice" in group.first.text:
-        return "This PyTorch build lacks CUDA, which the job requests", 0.7
+        return "PyTorch is built without CUDA, which the job requests", 0.7
     if device := group.value("device"):
         return f"This PyTorch build lacks {device.upper()}, which the job requests", 0.95
     if device := group.value("device2"):
@@ -96,9 +97,10 @@ def _summary_and_confidence(group: EventGroup) -> tuple[str, float]:
         r"lacks (?:nccl|NCCL)": 'init_process_group fails with "Distributed package doesn\'t have NCCL built in".',
         r"lacks (?:mpi|MPI)": 'init_process_group fails with "Distributed package doesn\'t have MPI built in".',
         r"No torch.distributed backend": "init_process_group fails for tensors of this device type.",
-        r"without CUDA|lacks CUDA": (
+        r"without CUDA, but the host": (
             'The job fails with "Torch not compiled with CUDA enabled", or silently trains on the CPU.'
         ),
+        r"without CUDA|lacks CUDA": "The ranks that logged this fail, and the job ends.",
         r"lacks XPU": 'The job fails with "Torch not compiled with XPU enabled".',
     },
     cases=lambda: (
@@ -184,11 +186,16 @@ def _finding(torch: TorchBuild, identical: IdenticalRanks, summary: str) -> Find
             "asked_for": backend_asked(identical),
             "gpus": len(gpus.gpus) if gpus else 0,
         },
-        fix=_fix(summary, bool(gpus and gpus.gpus)),
+        fix=_fix(summary, identical, has_gpus=bool(gpus and gpus.gpus)),
     )
 
 
-def _fix(summary: str, has_gpus: bool) -> str:
+def _fix(summary: str, identical: IdenticalRanks, *, has_gpus: bool) -> str:
     if "lacks mpi" in summary:
         return _NO_MPI
-    return "" if has_gpus else "Request the gloo backend, because the host has no GPUs."
+    if not has_gpus:
+        return "Request the gloo backend, because the host has no GPUs."
+    return (
+        f"Run `pip install --force-reinstall torch` in the environment of {ranks_in_words(identical.ranks)} with the "
+        "index URL that https://pytorch.org/get-started/locally lists for the CUDA release."
+    )

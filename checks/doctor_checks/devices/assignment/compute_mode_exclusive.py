@@ -85,8 +85,8 @@ LIMITED = ("exclusive-process", "exclusive-thread", "prohibited")
 def compute_mode_exclusive(job: Job) -> Iterator[Verdict]:
     """Ask whether the compute mode of each GPU allows the job's processes to use it.
 
-    Why it hurts: the rank fails at its first CUDA call ("CUDA-capable devices are busy or unavailable"), and the others
-    wait for it until their timeout.
+    Why it hurts: only one process can use the GPU. Each other one fails at its first CUDA call ("CUDA-capable devices
+    are busy or unavailable"), and the remaining ranks wait for it until their timeout.
     Fix: Set the compute mode with `sudo nvidia-smi --compute-mode=DEFAULT`, or start one process per GPU.
     """
     devices = devices_of(job)

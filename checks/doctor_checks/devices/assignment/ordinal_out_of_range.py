@@ -216,4 +216,4 @@ def _fix(size: int, listed: str | None) -> str:
     if size == 0:
         return "Make the GPUs of the host visible:\nunset CUDA_VISIBLE_DEVICES" if listed is not None else ""
     more = "list more GPUs in CUDA_VISIBLE_DEVICES" if listed is not None else "use a host with more GPUs"
-    return f"Start {processes} (`--nproc-per-node={size}` of torchrun), or {more}."
+    return f"Start {processes} (`torchrun --nproc-per-node={size}`), or {more}."

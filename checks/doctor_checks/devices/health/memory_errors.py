@@ -65,7 +65,9 @@ _CONSEQUENCES = ("GPU010", "GPU019", "GPU022")
         r"remap failed|failed to remap": (
             "The GPU has no spare memory for further repairs, so errors recur until it is replaced."
         ),
-        r"limit reached": "Further uncorrectable errors are likely, and each ends the process that meets it.",
+        r"limit reached": (
+            "Further uncorrectable errors are likely, and each terminates the process that encounters it."
+        ),
         r"before this job": (
             "Memory that failed once often fails again. The job then ends with an uncorrectable error."
         ),

@@ -88,7 +88,8 @@ def _went_on(job: Job, group: EventGroup) -> bool:
     impacts={
         r"multicast": "NCCL fails when it starts, unless NCCL_NVLS_ENABLE=0 turns NVLink SHARP off.",
         r"do(?:es)? not match": (
-            'The fabric manager does not start, and CUDA then fails with "system not yet initialized" (error 802).'
+            'The fabric manager rejects the driver when it starts, and CUDA then fails with "system not yet '
+            'initialized" (error 802).'
         ),
         r"not running": 'CUDA does not start: "system not yet initialized" (error 802).',
     },
@@ -239,6 +240,9 @@ _START = "Start the fabric manager"
 
 def _fix(faults: list[str], host: str, gpus: GpuFacts) -> str:
     if "does not match" in faults[0]:
-        return f"Install the fabric manager {gpus.driver_version} on {host}, the release of its driver, and start it."
+        return (
+            f"Install fabric manager {gpus.driver_version}, which matches the driver, on {host}, and restart it while "
+            "no process uses the GPUs."
+        )
     start = "enable --now" if "not running" in faults[0] else "restart"
     return f"{_START} on {host} while no process uses the GPUs:\nsudo systemctl {start} nvidia-fabricmanager"

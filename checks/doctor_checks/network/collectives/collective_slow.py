@@ -120,7 +120,7 @@ def collective_slow(
 
     Why it hurts: each step waits for the slowest group, so one slow rank or link slows down the whole job; a collective
     that fails here fails in the job, after its timeout.
-    Fix: Find the setting or link that causes it with `doctor check --probe full --why` on all ranks.
+    Fix: Find the slow setting or link with `doctor check --probe full --why` on all ranks.
     """
     broken = broken_collectives(job)
     if broken:

@@ -27,7 +27,7 @@ from doctor_checks._trial_conclusions import with_trials
 
 FAILURES = {
     "refused": "refused",
-    "silent": "no answer",
+    "silent": "no response",
     "unroutable": "no route",
     "stranger": "answered by another process",
 }

@@ -27,7 +27,16 @@ from doctor.api import (
     merge,
     source_of,
 )
-from doctor.facts import Address, EnvironmentFacts, Interface, InterfaceFacts, MasterFacts, NcclFacts, SoftwareFacts
+from doctor.facts import (
+    Address,
+    EnvironmentFacts,
+    Interface,
+    InterfaceFacts,
+    MasterFacts,
+    NcclFacts,
+    Setting,
+    SoftwareFacts,
+)
 from doctor.knowledge.interface_syntax import gloo_names, nccl_interface_list, nccl_socket_family
 from doctor.testing import Fails, Passes, healthy, logged
 from doctor_checks.network.interfaces._export_line import export_line, selecting_fix
@@ -229,7 +238,7 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks, multi_host: boo
     chosen = [one for one in interfaces.interfaces if wanted.selects(one.name)]
     if chosen and not any(_why_unusable(one, terms) is None for one in chosen):
         yield Finding(
-            f"{setting_text(setting)}: {_reasons(chosen, terms)}",
+            f"{_quoted(setting)}: {_reasons(chosen, terms)}",
             ranks=identical.ranks,
             evidence={"selected": [one.name for one in chosen], "family": family or "any"},
             fix=_fix(chosen[0], "NCCL_SOCKET_IFNAME", interfaces, family),
@@ -238,6 +247,12 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks, multi_host: boo
         )
     else:
         yield from _only_local(family, identical)
+
+
+def _quoted(setting: Setting) -> str:
+    """The setting with its value in quotes if it begins with ``=``, which reads as a slip otherwise."""
+    text = setting_text(setting)
+    return text.replace(f"={setting.value}", f"='{setting.value}'", 1) if setting.value.startswith("=") else text
 
 
 def _only_local(family: str | None, identical: IdenticalRanks) -> Iterator[Finding]:

@@ -47,7 +47,7 @@ def _unknown(group: EventGroup, name: str | None, confidence: float, error: str 
     by_launcher = bool(_LAUNCHERS.search(group.first.text))
     return finding_from_logs(
         group,
-        f"{name or 'The name of another host'} does not resolve{reason}",
+        f"{f'Host name {name}' if name else 'The name of another host'} does not resolve{reason}",
         evidence={"name": name},
         effect="The launcher cannot start processes on that host, and the job does not start." if by_launcher else "",
         fix=_fix(name, why, by_launcher=by_launcher),

@@ -125,7 +125,7 @@ def _claim(group: EventGroup) -> str:
     if group.value("scale"):
         return "The loss scale of float16 reached its minimum: gradients overflow at every scale"
     if function := group.value("function"):
-        return f"The backward pass of {function} returned NaN"
+        return f"{function} returned NaN in the backward pass"
     what, value = _named(group.first)
     verb = "are" if what.endswith("s") and not what.endswith("ss") else "is"
     if "probability tensor" in what or _OF_DISTRIBUTION in group.first.text:
@@ -147,10 +147,10 @@ def _subject(what: str) -> str:
 def _fix_of_log(group: EventGroup) -> str:
     if group.value("scale"):
         return _FIX_OF_SCALE
-    if function := group.value("function"):
+    if group.value("function"):
         return (
-            f"Find the forward call of {function} in the traceback that anomaly detection prints above this error, and "
-            "keep its inputs in the valid range."
+            "Find the forward operation in the traceback that anomaly detection prints above this error, and check its "
+            "inputs for NaN, Inf and zero."
         )
     return ""
 

@@ -35,8 +35,8 @@ _FLAT = (
     compares_ranks=False,
     impacts={
         r"different steps": (
-            "The ranks make different numbers of steps, and those with more wait in a collective that the others "
-            "never join."
+            "Ranks run different numbers of steps, and those that run more wait in a collective that the others never "
+            "join."
         ),
         r"no random number state": (
             "The ranks without a saved state draw other random numbers than in the first run, so the run is not "

@@ -36,8 +36,8 @@ def _sampled(name: str, usual: str, other: str, *ranks: int, step: int = 100) ->
             "Dropout and batch normalization work differently on these ranks, and DDP averages the resulting gradients."
         ),
         r"max_epochs|max_steps|limit_": (
-            "The ranks make different numbers of steps, and those with more wait in a collective that the others "
-            "never join."
+            "Ranks run different numbers of steps, and those that run more wait in a collective that the others never "
+            "join."
         ),
         r"val_check_interval|check_val|evaluat": (
             "One rank evaluates while the others train, and they wait for each other in different collectives."

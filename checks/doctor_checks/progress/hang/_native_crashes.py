@@ -100,5 +100,7 @@ def _signal_named(text: str) -> str:
 
 
 _FIX_OF_START = "Install the command in the environment or container in which it ran, or correct its path."
-_FIX_OF_ABORT = "Run again with `export PYTHONFAULTHANDLER=1 TORCH_SHOW_CPP_STACKTRACES=1` to see which call aborts."
-_FIX_OF_CRASH = "Run again with `export PYTHONFAULTHANDLER=1` to see which call crashes."
+_FIX_OF_ABORT = (
+    "Set `PYTHONFAULTHANDLER=1` and `TORCH_SHOW_CPP_STACKTRACES=1`, and rerun the job to see which call aborts."
+)
+_FIX_OF_CRASH = "Set `PYTHONFAULTHANDLER=1` and rerun the job to see which call crashes."

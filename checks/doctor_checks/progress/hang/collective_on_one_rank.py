@@ -272,7 +272,7 @@ _FIXES = (
         "Call `self.log(..., sync_dist=True)` on all ranks, or log only on rank 0 with `self.log(..., "
         "rank_zero_only=True)`.",
     ),
-    ("all_gather", "Gather on all ranks, and keep only the use of the result under a condition."),
+    ("all_gather", "Call all_gather on all ranks, and make only the use of its result conditional."),
     (
         "save_checkpoint",
         "Call `trainer.save_checkpoint()` on all ranks: it writes only on rank 0 and ends with a barrier.",

@@ -45,7 +45,7 @@ _RUNNING = re.compile(
 )
 _PARTS = re.compile(r"(SequenceNumber|OpType|TensorShape|TensorDtypes)=(\[[^\]]*\]|\w+)")
 _FINGERPRINT = "SequenceNumber=3, OpType=ALLREDUCE, TensorShape=[%d], TensorDtypes=Float"
-_TIE = {"majority": "none (as many ranks make one call as the other)"}
+_TIE = {"majority": "none (tie)"}
 _ORDER = "if rank == 0, line 40"
 
 
@@ -288,7 +288,7 @@ _BATCHES = (
     "function instead of dropping them."
 )
 _OF_A_LONE_CALL = "Find the calls of the other ranks in their logs, and make all ranks make the same call."
-_REFUSES = "PyTorch compares the calls before they start, and raises RuntimeError on the ranks."
+_REFUSES = "PyTorch compares the calls before they start, and raises RuntimeError on these ranks."
 """With ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` (torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp)."""
 
 
@@ -302,11 +302,9 @@ _REFUSES = "PyTorch compares the calls before they start, and raises RuntimeErro
     from_logs=_from_logs,
     impacts={
         r"which accelerate rejects|^Ranks passed tensors of different shapes": (
-            "The library compares the tensors before the call and raises an error on all ranks."
+            "The call raises an error on all ranks, and the job ends."
         ),
-        r"^Ranks call different collectives": (
-            "The library compares the calls before they start and raises an error on all ranks."
-        ),
+        r"^Ranks call different collectives": ("The call raises an error on all ranks, and the job ends."),
         r"^(?:NCCL|Gloo|MPI) received": "The collective fails with an error on this rank, which ends the job.",
         r"^NCCL detected": "The collective fails with an NCCL error on this host, which ends the job.",
         r"timed out at": "The ranks waited for each other in different collectives, and failed at the timeout.",

@@ -95,7 +95,7 @@ def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
 def groups_deadlocked(job: Job) -> Iterator[Verdict]:
     """Ask whether ranks wait for each other in a cycle.
 
-    Why it hurts: the ranks block until the timeout, and the ranks that wait for them block too.
+    Why it hurts: these ranks block until the timeout, and the job ends.
     Fix: Call collectives of the groups in the same order on all ranks, and match every send with a receive.
     """
     found = diagnose_stall(job)
@@ -116,6 +116,10 @@ def _claim(found: Diagnosis, transfers: bool, most: int = 4) -> str:
     known = found.known
     places = [f"rank {one.rank} in {_short(one.site)}" for one in known[:most] if one.site is not None]
     if len(found.ranks) > 1:
+        sites = {_short(one.site) for one in known[:most] if one.site is not None}
+        if len(sites) == 1 and len(places) == len(known):
+            who = ranks_in_words(tuple(one.rank for one in known))
+            return f"{who[:1].upper()}{who[1:]} wait for each other in {sites.pop()}"
         *others, last = [*places, *([f"{len(known) - most} more"] if len(known) > most else [])] or [""]
         who = f"{', '.join(others)} and {last}" if others else ranks_in_words(found.ranks)
         return f"{who} wait for each other"

@@ -112,7 +112,8 @@ def master_port_busy_in_files(file: LaunchFile) -> Iterator[Violation]:
 
     Why it hurts: the second run on a host ends with "address already in use", or its ranks join the store of the
     first.
-    Fix: Give each run its own --master-port, or use `torchrun --standalone` on one host, which picks a free one.
+    Fix: Give each run its own --master-port, or start runs on one host with `torchrun --standalone`, which picks a free
+    port.
     """
     if isinstance(file, ShellFile):
         before: list[ProcessLaunch] = []

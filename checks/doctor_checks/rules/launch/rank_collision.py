@@ -27,8 +27,8 @@ _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GLOBAL_RANK", "MACHINE_RANK", "GRO
     reads=LaunchFile,
     impacts={
         r"is expanded to 0": (
-            "The batch script expands the variable before srun starts the tasks, so all tasks get 0. They use the "
-            "same rank, and the other ranks never join."
+            "All tasks use rank 0, and the other ranks never join, because the batch script expands the variable "
+            "before srun starts the tasks."
         ),
         r"same on all hosts|rank 0 of|host number 0": "All hosts use the same ranks, and the other ranks never join.",
     },

@@ -96,9 +96,9 @@ def _violation(start: ProcessLaunch, hosts: int) -> Violation:
     backend = f" and with a static --{command.rendezvous}" if launch.option(command.host_port) else ""
     return Violation(
         launch.place,
-        f"{launch.program} for {hosts} hosts without {option_name(launch, command.node_rank)}{backend}: "
-        "each acts as host 0",
-        fix="Add `--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID`, and the first host as `--rdzv-endpoint`."
+        f"{launch.program} starts on {hosts} hosts without {option_name(launch, command.node_rank)}{backend}, so each "
+        "uses node rank 0",
+        fix="Add `--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=HOST`, with the first host as HOST."
         if start.step is not None and command.rendezvous
         else f"Set {option_name(launch, command.node_rank)} to a different number on each host, starting at 0.",
         severity=None if start.step is not None else Severity.WARNING,

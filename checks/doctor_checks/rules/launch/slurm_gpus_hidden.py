@@ -66,11 +66,19 @@ def slurm_gpus_hidden_in_files(file: ShellFile) -> Iterator[Violation]:
             yield Violation(
                 start.launch.place,
                 f"{why}, but each SLURM task sees only {_seen(step)}",
-                fix="" if step.gpus_per_task else "Pass `--gpu-bind=none` to srun.",
+                fix=_fix(start, step),
                 evidence=tuple(
                     (name, step.options[name]) for name in ("gpus-per-task", "gpu-bind") if name in step.options
                 ),
             )
+
+
+def _fix(start: ProcessLaunch, step: Allocation) -> str:
+    """Give each task the GPUs of all ranks that it starts; tasks that are ranks see all GPUs of their host."""
+    if step.gpus_per_task is None:
+        return "Pass `--gpu-bind=none` to srun."
+    ranks = processes_of(start.launch) if start.is_agent else None
+    return f"Replace `--gpus-per-task={step.gpus_per_task}` with `--gpus-per-task={ranks}`." if ranks else ""
 
 
 def _seen(step: Allocation) -> str:
