@@ -6,11 +6,19 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+from doctor.knowledge.releases import release
 from doctor.lint.engine.project_requirements import required_releases
 
 DISTRIBUTIONS = ("lightning", "pytorch-lightning", "torch", "transformers", "accelerate", "deepspeed", "ray")
 """Distributions whose releases rules may query."""
 _RELEASED_TOGETHER = {"lightning": "pytorch-lightning", "pytorch-lightning": "lightning"}
+_NEEDS = (
+    *(("2.5", "2.1", "3.9"), ("2.3", "2.0", "3.8"), ("2.2", "1.13", "3.8"), ("2.1", "1.12", "3.8")),
+    *(("2.0", "1.11", "3.8"), ("1.9", "1.10", "3.7"), ("1.8", "1.9", "3.7"), ("1.6", "1.8", "3.7")),
+    *(("1.5", "1.7", "3.6"), ("1.4", "1.6", "3.6"), ("1.3", "1.4", "3.6"), ("1.1", "1.3", "3.6")),
+)
+"""Lines of Lightning, and the oldest torch and Python that each needs, the newest first (docs/source-pytorch/
+versioning.rst; of 1.8 the metadata of its wheel). Lines after 2.5 remove nothing that rules ask for."""
 
 
 class Releases(Mapping[str, str]):
@@ -29,11 +37,32 @@ class Releases(Mapping[str, str]):
         """The release of a distribution; ``KeyError`` if it is unknown."""
         if name not in self._found:
             required = self._given.get(name) or self._required(name)
-            self._found[name] = _installed(name) if required is None else required or None
+            self._found[name] = self._installable(name) if required is None else required or None
         release = self._found[name]
         if release is None:
             raise KeyError(name)
         return release
+
+    def _installable(self, name: str) -> str | None:
+        """The installed release; of Lightning, an older one if the project pins a torch or Python that needs it."""
+        installed = _installed(name)
+        newest = self._newest_lightning() if name in _RELEASED_TOGETHER else None
+        if newest is not None and (installed is None or release(newest) < release(installed)):
+            return newest
+        return installed
+
+    def _newest_lightning(self) -> str | None:
+        """The newest line of Lightning for the torch and Python that the project pins; ``None`` if any is possible."""
+        torch = release(self._required("torch") or "")
+        python = release(self._required("python") or self._required("python-requires") or "")
+        pinned = [(0, torch), (1, python if len(python) > 1 else ())]
+        fitting = (
+            line
+            for line, *needed in _NEEDS
+            if not any(one and one[:2] < release(needed[place])[: len(one)] for place, one in pinned)
+        )
+        newest = next(fitting, None)
+        return None if newest == _NEEDS[0][0] else newest
 
     def _required(self, name: str) -> str | None:
         if self._project is None:

@@ -14,6 +14,8 @@ _CELL_MAGIC = re.compile(r"\s*%%(?!time\b|timeit\b|capture\b|prun\b)")
 """Cell magics of other languages; the ones left out run Python."""
 _MAGIC = re.compile(r"\s*(?:[%!?]|[\w,][\w, ]*=\s*[%!])|.*\?\s*$")
 
+_INSTALLS = re.compile(r"\b(?:pip3?|conda|mamba|uv)\b.*\binstall\b")
+
 
 class Notebook(NamedTuple):
     """``script``: the text; ``places``: for each of its lines the line in the file (0 if unknown), the cell from 1, and
@@ -62,8 +64,13 @@ def _python_of(lines: list[str]) -> list[str]:
     """The lines of a cell without magics; blank if it is not Python."""
     if lines and _CELL_MAGIC.match(lines[0]):
         return [""] * len(lines)
-    plain = [re.sub(r"\S.*", "pass", line) if _MAGIC.match(line) else line for line in lines]
+    plain = [re.sub(r"\S.*", _kept_of, line) if _MAGIC.match(line) else line for line in lines]
     return next((one for one in (lines, plain) if is_python("\n".join(one))), [""] * len(lines))
+
+
+def _kept_of(magic: re.Match[str]) -> str:
+    """A statement for a magic; what it installs stays as a comment, which may name a release."""
+    return f"pass  # {magic[0]}" if _INSTALLS.search(magic[0]) else "pass"
 
 
 class _LineFinder:

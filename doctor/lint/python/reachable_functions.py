@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator
 
 from doctor.lint.python.rank_branches import asks_for_one, is_of_the_job, rank_condition
 from doctor.lint.python.script import Script, per_script
@@ -17,6 +19,8 @@ _LAUNCHERS = frozenset(
     }
 )
 """Calls that start ranks with a function."""
+_TRAINERS_OF_RAY = re.compile(r"ray\.train\.(?:[\w.]+\.)?\w*Trainer$")
+"""Classes whose ``fit()`` runs a function on the workers; the program that calls it is one process."""
 
 
 @per_script
@@ -39,9 +43,9 @@ def _started(script: Script) -> set[ast.AST | None]:
     targets: set[ast.AST | None] = {
         function
         for call in script.all(ast.Call)
-        if script.name(call.func) in _LAUNCHERS
+        if script.name(call.func) in _LAUNCHERS or _TRAINERS_OF_RAY.match(script.name(call.func))
         for argument in (*call.args, *(one.value for one in call.keywords))
-        if (function := script.definition(argument)) is not None
+        for function in _started_by(script, argument)
     }
     hooked = {
         method
@@ -50,8 +54,20 @@ def _started(script: Script) -> set[ast.AST | None]:
         for method in owner.body
         if isinstance(method, ast.FunctionDef) and method.name != "prepare_data"
     }
-    whole: set[ast.AST | None] = set() if script.path.endswith(".ipynb") else {None}
+    is_driver = any(_TRAINERS_OF_RAY.match(script.name(call.func)) for call in script.all(ast.Call))
+    whole: set[ast.AST | None] = set() if is_driver or script.path.endswith(".ipynb") else {None}
     return {*(targets or whole), *hooked}
+
+
+def _started_by(script: Script, argument: ast.expr) -> Iterator[ast.AST]:
+    """The function that an argument names, or those inside of the one that makes it: ``TorchTrainer(make_loop())``."""
+    function = script.definition(argument)
+    if function is not None:
+        yield function
+    for made in script.values_of(argument):
+        maker = script.definition(made.func) if isinstance(made, ast.Call) else None
+        if isinstance(maker, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from (one for one in maker.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)))
 
 
 def _reached(script: Script, roots: set[ast.AST | None]) -> set[ast.AST | None]:

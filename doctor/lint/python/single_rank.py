@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from doctor.lint.python.collective_paths import ends_process
 from doctor.lint.python.gpu_use import asks_for_several, runs_alone
@@ -46,9 +48,78 @@ def may_run_alone(script: Script, node: ast.AST, depth: int = 4) -> bool:
     if function is None or depth == 0:
         return False
     calls = list(calls_of(script, function))
+    asked = _asked_parameters(script, function, node)
     return _is_left_before(script, function, node) or (
-        bool(calls) and all(may_run_alone(script, call, depth - 1) for call in calls)
+        bool(calls)
+        and all(may_run_alone(script, call, depth - 1) or _goes_elsewhere(script, asked, call) for call in calls)
     )
+
+
+class _Asked(NamedTuple):
+    """A parameter that a branch asks for: its name and place among those of calls, its default, and the answer that a
+    value gives."""
+
+    name: str
+    place: int
+    default: ast.expr | None
+    holds: Callable[[object], bool]
+
+
+def _asked_parameters(script: Script, function: FunctionNode, node: ast.AST) -> list[_Asked]:
+    """The parameters of a function that decide whether a call of it reaches a node: ``if last: save()``."""
+    named = [*function.args.posonlyargs, *function.args.args]
+    is_method = bool(named) and named[0].arg in ("self", "cls")
+    given = dict(zip([one.arg for one in named[::-1]], function.args.defaults[::-1], strict=False))
+    keywords = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+    places = {one.arg: place - is_method for place, one in enumerate(named)}
+    given |= {one.arg: default for one, default in keywords if default is not None}
+    stored = {one.id for one in script.inside(function, ast.Name) if isinstance(one.ctx, ast.Store)}
+    names = {*places, *(one.arg for one in function.args.kwonlyargs)} - stored
+    return [
+        _Asked(name, places.get(name, -1), given.get(name), holds)
+        for name, holds in _conditions_at(script, function, node)
+        if name in names
+    ]
+
+
+def _conditions_at(
+    script: Script, function: FunctionNode, node: ast.AST
+) -> Iterator[tuple[str, Callable[[object], bool]]]:
+    """The names whose value decides alone whether a node is left out, each with the answer that lets it run."""
+    inner = node
+    for outer in script.around(node):
+        if outer is function:
+            return
+        if isinstance(outer, ast.If) and inner is not outer.test:
+            yield from _answers(outer.test, wanted=inner in outer.body)
+        inner = outer
+
+
+def _answers(test: ast.expr, *, wanted: bool) -> Iterator[tuple[str, Callable[[object], bool]]]:
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _answers(test.operand, wanted=not wanted)
+    elif isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) is wanted:
+        for one in test.values:
+            yield from _answers(one, wanted=wanted)
+    elif isinstance(test, ast.Name):
+        yield test.id, lambda value: bool(value) is wanted
+    elif isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.left, ast.Name):
+        other, operator = test.comparators[0], test.ops[0]
+        if isinstance(other, ast.Constant) and isinstance(operator, (ast.Eq, ast.Is, ast.NotEq, ast.IsNot)):
+            same, constant = isinstance(operator, (ast.Eq, ast.Is)) is wanted, other.value
+            yield test.left.id, lambda value: (value == constant) is same
+
+
+def _goes_elsewhere(script: Script, asked: list[_Asked], call: ast.Call) -> bool:
+    """Whether a constant that a call gives, or leaves to the default, takes another branch."""
+    if script.is_open(call):
+        return False
+    for one in asked:
+        given = script.argument(call, one.name, one.place) if one.place >= 0 else script.argument(call, one.name)
+        value = given if given is not None else one.default
+        if isinstance(value, ast.Constant) and not one.holds(value.value):
+            return True
+    return False
 
 
 def _is_in_turns(script: Script, outer: ast.AST, inner: ast.AST) -> bool:

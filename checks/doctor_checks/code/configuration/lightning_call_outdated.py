@@ -16,6 +16,7 @@ from doctor.knowledge.lightning_api import method as trainer_method
 from doctor.knowledge.lightning_api import strategy as trainer_strategy
 from doctor.lint.fix.trainer_arguments import HALF, STRATEGIES_AS_ACCELERATORS, trainer_edits
 from doctor.lint.python.lightning_version import lightning_release
+from doctor.lint.python.project.unreached import calls_nowhere, is_imported_nowhere, is_used_nowhere
 from doctor.lint.python.script import UNKNOWN
 from doctor.lint.python.training import TRAINER, hooks, lightning_modules
 from doctor.testing.script_cases import fails, passes
@@ -74,36 +75,49 @@ def lightning_call_outdated(script: Script) -> Iterator[Violation]:
         severity = min((one.severity for one in complaints), key=list(Severity).index)
         worst = [one for one in complaints if one.severity is severity]
         certain = all(one.edits for one in complaints)
-        if severity is Severity.ERROR and (release is None or _may_never_matter(script, worst)):
+        if severity is Severity.ERROR and (release is None or not _may_install(script)):
             severity = Severity.WARNING
+        unused = _never_matters(script, worst)
         yield Violation(
             worst[0].at,
             _claim(worst, release),
             fix=" ".join(dict.fromkeys(f"Instead of `{one.words}`, use {one.replacement}." for one in complaints)),
-            severity=severity,
+            severity=Severity.INFO if unused else severity,
+            preview=unused,
             edits=tuple(edit for one in complaints for edit in one.edits) if certain else (),
             evidence=(("lightning", release),) if release is not None else (),
         )
 
 
-def _may_never_matter(script: Script, worst: list[_Complaint]) -> bool:
-    """Whether the project never installs Lightning, or only restores the class of each hook from a checkpoint, and
-    gives it to no Trainer."""
-    if script.modules is None or script.modules.is_one_file:
-        return False
-    if not script.modules.may_install(script.location, "lightning"):
-        return True
-    owners = [script.class_of(one.at) if isinstance(one.at, ast.FunctionDef) else None for one in worst]
-    return all(one is not None and _is_only_restored(script, one.name) for one in owners)
-
-
-def _is_only_restored(script: Script, name: str) -> bool:
+def _may_install(script: Script) -> bool:
+    """Whether the project may install Lightning, as far as its requirements are known."""
     modules = script.modules
-    texts = [text for shown, text in modules.mentioning(name) if shown != script.path] if modules is not None else []
-    used = [line for text in texts for line in text.splitlines() if re.search(rf"\b{re.escape(name)}\b", line)]
-    used = [line for line in used if "import" not in line]
-    named_here = len(re.findall(rf"\b{re.escape(name)}\b", script.text)) > 1
-    return bool(used) and not named_here and all(f"{name}.load_from_checkpoint" in line for line in used)
+    return modules is None or modules.is_one_file or modules.may_install(script.location, "lightning")
+
+
+def _never_matters(script: Script, worst: list[_Complaint]) -> bool:
+    """Whether nothing in the project reaches it: a module that nothing imports, a class that no Trainer gets, a hook of
+    tests where nothing tests; or a comment beside it says that it is for older releases."""
+    return all(_is_unreached(script, one.at) or _is_known(script, one.at) for one in worst)
+
+
+def _is_unreached(script: Script, at: ast.AST) -> bool:
+    if is_imported_nowhere(script):
+        return True
+    owner = script.class_of(at) if isinstance(at, ast.FunctionDef) else None
+    if not isinstance(at, ast.FunctionDef) or owner is None:
+        return False
+    # trainer/configuration_validator.py rejects the hooks of tests in ``Trainer.test()`` alone.
+    tests = at.name in ("test_epoch_end", "test_step_end")
+    return is_used_nowhere(script, owner) or (tests and calls_nowhere(script, "test"))
+
+
+_IS_KNOWN = re.compile(r"#.*(?:\bremoved\b|no longer (?:supported|called|exists?|works?))", re.IGNORECASE)
+
+
+def _is_known(script: Script, at: ast.AST) -> bool:
+    line = getattr(at, "lineno", 1)
+    return any(map(_IS_KNOWN.search, script.text.splitlines()[max(line - 2, 0) : line]))
 
 
 class _Complaint(NamedTuple):

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone
-from doctor.lint.python.script import UNKNOWN
+from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import has_backward, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
 
@@ -35,6 +35,8 @@ _DP = "torch.nn.DataParallel"
         passes("beside it, where there is one process", _BESIDE_DDP),
         passes("for one process, in a script that another kind of ranks may run", _ONE_PROCESS),
         passes("to read a checkpoint, with one device, or to ask for the type", _FROM_CHECKPOINT),
+        passes("to evaluate, beside a function that trains", _EVALUATES),
+        fails("to train, beside a function that evaluates", _EVALUATES_BESIDE),
         passes("one device alone", _ONE_DEVICE),
         passes("a tutorial of it", _MANY_RANKS, name="data_parallel/train.py"),
         passes("a script that is compared with another", _MANY_RANKS, name="train_dp.py"),
@@ -58,7 +60,7 @@ def data_parallel(script: Script) -> Iterator[Violation]:
         devices = script.value(script.argument(call, "device_ids", 1))
         if devices is not UNKNOWN and isinstance(devices, tuple) and len(devices) < 2:
             continue
-        if _names_one(script, call) or runs_alone(script, call):
+        if _names_one(script, call) or runs_alone(script, call) or _only_evaluates(script, call):
             continue
         if shown is None:
             certain = not offered
@@ -67,8 +69,89 @@ def data_parallel(script: Script) -> Iterator[Violation]:
             certain = together and script.nearest(call, ast.If, ast.IfExp) is None
         if certain:
             found = _hit(script, call, shown)
-            chosen = shown is None and _has_other_way(script)
+            chosen = shown is None and (_has_other_way(script) or _is_never_enabled(script, call))
             yield replace(found, severity=Severity.INFO, preview=True) if chosen else found
+
+
+def _only_evaluates(script: Script, call: ast.Call) -> bool:
+    """Whether the function around it computes no gradients and steps no optimizer: it wraps the model to read a
+    checkpoint, or to infer, where DataParallel copies it in the same way but nothing is trained."""
+    function = script.function_of(call)
+    if function is None or _runs_backward(script, function):
+        return False
+    calls = list(script.inside(function, ast.Call))
+    evaluates = any(last_name(one.func) in ("eval", "no_grad", "inference_mode") for one in calls)
+    decorated = any(
+        "no_grad" in ast.unparse(one) or "inference_mode" in ast.unparse(one) for one in function.decorator_list
+    )
+    names = " ".join(script.text_of(one.func) for one in calls)
+    results = [one.value for one in script.inside(function, ast.Return) if one.value is not None]
+    parts = [part for one in results for part in (one.elts if isinstance(one, ast.Tuple) else [one])]
+    returned = {one.id for one in parts if isinstance(one, ast.Name)}
+    kept = _targets_of(script, call)
+    return (
+        (evaluates or decorated) and not _OF_TRAINING.search(names) and kept is not None and returned.isdisjoint(kept)
+    )
+
+
+_OF_TRAINING = re.compile(r"optim|\btrain|[Tt]rainer|\.fit\b|backward|schedul", re.IGNORECASE)
+
+
+def _runs_backward(script: Script, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function, or one that it calls, runs a backward pass, also in loops."""
+    seen: list[ast.AST] = [function]
+    for one in seen:
+        for call in script.inside(one, ast.Call):
+            if has_backward(script, call):
+                return True
+            called = script.definition(call.func)
+            if called is not None and called not in seen:
+                seen.append(called)
+    return any(has_backward(script, one) for one in seen)
+
+
+def _targets_of(script: Script, call: ast.Call) -> set[str] | None:
+    """The local names that a wrapped model is bound to; ``None`` if it is kept elsewhere."""
+    statement = script.statement_of(call)
+    if not isinstance(statement, ast.Assign) or not all(isinstance(one, ast.Name) for one in statement.targets):
+        return None
+    return {one.id for one in statement.targets if isinstance(one, ast.Name)}
+
+
+def _is_never_enabled(script: Script, call: ast.Call) -> bool:
+    """Whether it is under a parameter that is false by default, and nothing in the project gives another value."""
+    function = script.function_of(call)
+    if function is None or script.modules is None or script.modules.is_one_file:
+        return False
+    parts = [part for outer in script.around(call) if isinstance(outer, ast.If) for part in _demanded(outer, call)]
+    names = [one.id for one in parts if isinstance(one, ast.Name)]
+    return any(_is_off(script, function, name) for name in names)
+
+
+def _demanded(branch: ast.If, call: ast.Call) -> list[ast.expr]:
+    """What has to be true in the branch of a condition."""
+    if not any(call in ast.walk(one) for one in branch.body):
+        return []
+    test = branch.test
+    return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+
+
+def _is_off(script: Script, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
+    arguments = function.args
+    given = dict(zip([one.arg for one in arguments.args[::-1]], arguments.defaults[::-1], strict=False))
+    given |= {
+        one.arg: default
+        for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        if default is not None
+    }
+    default = given.get(name)
+    if not isinstance(default, ast.Constant) or default.value is not False or script.modules is None:
+        return False
+    sets = re.compile(rf"\b{re.escape(name)}[\"']?\s*(?:=(?!=)|:)\s*(?!False\b|false\b|bool\s*=\s*False)")
+    options = re.compile(rf"--{re.escape(name).replace('_', '[-_]')}\b")
+    texts = dict(script.modules.mentioning(name))
+    texts[script.path] = script.text
+    return not any(sets.search(text) or options.search(text) for text in texts.values())
 
 
 def _has_other_way(script: Script) -> bool:
@@ -203,6 +286,23 @@ with torch.no_grad():
     for x in loader:
         model(x)
 """
+_EVALUATES = """\
+import torch
+
+def evaluate(path, loader):
+    model = torch.nn.DataParallel(Net())
+    model.load_state_dict(torch.load(path))
+    model.eval()
+    with torch.no_grad():
+        return [model(x).argmax(1) for x in loader]
+
+def train(loader, optimizer):
+    model = Net()
+    for x, y in loader:
+        criterion(model(x), y).backward()
+        optimizer.step()
+"""
+_EVALUATES_BESIDE: str = _EVALUATES.replace("    model = Net()", "    model = torch.nn.DataParallel(Net())  # !")
 _ONE_DEVICE = """\
 import torch.nn as nn
 

@@ -151,6 +151,20 @@ _LOADER = re.compile(r"loader|(?:^|_)dl$", re.IGNORECASE)
         fails("settings that all ranks read from one file", _SETTINGS),
         fails("settings with the options of the rank", _SETTINGS_OF_RANK),
         fails("settings with a number that the rank computed", _SETTINGS_COMPUTED),
+        passes("a log into which rank 0 alone prints", _script("if rank == 0:\n        print(loss, file=log)", _LOG)),
+        fails("a log into which all ranks print", _script("print(loss, file=log)", f"{_LOG}  # !")),
+        passes(
+            "a branch that the calls of all ranks do not take",
+            _BRANCH.replace("  # !", "").replace("1 > epoch", "True"),
+        ),
+        fails("a branch that a call of all ranks takes", _BRANCH),
+        fails("two splits of one dataset", _TWO_SPLITS),
+        passes("mapped in memory", _MAPPED.replace("  # !", "").replace("16", "16, keep_in_memory=True")),
+        passes("after the ranks that Ray started are done", _ON_RAY),
+        fails(
+            "in what Ray runs on each rank",
+            _ON_RAY.replace("DDP(build())", 'DDP(build())\n        torch.save(model.state_dict(), "last.pt")  # !'),
+        ),
         passes("a log that is emptied", _script("with open(OUT + '/log.txt', 'w') as file:\n        pass")),
     ),
 )
@@ -218,8 +232,12 @@ def _downloaded(script: Script) -> Iterator[Violation]:
         if script.value(script.argument(call, "download")) is True and script.name(call.func).startswith(_DATA_SETS)
     ]
     first = {script.name(call.func) for call in calls if not _is_by_all(script, call)}
+    opened: list[ast.Call] = []
     for call in calls:
         where = script.argument(call, "root", 0)
+        if any(_is_same_download(script, one, call) for one in opened):
+            continue
+        opened.append(call)
         is_own = where is not None and _is_own(script, where, script.function_of(call))
         if script.name(call.func) not in first and not (is_own and where is not None and _names_ranks(script, where)):
             yield Violation(
@@ -229,6 +247,17 @@ def _downloaded(script: Script) -> Iterator[Violation]:
                 fix="Download on one rank per host, call `torch.distributed.barrier()`, then open the dataset on all "
                 "ranks with `download=False`.",
             )
+
+
+def _is_same_download(script: Script, first: ast.Call, second: ast.Call) -> bool:
+    """Whether the rank that reaches the second call has made the first, of the same dataset in the same folder: another
+    split of what is there then."""
+    places = [script.argument(one, "root", 0) for one in (first, second)]
+    texts = {ast.unparse(one) if one is not None else "" for one in places}
+    above = script.parent(script.statement_of(first))
+    is_above = above is script.parent(script.statement_of(second)) or any(one is above for one in script.around(second))
+    in_branch = isinstance(above, (ast.If, ast.Try)) and above is not script.parent(script.statement_of(second))
+    return script.name(first.func) == script.name(second.func) and len(texts) == 1 and is_above and not in_branch
 
 
 def _names_ranks(script: Script, where: ast.expr) -> bool:
@@ -243,12 +272,16 @@ def _mapped(script: Script) -> Iterator[Violation]:
     """Hugging Face datasets that every rank maps with many processes."""
     if several_ranks(script) is None and not _LAUNCHED.search(script.text):
         return
+    if "disable_caching(" in script.text:
+        return
     for call in script.method_calls("map"):
         if not isinstance(call.func, ast.Attribute) or not _is_by_all(script, call):
             continue
         data = call.func.value
         while isinstance(data, ast.Subscript):
             data = data.value
+        if _is_in_memory(script, call) or any(_is_in_memory(script, one) for one in _loaded(script, data)):
+            continue
         count = script.value(script.argument(call, "num_proc"))
         if script.name(data).startswith("datasets.load_") and isinstance(count, int) and count > 1:
             yield Violation(
@@ -258,6 +291,15 @@ def _mapped(script: Script) -> Iterator[Violation]:
                 fix="Wrap the call in `main_process_first()` of TrainingArguments or Accelerator, so that the other "
                 "ranks read the cache.",
             )
+
+
+def _is_in_memory(script: Script, call: ast.Call) -> bool:
+    """datasets/arrow_dataset.py: such a ``map()``, or one of a dataset without cache files, writes none."""
+    return script.value(script.argument(call, "keep_in_memory")) is True
+
+
+def _loaded(script: Script, data: ast.expr) -> Iterator[ast.Call]:
+    yield from (one for one in script.values_of(data) if isinstance(one, ast.Call))
 
 
 def _written(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
@@ -270,7 +312,7 @@ def _written(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
             mode = script.value(script.argument(call, "mode", 1))
             if not isinstance(mode, str) or mode[:1] not in ("w", "x"):
                 continue
-            if not _is_marker(script, call):
+            if not _is_marker(script, call) and not _is_only_emptied(script, call):
                 yield call, call.args[0]
 
 
@@ -381,6 +423,38 @@ def _is_marker(script: Script, call: ast.Call) -> bool:
     return bool(uses) and all(_writes_constant(script, one) for one in uses)
 
 
+def _is_only_emptied(script: Script, call: ast.Call) -> bool:
+    """Whether all ranks open a file, and one of them alone, or none, writes into it."""
+    file = _file_of(script, call)
+    if isinstance(file, ast.Name):
+        scope = script.scope_of(file, file.id)
+        uses: list[ast.expr] = [
+            one
+            for one in script.all(ast.Name)
+            if one.id == file.id and isinstance(one.ctx, ast.Load) and script.scope_of(one, one.id) is scope
+        ]
+    elif isinstance(file, ast.Attribute) and isinstance(file.value, ast.Name) and file.value.id == "self":
+        loads = (one for one in script.all(ast.Attribute) if isinstance(one.ctx, ast.Load) and one.attr == file.attr)
+        uses = list(loads)
+    else:
+        return False
+    return all(_only_closes(script, one) or may_run_alone(script, one) for one in uses)
+
+
+def _file_of(script: Script, call: ast.Call) -> ast.expr | None:
+    """What ``open()`` is bound to: ``file`` of ``file = open(path, "w")`` or of ``with open(path, "w") as file``."""
+    outer = script.parent(call)
+    if isinstance(outer, ast.withitem):
+        return outer.optional_vars
+    is_plain = isinstance(outer, ast.Assign) and outer.value is call and len(outer.targets) == 1
+    return outer.targets[0] if isinstance(outer, ast.Assign) and is_plain else None
+
+
+def _only_closes(script: Script, file: ast.expr) -> bool:
+    method = script.parent(file)
+    return isinstance(method, ast.Attribute) and method.attr in ("close", "flush", "closed", "name")
+
+
 def _writes_constant(script: Script, file: ast.Name) -> bool:
     call = script.parent(script.parent(file) or file)
     is_write = isinstance(call, ast.Call) and last_name(call.func) == "write" and len(call.args) == 1
@@ -456,6 +530,57 @@ for epoch in range(10):
 """
 
 
+_LOG = 'log = open(OUT + "/log.txt", "w")'
+_BRANCH = """\
+import torch
+
+def save(model, last=False):
+    if not last:
+        torch.save(model.state_dict(), "epoch.pt")  # !
+    elif model.is_best:
+        print("kept")
+
+def main():
+    dist.init_process_group("nccl")
+    model = DDP(build())
+    for epoch in range(10):
+        train(model)
+        if dist.get_rank() == 0:
+            save(model)
+    save(model, last=1 > epoch)
+
+main()
+"""
+_TWO_SPLITS = """\
+import torchvision
+
+dist.init_process_group("nccl")
+seen = torchvision.datasets.MNIST("d", train=True, download=True)  # !
+unseen = torchvision.datasets.MNIST("d", train=False, download=True)
+model = DDP(build())
+"""
+_ON_RAY = """\
+import json
+import torch
+from ray.train.torch import TorchTrainer
+
+def make_loop():
+    def loop(config):
+        torch.distributed.init_process_group("nccl")
+        model = DDP(build())
+        train(model)
+
+    return loop
+
+def main():
+    loop = make_loop()
+    trainer = TorchTrainer(loop, scaling_config=scaling)
+    result = trainer.fit()
+    with open("summary.json", "w") as file:
+        json.dump(result.metrics, file)
+
+main()
+"""
 _SAMPLES = """\
 import numpy as np
 

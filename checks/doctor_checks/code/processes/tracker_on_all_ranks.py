@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import mentions_ranks, words_behind
 from doctor.lint.python.reachable_functions import run_by_all
+from doctor.lint.python.script import per_script
 from doctor.lint.python.single_rank import may_run_alone
 from doctor.lint.python.training import ACCELERATOR, calls_of, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
@@ -24,7 +25,12 @@ _STARTS = {
     "aim.Run": "run",
     "trackio.init": "run",
 }
-_PARTED = frozenset({"group", "mode", "disabled", "settings", "id", "resume"})
+_PARTED = frozenset(
+    {
+        *("group", "mode", "disabled", "settings", "id", "resume"),
+        *("run_id", "with_id", "run_hash", "experiment_key"),
+    }
+)
 """Arguments by which ranks may share a run or have runs on purpose."""
 _SWITCHES = ("WANDB_MODE", "WANDB_DISABLED", "WANDB_RUN_GROUP", "wandb.setup", "SWANLAB_MODE", "wandb.agent")
 
@@ -43,6 +49,11 @@ _SWITCHES = ("WANDB_MODE", "WANDB_DISABLED", "WANDB_RUN_GROUP", "wandb.setup", "
         passes("off on the others", _script("wandb.init(mode='online' if rank == 0 else 'disabled')")),
         passes("a name with the rank in it", _script("wandb.init(name=f'run-{dist.get_rank()}')")),
         passes("under a flag that the other ranks turn off", _FLAG),
+        passes("one run that exists", _script("mlflow.start_run(run_id=shared)", "import mlflow")),
+        passes(
+            "a job of Azure, whose processes share a run",
+            _script("mlflow.start_run()", "import mlflow\nfrom azureml.core import Run"),
+        ),
         passes("one process", "import wandb\nwandb.init(project='gpt')\n"),
         passes("before the ranks are started", _SPAWNED),
         passes("options that are not known", _script("wandb.init(**options)")),
@@ -58,6 +69,8 @@ def tracker_on_all_ranks(script: Script) -> Iterator[Violation]:
     if ranks is None or is_test(script) or any(one in script.text for one in _SWITCHES):
         return
     for call in script.calls(*_STARTS):
+        if script.name(call.func).startswith("mlflow.") and _shares_runs(script):
+            continue
         if script.is_open(call) or any(one.arg in _PARTED for one in call.keywords):
             continue
         words = frozenset[str]().union(*(words_behind(script, one) for one in _arguments(call)))
@@ -74,6 +87,20 @@ def tracker_on_all_ranks(script: Script) -> Iterator[Violation]:
                 if script.name(ranks.func) == ACCELERATOR
                 else f"Put line {call.lineno} under `if torch.distributed.get_rank() == 0:`.",
             )
+
+
+_SHARES_RUNS = ("azureml", "azure.ai.ml", "MLFLOW_RUN_ID")
+"""Azure Machine Learning sets MLFLOW_RUN_ID for all processes of a job, which ``mlflow.start_run()`` then resumes
+(mlflow/tracking/fluent.py)."""
+
+
+@per_script
+def _shares_runs(script: Script) -> bool:
+    modules = script.modules
+    if modules is None or any(word in script.text for word in _SHARES_RUNS):
+        return any(word in script.text for word in _SHARES_RUNS)
+    pages = modules.pages(script.location) if script.location else ()
+    return any(modules.mentioning(word) or any(word in one for one in pages) for word in _SHARES_RUNS)
 
 
 def _is_switched_off(script: Script, call: ast.Call) -> bool:

@@ -1,0 +1,117 @@
+"""Modules and classes that nothing in their project uses, as far as it shows."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import PurePath
+
+from doctor.lint.python.script import Script, per_script
+
+_FINDS_BY_NAME = re.compile(
+    r"\b(?:import_module|__import__|walk_packages|iter_modules|LightningCLI|getmembers|load_module|module_from_spec)\b|"
+    r"globals\(\)\[|getattr\((?:mod|modules?|models?|lib|package|archs?|networks?|sys\.modules\[[^\]]*\]),"
+)
+"""Programs that may use what no text names."""
+_WORDS = ("import_module", "__import__", "walk_packages", "iter_modules", "LightningCLI", "getmembers", "getattr")
+_STARTS = (ast.For, ast.While, ast.With)
+_PREPARES = re.compile(
+    r"(?:warnings|logg(?:ing|er)|log|sys|os|random|np|numpy|plt|matplotlib|torch\.(?:backends|set_))\b"
+)
+"""Calls of modules that are not programs."""
+
+
+@per_script
+def is_imported_nowhere(script: Script) -> bool:
+    """Whether a module that is no program is imported by nothing in its project, and nothing there names its path: a
+    copy that is left over, or a part that nobody has connected."""
+    modules, place = script.modules, PurePath(script.location)
+    if modules is None or modules.is_one_file or not script.location or is_program(script):
+        return False
+    if place.stem == "__init__" or _finds_by_name(script):
+        return False
+    stem, folder = re.escape(place.stem), re.escape(place.parent.name)
+    named = re.compile(rf"\b{folder}[./\\]{stem}\b|[\w./-]*\b{stem}\.py\b")
+    imports = re.compile(
+        rf"^[ \t]*(?:from\s+([.\w]*\b{stem}|\.+)\s+import\b|import\s+([.\w]*\b{stem})\b|"
+        rf"from\s+([.\w]+)\s+import\b[^#]{{0,400}}?\b{stem}\b)",
+        re.MULTILINE,
+    )
+    for shown, text in modules.mentioning(place.stem):
+        if shown != script.path and (
+            named.search(text) or any(_may_be(place, *one.groups("")) for one in imports.finditer(text))
+        ):
+            return False
+    pages = modules.pages(script.location)
+    return not any(named.search(text) for text in pages) and not _is_installed_as(script, place)
+
+
+def _may_be(place: PurePath, module: str, plain: str, package: str) -> bool:
+    """Whether a dotted name may be of the file at ``place``: its last parts are those of the path."""
+    dotted = module or plain or f"{package}.{place.stem}"
+    named = [one for one in dotted.split(".") if one]
+    return all(map(str.__eq__, reversed(named), reversed(place.with_suffix("").parts)))
+
+
+def _is_installed_as(script: Script, place: PurePath) -> bool:
+    """Whether a requirement file may name an entry point in a module."""
+    word = f"{place.parent.name}.{place.stem}".lower()
+    return script.modules is not None and script.modules.may_install(script.location, word)
+
+
+@per_script
+def is_program(script: Script) -> bool:
+    """Whether a file does something when started: ``if __name__ == "__main__":``, calls or loops of the module."""
+    if script.path.endswith(".ipynb") or "__main__" in script.text:
+        return True
+    return any(
+        isinstance(one, _STARTS)
+        or (
+            isinstance(one, ast.Expr)
+            and isinstance(one.value, ast.Call)
+            and _PREPARES.match(script.text_of(one.value.func)) is None
+        )
+        for one in script.tree.body
+    )
+
+
+@per_script
+def _finds_by_name(script: Script) -> bool:
+    modules = script.modules
+    return modules is not None and any(
+        _FINDS_BY_NAME.search(text) for word in _WORDS for _, text in modules.mentioning(word)
+    )
+
+
+def is_used_nowhere(script: Script, owner: ast.ClassDef) -> bool:
+    """Whether nothing in a project of several files uses a class, besides restoring it from a checkpoint: no text makes
+    one, derives from it, passes it on or exports it from a package."""
+    modules, name = script.modules, owner.name
+    if modules is None or modules.is_one_file or owner.decorator_list or _finds_by_name(script):
+        return False
+    word = rf"\b{re.escape(name)}\b"
+    harmless = re.compile(
+        rf"\bclass {re.escape(name)}\b|super\(\s*{word}|{word}\.(?:load_from_checkpoint|__name__)|"
+        rf"->\s*['\"]?{word}|:\s*['\"]?{word}['\"]?\s*[,)=]|isinstance\([^()]*{word}\)|['\"]{word}['\"]"
+    )
+    named = re.compile(word)
+    texts = [(shown, text) for shown, text in modules.mentioning(name) if shown != script.path]
+    if script.location and any(named.search(text) for text in modules.pages(script.location)):
+        return False
+    for shown, text in ((script.path, script.text), *texts):
+        is_package = shown.endswith("__init__.py")
+        for line in text.splitlines():
+            if name not in line or (not is_package and re.match(r"\s*(?:from|import)\b", line)):
+                continue
+            plain = harmless.sub("", line.partition("#")[0]) if shown.endswith(".py") else line
+            if named.search(plain):
+                return False
+    return True
+
+
+def calls_nowhere(script: Script, method: str) -> bool:
+    """Whether no text of a project of several files calls a method of that name, or starts a command line that may."""
+    modules = script.modules
+    if modules is None or modules.is_one_file or _finds_by_name(script):
+        return False
+    return not any(f".{method}(" in text for _, text in modules.mentioning(f".{method}("))
