@@ -45,16 +45,16 @@ _READABLE = re.compile(r"\.(?:md|rst)$|^readme|^dockerfile|^containerfile|^makef
 _BOUND = re.compile(r"[ \t]*(?P<sign>={1,3}|~=|<=|<|\^|)[ \t]*(?P<release>\d[\d.]{0,20})")
 
 
-def required_releases(path: Path, root: Path) -> Mapping[str, str]:
+def required_releases(path: Path, root: Path, *, shown: bool = True) -> Mapping[str, str]:
     """The newest release that the requirements of a file's project permit, by distribution in lowercase with hyphens.
 
     ``1.9`` stands for all of ``1.9.x``; a release that a direct reference does not name is empty. Distributions without
     an upper bound are absent. The folders from that of ``path`` up to its repository, or up to ``root`` if it is in
-    none, are read; the nearest bound applies.
+    none, are read; the nearest bound applies. ``shown``: also what the commands of pages install.
     """
     found: dict[str, str] = {}
     for folder in _folders(path.parent, root):
-        for name, bound in _bounds_in(folder).items():
+        for name, bound in (_bounds_in(folder) if shown else _stated_in(folder)).items():
             found.setdefault(name, bound)
     return found
 
@@ -74,8 +74,12 @@ def _folders(folder: Path, root: Path) -> tuple[Path, ...]:
 def _bounds_in(folder: Path) -> Mapping[str, str]:
     """The lowest upper bound of each distribution in the requirement files of one folder, or, without one there, in
     the commands that its pages and Dockerfiles give."""
-    stated, shown = map(_lowest, (_requirement_files(folder), _pages(folder)))
-    return MappingProxyType({**shown, **stated})
+    return MappingProxyType({**_lowest(_pages(folder)), **_stated_in(folder)})
+
+
+@lru_cache(maxsize=256)
+def _stated_in(folder: Path) -> Mapping[str, str]:
+    return MappingProxyType(_lowest(_requirement_files(folder)))
 
 
 def _lowest(files: Iterable[Path]) -> dict[str, str]:

@@ -52,9 +52,11 @@ class Releases(Mapping[str, str]):
         return installed
 
     def _newest_lightning(self) -> str | None:
-        """The newest line of Lightning for the torch and Python that the project pins; ``None`` if any is possible."""
-        torch = release(self._required("torch") or "")
-        python = release(self._required("python") or self._required("python-requires") or "")
+        """The newest line of Lightning for the torch and Python in the requirement files of the project; ``None`` if
+        any is possible. Commands of a page show one way to install it."""
+        stated = required_releases(*self._project, shown=False) if self._project is not None else {}
+        torch = release(stated.get("torch", ""))
+        python = release(stated.get("python") or stated.get("python-requires") or "")
         pinned = [(0, torch), (1, python if len(python) > 1 else ())]
         fitting = (
             line

@@ -87,7 +87,7 @@ def is_used_nowhere(script: Script, owner: ast.ClassDef) -> bool:
     """Whether nothing in a project of several files uses a class, besides restoring it from a checkpoint: no text makes
     one, derives from it, passes it on or exports it from a package."""
     modules, name = script.modules, owner.name
-    if modules is None or modules.is_one_file or owner.decorator_list or _finds_by_name(script):
+    if modules is None or modules.is_one_file or owner.decorator_list:
         return False
     word = rf"\b{re.escape(name)}\b"
     harmless = re.compile(
@@ -98,15 +98,16 @@ def is_used_nowhere(script: Script, owner: ast.ClassDef) -> bool:
     texts = [(shown, text) for shown, text in modules.mentioning(name) if shown != script.path]
     if script.location and any(named.search(text) for text in modules.pages(script.location)):
         return False
+    is_restored = any(f"{name}.load_from_checkpoint" in text for _, text in texts)
     for shown, text in ((script.path, script.text), *texts):
-        is_package = shown.endswith("__init__.py")
+        is_package = shown.endswith("__init__.py") and not is_restored
         for line in text.splitlines():
             if name not in line or (not is_package and re.match(r"\s*(?:from|import)\b", line)):
                 continue
             plain = harmless.sub("", line.partition("#")[0]) if shown.endswith(".py") else line
             if named.search(plain):
                 return False
-    return True
+    return is_restored or not _finds_by_name(script)
 
 
 def calls_nowhere(script: Script, method: str) -> bool:

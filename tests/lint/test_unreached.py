@@ -1,0 +1,160 @@
+"""Outdated calls of Lightning in code that a project does not reach, or that is for an older release."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from doctor.core.settings import Settings
+from doctor.lint.engine.registry import Rulebook, builtin_rules
+from doctor.lint.engine.releases import Releases
+from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
+
+BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("CODE022", "CODE009", "CODE041")))
+HEAD = "import lightning.pytorch as pl\n\n"
+NET = f"{HEAD}class Net(pl.LightningModule):\n    def validation_epoch_end(self, outputs):\n        pass\n"
+TESTED = NET.replace("validation_epoch_end", "test_epoch_end")
+FITS = f"{HEAD}from net import Net\n\npl.Trainer(devices=2).fit(Net())\n"
+RESTORES = "from net import Net\n\nnet = Net.load_from_checkpoint('last.ckpt').eval()\n"
+COPY = "from lightning.pytorch.plugins import DDPPlugin\n\nclass Own:\n    plugin = DDPPlugin\n"
+OLD = NET.replace("    def", "    # removed in 2.0\n    def")
+
+
+def found(folder, files, given=(("lightning", "2.6.6"),)):
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    asked = LintRequest(BOOK, Settings(), {one.id: one.family for one in BOOK.rules}, Releases(dict(given)))
+    report = build_report(lint_paths([folder], asked), asked, started=time.time())
+    assert not [result for result in report.results if result.crash]
+    return [(result.id, one.severity.value) for result in report.results for one in result.findings]
+
+
+REACHED = {
+    "a module that a Trainer gets": {"net.py": NET, "train.py": FITS},
+    "a module that another one derives from": {
+        "net.py": NET,
+        "wide.py": "from net import Net\n\nclass Wide(Net):\n    pass\n",
+    },
+    "a hook of tests, and a test": {"net.py": TESTED, "train.py": FITS.replace("fit(", "test(")},
+    "a copy that is imported": {"own.py": COPY, "train.py": "from own import Own\n\nOwn()\n"},
+    "a file alone": {"net.py": NET},
+    "what is found by its name": {
+        "net.py": NET,
+        "train.py": "import importlib\n\nNet = getattr(importlib.import_module(name), kind)\n",
+    },
+    "what a page shows": {"net.py": NET, "train.py": "print()\n", "README.md": "Give `net.Net` to a Trainer.\n"},
+}
+NOT_REACHED = {
+    "a module that is only restored": {"net.py": NET, "use.py": RESTORES},
+    "one that is restored, beside what is found by its name": {
+        "net.py": NET,
+        "use.py": f"import importlib\n{RESTORES}importlib.import_module(kind)\n",
+    },
+    "a module that nothing names": {"net.py": NET, "use.py": "print()\n"},
+    "a hook of tests, and no test": {"net.py": TESTED, "train.py": FITS},
+    "a copy that nothing imports": {"own.py": COPY, "train.py": "print()\n", "requirements.txt": "lightning\n"},
+    "a hook that is known to be gone": {"net.py": OLD, "train.py": FITS},
+}
+
+
+@pytest.mark.parametrize("name", REACHED)
+def test_what_is_reached_is_an_error(tmp_path, name):
+    assert found(tmp_path, REACHED[name]) == [("CODE022", "error")]
+
+
+@pytest.mark.parametrize("name", NOT_REACHED)
+def test_what_is_not_reached_is_left_out(tmp_path, name):
+    assert found(tmp_path, NOT_REACHED[name]) == []
+
+
+OLDER = (
+    "# pip install pytorch-lightning==1.9.5\n",
+    '"""For PyTorch Lightning version < 2.0.0."""\n',
+    "# tested with pytorch-lightning 1.6\n",
+)
+OTHERS = (
+    "# pip install lightning>=2.1\n",
+    "# changed for lightning 1.9\n",
+    "# lightning 1.0 times faster\n",
+)
+
+
+@pytest.mark.parametrize("comment", OLDER)
+def test_a_file_may_say_that_it_is_for_an_older_release(tmp_path, comment):
+    assert found(tmp_path, {"net.py": comment + NET, "train.py": FITS}) == []
+
+
+@pytest.mark.parametrize("comment", OTHERS)
+def test_other_sentences_pin_nothing(tmp_path, comment):
+    assert found(tmp_path, {"net.py": comment + NET, "train.py": FITS}) == [("CODE022", "error")]
+
+
+def test_a_notebook_may_install_an_older_release(tmp_path):
+    cell = '{{"cell_type": "code", "source": ["!pip install lightning=={}\\n", "{}"]}}'
+    code = NET.replace("\n", "\\n")
+    pages = {
+        one: f'{{"cells": [{cell.format(one, code)}], "metadata": {{}}, "nbformat": 4}}' for one in ("1.9.5", "2.1")
+    }
+    (tmp_path / "old").mkdir()
+    assert found(tmp_path / "old", {"a.ipynb": pages["1.9.5"]}) == []
+    (tmp_path / "new").mkdir()
+    assert found(tmp_path / "new", {"a.ipynb": pages["2.1"]}) == [("CODE022", "error")]
+
+
+@pytest.mark.parametrize(
+    ("requirements", "newest"),
+    [
+        ("  - pytorch==1.9.1=py3.9_cuda11.1_cudnn8.0.5_0\n  - python=3.9.7\n", "1.8"),
+        ("  - python=3.7\n  - pytorch\n", "1.9"),
+        ("  - pytorch=1.12\n  - python=3.10\n", "2.1"),
+        ("  - pytorch::pytorch=1.10.2\n  - lightning<1.7\n", "1.6"),
+    ],
+)
+def test_the_torch_and_the_python_of_a_project_limit_its_lightning(tmp_path, requirements, newest):
+    (tmp_path / "environment.yml").write_text(f"dependencies:\n{requirements}")
+    assert Releases({}).of_project(tmp_path / "train.py", tmp_path)["lightning"] == newest
+
+
+def test_commands_of_a_page_do_not_limit_it(tmp_path):
+    (tmp_path / "INSTALL.md").write_text("```\nconda install -c pytorch pytorch=1.8.0\n```\n")
+    assert Releases({}).of_project(tmp_path / "train.py", tmp_path)["lightning"] == Releases({})["lightning"]
+
+
+def test_a_torch_that_fits_leaves_the_installed_lightning(tmp_path):
+    (tmp_path / "environment.yml").write_text("dependencies:\n  - pytorch=2.4\n  - python=3.11\n")
+    assert Releases({}).of_project(tmp_path / "train.py", tmp_path)["lightning"] == Releases({})["lightning"]
+
+
+WRAPS = """\
+import torch
+
+class Run:
+    def __init__(self, net, parallel=False):
+        self.net = net
+        if parallel and torch.cuda.device_count() > 1:
+            self.net = torch.nn.DataParallel(net)
+
+    def step(self, x):
+        self.net(x).sum().backward()
+"""
+
+
+def test_threads_under_an_option_that_nothing_enables(tmp_path):
+    assert found(tmp_path, {"run.py": WRAPS, "main.py": "from run import Run\n\nRun(net)\n"}) == []
+    assert found(tmp_path, {"main.py": "from run import Run\n\nRun(net, parallel=True)\n"}) == [("CODE009", "warning")]
+
+
+TRACKS = """\
+import mlflow
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+mlflow.start_run()
+model = torch.nn.parallel.DistributedDataParallel(net)
+"""
+
+
+def test_processes_of_a_job_of_azure_share_a_run(tmp_path):
+    assert found(tmp_path, {"train.py": TRACKS, "other.py": "print()\n"}) == [("CODE041", "warning")]
+    assert found(tmp_path, {"submit.py": "from azure.ai.ml import command\n"}) == []
