@@ -350,11 +350,11 @@ class Net(pl.LightningModule):
     ("use", "severity"),
     [
         ("trainer.fit(Net())\n", "error"),
-        ("net = Net.load_from_checkpoint('a.ckpt')\n", "warning"),
+        ("net = Net.load_from_checkpoint('a.ckpt')\n", "info"),
         ("net = Net.load_from_checkpoint('a.ckpt')\nfit(Net)\n", "error"),
     ],
 )
-def test_an_old_hook_of_a_class_that_is_only_restored_is_a_warning(tmp_path, use, severity):
+def test_an_old_hook_of_a_class_that_is_only_restored_is_an_info(tmp_path, use, severity):
     assert found(tmp_path, {"net.py": OLD_HOOK, "run.py": "from net import Net\n" + use}) == [("CODE022", severity)]
 
 
