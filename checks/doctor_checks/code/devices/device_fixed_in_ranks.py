@@ -10,7 +10,7 @@ from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.cuda import shows_same_devices
 from doctor.lint.python.gpu_use import runs_alone, simulates_ranks
 from doctor.lint.python.reachable_functions import is_run_by_all
-from doctor.lint.python.script import UNKNOWN
+from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import DDP, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
 
@@ -34,6 +34,13 @@ _BY_NAME = ("torch.", "transformers.")
         fails("moved before the rank has its device", _MOVED_EARLY),
         fails("a model that Transformers puts onto the first GPU", _DEVICE_MAP),
         passes("the device of the rank", _OF_RANK),
+        passes("a loss without weights, which has no tensors to move", _LOSS_EARLY),
+        fails(
+            "a loss with weights",
+            _LOSS_EARLY.replace("CrossEntropyLoss()", "CrossEntropyLoss(weight=shares)").replace(
+                "cuda()", "cuda()  # !"
+            ),
+        ),
         passes("chosen anew where there are ranks", _CHOSEN_AGAIN),
         passes("one process, or one model over several GPUs", _ONE_PROCESS),
         passes("layers of one model on two GPUs, and every rank sees its own GPU alone", _LAYERS),
@@ -63,6 +70,7 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
                 call.lineno < sets.lineno
                 and script.function_of(call) is function
                 and _is_current_device(script, call)
+                and not _moves_nothing(script, call)
                 and script.statement_of(call) in body
             ):
                 yield Violation(
@@ -96,13 +104,47 @@ def _spreads_one_model(script: Script) -> bool:
 def _moves_to_first(script: Script, call: ast.Call) -> str:
     bare = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     name = script.name(call.func)
-    if bare in _MOVES and call.args and _is_first(call.args[0]):
+    if bare in _MOVES and call.args and _is_first(call.args[0]) and not _moves_nothing(script, call):
         return f".{bare}({script.text_of(call.args[0])})"
     if name == "torch.cuda.set_device" and call.args and _is_first(call.args[0]):
         return script.text_of(call)
     if name == DDP and script.value(script.argument(call, "device_ids", 1)) == (0,):
         return "device_ids=[0]"
     return ""
+
+
+_WITHOUT_TENSORS = re.compile(
+    r"^torch\.nn\.(?:\w+\.)*(?:\w+Loss|(?:Leaky)?ReLU6?|[A-Z]?ELU|SiLU|Mish|Tanh|Sigmoid|Softplus|(?:Log)?Softmax|"
+    r"Flatten|Unflatten|Identity|(?:Alpha)?Dropout\d?d?|(?:Adaptive)?(?:Max|Avg)Pool\dd|Upsample|PixelShuffle|"
+    r"CosineSimilarity|PairwiseDistance)\(\)$"
+)
+"""Modules of torch without parameters; losses have a buffer if they are given weights."""
+_OF_LOSSES = ("weight", "pos_weight")
+_WEIGHT_FIRST = frozenset(
+    {"CrossEntropyLoss", "NLLLoss", "NLLLoss2d", "BCELoss", "BCEWithLogitsLoss", "MultiLabelSoftMarginLoss"}
+)
+"""torch/nn/modules/loss.py: these take ``weight`` as the first argument."""
+
+
+def _moves_nothing(script: Script, call: ast.Call) -> bool:
+    """Whether what a call moves is a module without parameters and buffers: ``CrossEntropyLoss().cuda()``."""
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    made = [one for one in script.values_of(call.func.value) if one is not call and not _moves(one, call.func.value)]
+    return bool(made) and all(
+        isinstance(one, ast.Call)
+        and _WITHOUT_TENSORS.match(f"{script.name(one.func)}()") is not None
+        and not script.is_open(one)
+        and all(script.argument(one, name) is None for name in _OF_LOSSES)
+        and not (one.args and last_name(one.func) in _WEIGHT_FIRST)
+        for one in made
+    )
+
+
+def _moves(value: ast.expr, moved: ast.expr) -> bool:
+    """``loss = loss.cuda()``: a value of a name that is the name itself, moved."""
+    is_move = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _MOVES
+    return is_move and isinstance(value, ast.Call) and ast.unparse(value.func).startswith(f"{ast.unparse(moved)}.")
 
 
 def _is_first(node: ast.expr) -> bool:
@@ -180,6 +222,19 @@ def main():
     model = Net().cuda()  # !
     torch.cuda.set_device(local_rank)
     train(model)
+
+main()
+"""
+_LOSS_EARLY = """\
+import torch
+from torch import nn
+
+def main():
+    local_rank = int(os.environ["LOCAL_RANK"])
+    dist.init_process_group("nccl")
+    criterion = nn.CrossEntropyLoss().cuda()
+    torch.cuda.set_device(local_rank)
+    train(DDP(Net().to(local_rank)), criterion)
 
 main()
 """

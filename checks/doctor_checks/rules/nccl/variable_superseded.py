@@ -28,6 +28,10 @@ from doctor_checks.nccl.variable_superseded import variable_superseded
             'os.environ["NCCL_ASYNC_ERROR_HANDLING"] = "1"\n',
             releases=(("torch", "2.0.1"),),
         ),
+        passes(
+            "a process that makes itself the only rank",
+            'os.environ["WORLD_SIZE"] = "1"\nos.environ["NCCL_ASYNC_ERROR_HANDLING"] = "1"\n',
+        ),
         shell_passes("of the script alone", "NCCL_BLOCKING_WAIT=1", "torchrun train.py"),
     ),
 )
@@ -38,6 +42,8 @@ def variable_superseded_in_files(file: EnvironmentSource) -> Iterator[Violation]
     Fix: Use the new name.
     """
     names = {setting.name for setting in file.settings}
+    if isinstance(file, Script) and any(one.name == "WORLD_SIZE" and one.known_value == "1" for one in file.settings):
+        return  # one rank waits for nobody
     for setting in file.settings:
         info = known_variable(setting.name)
         if not setting.is_exported or info is None or info.superseded is None or info.replaced_by in names:
