@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.core.text import lazy_compile
+from doctor.lint.python.reachable_functions import is_run_by_all
 from doctor.lint.python.script import Script, last_name, per_script
 from doctor.lint.python.training import DATA_MODULE, LOADER, MODULE, hooks, shards_loaders_itself, unwrapped
 
@@ -294,6 +295,50 @@ def _loops_over(script: Script, name: str) -> Iterator[ast.For]:
         function = script.function_of(loop)
         if name in read or any((function, one) in handed for one in read):
             yield loop
+
+
+def is_unused(script: Script, loader: LoaderCall) -> bool:
+    """Whether nothing reads the variable of a loader, or what the callers of its function unpack from the result."""
+    statement = script.parent(loader.call)
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
+        return False
+    name, scope = statement.targets[0].id, script.scope_of(loader.call, statement.targets[0].id)
+    reads = [one for one in script.all(ast.Name) if one.id == name and isinstance(one.ctx, ast.Load)]
+    reads = [one for one in reads if script.scope_of(one, name) is scope]
+    if not reads:
+        return scope is not None and not isinstance(scope.node, ast.Module)
+    return all(_is_returned_in_vain(script, one) for one in reads)
+
+
+def _is_returned_in_vain(script: Script, read: ast.Name) -> bool:
+    """Whether a name is a part of what a function returns that no caller in the project uses."""
+    parts = script.parent(read)
+    function = script.function_of(read)
+    if not isinstance(parts, ast.Tuple) or not isinstance(script.parent(parts), ast.Return) or function is None:
+        return False
+    calls = re.compile(rf"^[ \t]*([\w ,\t]+?)[ \t]*=[ \t]*(?:[\w.]+\.)?{function.name}\(", re.MULTILINE)
+    texts = [script.text] if script.modules is None else [text for _, text in script.modules.mentioning(function.name)]
+    found = [(text, [part.strip() for part in call[1].split(",")]) for text in texts for call in calls.finditer(text)]
+    named = sum(len(re.findall(rf"\b{function.name}\(", text)) for text in texts)
+    if not found or named != len(found) + sum(text.count(f"def {function.name}(") for text in texts):
+        return False
+    place = parts.elts.index(read)
+    return all(len(names) == len(parts.elts) and not _reads(script, text, names[place], read) for text, names in found)
+
+
+def _reads(script: Script, text: str, name: str, apart: ast.Name) -> bool:
+    """Whether a file has a name more often than it is unpacked to; in this file, whether other functions read it."""
+    if text != script.text:
+        return len(re.findall(rf"\b{re.escape(name)}\b", text)) != 1
+    own = script.function_of(apart)
+    named = (one for one in script.all(ast.Name) if one.id == name and isinstance(one.ctx, ast.Load))
+    return any(script.function_of(one) is not own for one in named)
+
+
+def is_read_by_one_rank(script: Script, name: str) -> bool:
+    """Whether every loop over a loader is in a part that only some ranks run."""
+    read = list(_loops_over(script, name))
+    return bool(read) and not any(is_run_by_all(script, loop) for loop in read)
 
 
 def is_sharded_by_framework(script: Script, loader: ast.Call) -> bool:

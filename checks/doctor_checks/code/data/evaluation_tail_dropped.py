@@ -7,7 +7,15 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
-from doctor.lint.python.loader_calls import evaluates, is_endless, is_sharded_by_framework, loaders, target_name
+from doctor.lint.python.loader_calls import (
+    evaluates,
+    is_endless,
+    is_read_by_one_rank,
+    is_sharded_by_framework,
+    is_unused,
+    loaders,
+    target_name,
+)
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.training import SAMPLER, is_test, several_ranks
@@ -51,6 +59,15 @@ _WHOLE_BATCHES = re.compile(r"fp8|float8|torch_xla|transformer_engine|static_sha
             _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)")
             + "def prompts():\n    while True:\n        for batch in test_loader:\n            yield batch\n",
         ),
+        passes("a loader that the caller does not use", _UNUSED),
+        fails("a loader that the caller uses", _UNUSED.replace("drop_last=True)", "drop_last=True)  # !") + _USED),
+        passes("a test by the first rank alone, which sees its own share", _OF_FIRST),
+        fails(
+            "a test by all ranks",
+            _OF_FIRST.replace("if dist.get_rank() == 0:", "if True:").replace(
+                "drop_last=True)", "drop_last=True)  # !"
+            ),
+        ),
         passes("one sample a batch", _script("DataLoader(test_set, sampler=shares, drop_last=True)")),
         passes(
             "the samplers' rest by itself",
@@ -81,6 +98,8 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
             not loader.evaluates
             or _is_tried_out(script, loader.call)
             or _is_whole(script, loader.call)
+            or is_unused(script, loader)
+            or _is_of_one_rank(script, loader.name)
             or is_endless(script, loader.call, loader.name)
             or not _is_divided(script, loader.call)
         ):
@@ -95,7 +114,7 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
     for call in script.calls(SAMPLER):
         data = script.argument(call, "dataset", 0)
         purposes = [evaluates(target_name(script, call)), evaluates(script.text_of(data)) if data is not None else None]
-        if True not in purposes or False in purposes or _is_made_up_for(script):
+        if True not in purposes or False in purposes or _is_made_up_for(script) or _feeds_one_rank(script, call):
             continue
         if script.value(script.argument(call, "drop_last", 5)) is True:
             name = target_name(script, call) or "DistributedSampler"
@@ -138,6 +157,26 @@ def _is_whole(script: Script, loader: ast.Call) -> bool:
     return (one and not script.is_open(loader)) or rank_condition(script, loader) is not None
 
 
+def _is_of_one_rank(script: Script, name: str) -> bool:
+    """Whether only some ranks evaluate: that misses far more than what is dropped."""
+    return bool(name) and is_read_by_one_rank(script, name)
+
+
+def _feeds_one_rank(script: Script, sampler: ast.Call) -> bool:
+    """Whether only loaders which are not read, or which only some ranks read, have a sampler."""
+    fed = [
+        loader
+        for loader in loaders(script)
+        if any(sampler in script.values_of(given) for given in _samplers_of(script, loader.call))
+    ]
+    return bool(fed) and all(is_unused(script, one) or _is_of_one_rank(script, one.name) for one in fed)
+
+
+def _samplers_of(script: Script, loader: ast.Call) -> list[ast.expr]:
+    given = (script.argument(loader, name) for name in ("sampler", "batch_sampler"))
+    return [one for one in given if one is not None]
+
+
 def _is_made_up_for(script: Script) -> bool:
     subsets = (script.argument(call, "dataset", 0) for call in script.calls("torch.utils.data.Subset"))
     return any(one is not None and evaluates(script.text_of(one)) for one in subsets)
@@ -154,6 +193,35 @@ test_loader = {loader}
 """
 
 
+_UNUSED = """\
+from torch.utils.data import DataLoader, DistributedSampler
+
+def build(train_set, test_set, shares):
+    train_loader = DataLoader(train_set, 64, sampler=DistributedSampler(train_set))
+    test_loader = DataLoader(test_set, 64, sampler=shares, drop_last=True)
+    return train_loader, test_loader
+
+def main():
+    dist.init_process_group()
+    train_loader, test_loader = build(*load())
+    train(train_loader)
+"""
+_USED = """\
+    test(test_loader)
+"""
+_OF_FIRST = """\
+from torch.utils.data import DataLoader, DistributedSampler
+
+def test(loader):
+    for images, labels in loader:
+        count(model(images), labels)
+
+dist.init_process_group()
+train_set, test_set = load()
+test_loader = DataLoader(test_set, 64, sampler=DistributedSampler(test_set), drop_last=True)
+if dist.get_rank() == 0:
+    test(test_loader)
+"""
 _TRIED_OUT = """\
 from torch.utils.data import DataLoader, DistributedSampler
 

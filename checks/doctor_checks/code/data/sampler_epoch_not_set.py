@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from doctor.api import InsertStatement, Script, Severity, Violation, location_of, rule
@@ -52,6 +53,12 @@ from doctor.testing.script_cases import fails, passes
         ),
         passes("a helper that makes it for the validation", _HELPER.replace('make("train")', 'make("val")')),
         passes("set", _PLAIN.replace("range(10):", "range(10):\n    loader.sampler.set_epoch(epoch)")),
+        passes("a dataset that draws at random, whatever the index", _DRAWN),
+        fails(
+            "a dataset that uses the index",
+            _DRAWN.replace("draw()", "self.rows[index]").replace("data)\n", "data)  # !\n", 1),
+            _DRAWN.replace("draw()", "self.rows[index]").replace("(10):", "(10):\n    sampler.set_epoch(epoch)"),
+        ),
         passes("not shuffled", _PLAIN.replace("(dataset)", "(dataset, shuffle=False)")),
         passes("made for each epoch, of other data", _EACH),
         passes("one epoch", _PLAIN.replace("for epoch in range(10):", "if True:")),
@@ -76,8 +83,27 @@ def sampler_epoch_not_set(script: Script) -> Iterator[Violation]:
         given = script.argument(call, "shuffle", 3)
         known = given is None or script.value(given) is True
         shuffles = not script.is_open(call) and (known or _is_asked_by_caller(script, given))
-        if shuffles and evaluates(target_name(script, call)) is not True:
+        if shuffles and not _is_order_ignored(script, call) and evaluates(target_name(script, call)) is not True:
             yield from _hits(script, call, trained)
+
+
+_RANDOM_WALKS = re.compile(r"^torch_geometric\.(?:data|loader)\.(?:\w+\.)?GraphSAINT\w*Sampler$")
+"""torch_geometric/loader/graph_saint.py: ``__getitem__`` draws a new subgraph whatever the index."""
+
+
+def _is_order_ignored(script: Script, sampler: ast.Call) -> bool:
+    """Whether what the indices of a sampler select does not depend on them: a dataset of the file whose
+    ``__getitem__`` does not use its index, or a loader that draws subgraphs."""
+    data = script.argument(sampler, "dataset", 0)
+    owner = script.class_definition(data) if data is not None else None
+    getter = script.bindings.methods.get((owner.name, "__getitem__")) if owner is not None else None
+    if getter is not None and len(getter.args.args) > 1:
+        index = getter.args.args[1].arg
+        return not any(one.id == index for one in script.inside(getter, ast.Name)) and "super()" not in ast.unparse(
+            getter
+        )
+    walks = [one for one in script.all(ast.Call) if _RANDOM_WALKS.match(script.name(one.func))]
+    return any(_uses(script, one, sampler) for one in walks)
 
 
 def _is_asked_by_caller(script: Script, given: ast.expr | None) -> bool:
@@ -281,6 +307,21 @@ dist.init_process_group("nccl")
 dataset, net = load()
 sampler = DistributedSampler(dataset)  # !
 loader = DataLoader(dataset, batch_size=32, sampler=sampler)
+for epoch in range(10):
+    for step, batch in enumerate(loader):
+        net(batch).sum().backward()
+"""
+_DRAWN = """\
+import torch
+
+class Scenes(torch.utils.data.Dataset):
+    def __getitem__(self, index):
+        return draw()
+
+dist.init_process_group("nccl")
+data = Scenes()
+sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=32, sampler=sampler)
 for epoch in range(10):
     for step, batch in enumerate(loader):
         net(batch).sum().backward()
