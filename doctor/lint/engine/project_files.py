@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from doctor.lint.engine.discovery import LintTarget, UnreadableFile, read_text
+from doctor.lint.engine.imported_names import failing_import, names_in
 from doctor.lint.engine.project_requirements import may_install, pages_of
 from doctor.lint.python.project.imported_functions import ModuleSummary
 from doctor.lint.python.project.module_summary import summary_of
@@ -92,6 +93,63 @@ class ProjectFiles:
     def texts_around(self, location: str) -> Iterator[str]:
         """The text of a module, and of those of the project that it imports, the nearest first."""
         yield from map(self._text, self._related(location) if location in self._targets else ())
+
+    def fails_to_import(self, location: str) -> bool:
+        """Whether a module imports a name from a module of the project that has none of that name, or every module of
+        the project that imports it does, and nothing else starts it."""
+        key = ("fails to import", location)
+        if key not in self.memo and location in self._targets:
+            self.memo[key] = False  # while it is searched: modules that import each other
+            self.memo[key] = self._imports_a_missing_name(location) or self._is_imported_in_vain(location)
+        return bool(self.memo.get(key))
+
+    def _is_imported_in_vain(self, location: str) -> bool:
+        if "__main__" in self._text(location) or os.path.basename(location) == "__init__.py":  # noqa: PTH119
+            return False
+        importers = self._importers_of(location)
+        return bool(importers) and all(map(self.fails_to_import, importers))
+
+    def _importers_of(self, location: str) -> list[str]:
+        """The modules that import one; none if something else may start or import it."""
+        stem = PurePath(location).stem
+        named = re.compile(rf"(?:\bimport|\bfrom)\b[^\n]*\b{re.escape(stem)}\b|\b{re.escape(stem)}\.py\b")
+        found = []
+        for target in self._texts:
+            path = os.path.abspath(target.path)  # noqa: PTH100 - as above
+            if path == location or not named.search(_text_of(target)):
+                continue
+            imported = self._scanned(path)[1] if path in self._targets else ()
+            if location in imported:
+                found.append(path)
+            elif stem not in {PurePath(one).stem for one in imported}:
+                return []
+        return found
+
+    def _imports_a_missing_name(self, location: str) -> bool:
+        key = ("missing name", location)
+        if key not in self.memo:
+            self.memo[key] = ""  # while it is searched
+            self.memo[key] = failing_import(self._text(location), lambda *named: self._names_of(location, *named))
+        return bool(self.memo[key])
+
+    def _names_of(self, importer: str, module: str, name: str) -> tuple[bool, frozenset[str] | None]:
+        """Whether a name of a module is a module too, and all names in it, as far as they are known: of an absolute
+        import, in every module of the project that may be meant."""
+        if self._locate(importer, module) is None:
+            return False, None
+        tail = f"{os.sep}{module.lstrip('.').replace('.', os.sep)}"
+        alike = [path for path in self._targets if path.endswith((f"{tail}.py", f"{tail}{os.sep}__init__.py"))]
+        alike = alike if module.lstrip(".") else [self._locate(importer, module) or ""]
+        names: set[str] = set()
+        for path in alike:
+            key = ("names", path)
+            if key not in self.memo:
+                self.memo[key] = names_in(self._text(path)) if path in self._targets else None
+            if self.memo[key] is None:
+                return False, None
+            names |= self.memo[key]
+        below = self._locate(importer, f"{module}{'' if module.endswith('.') else '.'}{name}")
+        return below is not None or name in self._names, frozenset(names)
 
     def runs_alone(self, script: str) -> bool:
         """Whether a program that a launch file names is a file of the project, and neither it nor the modules that it

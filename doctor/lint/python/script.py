@@ -75,6 +75,10 @@ class ProjectModules(Protocol):
     def texts_around(self, location: str) -> Iterator[str]:
         """The text of a module, and of those of the project that it imports, the nearest first."""
 
+    def fails_to_import(self, location: str) -> bool:
+        """Whether a module imports a name from a module of the project that has none of that name, or every module of
+        the project that imports it does, and nothing else starts it."""
+
 
 class Script(EnvironmentSource):
     """``path`` as shown; ``text`` of the file; ``releases``: of distributions, installed or given; ``processors``: of

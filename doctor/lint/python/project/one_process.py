@@ -13,6 +13,7 @@ from doctor.lint.engine.rule import Violation
 from doctor.lint.launch.file_type import read_launch_file
 from doctor.lint.launch.launch_file import Launch
 from doctor.lint.launch.process_launches import hosts_of, processes_of, says_processes, starts_of, visible_devices
+from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
 from doctor.lint.python.script import FunctionNode, Script, per_script
 from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, SAMPLER, TRAINER, several_ranks
 
@@ -57,11 +58,13 @@ def as_placed(script: Script, rule: str, severity: Severity, violation: Violatio
         return None
     if rule not in OF_SEVERAL_RANKS:
         return violation
-    if runs_in_one_process(script, violation.at):
+    if runs_in_one_process(script, violation.at) or is_notebook_of_one_process(script):
         return None
     if rule in _OF_DEVICES and _has_one_gpu_each(script):
         return None
-    if is_made_for_one(script):
+    if rule == _OF_SAVED_DEVICE and _all_launches_bind(script):
+        return None
+    if is_made_for_one(script) or cannot_run(script, violation.at):
         return replace(violation, severity=Severity.INFO, preview=True)
     if violation.severity in (None, Severity.ERROR) and severity is Severity.ERROR:
         unseen = not _shows_ranks(script) or not _is_of_a_job(script) or not _has_the_host(script, rule)
@@ -205,6 +208,34 @@ def _has_one_gpu_each(script: Script) -> bool:
     return any(_BINDS_GPUS.search(text) for text in texts)
 
 
+_OF_SAVED_DEVICE = "CODE001"
+_BOUND_BY_LAUNCH = re.compile(
+    r"--gpus-per-task[= ][\"']?(?:\w+:)?1\b|"
+    r"--gpu-bind[= ][\"']?(?:verbose,)?(?:single|per_task|closest|map_gpu|mask_gpu)|"
+    r"--tres-per-task[= ]\S*gpu[:=]1\b|(?:CUDA|ROCR|HIP)_VISIBLE_DEVICES=[\"']?\$\{?(?:SLURM_LOCALID|\w*LOCAL_RANK)"
+)
+"""Options of Slurm, and variables, that let each task see one GPU: srun(1) on ``--gpus-per-task``, which implies
+``--gpu-bind=per_task``."""
+_RUNS_PYTHON = re.compile(r"\bpython|torchrun|launch|\bsrun\b|mpirun|deepspeed")
+_TAKES_GPU_OF_RANK = re.compile(
+    r"set_device\([^)\n]{0,60}(?:rank|RANK|LOCALID)|device_ids=\[[^\]\n]{0,40}(?:rank|RANK|LOCALID)"
+)
+"""Under such a binding there is no such GPU on all ranks but the first of a host."""
+
+
+@per_script
+def _all_launches_bind(script: Script) -> bool:
+    """Whether every launch file of the project that starts a script gives each of its tasks one GPU, which is number 0
+    in it, and the script does not look for another one."""
+    if script.modules is None or _TAKES_GPU_OF_RANK.search(script.text):
+        return False
+    name = PurePath(script.path).name
+    named = re.compile(rf"(?<![\w-]){re.escape(name)}\b")
+    found = [text for _, text in script.modules.mentioning(name, launches=True) if named.search(text)]
+    starts = [text for text in found if _RUNS_PYTHON.search(text)]
+    return bool(starts) and all(_BOUND_BY_LAUNCH.search(text) for text in starts)
+
+
 def _has_the_host(script: Script, rule: str) -> bool:
     """Whether a file in whose project ranks are started counts those of a host, as far as a rule needs several there:
     one process on each host may use GPU 0."""
@@ -320,7 +351,7 @@ def is_made_for_one(script: Script) -> bool:
     spawned = list(script.calls("torch.multiprocessing.spawn"))
     if spawned and all(script.value(script.argument(one, "nprocs", 2)) == 1 for one in spawned):
         return True
-    if _leaves_models_apart(script):
+    if _leaves_models_apart(script) or _is_run_with_one(script):
         return True
     if script.modules is None or _STARTS_RANKS.search(script.text):
         return False
@@ -328,6 +359,18 @@ def is_made_for_one(script: Script) -> bool:
     return bool(counts) and all(count == 1 for count in counts)
 
 
+_RUNS_OF_HOROVOD = ("horovod.run", "horovod.spark.run", "sparkdl.HorovodRunner")
+
+
+def _is_run_with_one(script: Script) -> bool:
+    """Whether every run of Horovod that a script starts itself has one process: ``horovod.run(train, np=1)``."""
+    runs = list(script.calls(*_RUNS_OF_HOROVOD))
+    counts = [script.value(script.argument(one, "np", _PLACES.get(script.name(one.func)))) for one in runs]
+    return bool(counts) and all(count in (1, -1) and not isinstance(count, bool) for count in counts)
+
+
+_PLACES = {"sparkdl.HorovodRunner": 0}
+"""Of the number of processes; HorovodRunner starts -1 on the driver (sparkdl/horovod/runner_base.py)."""
 _JOINS_JOB = re.compile(r"DistributedSampler|init_process_group")
 _JOINS_MODELS = re.compile(
     r"(?<!nn\.)\b(?:\w*Distributed)?[Dd]ata_?[Pp]arallel|DDP\b|FSDP|fully_shard|[Mm]odel_?[Pp]arallel|parallelize|deepspeed|"

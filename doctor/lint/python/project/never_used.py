@@ -1,0 +1,84 @@
+"""Scripts that several ranks cannot run, or never run: code that fails, and notebooks in which nothing starts ranks."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+
+from doctor.lint.engine.imported_names import MODULE_NAMES, bound_names
+from doctor.lint.python.script import FunctionNode, Script, per_script
+from doctor.lint.python.training import TRAINER
+
+_CELL = re.compile(r"^# In\s?\[[\d\s*]*\]:|^# (?:COMMAND -{5,}|Databricks notebook source)", re.MULTILINE)
+"""``jupyter nbconvert --to script`` writes ``# In[3]:`` above each cell; Databricks separates them by a line."""
+_STARTS_RANKS_OF_NOTEBOOK = re.compile(
+    r"notebook_launcher|debug_launcher|\bspawn\b|start_processes|TorchDistributor|DeepspeedTorchDistributor|"
+    r"HorovodRunner|horovod\.run|HorovodRayExecutor|RayExecutor|TorchTrainer|TorchConfig|ScalingConfig|SparkBackend|"
+    r"torchrun|accelerate launch|torch\.distributed\.(?:launch|run)|\bdeepspeed\s|\bmpirun\b|\bsrun\b|horovodrun|"
+    r"subprocess|ipyparallel|%px|\bProcess\(|Pool\(|PyTorch\(|PyTorchConfiguration|xmp\.|launch\("
+)
+_STARTED = re.compile(r"torchrun|launch|\bsrun\b|mpirun|mpiexec|horovodrun|deepspeed|nproc|LOCAL_RANK|distributed")
+_UNKNOWN_NAMES = ("import *", "exec(", "globals()", "builtins", "get_ipython", "__import__(")
+"""Ways to define names that the text does not show."""
+_NOT_ALWAYS = (ast.BoolOp, ast.IfExp, ast.Lambda, ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
+_SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr, ast.Return)
+
+
+def cannot_run(script: Script, node: ast.AST) -> bool:
+    """Whether a place is in code that always fails: a module whose imports from the project fail, or a function that
+    uses a name which nothing defines."""
+    if script.modules is None or script.modules.is_one_file:
+        return False
+    if script.location and script.modules.fails_to_import(script.location):
+        return True
+    function = script.function_of(node)
+    return function is not None and _uses_undefined(script, function)
+
+
+def _uses_undefined(script: Script, function: FunctionNode) -> bool:
+    """Whether a statement of a function's own block reads a name that the file binds nowhere."""
+    if any(word in script.text for word in _UNKNOWN_NAMES) or is_notebook(script):
+        return False
+    known = _known_names(script)
+    for statement in function.body:
+        if not isinstance(statement, _SIMPLE):
+            continue
+        names = (one for one in script.inside(statement, ast.Name) if one.id not in known)
+        if any(not any(isinstance(one, _NOT_ALWAYS) for one in _until(script, name, statement)) for name in names):
+            return True
+    return False
+
+
+def _until(script: Script, node: ast.AST, last: ast.AST) -> list[ast.AST]:
+    found: list[ast.AST] = []
+    for one in script.around(node):
+        if one is last:
+            break
+        found.append(one)
+    return found
+
+
+@per_script
+def _known_names(script: Script) -> frozenset[str]:
+    return bound_names(script.tree) | MODULE_NAMES | frozenset(dir(builtins)) | {"__builtins__", "__class__"}
+
+
+def is_notebook(script: Script) -> bool:
+    """Whether a file is a notebook, or one that was exported as a script."""
+    return script.path.endswith(".ipynb") or _CELL.search(script.text) is not None
+
+
+@per_script
+def is_notebook_of_one_process(script: Script) -> bool:
+    """Whether a file is a notebook in which nothing starts ranks, and which the project does not start with a launcher
+    either: its kernel is the only process. A Trainer may start ranks itself."""
+    if script.modules is None or not is_notebook(script) or _STARTS_RANKS_OF_NOTEBOOK.search(script.text):
+        return False
+    if next(script.calls(TRAINER), None) is not None:
+        return False
+    name = script.path.rpartition("/")[2]
+    texts = [text for shown, text in script.modules.mentioning(name) if shown != script.path]
+    texts += [text for text in script.modules.pages(script.location) if name in text]
+    lines = (line for text in texts for line in text.replace("\\\n", " ").splitlines() if name in line)
+    return not any(_STARTED.search(line) for line in lines)
