@@ -267,7 +267,14 @@ def _is_of_replicas(script: Script, name: str) -> bool:
     has the whole state."""
     if name != f"{ACCELERATOR}().get_state_dict" or re.search(r"fsdp|deepspeed", script.text, re.IGNORECASE):
         return False
+    if _STARTS_REPLICAS.search(script.text):
+        return True
     return next(script.calls(*(f"{one}.DistributedDataParallelKwargs" for one in _OF_KWARGS)), None) is not None
+
+
+_STARTS_REPLICAS = re.compile(r"\b(?:TorchTrainer|notebook_launcher|debug_launcher)\(")
+"""Starts that set no variable of ``accelerate launch``, so that an Accelerator without plugins uses DDP
+(accelerate/state.py: ACCELERATE_USE_FSDP, ACCELERATE_USE_DEEPSPEED)."""
 
 
 def _is_grouped(script: Script, call: ast.Call) -> bool:

@@ -33,6 +33,7 @@ def unmatched_condition(script: Script, collective: CollectiveCall) -> RankCondi
             or _is_joined_apart(script, collective, condition)
             or _is_joined_around(script, collective)
             or _asks_again(script, collective, condition)
+            or _is_served(script, collective, condition)
         )
         if not joined and not _asks_a_constant(script, condition) and not _is_for_all(script, collective, condition):
             return condition
@@ -100,6 +101,46 @@ def flow_of(script: Script, collective: CollectiveCall, condition: RankCondition
     calls = [step_at(script, collective.call), *collective.steps]
     last = calls.pop()._replace(note=f"{collective.word}: waits for all ranks")
     return (step_at(script, condition.where, some), *calls, last)
+
+
+_SERVES = frozenset(
+    {"serve", "serve_forever", "run_forever", "wait_for_termination", "run", "run_app", "launch", "start", "mainloop"}
+)
+
+
+def _is_served(script: Script, collective: CollectiveCall, condition: RankCondition) -> bool:
+    """Whether the others make the collective on request, in functions of the file that they hand to a server: the
+    methods of an object, a function that is passed on, or one that is registered by a decorator."""
+    calls = [call for one in condition.other for call in script.inside(one, ast.Call)]
+    words = {collective.word, *collective.reached}
+    reached = collectives_and_forwards(script).reached_words
+    is_server = any(last_name(call.func) in _SERVES for call in calls)
+    for call in calls if is_server else ():
+        for given in (*call.args, *(one.value for one in call.keywords)):
+            handed = [script.definition(given), *_methods_of(script, given)]
+            if any(not words.isdisjoint(reached.get(one, ())) for one in handed if one is not None):
+                return True
+    web = (one for one in script.functions if any(_is_route(decorator) for decorator in one.decorator_list))
+    return is_server and any(not words.isdisjoint(reached.get(one, ())) for one in web)
+
+
+def _methods_of(script: Script, given: ast.expr) -> Iterator[ast.AST]:
+    """The methods of the class of the file that an object is made of."""
+    owner = script.class_definition(given) if script.name(given).endswith("()") else None
+    if owner is not None:
+        yield from (one for (name, _), one in script.bindings.methods.items() if name == owner.name)
+
+
+def _is_route(decorator: ast.expr) -> bool:
+    """``@app.post("/generate")``, ``@app.route(...)``, ``@server.tool()``: something else calls the function."""
+    called = decorator.func if isinstance(decorator, ast.Call) else None
+    return isinstance(called, ast.Attribute) and last_name(called.value) in (
+        "app",
+        "router",
+        "server",
+        "api",
+        "blueprint",
+    )
 
 
 def _asks_a_constant(script: Script, condition: RankCondition) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collectives import CollectiveCall, collectives_and_forwards
 from doctor.lint.python.matching_collectives import flow_of, unmatched_condition
+from doctor.lint.python.options import switch_off_by_default
 from doctor.lint.python.rank_branches import RankCondition, main_first, rank_condition
 from doctor.lint.python.training import is_without_gradients, trains_on_several
 from doctor.lint.python.wrapped_models import FORWARD_OF_DDP, is_wrapped_later, parameter_names
@@ -136,12 +137,14 @@ def _run_by_some(script: Script, one: CollectiveCall, condition: RankCondition) 
     else:
         where = f"only if {_plain(condition.test)} (line {line}), not on all ranks"
     depends = not condition.certain or _OF_A_GROUP.search(condition.test) is not None or _is_stopped(script, one.call)
-    is_certain = one.certain and not depends
+    option = _option_of(script, one)
+    is_certain = one.certain and not depends and not option
+    is_advice = not option and _is_advice(script, one)
     return Violation(
         one.call,
-        f"{_words(script, one)} runs {where}",
+        f"{f'With {option}, ' if option else ''}{_words(script, one)} runs {where}",
         fix=_fix(script, one),
-        severity=None if is_certain else Severity.INFO if depends or _is_advice(script, one) else Severity.WARNING,
+        severity=None if is_certain else Severity.INFO if depends or is_advice else Severity.WARNING,
         evidence=(("condition", condition.test), ("line_of_condition", line), ("collective", one.word)),
         confidence=(0.95 if one.through is None else 0.9) if is_certain else 0.7,
         flow=flow_of(script, one, condition),
@@ -173,6 +176,24 @@ def _is_advice(script: Script, one: CollectiveCall) -> bool:
     )
 
 
+def _option_of(script: Script, one: CollectiveCall) -> str:
+    """The option, off by default, without which the collective is not reached."""
+    lines = [step.line for step in one.steps if step.file == script.path]
+    nodes = [one.call, *(call for call in script.all(ast.Call) if lines and call.lineno in lines)]
+    branches = (
+        branch
+        for node in nodes
+        for branch in script.around(node)
+        if isinstance(branch, ast.If) and _holds(branch, node)
+    )
+    return next(filter(None, (switch_off_by_default(script, branch.test) for branch in branches)), "")
+
+
+def _holds(branch: ast.If, node: ast.AST) -> bool:
+    line = getattr(node, "lineno", 0)
+    return branch.body[0].lineno <= line <= (branch.body[-1].end_lineno or 0)
+
+
 def _body_of(script: Script, one: CollectiveCall) -> Iterator[ast.AST]:
     """The forward passes of the function that is called."""
     function = script.definition(one.call.func)
@@ -180,6 +201,8 @@ def _body_of(script: Script, one: CollectiveCall) -> Iterator[ast.AST]:
     for call in script.inside(function, ast.Call) if function is not None else ():
         if isinstance(call.func, ast.Name) and call.func.id in names:
             yield call
+    kept = collectives_and_forwards(script).in_body(function) if function is not None else ()
+    yield from (other.call for other in kept if other.word == FORWARD_OF_DDP)
 
 
 def _may_be_alone(script: Script, one: CollectiveCall) -> bool:

@@ -146,11 +146,19 @@ def _is_off_by_default(script: Script, loop: Loop) -> bool:
     for part in script.inside(loop.node, ast.BinOp):
         if isinstance(part.op, ast.Mod) and isinstance(part.right, (ast.Name, ast.Attribute)):
             values = [script.value(one) for one in script.values_of(part.right)]
-            if _COUNTS_STEPS.search(last_name(part.right)) and (
-                1 in values or _default(script, last_name(part.right)) == 1
-            ):
+            is_counter = _COUNTS_STEPS.search(last_name(part.right)) or _decides_step(script, loop, part)
+            if is_counter and (1 in values or _default(script, last_name(part.right)) == 1):
                 return True
     return False
+
+
+def _decides_step(script: Script, loop: Loop, part: ast.BinOp) -> bool:
+    """Whether a remainder is in the condition of a step of the optimizer."""
+    branch = script.nearest(part, ast.If)
+    if branch is None or branch not in set(script.inside(loop.node, ast.If)):
+        return False
+    is_asked = any(one is part for one in ast.walk(branch.test))
+    return is_asked and any(_is_optimizer_step(call) for one in branch.body for call in script.inside(one, ast.Call))
 
 
 _COUNTS_STEPS = re.compile(r"accum|grad_?cum|update_?(?:freq|every|interval)|iter_?size", re.IGNORECASE)
