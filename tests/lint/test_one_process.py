@@ -11,7 +11,19 @@ from doctor.lint.engine.registry import Rulebook, builtin_rules
 from doctor.lint.engine.releases import Releases
 from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
 
-RULES = ("CODE003", "CODE005", "CODE007", "CODE022", "CODE009", "CODE011", "CODE030", "CODE041", "ENV014", "NCCL007")
+RULES = (
+    "CODE001",
+    "CODE003",
+    "CODE005",
+    "CODE007",
+    "CODE022",
+    "CODE009",
+    "CODE011",
+    "CODE030",
+    "CODE041",
+    "ENV014",
+    "NCCL007",
+)
 BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in RULES))
 HEAD = "import torch\nimport torch.distributed as dist\nfrom accelerate import Accelerator\n\n"
 JOINS = "dist.init_process_group()\n"
@@ -362,3 +374,115 @@ def test_old_calls_are_warnings_where_the_project_installs_no_lightning(tmp_path
     files = {"net.py": OLD_HOOK, "run.py": "import net\ntrainer.fit(net.Net())\n"}
     (tmp_path / "requirements.txt").write_text("torch>=2\n")
     assert found(tmp_path, files) == [("CODE022", "warning")]
+
+
+EXPORTED = "#!/usr/bin/env python\n\n# In[1]:\n" + HEAD + "\n# In[2]:\n" + JOINS + HANG
+
+
+@pytest.mark.parametrize(
+    ("text", "page", "expected"),
+    [
+        (EXPORTED, "", []),
+        (EXPORTED, "torchrun --nproc_per_node=4 train.py\n", [("CODE005", "error")]),
+        (EXPORTED + "from accelerate import notebook_launcher\nnotebook_launcher(run)\n", "", [("CODE005", "error")]),
+        (HEAD + JOINS + HANG, "", [("CODE005", "error")]),
+        ("# Databricks notebook source\n" + HEAD + JOINS + HANG, "", []),
+    ],
+)
+def test_an_exported_notebook_is_one_process_unless_something_starts_ranks(tmp_path, text, page, expected):
+    (tmp_path / "README.md").write_text(page)
+    assert found(tmp_path, {"train.py": text, "other.py": "import torch\n"}) == expected
+
+
+@pytest.mark.parametrize(
+    ("helpers", "expected"),
+    [
+        ("def log():\n    pass\n", [("CODE005", "info")]),
+        ("def log():\n    pass\n\n# def prepare():\n", [("CODE005", "info")]),
+        ("def log():\n    pass\n\ndef prepare():\n    pass\n", [("CODE005", "error")]),
+        ("from os import *\n\ndef log():\n    pass\n", [("CODE005", "error")]),
+        ("def other():\n    pass\n", [("CODE005", "error")]),  # the module that is meant may be another one
+    ],
+)
+def test_a_module_whose_import_from_the_project_fails_never_runs(tmp_path, helpers, expected):
+    train = "from helpers import log, prepare\n" + HEAD + JOINS + HANG
+    assert found(tmp_path, {"train.py": train, "helpers.py": helpers}) == expected
+
+
+@pytest.mark.parametrize(
+    ("main", "expected"),
+    [
+        ("from helpers import log, gone\nfrom train import run\n", [("CODE005", "info")]),
+        ("from helpers import log\nfrom train import run\n", [("CODE005", "error")]),
+    ],
+)
+def test_a_module_that_only_failing_modules_import_never_runs(tmp_path, main, expected):
+    train = HEAD + "def run():\n    " + JOINS + indented(HANG)
+    files = {"train.py": train, "main.py": main, "helpers.py": "def log():\n    pass\n"}
+    assert found(tmp_path, files) == expected
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("model = model_sync(1)", [("CODE005", "info")]),
+        ("model = print and model_sync(1)", [("CODE005", "error")]),
+        ("model = len([1])", [("CODE005", "error")]),
+        ("for model_sync in ():\n        pass\n    model_sync(1)", [("CODE005", "error")]),
+    ],
+)
+def test_a_function_that_uses_an_undefined_name_always_fails(tmp_path, statement, expected):
+    train = HEAD + "def run():\n    " + JOINS + indented(HANG) + f"    {statement}\n\nrun()\n"
+    assert found(tmp_path, {"train.py": train, "other.py": "import torch\n"}) == expected
+
+
+LOADS = "dist.init_process_group('nccl')\nmodel.load_state_dict(torch.load('checkpoint.pt'))\n"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "binds", "expected"),
+    [
+        (["#SBATCH --gpus-per-task=1\nsrun python train.py\n"], "", []),
+        (["srun --gpu-bind=single:1 python train.py\n"], "", []),
+        (["#SBATCH --gpus-per-task=1\nsrun python train.py\n", "torchrun train.py\n"], "", [("CODE001", "warning")]),
+        (["#SBATCH --gpus-per-task=4\nsrun python train.py\n"], "", [("CODE001", "warning")]),
+        (
+            ["#SBATCH --gpus-per-task=1\nsrun python train.py\n"],
+            "torch.cuda.set_device(local_rank)\n",
+            [("CODE001", "warning")],
+        ),
+    ],
+)
+def test_checkpoints_are_loaded_to_the_own_gpu_if_every_launch_shows_one(tmp_path, jobs, binds, expected):
+    jobs = {f"job{number}.sh": "#!/bin/bash\n" + job for number, job in enumerate(jobs)}
+    assert found(tmp_path, {"train.py": HEAD + binds + LOADS, **jobs}) == expected
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, "info"), (4, "error")])
+def test_runs_of_horovod_say_how_many_processes_there_are(tmp_path, count, expected):
+    train = (
+        "import horovod\n" + HEAD + "def run():\n    " + JOINS + indented(HANG) + f"\nhorovod.run(run, np={count})\n"
+    )
+    assert found(tmp_path, {"train.py": train, "other.py": "import torch\n"}) == [("CODE005", expected)]
+
+
+EVALUATES = (
+    "import argparse\n"
+    + HEAD
+    + "parser = argparse.ArgumentParser()\nparser.add_argument('--dist_eval', action='store_true')\n"
+    "args = parser.parse_args()\n" + JOINS + "def evaluate():\n    if args.dist_eval:\n        dist.barrier()\n\n"
+    "if dist.get_rank() == 0:\n    evaluate()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "launch", "expected"),
+    [
+        (EVALUATES, "torchrun train.py\n", "warning"),
+        (EVALUATES, "torchrun train.py --dist_eval\n", "error"),
+        (EVALUATES.replace("'store_true'", "'store_true', default=True"), "torchrun train.py\n", "error"),
+        (EVALUATES + "args.dist_eval = True\n", "torchrun train.py\n", "error"),
+    ],
+)
+def test_a_collective_behind_an_option_that_nothing_sets_is_a_warning(tmp_path, text, launch, expected):
+    assert found(tmp_path, {"train.py": text, "job.sh": "#!/bin/bash\n" + launch}) == [("CODE005", expected)]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collectives import CollectiveCall, collectives_and_forwards
 from doctor.lint.python.matching_collectives import flow_of, unmatched_condition
-from doctor.lint.python.options import switch_off_by_default
+from doctor.lint.python.project.options import switch_off_by_default
 from doctor.lint.python.rank_branches import RankCondition, main_first, rank_condition
 from doctor.lint.python.training import is_without_gradients, trains_on_several
 from doctor.lint.python.wrapped_models import FORWARD_OF_DDP, is_wrapped_later, parameter_names
@@ -99,6 +99,11 @@ from doctor.testing.script_cases import fails, passes
         fails("a metric of torchmetrics on rank 0", _METRIC_OF_ONE),
         passes("one process alone tests, with a Trainer of one device", _ALONE),
         passes("a condition on the rank in another function", _ELSEWHERE),
+        passes("the first rank makes them per request, in an object that it hands to a server", _SERVED),
+        fails(
+            "a server with another object",
+            _SERVED.replace("Server(policy)", "Server(None)").replace("    loop()", "    loop()  # !"),
+        ),
         passes("the first rank has it run by a sweep", _SWEEP),
         fails("a checkpoint of all ranks", _CHECKPOINT_OF_ALL),
         passes("a checkpoint that one rank reads alone", _CHECKPOINT_OF_ALL.replace(")  # !", ", no_dist=True)")),
@@ -343,6 +348,24 @@ import torch.distributed.checkpoint as dcp
 
 if dist.get_rank() == 0:
     dcp.load_state_dict(state, reader)  # !
+"""
+_SERVED = """\
+from somewhere import Server
+
+class Policy:
+    def answer(self, request):
+        dist.broadcast(request, 0)
+
+def loop():
+    while True:
+        dist.broadcast(torch.zeros(1), 0)
+
+policy = Policy()
+if dist.get_rank() == 0:
+    server = Server(policy)
+    server.serve_forever()
+else:
+    loop()
 """
 _SWEEP = """\
 import wandb

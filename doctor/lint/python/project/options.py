@@ -27,7 +27,10 @@ def switch_off_by_default(script: Script, test: ast.expr) -> str:
         re.MULTILINE,
     )
     own = [script.text, *(text for _, text in script.modules.mentioning(name))]
-    is_off = any(declared.search(text) for text in own) and not _sets(script, name)
+    is_on = re.compile(
+        rf"[\"']--{spelled}[\"'][^\n]{{0,120}}default\s?=\s?True|set_defaults\([^)\n]*\b{name}\s?=\s?True"
+    )
+    is_off = any(map(declared.search, own)) and not any(map(is_on.search, own)) and not _sets(script, name)
     return f"--{name}" if is_off and not _is_asked_for(script, name, spelled) else ""
 
 
