@@ -409,6 +409,12 @@ def test_a_module_whose_import_from_the_project_fails_never_runs(tmp_path, helpe
     assert found(tmp_path, {"train.py": train, "helpers.py": helpers}) == expected
 
 
+def test_a_failing_import_of_a_script_that_is_launched_will_be_repaired(tmp_path):
+    train = "from helpers import log, prepare\n" + HEAD + JOINS + HANG
+    files = {"train.py": train, "helpers.py": "def log():\n    pass\n", "job.sh": "#!/bin/bash\ntorchrun train.py\n"}
+    assert found(tmp_path, files) == [("CODE005", "error")]
+
+
 @pytest.mark.parametrize(
     ("main", "expected"),
     [

@@ -95,8 +95,8 @@ class ProjectFiles:
         yield from map(self._text, self._related(location) if location in self._targets else ())
 
     def fails_to_import(self, location: str) -> bool:
-        """Whether a module imports a name from a module of the project that has none of that name, or every module of
-        the project that imports it does, and nothing else starts it."""
+        """Whether a module that no launch file names imports a name from a module of the project that has none of that
+        name, or every module of the project that imports it does."""
         key = ("fails to import", location)
         if key not in self.memo and location in self._targets:
             self.memo[key] = False  # while it is searched: modules that import each other
@@ -129,8 +129,17 @@ class ProjectFiles:
         key = ("missing name", location)
         if key not in self.memo:
             self.memo[key] = ""  # while it is searched
-            self.memo[key] = failing_import(self._text(location), lambda *named: self._names_of(location, *named))
+            if not self._is_started(location):
+                self.memo[key] = failing_import(self._text(location), lambda *named: self._names_of(location, *named))
         return bool(self.memo[key])
+
+    def _is_started(self, location: str) -> bool:
+        """Whether a launch file of the same folder names a module: an error in its imports will be repaired."""
+        named = re.compile(rf"(?<![\w-]){re.escape(os.path.basename(location))}\b")  # noqa: PTH119
+        folder = os.path.dirname(location)  # noqa: PTH120 - as above
+        launches = (one for one in self._texts if one.kind != "python")
+        beside = (one for one in launches if os.path.abspath(one.path).startswith(folder))  # noqa: PTH100
+        return any(named.search(_text_of(one)) for one in beside)
 
     def _names_of(self, importer: str, module: str, name: str) -> tuple[bool, frozenset[str] | None]:
         """Whether a name of a module is a module too, and all names in it, as far as they are known: of an absolute

@@ -76,8 +76,8 @@ class ProjectModules(Protocol):
         """The text of a module, and of those of the project that it imports, the nearest first."""
 
     def fails_to_import(self, location: str) -> bool:
-        """Whether a module imports a name from a module of the project that has none of that name, or every module of
-        the project that imports it does, and nothing else starts it."""
+        """Whether a module that no launch file names imports a name from a module of the project that has none of that
+        name, or every module of the project that imports it does."""
 
 
 class Script(EnvironmentSource):
