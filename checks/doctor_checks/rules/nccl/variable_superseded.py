@@ -32,6 +32,11 @@ from doctor_checks.nccl.variable_superseded import variable_superseded
             "a process that makes itself the only rank",
             'os.environ["WORLD_SIZE"] = "1"\nos.environ["NCCL_ASYNC_ERROR_HANDLING"] = "1"\n',
         ),
+        fails(
+            "a number of ranks that is set where nothing else does",
+            'if "WORLD_SIZE" not in os.environ:\n    os.environ["WORLD_SIZE"] = "1"\n'
+            'os.environ["NCCL_ASYNC_ERROR_HANDLING"] = "1"  # !\n',
+        ),
         shell_passes("of the script alone", "NCCL_BLOCKING_WAIT=1", "torchrun train.py"),
     ),
 )
@@ -42,7 +47,8 @@ def variable_superseded_in_files(file: EnvironmentSource) -> Iterator[Violation]
     Fix: Use the new name.
     """
     names = {setting.name for setting in file.settings}
-    if isinstance(file, Script) and any(one.name == "WORLD_SIZE" and one.known_value == "1" for one in file.settings):
+    sizes = [one for one in file.settings if one.name == "WORLD_SIZE" and one.is_certain]
+    if isinstance(file, Script) and any(one.known_value == "1" for one in sizes):
         return  # one rank waits for nobody
     for setting in file.settings:
         info = known_variable(setting.name)
