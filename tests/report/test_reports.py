@@ -274,7 +274,7 @@ def test_lines_that_were_read_take_a_line_each():
     assert evidence_lines({"said": ["a.log:1: x", "a.log:9: y"], "times": 3}) == [
         "a.log:1: x",
         "a.log:9: y",
-        "times: 3",
+        "matching log lines: 3",
     ]
 
 
