@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from doctor.analysis.stats.majority import split_values
 from doctor.api import Job, Skip, Unknown, Verdict
-from doctor.facts import Loader, LoaderEpoch, LoaderFacts, TrainingFacts
+from doctor.facts import Loader, LoaderEpoch, LoaderFacts, ProgressFacts, TrainingFacts
 
 TRAINING = ("train",)
 EVALUATION = ("validate", "test", "predict")
@@ -46,6 +46,11 @@ class RankLoader(NamedTuple):
         if training.framework != "plain" or training.data_parallel_size == training.world_size:
             return training.data_parallel_root or 0
         return training.data_parallel_root if training.world_size > 1 else 0
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether the user's loop can leave the loader before its end."""
+        return self.loader.has_exits or self.loader.loop_limit is not None
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,11 @@ def odd_by_count(counts: Mapping[int, int]) -> tuple[int, ...]:
         return found.odd
     fewest = min(counts.values(), default=0)
     return tuple(sorted(rank for rank, count in counts.items() if count > fewest))
+
+
+def any_stuck(job: Job) -> bool:
+    """Whether a rank makes no progress, or has failed."""
+    return any(progress.state not in ("running", "ended") for progress, _ in job.facts(ProgressFacts))
 
 
 def ends_by_steps(members: Iterable[RankLoader]) -> bool:

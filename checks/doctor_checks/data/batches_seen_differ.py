@@ -36,6 +36,7 @@ from doctor_checks.data._rank_loaders import (
     TRAINING,
     PeerLoaders,
     advice,
+    any_stuck,
     ends_by_steps,
     limit_argument,
     loader_hook,
@@ -198,6 +199,20 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         Fails("one stream of three is longer", _streams({2: (101, True)}), ranks=(2,)),
         Fails("two ranks: the longer one blocks", _streams({1: (101, True)}, world=2), ranks=(1,)),
         Fails("the longer one has begun a batch that no other rank has", _streams({1: (101, False)}), ranks=(1,)),
+        Passes(
+            "a loop with an exit has fetched a batch more, and may leave before it is used",
+            with_loader(_streams({1: (101, False)}), has_exits=True),
+        ),
+        Fails(
+            "a loop with an exit is stuck in a batch more",
+            with_loader(_streams({1: (101, False)}), has_exits=True).alter(ProgressFacts, ranks=(1,), state="stalled"),
+            ranks=(1,),
+        ),
+        Fails(
+            "a loop with an exit has used a batch more",
+            with_loader(_streams({1: (102, False)}), has_exits=True),
+            ranks=(1,),
+        ),
         Fails("within one of two groups", in_a_loop(_streams({3: (103, True)}, world=4), (0, 1), (2, 3)), ranks=(3,)),
         Fails(
             "in a plain loop",
@@ -226,7 +241,7 @@ def batches_seen_differ(job: Job) -> Iterator[Verdict]:
         if all(reader.training.joins for reader in readers.members):
             continue
         # Ranks that are behind the one whose loader was exhausted may still end equally.
-        ended = (seen for seen in _epochs(readers) if seen.ended)
+        ended = (_without_unused(job, readers, seen) for seen in _epochs(readers) if seen.ended)
         differing = next((seen for seen in ended if max(seen.batches.values()) > seen.shortest), None)
         if differing is None or _goes_on(job, readers):
             continue
@@ -236,6 +251,18 @@ def batches_seen_differ(job: Job) -> Iterator[Verdict]:
             yield Unknown(
                 "a data loader has ended; whether those of most ranks continue is not known yet", readers.ranks
             )
+
+
+def _without_unused(job: Job, readers: PeerLoaders, seen: _EpochBatches) -> _EpochBatches:
+    """The same without the batch that a loop has fetched beyond the shortest loader, and may leave before it is used.
+
+    A loop without an exit uses it, and one that is stuck does too."""
+    if any_stuck(job):
+        return seen
+    may_leave = {reader.rank for reader in readers.members if reader.may_leave} - seen.ended
+    one_more = seen.shortest + 1
+    unused = {rank for rank in may_leave if seen.batches.get(rank) == one_more}
+    return seen._replace(batches={**seen.batches, **dict.fromkeys(unused, seen.shortest)})
 
 
 def _goes_on(job: Job, readers: PeerLoaders) -> bool:

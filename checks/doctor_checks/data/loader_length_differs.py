@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from doctor.analysis.stats.majority import split_values
 from doctor.api import (
@@ -23,7 +24,16 @@ from doctor.api import (
     finding_from_logs,
     ranks_in_words,
 )
-from doctor.facts import Collective, Frame, LoaderFacts, ProgressFacts, RecorderFacts, TrainingFacts, Variable
+from doctor.facts import (
+    Collective,
+    Frame,
+    LoaderEpoch,
+    LoaderFacts,
+    ProgressFacts,
+    RecorderFacts,
+    TrainingFacts,
+    Variable,
+)
 from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, logged, running, with_loader, with_sampler
 from doctor_checks.data._rank_loaders import (
     AT_THE_SAME_STEP,
@@ -32,6 +42,7 @@ from doctor_checks.data._rank_loaders import (
     PeerLoaders,
     RankLoader,
     advice,
+    any_stuck,
     ends_by_steps,
     limit_argument,
     loader_hook,
@@ -61,6 +72,16 @@ def _of_validation(lengths: dict[int, int]) -> JobBuilder:
     for rank, length in lengths.items():
         sketch = with_loader(sketch, ranks=(rank,), stage="validate", length=length)
     return sketch
+
+
+def _in_loop(shortest: int, **of_longer: Any) -> JobBuilder:
+    """A loop of the user's own: rank 1 has 5 batches more than the others."""
+    sketch = with_loader(running(1, 3).alter(TrainingFacts, framework="plain"), length=shortest, epochs=())
+    return with_loader(sketch, ranks=(1,), length=shortest + 5, **of_longer)
+
+
+def _left(batches: int) -> tuple[LoaderEpoch, ...]:
+    return (LoaderEpoch(0, batches=batches), LoaderEpoch(1, batches=3))
 
 
 def _by_steps(*arguments: Variable) -> JobBuilder:
@@ -185,6 +206,23 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
             _by_steps(Variable("eval_strategy", "epoch")),
             ranks=(1,),
         ),
+        Passes("a loop that its own counter ends in time", _in_loop(60, loop_limit=60)),
+        Passes(
+            "a loop that was left in time for a reason of its own, and is run again",
+            _in_loop(60, has_exits=True, epochs=_left(61)),
+        ),
+        Fails("a loop that its own counter ends too late", _in_loop(60, loop_limit=64), ranks=(1,)),
+        Fails(
+            "a loop with a break whose moment is unknown",
+            _in_loop(60, has_exits=True),
+            ranks=(1,),
+            severity=Severity.WARNING,
+        ),
+        Fails(
+            "a loop with a break that was not taken in time",
+            _in_loop(60, has_exits=True, epochs=_left(63)),
+            ranks=(1,),
+        ),
         Passes("streams without a length", with_loader(running(), kind="iterable", length=None)),
         Passes(
             "Lightning's own sampler for predictions, off by one",
@@ -281,7 +319,7 @@ def loader_length_differs(job: Job) -> Iterator[Verdict]:
         if len(known) < 2:
             continue
         compared += 1
-        if len(set(known.values())) > 1 and not _is_harmless(ends):
+        if len(set(known.values())) > 1 and not _is_harmless(ends) and not _has_left_in_time(job, ends):
             yield _finding(job, ends)
     if not compared:
         yield Skip("no loader has a known length on two ranks: DATA010 counts the batches")
@@ -343,8 +381,37 @@ def _is_harmless(ends: _Ends) -> bool:
     if ends.stage not in TRAINING:
         spread = max(known.values()) - min(known.values())
         return spread == 1 and all(_is_unrepeated(reader) for reader in ends.members)
+    if all(_limit_of_loop(reader) <= min(known.values()) for reader in _longer(ends)):
+        return True
     limited = [reader.training for reader in ends.members if reader.training.max_steps is not None]
     return bool(limited) and all((one.max_steps or 0) * one.accumulate <= min(known.values()) for one in limited)
+
+
+def _longer(ends: _Ends) -> list[RankLoader]:
+    """The loaders of ranks with more batches than the shortest."""
+    shortest = min(ends.known.values())
+    return [reader for reader in ends.members if ends.known.get(reader.rank, shortest) > shortest]
+
+
+def _limit_of_loop(reader: RankLoader) -> float:
+    limit = reader.loader.loop_limit
+    return math.inf if limit is None else limit
+
+
+def _may_leave_in_time(job: Job, ends: _Ends) -> bool:
+    """Whether the loops of ranks with more batches can be left for another reason before the shortest loader ends.
+
+    They fetch a batch more if they look at their counter first."""
+    shortest, longer = min(ends.known.values()), _longer(ends)
+    used = (epoch.batches - (not epoch.ended) for reader in longer for epoch in reader.loader.epochs)
+    return all(reader.loader.has_exits for reader in longer) and max(used, default=0) <= shortest and not any_stuck(job)
+
+
+def _has_left_in_time(job: Job, ends: _Ends) -> bool:
+    """Whether they have done so, and gone on."""
+    states = {rank.number: one.state for rank in job.ranks if (one := rank.find(ProgressFacts))}
+    over = (len(reader.loader.epochs) - (states.get(reader.rank) != "ended") for reader in _longer(ends))
+    return _may_leave_in_time(job, ends) and all(count > 0 for count in over)
 
 
 def _is_unrepeated(reader: RankLoader) -> bool:
@@ -368,6 +435,7 @@ def _finding(job: Job, ends: _Ends) -> Finding:
         plain=f"Stop the loop after {shortest:,} batches on every rank with `itertools.islice`, or better, "
         f"{_even(ends.members)}.",
     )
+    is_open = is_error and ends.stage in TRAINING and _may_leave_in_time(job, ends)
     verb = "have" if ends.name.endswith("s") else "has"
     return Finding(
         f"The {ends.name} {verb} {_listed(values)} batches on {ranks_in_words(odd)}, {others}",
@@ -378,16 +446,35 @@ def _finding(job: Job, ends: _Ends) -> Finding:
             **_what_differs(ends.members),
             "goes_with": list(correlates(job, odd)),
         },
-        effect=AT_THE_SAME_STEP if by_steps else "" if is_error else _MILD if ends.is_one_job else _APART,
+        effect=_OPEN.format(shortest=shortest)
+        if is_open
+        else AT_THE_SAME_STEP
+        if by_steps
+        else ""
+        if is_error
+        else _MILD
+        if ends.is_one_job
+        else _APART,
         fix=how,
-        severity=Severity.ERROR if is_error else Severity.INFO,
+        severity=Severity.WARNING if is_open else Severity.ERROR if is_error else Severity.INFO,
         explains=("DATA010", "RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012") if is_error else (),
     )
+
+
+def _effect(ends: _Ends, *, is_error: bool, by_steps: bool) -> str:
+    if by_steps:
+        return AT_THE_SAME_STEP
+    return "" if is_error else _MILD if ends.is_one_job else _APART
 
 
 _MILD = (
     "Harmless without a collective in each batch. With one, such as a gathered metric, the ranks with more batches "
     "wait in it until the timeout."
+)
+
+_OPEN = (
+    "Harmless if every rank leaves its loop after at most {shortest:,} batches. Otherwise the ranks with more batches "
+    "wait until the timeout in a collective that the others never enter."
 )
 
 _APART = (

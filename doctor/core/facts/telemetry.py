@@ -324,6 +324,8 @@ class Loader(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     kind: str = "map"
     length: int | None = None
     limit: int | None = None
+    loop_limit: int | None = None
+    has_exits: bool = False
     dataset_length: int | None = None
     batch_size: int | None = None
     batch_sampler: str | None = None

@@ -148,10 +148,18 @@ def data_of_loop(tree: ast.Module, line: int) -> str:
 
     ``""`` for ranges of numbers, which data does not end, and for loops with ``break`` or ``return``."""
     loop = _loop_of(tree, line)
-    if not isinstance(loop, (ast.For, ast.AsyncFor)) or any(_leaves_loop(one) for one in loop.body):
+    if not isinstance(loop, (ast.For, ast.AsyncFor)) or any(leaves_loop(one) for one in loop.body):
         return ""
     numbers = any(isinstance(node, ast.Call) and _name_in(node.func) in _COUNTERS for node in ast.walk(loop.iter))
     return "" if numbers else ast.unparse(loop.iter)[:LONGEST]
+
+
+def loop_at(tree: ast.Module, line: int) -> ast.For | ast.AsyncFor | None:
+    """Return the ``for`` statement in whose first line, which takes its next element, ``line`` is."""
+    loop = _loop_of(tree, line)
+    if not isinstance(loop, (ast.For, ast.AsyncFor)) or line > (loop.iter.end_lineno or loop.lineno):
+        return None
+    return loop
 
 
 def _loop_of(tree: ast.Module, line: int) -> ast.For | ast.AsyncFor | ast.While | None:
@@ -165,14 +173,14 @@ def _loop_of(tree: ast.Module, line: int) -> ast.For | ast.AsyncFor | ast.While 
     return found
 
 
-def _leaves_loop(statement: ast.AST, *, is_inner: bool = False) -> bool:
+def leaves_loop(statement: ast.AST, *, is_inner: bool = False) -> bool:
     """Whether a statement of a loop can leave it; ``is_inner``: it is in a loop inside of that one."""
     if isinstance(statement, ast.Return) or (isinstance(statement, ast.Break) and not is_inner):
         return True
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
         return False
     is_inner = is_inner or isinstance(statement, (ast.For, ast.AsyncFor, ast.While))
-    return any(_leaves_loop(one, is_inner=is_inner) for one in ast.iter_child_nodes(statement))
+    return any(leaves_loop(one, is_inner=is_inner) for one in ast.iter_child_nodes(statement))
 
 
 def _blocks_around(tree: ast.Module, line: int) -> Iterator[tuple[list[ast.stmt], int]]:

@@ -38,6 +38,7 @@ from doctor.monitor.integrations.plain import LoaderSlot, PlainRun, plain_facts
 from doctor.monitor.integrations.torch_state import distributed, torch_rank, unwrapped
 from doctor.monitor.telemetry.data.loader_history import weak_reference
 from doctor.monitor.telemetry.progress import PHASE_TIMEOUTS
+from doctor.monitor.telemetry.stacks.loop_exits import LoopExits, loop_exits
 from doctor.monitor.watch_session import WatchSession
 
 P = ParamSpec("P")
@@ -58,8 +59,8 @@ that wait for one another report early all the same."""
 class ObservedPass:
     """One pass over a loader, neither of which is kept alive.
 
-    ``trains``: whether its batches are those of training, known from the first one on; ``batches``: so far; ``kind``:
-    what loaders that are made anew for every epoch have in common.
+    ``trains``: whether its batches are those of training, known from the first one on; ``batches``: so far; ``exits``:
+    of the loop that trains; ``kind``: what loaders that are made anew for every epoch have in common.
     """
 
     def __init__(self, loader: Any, iterator: Any) -> None:
@@ -67,6 +68,7 @@ class ObservedPass:
         self.trains: bool | None = None
         self.batches = 0
         self.has_ended = False
+        self.exits = LoopExits()
         dataset: Any = getattr(loader, "dataset", None)
         self.kind = (type(dataset), value_or_default(lambda: len(dataset), None), getattr(loader, "batch_size", None))
         self._loader: Callable[[], Any] = lambda: loader
@@ -137,6 +139,8 @@ class LoopRun(PlainRun):
         self._last = one
         if one.trains is None:
             one.trains = torch.is_grad_enabled() and bool(getattr(unwrapped(self.wrapper), "training", True))
+            if one.trains:
+                one.exits = value_or_default(lambda: loop_exits(sys._getframe()), LoopExits())
             self._begin_pass(one)
             one.release_persistent()
         if one is self._primary:
@@ -203,7 +207,7 @@ class LoopRun(PlainRun):
             self._end_pass(ended=False)
         self._without_loader = 0
         self._primary = one
-        self.pass_start(one)
+        self.pass_start(one, one.exits)
         one.release()
         for number in range(one.batches):
             self.batch_start(one, number, None)
@@ -238,6 +242,7 @@ class LoopRun(PlainRun):
             return
         self._active_loaders.clear()
         self._attached.clear()
+        self._exits.clear()
         self.telemetry.epoch_end("train")
         self.telemetry.loaders.forget(*TRAIN)
 

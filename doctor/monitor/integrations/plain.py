@@ -37,6 +37,7 @@ from doctor.monitor.integrations.torch_state import (
 )
 from doctor.monitor.telemetry.data.loader_history import weak_reference
 from doctor.monitor.telemetry.stacks.live_stacks import user_frame_above
+from doctor.monitor.telemetry.stacks.loop_exits import LoopExits, loop_exits
 from doctor.monitor.watch_session import WatchSession
 
 T = TypeVar("T")
@@ -79,6 +80,7 @@ class PlainRun(AdapterRun):
         self._active_loaders: list[LoaderInSlot] = []
         self._attached: dict[LoaderSlot, Callable[[], Any]] = {}
         self._passes: dict[LoaderSlot, int] = {}
+        self._exits: dict[tuple[LoaderSlot, tuple[str, int]], LoopExits] = {}
         self._has_checked_start = False
         self._steps_before = 0
         self._first_step = FirstStepObserver()
@@ -123,12 +125,14 @@ class PlainRun(AdapterRun):
             if self.telemetry.training.data_parallel_size is None:
                 self._refresh_facts()
 
-    def pass_start(self, loader: LoaderInSlot, *, by_next: bool = False) -> None:
+    def pass_start(self, loader: LoaderInSlot, exits: LoopExits, *, by_next: bool = False) -> None:
         """Record the start of a pass; before the very first batch, all ranks are evaluated.
 
-        ``by_next``: its batches are taken by ``next()``.
+        ``exits``: of the loop; ``by_next``: its batches are taken by ``next()``.
         """
         self.attach(loader)
+        # A counter of all steps leaves fewer to later passes; the first one shows whether it ends the loop.
+        self.telemetry.loaders.loop_exits(*loader.slot, self._exits.setdefault((loader.slot, exits.place), exits))
         if by_next:
             self.telemetry.loaders.taken_by_next(*loader.slot)
         self._active_loaders.append(loader)
@@ -218,7 +222,7 @@ class WatchedLoader(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         """Iterate over the loader and record the end of the pass, complete or not."""
         watch, ended, left_at = self._watch, False, None
-        watch._pass_start(self, _is_called(sys._getframe().f_back))
+        watch._pass_start(self, sys._getframe().f_back)
         try:
             for number, batch in enumerate(self.wrapped):
                 watch._batch_start(self, number, batch)
@@ -315,8 +319,9 @@ class Watch(Adapter[PlainRun]):
         run.attach(loader)
 
     @guarded
-    def _pass_start(self, run: PlainRun, loader: WatchedLoader[Any], by_next: bool) -> None:
-        run.pass_start(loader, by_next=by_next)
+    def _pass_start(self, run: PlainRun, loader: WatchedLoader[Any], caller: FrameType | None) -> None:
+        exits = value_or_default(lambda: loop_exits(caller), LoopExits())
+        run.pass_start(loader, exits, by_next=_is_called(caller))
 
     @guarded
     def _batch_start(self, run: PlainRun, loader: WatchedLoader[Any], number: int, batch: object) -> None:

@@ -15,6 +15,7 @@ from doctor.monitor.telemetry.data.batch_size import BatchSizeReader
 from doctor.monitor.telemetry.data.loader_inspection import index_sampler_of, read_loader
 from doctor.monitor.telemetry.data.sample_trace import LoaderPass, SampleTrace
 from doctor.monitor.telemetry.data.sampler_inspection import refresh_epoch
+from doctor.monitor.telemetry.stacks.loop_exits import LoopExits
 
 KEPT_EPOCHS = 8
 KEPT_FIRST = 2
@@ -66,6 +67,12 @@ class LoaderHistories:
         known = self._histories.get((stage, index))
         if known is not None:
             known.by_next = True
+
+    def loop_exits(self, stage: str, index: int, exits: LoopExits) -> None:
+        """Record how the loop over a loader can end before it."""
+        known = self._histories.get((stage, index))
+        if known is not None:
+            known.exits = exits
 
     def epoch_start(self, stage: str, epoch: int) -> None:
         """Record that the loaders of ``stage`` are about to deliver the batches of ``epoch``."""
@@ -160,6 +167,7 @@ class _LoaderHistory:
         "_size_reader",
         "by_next",
         "epochs",
+        "exits",
         "limit",
         "units",
     )
@@ -174,6 +182,7 @@ class _LoaderHistory:
     ) -> None:
         self.limit = loader_facts.limit
         self.by_next = False
+        self.exits = LoopExits()
         self.units = 0
         self.epochs: deque[_LoaderEpoch] = deque(maxlen=KEPT_EPOCHS) if epochs is None else epochs
         self._loader_facts = loader_facts
@@ -237,6 +246,8 @@ class _LoaderHistory:
             self._loader_facts,
             limit=self.limit,
             by_next=self.by_next,
+            loop_limit=self.exits.limit,
+            has_exits=self.exits.has_others,
             sampler=sampler,
             epochs=tuple(one.facts(place >= len(epochs) - KEPT_FIRST) for place, one in enumerate(epochs)),
         )

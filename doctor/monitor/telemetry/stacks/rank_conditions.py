@@ -8,6 +8,7 @@ since then does not show the running code.
 from __future__ import annotations
 
 import ast
+import contextlib
 import linecache
 import stat
 import threading
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from doctor.core.background import start_thread
+from doctor.core.background import BackgroundCall, start_thread
 from doctor.core.facts import Frame
 from doctor.core.stack_dumps.rank_conditions import rank_condition
 
@@ -31,16 +32,19 @@ _STARTED = time.time()
 
 class _Sources:
     def __init__(self) -> None:
-        self._trees: dict[str, ast.Module | None] = {}
+        self.trees: dict[str, ast.Module | None] = {}
         self._conditions: dict[tuple[str, int], str] = {}
 
     def read(self, lines: Sequence[tuple[str, int]]) -> None:
         for file, line in lines:
             if (file, line) not in self._conditions:
-                if file not in self._trees:
-                    self._trees[file] = _parse(file)
-                tree = self._trees[file]
+                tree = self.tree(file)
                 self._conditions[file, line] = rank_condition(tree, line) if tree is not None else ""
+
+    def tree(self, file: str) -> ast.Module | None:
+        if file not in self.trees:
+            self.trees[file] = _parse(file)
+        return self.trees[file]
 
     def known(self, frame: Frame) -> Frame:
         condition = self._conditions.get((frame.file, frame.line)) if frame.user else None
@@ -59,6 +63,15 @@ def with_conditions(stacks: Sequence[tuple[Frame, ...]], deadline: float = DEADL
         _READING = start_thread("doctor-sources", _SOURCES.read, sorted(lines))
         _READING.join(deadline)
     return [tuple(map(_SOURCES.known, stack)) for stack in stacks]
+
+
+def source_tree(file: str, deadline: float = DEADLINE) -> ast.Module | None:
+    """Return the syntax tree of a running source file; ``None`` if it is not known after ``deadline`` seconds."""
+    if file in _SOURCES.trees:
+        return _SOURCES.trees[file]
+    with contextlib.suppress(TimeoutError, RuntimeError):  # no memory for a thread
+        return BackgroundCall(lambda: _SOURCES.tree(file)).result(deadline)
+    return None
 
 
 def _parse(file: str) -> ast.Module | None:
