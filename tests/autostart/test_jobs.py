@@ -115,6 +115,33 @@ def test_work_before_the_first_batch_is_not_a_hang(tmp_path: Path) -> None:
     assert findings(report_in(tmp_path / "watched/out")) == {}
 
 
+def test_uneven_loaders_whose_loops_count_to_the_smallest_number(tmp_path: Path) -> None:
+    done = loop(tmp_path, "uneven_counted")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert findings(report_in(tmp_path / "rankdoctor")) == {}
+    assert "DATA0" not in done.stderr
+
+
+def test_uneven_loaders_whose_loops_end_by_themselves(tmp_path: Path) -> None:
+    """Nothing shows before that they will, so there is a warning; it is withdrawn when they have."""
+    done = loop(tmp_path, "uneven_flagged")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert findings(report_in(tmp_path / "rankdoctor")) == {}
+    assert "DATA001" in done.stderr
+
+
+def test_uneven_loaders_that_end_the_loop(tmp_path: Path) -> None:
+    """The same loop, whose counter ends it too late."""
+    options = ("--folder", "out", "--on-hang", "abort", "--hang-after", f"{patience(3):g}", "--")
+    done = loop(tmp_path, "uneven", options=options)
+    assert done.returncode == 1  # torchrun's
+    found = findings(report_in(tmp_path / "out"))
+    named = [found[one] for one in ("DATA001", "DATA010") if one in found]
+    assert named
+    assert all(one["ranks"] == [1] for one in named)
+    assert {one["severity"] for one in named} == {"error"}
+
+
 def test_a_program_that_watches_itself_is_watched_once(tmp_path: Path) -> None:
     done = loop(tmp_path, "edited")
     assert done.returncode == 0, done.stderr[-3000:]

@@ -87,7 +87,7 @@ def ranks(request, tmp_path, monkeypatch):
         monkeypatch.setattr(watchdog, "find_store", lambda: StoreAddress("there", 1))
         monkeypatch.setattr(
             store_discovery,
-            "_connect",
+            "connect",
             lambda address: TCPStoreBackend(next(taken), "many", "", survives_coordinator=False),
         )
     opened = Ranks(tmp_path)

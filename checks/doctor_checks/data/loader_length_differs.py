@@ -210,6 +210,7 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
         Passes(
             "a loop that was left in time for a reason of its own, and is run again",
             _in_loop(60, has_exits=True, epochs=_left(61)),
+            silent=False,
         ),
         Fails("a loop that its own counter ends too late", _in_loop(60, loop_limit=64), ranks=(1,)),
         Fails(
@@ -319,7 +320,7 @@ def loader_length_differs(job: Job) -> Iterator[Verdict]:
         if len(known) < 2:
             continue
         compared += 1
-        if len(set(known.values())) > 1 and not _is_harmless(ends) and not _has_left_in_time(job, ends):
+        if len(set(known.values())) > 1 and not _is_harmless(ends):
             yield _finding(job, ends)
     if not compared:
         yield Skip("no loader has a known length on two ranks: DATA010 counts the batches")
@@ -408,10 +409,10 @@ def _may_leave_in_time(job: Job, ends: _Ends) -> bool:
 
 
 def _has_left_in_time(job: Job, ends: _Ends) -> bool:
-    """Whether they have done so, and gone on."""
+    """Whether loops of which :func:`_may_leave_in_time` is true have done so, and gone on."""
     states = {rank.number: one.state for rank in job.ranks if (one := rank.find(ProgressFacts))}
     over = (len(reader.loader.epochs) - (states.get(reader.rank) != "ended") for reader in _longer(ends))
-    return _may_leave_in_time(job, ends) and all(count > 0 for count in over)
+    return all(count > 0 for count in over)
 
 
 def _is_unrepeated(reader: RankLoader) -> bool:
@@ -436,6 +437,7 @@ def _finding(job: Job, ends: _Ends) -> Finding:
         f"{_even(ends.members)}.",
     )
     is_open = is_error and ends.stage in TRAINING and _may_leave_in_time(job, ends)
+    has_left = is_open and _has_left_in_time(job, ends)
     verb = "have" if ends.name.endswith("s") else "has"
     return Finding(
         f"The {ends.name} {verb} {_listed(values)} batches on {ranks_in_words(odd)}, {others}",
@@ -446,22 +448,16 @@ def _finding(job: Job, ends: _Ends) -> Finding:
             **_what_differs(ends.members),
             "goes_with": list(correlates(job, odd)),
         },
-        effect=_OPEN.format(shortest=shortest)
-        if is_open
-        else AT_THE_SAME_STEP
-        if by_steps
-        else ""
-        if is_error
-        else _MILD
-        if ends.is_one_job
-        else _APART,
+        effect=_effect(ends, shortest if is_open else None, is_error=is_error, by_steps=by_steps),
         fix=how,
-        severity=Severity.WARNING if is_open else Severity.ERROR if is_error else Severity.INFO,
+        severity=Severity.INFO if has_left or not is_error else Severity.WARNING if is_open else Severity.ERROR,
         explains=("DATA010", "RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012") if is_error else (),
     )
 
 
-def _effect(ends: _Ends, *, is_error: bool, by_steps: bool) -> str:
+def _effect(ends: _Ends, leaves_at: int | None, *, is_error: bool, by_steps: bool) -> str:
+    if leaves_at is not None:
+        return _OPEN.format(shortest=leaves_at)
     if by_steps:
         return AT_THE_SAME_STEP
     return "" if is_error else _MILD if ends.is_one_job else _APART

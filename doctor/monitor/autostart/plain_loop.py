@@ -296,7 +296,7 @@ class LoopWatch(Adapter[LoopRun]):
         self._passes: weakref.WeakKeyDictionary[Any, ObservedPass] = weakref.WeakKeyDictionary()
         self._thread = self._native_id = 0
         self._begins = threading.Lock()
-        self._has_waited = False
+        self._has_waited = self._is_called = False  # another rank waits for this one
         self._within = False  # a loader that Accelerate prepared, or a step of DeepSpeed's engine: both use others
         self._saves = False
 
@@ -320,7 +320,7 @@ class LoopWatch(Adapter[LoopRun]):
         Not for Trainers that will begin a run of their own. Random states are those of the program, so nothing here
         may draw.
         """
-        if Adapter.claimed or TRAINER_MODULE in sys.modules or not self._will_train():
+        if Adapter.claimed or TRAINER_MODULE in sys.modules or not (self._is_called or self._will_train()):
             return
         with self._begins:
             if self._run is None and self._may_begin():
@@ -328,6 +328,13 @@ class LoopWatch(Adapter[LoopRun]):
                 self._watch_end()
         if Adapter.claimed:  # meanwhile
             self._end_run()
+
+    def begin_beside(self, thread: int, native_id: int) -> None:
+        """Begin the run of a thread that has not wrapped a model: it or another rank is in the constructor of one."""
+        if not self._known():
+            self._thread, self._native_id = thread, native_id
+        self._is_called = True
+        self.begin_early()
 
     @harmless
     def is_watching(self) -> bool:
@@ -490,7 +497,7 @@ class LoopWatch(Adapter[LoopRun]):
             if run.wrapper is not None:
                 return True
             self._end()
-        if not self._may_begin() or not self._begins.acquire(blocking=False):
+        if not self._known() or not self._may_begin() or not self._begins.acquire(blocking=False):
             return False
         try:
             with random_state_kept():
@@ -502,7 +509,7 @@ class LoopWatch(Adapter[LoopRun]):
         return self._run is not None
 
     def _may_begin(self) -> bool:
-        if self._guard.off or not self._known():
+        if self._guard.off or not (self._is_called or self._known()):
             return False
         return distributed() is not None and torch_rank(os.environ).world_size > 1 and not WatchSession.open_sessions
 

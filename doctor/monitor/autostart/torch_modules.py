@@ -10,15 +10,22 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from doctor.monitor.autostart.constructors import LateRank, calling_late_ranks, is_of_all_ranks
 from doctor.monitor.autostart.hook.sitecustomize import is_disabled, tell
 from doctor.monitor.autostart.launchers import watch_spawn
 
 PLAIN_LOOP = "doctor.monitor.autostart.plain_loop"
+ADAPTER = "doctor.monitor.integrations.adapter"
 PACKS = "construct_user_exception_with_traceback"
+OPEN_WITHIN = 30.0
+"""Seconds for another thread of this process that loads the code that watches a loop."""
 _failures: list[Exception] = []
+_late: list[LateRank] = []
+_opening = threading.Lock()
 
 
 def watch_ddp(module: Any) -> None:
@@ -49,15 +56,24 @@ def watch_fully_shard(module: Any) -> None:
 
 
 def watch_process_groups(module: Any) -> None:
-    """Have the watch ended before the default process group is destroyed."""
-    destroy = module.destroy_process_group
+    """Have the watch ended before the default process group is destroyed, and late ranks found after it was created."""
+    create, destroy = module.init_process_group, module.destroy_process_group
+
+    @functools.wraps(create)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        created = create(*args, **kwargs)
+        _await_late_start(module)
+        return created
 
     @functools.wraps(destroy)
     def destroy_process_group(group: Any = None) -> Any:
-        if (group is None or group == module.GroupMember.WORLD) and (loop := _loop()) is not None:
-            loop.end()
+        if group is None or group == module.GroupMember.WORLD:
+            _end_late_start()
+            if (loop := _loop()) is not None:
+                loop.end()
         return destroy(group)
 
+    module.init_process_group = init_process_group
     module.destroy_process_group = destroy_process_group
 
 
@@ -201,7 +217,9 @@ def _after_construction(kind: Any) -> None:
 
     @functools.wraps(construct)
     def constructed(self: Any, *args: Any, **kwargs: Any) -> None:
-        construct(self, *args, **kwargs)
+        is_of_all = is_of_all_ranks(construct, (self, *args), kwargs)
+        with calling_late_ranks(_begin_beside, is_of_all=is_of_all):
+            construct(self, *args, **kwargs)
         _wrapped(self)
 
     kind.__init__ = constructed
@@ -212,25 +230,75 @@ def _wrapped(model: Any) -> None:
 
     None is passed on after a failure, or once a Trainer or the program itself has begun to watch.
     """
-    adapter = sys.modules.get("doctor.monitor.integrations.adapter")
-    if is_disabled() or _failures or (adapter is not None and adapter.Adapter.claimed):
-        return
     try:
+        _end_late_start()
+        if not _may_watch():
+            return
         loop = _loop()
         if loop is None:
             from doctor.core.random_state import random_state_kept
 
             with random_state_kept():
-                from doctor.monitor.autostart.plain_loop import open_loop
-
-                loop = open_loop()
+                loop = _opened()
         loop.wrapped(model)
     except Exception as error:  # noqa: BLE001 - the program must not be affected
-        _failures.append(error)
-        tell(f"{type(error).__name__}: {error}")
+        _failed(error)
+
+
+def _begin_beside(thread: int, native_id: int) -> None:
+    """Begin a run beside a thread that has not wrapped its model; its random states are those of the program."""
+    try:
+        if not _may_watch():
+            return
+        _opened().begin_beside(thread, native_id)
+    except Exception as error:  # noqa: BLE001 - the program must not be affected
+        _failed(error)
+
+
+def _may_watch() -> bool:
+    return not (is_disabled() or _failures or getattr(_class_in(ADAPTER, "Adapter"), "claimed", False))
+
+
+def _failed(error: Exception) -> None:
+    _failures.append(error)
+    tell(f"{type(error).__name__}: {error}")
+
+
+def _opened() -> Any:
+    """Return what watches the loop of this process, made once."""
+    if not _opening.acquire(timeout=OPEN_WITHIN):
+        raise TimeoutError("its code was not loaded in time")
+    try:
+        loop = _loop()
+        if loop is None:
+            from doctor.monitor.autostart.plain_loop import open_loop
+
+            loop = open_loop()
+        return loop
+    finally:
+        _opening.release()
+
+
+def _await_late_start(module: Any) -> None:
+    """Have this rank watched once another one waits for it in a constructor."""
+    try:
+        if _may_watch() and module.is_initialized() and module.get_world_size() > 1:
+            _end_late_start()
+            _late.append(LateRank(_begin_beside))
+    except Exception as error:  # noqa: BLE001 - the program must not be affected
+        _failed(error)
+
+
+def _end_late_start() -> None:
+    while _late:
+        _late.pop().end()
 
 
 def _loop() -> Any:
     """Return what watches the loop of this process, once a model was wrapped."""
-    module = sys.modules.get(PLAIN_LOOP)
-    return None if module is None else module.LoopWatch.current
+    return getattr(_class_in(PLAIN_LOOP, "LoopWatch"), "current", None)
+
+
+def _class_in(module: str, name: str) -> Any:
+    """Return a class of a module that was imported; ``None`` while another thread imports it."""
+    return getattr(sys.modules.get(module), name, None)

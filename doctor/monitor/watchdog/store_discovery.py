@@ -83,7 +83,7 @@ def open_connections(
     folder = StoreConnection(f"bell-{derived}", lambda: signed(FileStoreBackend(directory, KEY)), on_lost)
     if address is None:
         return [folder]
-    return [StoreConnection(f"bell-{run_number}", lambda: signed(_connect(address))), folder]
+    return [StoreConnection(f"bell-{run_number}", lambda: signed(connect(address))), folder]
 
 
 class PolledStore:
@@ -110,7 +110,12 @@ class PolledStore:
         return getattr(self._store, name)
 
 
-def _connect(address: StoreAddress) -> StoreBackend:
+def connect(address: StoreAddress) -> StoreBackend:
+    """Return a connection of our own to a store.
+
+    Raises:
+        OSError: it does not respond.
+    """
     liveness_socket = socket.create_connection(address, CONNECT_TIMEOUT)
     try:
         liveness_socket.setblocking(False)

@@ -140,7 +140,34 @@ def edited(folder, kind):
         optimizer.step()
 
 
-KINDS = {"fsdp2": fsdp2, "accelerated": accelerated, "edited": edited}
+def uneven(folder, kind):
+    """Rank 1 has five batches more; the loop ends after the smallest number of all ranks, or by a flag, or not."""
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(torch.utils.data.Subset(Rows(), range(40 + 20 * dist.get_rank())), BATCH)
+    fewest = torch.tensor(len(loader))
+    dist.all_reduce(fewest, dist.ReduceOp.MIN)
+    most = int(fewest) if kind == "uneven_counted" else 1000
+    for _ in range(2):
+        for number, batch in enumerate(loader):
+            if number >= most or (kind == "uneven_flagged" and is_over(number, fewest)):
+                break
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(0.05)
+            yield model, loss
+        dist.barrier()
+
+
+def is_over(number, fewest):
+    """Whether all ranks have taken as many batches."""
+    return number >= fewest.item()
+
+
+UNEVEN = dict.fromkeys(("uneven", "uneven_counted", "uneven_flagged"), uneven)
+KINDS = {**UNEVEN, "fsdp2": fsdp2, "accelerated": accelerated, "edited": edited}
 
 
 def states():

@@ -60,11 +60,11 @@ def loop_exits(frame: FrameType | None) -> LoopExits:
         loop = None if tree is None else loop_at(tree, one.f_lineno)
         if loop is None:
             break
+        exits = _Loop(loop, one).exits()
         if not any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _own_nodes(loop.body)):
-            return _Loop(loop, one).exits()
-        # A generator: the loop that it yields to decides, unless its own ends before.
-        if any(leaves_loop(statement) for statement in loop.body):
-            return LoopExits(None, True, (one.f_code.co_filename, loop.lineno))
+            return exits
+        if exits.limit is not None or exits.has_others:
+            return exits._replace(has_others=True)  # a generator, which the loop above may leave before
     return LoopExits()
 
 
@@ -167,9 +167,19 @@ class _Loop:
         # A condition without a counter may change at any time; with one, its other parts are settings.
         counted = [one for one in parts if self._counter_in(one, position) is not None]
         if not counted:
-            self._has_others = True
+            self._has_others |= not any(map(self._stays_false, parts))
             return
         self._add_limit(lambda: min(max(self._turns(one, position, counted) for one in parts) + taken, NEVER))
+
+    def _stays_false(self, part: ast.expr) -> bool:
+        """Whether a condition is false, and only of plain values that the loop does not change."""
+        names = [node for node in ast.walk(part) if not isinstance(node, (ast.Compare, ast.cmpop, ast.expr_context))]
+        if not all(isinstance(node, (ast.Name, ast.Constant)) for node in names):
+            return False
+        changed = [one for name in names for one in _own_nodes(self._loop.body) if _changes(one, ast.unparse(name))]
+        with contextlib.suppress(_Unknown):
+            return not changed and not self._value(part)
+        return False
 
     def _turns(self, part: ast.expr, position: int, counted: list[ast.expr]) -> int:
         """Return the number of turns after which a part of a condition is met."""

@@ -1,0 +1,123 @@
+"""Has ranks watched that have not wrapped a model yet, once other ranks wait for them in the constructor of a wrapper.
+
+DistributedDataParallel and others exchange shapes and parameters while they are constructed, so a rank that hangs
+before its own constructor stops all others there. A rank that is in one for :data:`CALL_AFTER` seconds begins its run,
+and leaves a key in the store of the process group. The others look for that key until they wrap a model, from a thread
+that sleeps in between, and begin theirs when it is there. Of a program in which no constructor waits, nothing else is
+watched.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import inspect
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from doctor.core.background import start_daemon
+
+CALL_AFTER = 4.0
+"""Seconds in a constructor after which the others are called: creating communicators takes less on a few hosts."""
+FIRST_LOOK, LOOK_EVERY = 5.0, 3.0
+"""Seconds after the process group was created, and between two looks at its store."""
+END_WITHIN = 1.0
+"""Seconds for the thread to end: a return from torch's store as the interpreter ends would raise SIGABRT."""
+KEY = "constructor-waits"
+GROUPS = ("process_group", "device_mesh", "mesh", "mpu")
+"""Arguments of constructors that name the ranks of a model."""
+
+
+class LateRank:
+    """Waits in a thread of this process until another rank calls, or this one has wrapped a model."""
+
+    def __init__(self, begin: Callable[[int, int], object]) -> None:
+        self._begin = begin
+        self._thread_id, self._native_id = threading.get_ident(), threading.get_native_id()
+        self._pid = os.getpid()
+        self._over = threading.Event()
+        self._thread = start_daemon("doctor-late", self._await_call)
+        atexit.register(self.end)
+
+    def end(self) -> None:
+        """Look no more."""
+        atexit.unregister(self.end)
+        self._over.set()
+        if os.getpid() == self._pid and threading.current_thread() is not self._thread:
+            self._thread.join(END_WITHIN)
+
+    def _await_call(self) -> None:
+        if self._over.wait(FIRST_LOOK):
+            return
+        with contextlib.suppress(Exception):  # the store is gone, or is not a TCPStore
+            store = store_of_group()
+            while store is not None and store.get(KEY) is None:
+                if self._over.wait(LOOK_EVERY):
+                    return
+            if store is not None:
+                self._begin(self._thread_id, self._native_id)
+
+
+def store_of_group() -> Any:
+    """Return a connection of our own to the store of the default process group; ``None`` if it has none to share.
+
+    Raises:
+        OSError: it does not respond.
+    """
+    from doctor.monitor.watchdog.store_discovery import connect, find_store
+
+    address = find_store()
+    return None if address is None else connect(address)
+
+
+_inside = threading.local()
+
+
+@contextlib.contextmanager
+def calling_late_ranks(begin: Callable[[int, int], object], *, is_of_all: bool) -> Iterator[None]:
+    """Call the ranks that are missing if this block, a constructor of all ranks, takes long."""
+    if getattr(_inside, "is_within", False) or not is_of_all or not _has_peers():
+        yield
+        return
+    over = threading.Event()
+    own = threading.get_ident(), threading.get_native_id()
+
+    def call() -> None:
+        if over.wait(CALL_AFTER):
+            return
+        with contextlib.suppress(Exception):
+            begin(*own)
+            store = store_of_group()
+            if store is not None and not over.is_set():
+                store.set(KEY, b"1")
+
+    with contextlib.suppress(RuntimeError):  # no memory for a thread
+        start_daemon("doctor-constructor", call)
+    _inside.is_within = True
+    try:
+        yield
+    finally:
+        _inside.is_within = False
+        over.set()
+
+
+def _has_peers() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return bool(
+        distributed is not None
+        and distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
+
+
+def is_of_all_ranks(construct: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether no argument of a constructor names a group of its own."""
+    try:
+        given = inspect.signature(construct).bind_partial(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        return False
+    return all(given.get(name) is None for name in GROUPS)
