@@ -1,5 +1,5 @@
-"""Text for users, such as names in natural order (``node2`` before ``node10``), lists of words from users, and patterns
-that are compiled when text is first searched."""
+"""Text for users, such as names in natural order (``node2`` before ``node10``), counts, lists of words from users, and
+patterns that are compiled when text is first searched."""
 
 from __future__ import annotations
 
@@ -56,6 +56,11 @@ class LazyPattern:
 
 
 _PATTERN_METHODS = ("search", "match", "fullmatch", "finditer", "findall", "split", "sub", "subn")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, whose plural ends in ``s``: ``1 host``, ``1,200 hosts``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def lazy_compile(pattern: str, flags: int = 0) -> re.Pattern[str]:

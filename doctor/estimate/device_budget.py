@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from doctor.core.errors import UnusableError
+from doctor.core.text import counted
 from doctor.estimate.memory.non_torch import LIBRARIES, MIB, ModuleLoading, loading_of
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _captured_budget(job: Job, devices: int) -> DeviceBudget:
     tightest = min(gpus, key=lambda gpu: (gpu.memory_total or 0) - _held(gpu))
     notes: tuple[str, ...] = ()
     if len(gpus) < devices:
-        notes += (f"the capture shows {len(gpus)} GPUs, the job has {devices} a node",)
+        notes += (f"the capture shows {counted(len(gpus), 'GPU')}, the job has {devices} a node",)
     if len(gpus) > 1 and len({(gpu.memory_total, _held(gpu) >> 28) for gpu in gpus}) > 1:
         notes += (f"the GPUs of the capture differ: GPU {tightest.index} has the least free memory and is used",)
     if tightest.mig and tightest.mig_devices:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from doctor.core.text import counted
 from doctor.estimate.data_model import Precision, Strategy, Suggestion, TrainingPlan
 
 LEANER: dict[Strategy, Strategy] = {
@@ -48,7 +49,7 @@ def candidates(plan: TrainingPlan, batch: int, largest: int | None = None) -> It
         while largest and batch // parts > largest:
             parts *= 2
         times = plan.accumulate * parts
-        words = f"{batch // parts} samples per micro-batch, {times} micro-batches per step"
+        words = f"{counted(batch // parts, 'sample')} per micro-batch, {times} micro-batches per step"
         yield Candidate("accumulation", words, replace(plan, batch_size=batch // parts, accumulate=times))
     if plan.precision in LOWER:
         precision, words = LOWER[plan.precision]

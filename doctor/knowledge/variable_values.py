@@ -20,7 +20,8 @@ from doctor.knowledge.releases import within
 
 class ValueFault(NamedTuple):
     """Why a value is not valid. ``problem`` completes ``NAME=value …``; ``expected``: valid values; ``mild``: the value
-    still has its probably intended effect; ``harmless``: every part that has an effect is valid."""
+    still has its probably intended effect, or does not affect the job; ``harmless``: every part that has an effect is
+    valid."""
 
     problem: str
     expected: str
@@ -148,11 +149,13 @@ def _word(info: VariableInfo, name: str, value: str, release: str | None) -> Val
     harmless = name == "NCCL_DEBUG" and value.casefold() in ("none", "off", "0")
     if harmless or value.casefold() in {word.casefold() for word in info.words}:
         return None
-    effect = "NCCL writes no log" if name == "NCCL_DEBUG" else "NCCL uses the default"
-    # A quiet log is what these words ask for; the job is unaffected, as with NCCL_DEBUG_SUBSYS=WARN.
-    quiet = name == "NCCL_DEBUG" and value.casefold() in ("error", "fatal", "critical", "quiet")
+    is_level = name == "NCCL_DEBUG"
+    effect = "NCCL writes no log" if is_level else "NCCL uses the default"
+    # No level affects the job: only messages are lost (src/debug.cc). A quiet log is what these words ask for, so that
+    # nothing is lost, as with NCCL_DEBUG_SUBSYS=WARN.
+    quiet = is_level and value.casefold() in ("error", "fatal", "critical", "quiet")
     expected = " or ".join(filter(None, (", ".join(info.words[:-1]), info.words[-1])))
-    return ValueFault(f"is not a valid value: {effect}", expected, mild=quiet, harmless=quiet)
+    return ValueFault(f"is not a valid value: {effect}", expected, mild=is_level, harmless=quiet)
 
 
 def _words(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:

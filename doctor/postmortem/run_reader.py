@@ -161,7 +161,9 @@ class _RunReader:
         self._add_snapshots(parsed, known | {rank.number for rank in (captured.ranks if captured else ())})
         members = members_of(evidence or LogEvidence(), parsed)
         sizes = (parsed.world_size, world_size_of(evidence) if evidence else None)
-        world = max(filter(None, sizes), default=None)
+        # A log may name a rank only in its text, as srun does ("task 5: Killed").
+        named = max((member.rank + 1 for member in members), default=None) if captured is None else None
+        world = max(filter(None, sizes), default=named)
         stated = (parsed.world_size, stated_world_size(evidence) if evidence else None)
         return with_evidence(captured, members, evidence, world, world_is_stated=world is None or world in stated)
 

@@ -15,7 +15,7 @@ from doctor.core.decoding import prepared
 from doctor.core.finding import Severity, Status
 from doctor.core.job import UNKNOWN_HOST
 from doctor.core.report_document import CheckResult, Report, ReportFinding, RunOutcome
-from doctor.core.text import lazy_compile
+from doctor.core.text import counted, lazy_compile
 
 _UNPRINTABLE = lazy_compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, except tabs and line breaks, and characters that change the direction of text."""
@@ -320,7 +320,7 @@ def why_inconclusive(report: Report) -> str:
     missing, expected = report.coverage.ranks_expected - report.coverage.ranks_seen, report.coverage.ranks_expected
     crashed = [result.id for result in report.results if result.status is Status.ERROR or result.crash is not None]
     if missing > 0 and not report.inputs:
-        return f"{missing} of {expected} ranks were not gathered"
+        return f"{missing} of {counted(expected, 'rank')} {'was' if missing == 1 else 'were'} not gathered"
     if crashed:
         return f"{some(crashed)} failed to run"
     if (outcome := unclear_outcome(report)) is not None:

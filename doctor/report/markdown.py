@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from doctor.core.finding import Status
 from doctor.core.job import Job
 from doctor.core.report_document import CheckResult, LostTime, RankStacks, Report
+from doctor.core.text import counted
 from doctor.report.evidence_text import evidence_lines
 from doctor.report.formatting import (
     UNEXPLAINED,
@@ -149,7 +150,7 @@ def _folds(report: Report, story: Narrative, job: Job | None) -> Iterator[tuple[
         files = sorted(report.inputs, key=lambda one: one.skipped is None)
         cells = ((one.path, one.kind, one.skipped or "; ".join(one.notes or ())) for one in files)
         table = list(markdown_table(("file", "kind", "why skipped"), cells))
-        yield f"Inputs: {read} of {len(report.inputs)} files read", table
+        yield f"Inputs: {read} of {counted(len(report.inputs), 'file')} read", table
     yield sentence(coverage_line(report)).rstrip("."), _checks(report.results)
 
 

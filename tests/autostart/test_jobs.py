@@ -52,6 +52,7 @@ def findings(report: Any) -> dict[str, Any]:
 
 WITH_WORKERS = long_only("the same loop with workers of its loader is run")
 SHARDED = long_only("test_frameworks.py shards by FSDP 1, and benchmarks/frameworks.py plays FSDP2")
+LONGEST = long_only("the same job with a rank that waits for a lock is run, and one with a rank that works")
 CRASHES = long_only("a spawned rank that raises is run")
 EACH_ONCE = long_only("each trainer is run once, with a callback of its own or without")
 
@@ -100,6 +101,27 @@ def test_a_deadlock_before_the_first_batch_is_named(tmp_path: Path) -> None:
     assert found["ranks"] == [1]
     assert "loop.py" in found["summary"]
     assert "waits for a lock of its own process" in found["summary"]
+
+
+@pytest.mark.parametrize("kind", ["late_deadlock", pytest.param("late_sleep", marks=LONGEST)])
+def test_a_hang_before_the_model_is_wrapped_is_named(kind: str, tmp_path: Path) -> None:
+    """The other rank waits in the constructor of its wrapper, which nothing else is watched in."""
+    done = loop(tmp_path, kind, options=("--folder", "out", "--on-hang", "abort", "--"))
+    assert done.returncode == 1  # torchrun's
+    found = findings(report_in(tmp_path / "out"))["RUN001"]
+    assert found["ranks"] == [1]
+    assert "loop.py" in found["summary"]
+    started = float((tmp_path / "stopped").read_text())
+    limit = {"late_deadlock": 15.0, "late_sleep": 60.0}[kind]
+    assert (tmp_path / "out/report.json").stat().st_mtime - started < patience(limit)
+
+
+@pytest.mark.parametrize("kind", ["late_work", pytest.param("late_everywhere", marks=LONGEST)])
+def test_what_takes_long_before_the_model_is_wrapped_is_not_a_hang(kind: str, tmp_path: Path) -> None:
+    done = loop(tmp_path, kind, options=("--folder", "out", "--on-hang", "abort", "--"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "is not watched" not in done.stderr
+    assert findings(report_in(tmp_path / "out")) == {}
 
 
 def test_work_before_the_first_batch_is_not_a_hang(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_a_healthy_cluster_is_silent(cluster: Cluster) -> None:
         ({"NCCL_NCHANNELS_PER_PEER": "4"}, {}),
         ({"NCCL_DEBUG_SUBSYS": "INIT,VERSION"}, {"NCCL002": (("info", (2,)),)}),
         ({"NCCL_SHM_DISABLE": "yes"}, {"NCCL002": (("error", (2,)),)}),
-        ({"NCCL_DEBUG": "VERBOSE"}, {"NCCL002": (("error", (2,)),)}),
+        ({"NCCL_DEBUG": "VERBOSE"}, {"NCCL002": (("warning", (2,)),)}),
         ({"NCCL_ALGO": "Ring"}, {"NCCL003": (("error", (2,)),)}),
         ({"NCCL_IB_RETRY_CNT": "5"}, {"NCCL003": (("warning", (2,)),)}),
         ({"NCCL_ASYNC_ERROR_HANDLING": "3"}, {"NCCL003": (("warning", (2,)),), "NCCL004": (("info", (2,)),)}),

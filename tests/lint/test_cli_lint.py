@@ -65,7 +65,7 @@ def test_text(faulty):
     assert "    11 |     dist.barrier()\n       |     ^^^^^^^^^^^^^^\n" in shown
     assert "doctor explain CODE005" in shown
     assert "Apply with --fix" in shown
-    assert "Failed: 1 error, 1 warning in 1 of 1 files" in shown
+    assert "Failed: 1 error, 1 warning in 1 of 1 file" in shown
 
 
 def test_quiet_is_a_line_a_finding(faulty):
@@ -131,7 +131,7 @@ def test_diff_shows_and_changes_nothing(faulty):
 def test_fix_writes_and_judges_again(faulty):
     done = lint("--fix", "train.py", cwd=faulty, code=1)
     assert "1 finding was fixed in train.py" in done.stderr
-    assert "Failed: 1 error in 1 of 1 files" in done.stdout
+    assert "Failed: 1 error in 1 of 1 file" in done.stdout
     assert "    sampler.set_epoch(epoch)\n    for batch in loader:" in (faulty / "train.py").read_text()
     assert "0 findings were fixed" in lint("--fix", "train.py", cwd=faulty, code=1).stderr
 

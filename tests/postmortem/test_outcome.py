@@ -375,6 +375,7 @@ def test_a_quoted_message_explains_no_other_message_of_its_kind():
     ("lines", "words", "at_least"),
     [
         (("[rank4]: ValueError: a", "[rank1]: ValueError: b"), "2 of at least 5 ranks seen", True),
+        (("srun: error: node7: task 5: Killed",), "1 of at least 6 ranks seen", True),
         (("[rank4]: ValueError: a", "[rank1]: world_size: 8"), "2 of 8 ranks seen", False),
     ],
 )

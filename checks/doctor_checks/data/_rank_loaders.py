@@ -254,6 +254,14 @@ def advice(job: Job, *, lightning: str, plain: str, transformers: str = "") -> s
     return (transformers or plain) if "transformers" in frameworks else plain
 
 
+def batches_in_words(*counts: int) -> str:
+    """``1 batch``, ``60, 65 batches``; at most four numbers."""
+    words = ", ".join(f"{count:,}" for count in counts[:4])
+    rest = len(counts) - 4
+    more = f" and {rest} other {'number' if rest == 1 else 'numbers'} of" if rest > 0 else ""
+    return f"{words}{more} {'batch' if counts == (1,) else 'batches'}"
+
+
 def sampler_in_words(name: str) -> str:
     """``The DistributedSampler``, ``The sampler Part``."""
     return f"The {name}" if "Sampler" in name else f"The sampler {name}"

@@ -37,6 +37,7 @@ from doctor_checks.data._rank_loaders import (
     PeerLoaders,
     advice,
     any_stuck,
+    batches_in_words,
     ends_by_steps,
     limit_argument,
     loader_hook,
@@ -345,7 +346,7 @@ def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int
     mine = {seen.batches[rank] for rank in odd}
     others = set(seen.batches.values()) - mine
     return Finding(
-        f"The {readers.name} gave {_listed(mine)} batches on {ranks_in_words(odd)} in epoch {seen.epoch}"
+        f"The {readers.name} gave {batches_in_words(*sorted(mine))} on {ranks_in_words(odd)} in epoch {seen.epoch}"
         + (f", {_listed(others)} on the others" if others else ""),
         ranks=odd,
         evidence={
@@ -363,8 +364,8 @@ def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int
             "not shard iterable datasets.",
             transformers=f"Set `TrainingArguments(max_steps={shortest})`, or better, shard the "
             "stream so that all shards have the same length.",
-            plain=f"Stop the loop after {shortest:,} batches on every rank with `itertools.islice`, or better, shard "
-            "the stream so that all shards have the same length.",
+            plain=f"Stop the loop after {batches_in_words(shortest)} on every rank with `itertools.islice`, or better, "
+            "shard the stream so that all shards have the same length.",
         ),
         severity=Severity.ERROR if is_error else Severity.INFO,
         explains=("RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012") if is_error else (),

@@ -43,6 +43,7 @@ from doctor_checks.data._rank_loaders import (
     RankLoader,
     advice,
     any_stuck,
+    batches_in_words,
     ends_by_steps,
     limit_argument,
     loader_hook,
@@ -127,8 +128,8 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
         f"Ranks logged different numbers of batches{'' if words == 'batches' else f' ({words})'}: {groups}",
         ranks=parted.odd or tuple(sorted(lengths)),
         evidence={"batches": describe(parted)},
-        fix=f"End all ranks after {min(lengths.values()):,} batches, or give every rank the same number of samples "
-        "with `DistributedSampler(..., drop_last=True)`.",
+        fix=f"End all ranks after {batches_in_words(min(lengths.values()))}, or give every rank the same number of "
+        "samples with `DistributedSampler(..., drop_last=True)`.",
         severity=Severity.ERROR if is_training else Severity.INFO,
         confidence=0.8,
         explains=("DATA010", "RUN002"),
@@ -433,14 +434,14 @@ def _finding(job: Job, ends: _Ends) -> Finding:
         f"`{loader_hook(ends.stage)}`.",
         transformers=f"Set `TrainingArguments(max_steps={shortest})`, or better, keep "
         "`accelerator_config={'even_batches': True}`.",
-        plain=f"Stop the loop after {shortest:,} batches on every rank with `itertools.islice`, or better, "
+        plain=f"Stop the loop after {batches_in_words(shortest)} on every rank with `itertools.islice`, or better, "
         f"{_even(ends.members)}.",
     )
     is_open = is_error and ends.stage in TRAINING and _may_leave_in_time(job, ends)
     has_left = is_open and _has_left_in_time(job, ends)
     verb = "have" if ends.name.endswith("s") else "has"
     return Finding(
-        f"The {ends.name} {verb} {_listed(values)} batches on {ranks_in_words(odd)}, {others}",
+        f"The {ends.name} {verb} {batches_in_words(*values)} on {ranks_in_words(odd)}, {others}",
         ranks=odd,
         evidence={
             "batches": describe(found),
@@ -457,7 +458,7 @@ def _finding(job: Job, ends: _Ends) -> Finding:
 
 def _effect(ends: _Ends, leaves_at: int | None, *, is_error: bool, by_steps: bool) -> str:
     if leaves_at is not None:
-        return _OPEN.format(shortest=leaves_at)
+        return _OPEN.format(batches=batches_in_words(leaves_at))
     if by_steps:
         return AT_THE_SAME_STEP
     return "" if is_error else _MILD if ends.is_one_job else _APART
@@ -469,7 +470,7 @@ _MILD = (
 )
 
 _OPEN = (
-    "Harmless if every rank leaves its loop after at most {shortest:,} batches. Otherwise the ranks with more batches "
+    "Harmless if every rank leaves its loop after at most {batches}. Otherwise the ranks with more batches "
     "wait until the timeout in a collective that the others never enter."
 )
 
@@ -477,11 +478,6 @@ _APART = (
     "Harmless if the ranks train separate models. If they use collectives, the ranks with more batches wait until the "
     "timeout."
 )
-
-
-def _listed(values: list[int], most: int = 4) -> str:
-    words = [f"{value:,}" for value in values[:most]]
-    return ", ".join(words) + (f" and {len(values) - most} other numbers of" if len(values) > most else "")
 
 
 def _what_differs(members: Iterable[RankLoader]) -> dict[str, object]:

@@ -173,7 +173,8 @@ def _wrong(file: ReferencedFile, gpus: GpuFacts | None) -> str | None:
         beyond = [number for number in map(int, file.gpus) if gpus and gpus.gpus and number >= len(gpus.gpus)]
         if not beyond:
             return None
-        return f"names GPU {max(beyond)}, but this host has {len(gpus.gpus) if gpus else 0} GPUs"
+        count = len(gpus.gpus) if gpus else 0
+        return f"names GPU {max(beyond)}, but this host has {count} GPU{'' if count == 1 else 's'}"
     here = {bus_key(gpu.bus_id) for gpu in gpus.gpus} if gpus else set()
     named = {bus_key(bus_id) for bus_id in file.gpus}
     if here and named and not here & named:

@@ -25,6 +25,7 @@ from doctor.core.facts import (
     SoftwareFacts,
 )
 from doctor.core.job import Group, Host, Job, Rank
+from doctor.core.text import counted
 
 S = TypeVar("S", bound=Section)
 
@@ -128,21 +129,17 @@ def describe(
     groups = tuple(Group(group.value, at(group.ranks)) for group in split.groups)
     are_few = sum(len(group.ranks) for group in groups) <= NAMED_RANKS
     parts = [
-        f"{ranks_in_words(group.ranks) if are_few else _count(len(group.ranks), 'rank')}: {word(group.value)}"
+        f"{ranks_in_words(group.ranks) if are_few else counted(len(group.ranks), 'rank')}: {word(group.value)}"
         for group in groups[:SHOWN_GROUPS]
     ]
     if len(groups) > SHOWN_GROUPS:
         rest = groups[SHOWN_GROUPS:]
         ranks = sum(len(group.ranks) for group in rest)
-        parts.append(f"{_count(ranks, 'rank')}: {_count(len(rest), 'other value')}")
+        parts.append(f"{counted(ranks, 'rank')}: {counted(len(rest), 'other value')}")
     even = not are_few and len(groups) > 1 and len(groups[0].ranks) == len(groups[1].ranks)
     found = ("split evenly: " if even else "") + "; ".join(parts)
     expected = split.expected
     return f"expected {word(expected.value)} ({expected.source}), found {found}" if expected else found
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _word(value: object) -> str:

@@ -30,6 +30,7 @@ from doctor.collectors.base import link_target, parse_int, read_text
 from doctor.core.background import BackgroundCall
 from doctor.core.errors import UnusableError
 from doctor.core.facts import Event
+from doctor.core.text import counted
 from doctor.postmortem.ras.events import looks_like_ras, read_ras
 from doctor.postmortem.ras.responses import RasResponse, read_responses
 
@@ -220,7 +221,7 @@ class RasReader:
         if whole and self._pids.isdisjoint(listed | {one.process.pid for one in missing}):
             return "it lists none of the ranks of this host"
         if not whole and response.gpus and self._world_size and response.gpus != self._world_size:
-            return f"it has {response.gpus} GPUs, and this job {self._world_size} ranks"
+            return f"it has {counted(response.gpus, 'GPU')}, and this job {counted(self._world_size, 'rank')}"
         return ""
 
 

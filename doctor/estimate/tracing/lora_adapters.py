@@ -12,6 +12,7 @@ import torch
 from torch.nn import Dropout, Identity, Linear, Module
 
 from doctor.core.errors import UnusableError
+from doctor.core.text import counted
 from doctor.estimate.data_model import LoraAdapters
 from doctor.estimate.tracing.quantized_layers import Linear4bit, QuantizedLinear, is_linear, linear_shape
 
@@ -93,4 +94,4 @@ def add_adapters(model: Any, model_type: str, adapters: LoraAdapters) -> tuple[s
     model.enable_input_require_grads()
     names = "all linear layers" if ALL in targets or "all" in targets else ", ".join(targets)
     why = "" if adapters.targets else ", peft's default" if model_type in _TARGETS else " (peft has no default)"
-    return (f"LoRA of rank {adapters.rank} on {names}{why}: {count} layers, adapters in float32",)
+    return (f"LoRA of rank {adapters.rank} on {names}{why}: {counted(count, 'layer')}, adapters in float32",)

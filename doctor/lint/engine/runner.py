@@ -12,6 +12,7 @@ from doctor.core.errors import UnusableError
 from doctor.core.finding import Source, Status, capitalized
 from doctor.core.report_document import CheckResult, Ignored, Report, ReportFinding, ReportInput
 from doctor.core.settings import Settings
+from doctor.core.text import counted
 from doctor.lint.engine.discovery import LintTarget, find_files
 from doctor.lint.engine.file_check import DEADLINE, FileChecker, FileResult, LocatedViolation
 from doctor.lint.engine.registry import Rulebook
@@ -237,7 +238,8 @@ def _status(own: Sequence[ReportFinding], crash: str | None, census: _RuleCovera
         return Status.ERROR, crash
     if census.missing:
         first = f"{census.missing[0].target.shown}: {census.missing[0].skipped}"
-        return Status.UNKNOWN, f"{len(census.missing)} of {census.expected} files could not be judged: {first}"
+        files = f"{len(census.missing)} of {counted(census.expected, 'file')}"
+        return Status.UNKNOWN, f"{files} could not be judged: {first}"
     if not census.seen:
         return Status.SKIP, "no Python was given" if census.reads_python else "no launch file of its kind was given"
     return Status.PASS, None

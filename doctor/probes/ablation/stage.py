@@ -9,6 +9,7 @@ import msgspec
 from doctor.core.decoding import prepared
 from doctor.core.facts import Trial, TrialFacts
 from doctor.core.job import Job
+from doctor.core.text import counted
 from doctor.probes.ablation.device_trials import DEVICE_SECONDS, DeviceOrder, device_orders, try_device
 from doctor.probes.ablation.experiments import MOST_COLLECTIVES, MOST_REQUESTS, TrialRequest, trial_requests
 from doctor.probes.ablation.group_trials import (
@@ -31,7 +32,7 @@ from doctor.probes.collectives.group_cost import most_sent
 from doctor.probes.collectives.group_steps import ends_of
 from doctor.probes.devices.device_worker import COPIES, COPY_BYTES
 from doctor.probes.responder.wire_format import GREETING_BYTES, WELCOME_BYTES
-from doctor.probes.runtime.cost_text import counted, in_bytes, in_seconds
+from doctor.probes.runtime.cost_text import in_bytes, in_seconds
 from doctor.probes.runtime.deadline import ProbeDeadline
 
 HELLO_BYTES = GREETING_BYTES + WELCOME_BYTES

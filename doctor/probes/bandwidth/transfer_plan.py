@@ -5,10 +5,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 
+from doctor.core.text import counted
 from doctor.probes.bandwidth.schedule import TransferPairing, TransferSchedule
 from doctor.probes.bandwidth.transfer import MOST_BYTES, MOST_SECONDS
 from doctor.probes.reachability.connection_plan import ProbeNode
-from doctor.probes.runtime.cost_text import counted, in_bytes, in_seconds
+from doctor.probes.runtime.cost_text import in_bytes, in_seconds
 
 ROUND_SECONDS = 2.5
 """For one pair, both ways: each may lose the first packet of its connection, which is sent again after a second. A

@@ -13,6 +13,7 @@ from doctor.analysis.visible_devices import backend_asked, local_rank_of, proces
 from doctor.core.decoding import prepared
 from doctor.core.facts import MasterFacts
 from doctor.core.job import Job
+from doctor.core.text import counted
 from doctor.probes.base import ProbeParticipant
 from doctor.probes.collectives.group_limits import MEASURED, MOST_BYTES
 from doctor.probes.collectives.group_steps import AxisMembership, GroupsNotRun, JoinGroup, TorchCapabilities
@@ -20,7 +21,7 @@ from doctor.probes.collectives.mesh import Axis
 from doctor.probes.collectives.mesh_layout import AxisGroups, axis_groups, misfit
 from doctor.probes.reachability.assignments import Agent
 from doctor.probes.reachability.connection_plan import nodes_of
-from doctor.probes.runtime.cost_text import counted, in_bytes, in_seconds
+from doctor.probes.runtime.cost_text import in_bytes, in_seconds
 
 MOST_BY_GLOO = 512
 """Ranks up to which Gloo is probed: all pairs connect, 130,000 connections."""

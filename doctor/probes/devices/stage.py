@@ -13,9 +13,10 @@ from doctor.analysis.visible_devices import local_rank_of, processor_asked
 from doctor.core.decoding import prepared
 from doctor.core.facts import DeviceSpeed, DeviceSpeedFacts, GpuFacts, Missing
 from doctor.core.job import Job
+from doctor.core.text import counted
 from doctor.probes.base import ProbeContext, ProbeParticipant, Stage, StageOrders, StagePlan, StageResult
 from doctor.probes.devices.device_worker import COPIES, COPY_BYTES, DeviceTask
-from doctor.probes.runtime.cost_text import counted, in_bytes, in_seconds
+from doctor.probes.runtime.cost_text import in_bytes, in_seconds
 from doctor.probes.runtime.deadline import ProbeDeadline
 from doctor.probes.runtime.torch_child import ChildLost, WorkRefused
 from doctor.probes.runtime.torch_startup import loaded_in

@@ -9,6 +9,7 @@ import msgspec
 from doctor.core.decoding import prepared
 from doctor.core.facts import ReachFacts, Section
 from doctor.core.job import Job
+from doctor.core.text import counted
 from doctor.probes.authorization import require_own_master, require_own_port, require_peers
 from doctor.probes.base import ProbeContext, ProbeParticipant, Stage, StageOrders, StagePlan, StageResult
 from doctor.probes.reachability.assignments import Assignment
@@ -16,7 +17,6 @@ from doctor.probes.reachability.connection_plan import plan_light
 from doctor.probes.reachability.light_probe import MOST_AT_ONCE, probe_light
 from doctor.probes.reachability.path_probe import ECHOES
 from doctor.probes.responder.wire_format import GREETING_BYTES, LENGTH, TIMES, WELCOME_BYTES
-from doctor.probes.runtime.cost_text import counted
 from doctor.probes.runtime.deadline import ProbeDeadline
 
 LIMIT_SECONDS = 10.0

@@ -13,8 +13,3 @@ def in_bytes(count: int) -> str:
 def in_seconds(seconds: float) -> str:
     """Format seconds such as ``18 s``, rounded up."""
     return f"{-(-seconds // 1):.0f} s"
-
-
-def counted(number: int, what: str) -> str:
-    """Format a count such as ``1 host`` or ``8 hosts``."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

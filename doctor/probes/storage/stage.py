@@ -15,9 +15,10 @@ from doctor.analysis.storage_speed import slow_storage, visibility_tests
 from doctor.core.decoding import prepared
 from doctor.core.facts import Directory, StorageFacts, StorageSpeedFacts
 from doctor.core.job import Job
+from doctor.core.text import counted
 from doctor.probes.authorization import require_own_directory
 from doctor.probes.base import ProbeContext, ProbeParticipant, Stage, StageOrders, StagePlan, StageResult
-from doctor.probes.runtime.cost_text import counted, in_bytes, in_seconds
+from doctor.probes.runtime.cost_text import in_bytes, in_seconds
 from doctor.probes.runtime.deadline import ProbeDeadline
 from doctor.probes.storage.file_probe import COMMAND, MOST_BYTES, ProbeDirectory, WrittenFile, read_files
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from doctor.core.report_document import Report
-from doctor.core.text import byte_size
+from doctor.core.text import byte_size, counted
 from doctor.estimate.data_model import MOST_SAMPLES, Estimate, HostMemory, MeasuredThroughput, Suggestion
 from doctor.report.formatting import spelt_out
 
@@ -56,7 +56,7 @@ def title_words(estimate: Estimate) -> list[str]:
     shared = f", {plan.ranks_per_device} ranks each" if plan.ranks_per_device > 1 else ""
     batch = f"batch {estimate.batch_size} per rank" if estimate.batch_size else "its batch"
     return [
-        f"{count / size:.3g} {unit} parameters" if unit else f"{count} parameters",
+        f"{count / size:.3g} {unit} parameters" if unit else counted(count, "parameter"),
         f"{plan.devices * plan.nodes} x {estimate.device_name or 'device'}{shared}",
         f"{plan.strategy}, {plan.world_size} ranks" if plan.world_size > 1 else "one rank",
         plan.precision,
@@ -116,10 +116,11 @@ def batch_words(estimate: Estimate) -> str:
         parts.append(f"Memory does not limit the batch: {MOST_SAMPLES} samples per rank fit.")
     elif estimate.largest_batch and not estimate.searched:
         parts.append(
-            f"The largest batch that fits is >= {estimate.largest_batch} samples per rank: the search was cut short."
+            f"The largest batch that fits is >= {counted(estimate.largest_batch, 'sample')} per rank: "
+            "the search was cut short."
         )
     elif estimate.largest_batch:
-        parts.append(f"The largest batch that fits is {estimate.largest_batch} samples per rank.")
+        parts.append(f"The largest batch that fits is {counted(estimate.largest_batch, 'sample')} per rank.")
     elif estimate.fits is False and estimate.batch_size and estimate.searched is not None:
         parts.append(
             "No batch size fits, not even 1 sample." if estimate.searched else "No batch size was found that fits."

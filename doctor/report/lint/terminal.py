@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.core.report_document import CheckResult, Report, ReportFinding
+from doctor.core.text import counted
 from doctor.report.evidence_text import evidence_lines
 from doctor.report.finding_lines import STATE_STYLES
 from doctor.report.formatting import (
@@ -60,7 +61,7 @@ def draw_lint(
         if verbose:
             for result in report.results:
                 reason = f": {result.reason}" if result.reason else ""
-                seen = f"{result.seen} of {result.expected} files"
+                seen = f"{result.seen} of {counted(result.expected, 'file')}"
                 line = f"{result.status.value:8}{result.id} {result.name}, {seen}{reason}"
                 console.print(Text(line), soft_wrap=True)
             console.print()
@@ -152,19 +153,19 @@ def _draw_summary(report: Report, console: Console, *, verbose: bool, quiet: boo
     findings = [one for result in report.results for one in result.findings if one.stands]
     hit = {one.source.file for one in findings if one.source}
     head = verdict_text(report)
-    head.append(f" in {len(hit)} of {len(read)} files" if hit else f" in {_counted(len(read), 'file')}")
-    console.print(head.append(f"; {_counted(len(report.results), 'rule')}, {report.seconds:.2f} s"), soft_wrap=True)
+    head.append(f" in {len(hit)} of {counted(len(read), 'file')}" if hit else f" in {counted(len(read), 'file')}")
+    console.print(head.append(f"; {counted(len(report.results), 'rule')}, {report.seconds:.2f} s"), soft_wrap=True)
     for result in report.results:
         if (crash := crash_of(result)) is not None:
             console.print(Text(f"{result.id} {result.name} failed to run: {crash}", style="magenta"), soft_wrap=True)
     _draw_skipped(report, console, verbose=verbose, quiet=quiet)
     if (hidden := hidden_previews(report)) and not quiet:
-        console.print(f"{_counted(hidden, 'finding')} in preview not shown: --preview reports them too")
+        console.print(f"{counted(hidden, 'finding')} in preview not shown: --preview reports them too")
     if (in_tests := left_out_in_tests(report)) and not quiet:
-        console.print(f"{_counted(in_tests, 'finding')} in tests not shown: --tests reports them too")
+        console.print(f"{counted(in_tests, 'finding')} in tests not shown: --tests reports them too")
     fixable = sum(bool(one.evidence.get("fixable")) for one in findings)
     if fixable and not quiet:
-        console.print(f"--fix corrects {_counted(fixable, 'finding')} automatically, --diff shows the changes")
+        console.print(f"--fix corrects {counted(fixable, 'finding')} automatically, --diff shows the changes")
 
 
 def _draw_skipped(report: Report, console: Console, *, verbose: bool, quiet: bool) -> None:
@@ -180,9 +181,5 @@ def _draw_skipped(report: Report, console: Console, *, verbose: bool, quiet: boo
     for one in named:
         console.print(Text(f"Skipped {one.path}: {one.skipped}", style="magenta"), soft_wrap=True)
     if rest := [one.path for one in skipped if one not in named]:
-        text = f"{_counted(len(rest), 'file')} skipped: {some(rest)} (--verbose shows why)"
+        text = f"{counted(len(rest), 'file')} skipped: {some(rest)} (--verbose shows why)"
         console.print(Text(text, style="dim"), soft_wrap=True)
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"

@@ -56,6 +56,28 @@ def prepare():
 BEFORE_THE_FIRST_BATCH = {"sleeps": sleep, "deadlocks": deadlock, "prepares": prepare}
 
 
+def late(folder, kind):
+    """Rank 1 stops, or both load for long, before the model is wrapped; the others wait in its constructor."""
+    if dist.get_rank() == 1 or kind == "late_everywhere":
+        (folder / "stopped").write_text(repr(time.time()))
+        LATE[kind]()
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(20):
+        loss = model(torch.rand(4, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        yield model, loss
+
+
+def load():
+    """Wait for a server that all ranks load from, without CPU time."""
+    time.sleep(20)
+
+
+LATE = {"late_deadlock": deadlock, "late_sleep": sleep, "late_work": prepare, "late_everywhere": load}
+
+
 def plain(folder, kind):
     """DistributedDataParallel, an evaluation and a checkpoint in each epoch; rank 1 stops (hang) or raises (crash)."""
     sampler = DistributedSampler(Rows())
@@ -167,7 +189,7 @@ def is_over(number, fewest):
 
 
 UNEVEN = dict.fromkeys(("uneven", "uneven_counted", "uneven_flagged"), uneven)
-KINDS = {**UNEVEN, "fsdp2": fsdp2, "accelerated": accelerated, "edited": edited}
+KINDS = {**UNEVEN, **dict.fromkeys(LATE, late), "fsdp2": fsdp2, "accelerated": accelerated, "edited": edited}
 
 
 def states():

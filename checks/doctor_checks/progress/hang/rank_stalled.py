@@ -583,11 +583,12 @@ def _loader_ended(found: Diagnosis, uneven: UnevenLoaders) -> tuple[str, str]:
             "End the loop on all ranks after the same number of steps, or wrap it in `model.join()` of DDP.",
         )
     name = {"train": "training", "validate": "validation", "predict": "prediction"}.get(uneven.stage, uneven.stage)
-    count = f" after {uneven.batches} batches" if uneven.batches is not None else ""
+    batches = "1 batch" if uneven.batches == 1 else f"{uneven.batches} batches"
+    count = f" after {batches}" if uneven.batches is not None else ""
     longer = f"{ranks_in_words(uneven.continuing)} {'have' if len(uneven.continuing) > 1 else 'has'}"
     return (
         f"{ranks_in_words(uneven.ended)} reached the end of the {name} loader{count}, but {longer} more",
-        f"End the loop on all ranks after {uneven.batches} batches, or give every rank the same number of batches."
+        f"End the loop on all ranks after {batches}, or give every rank the same number of batches."
         if uneven.batches is not None
         else "Give every rank the same number of batches, or end the loop on all ranks with the shortest loader.",
     )

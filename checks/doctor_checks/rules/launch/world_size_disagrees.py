@@ -186,7 +186,8 @@ def _judge_pods(job: Workload) -> Iterator[Violation]:
                 if expected is not None and is_given and expected != pods:
                     yield Violation(
                         launch.place,
-                        f"{launch.program} waits for {expected} hosts, but the job has {pods} pods",
+                        f"{launch.program} waits for {expected} host{'' if expected == 1 else 's'}, but the job has "
+                        f"{pods} pod{'' if pods == 1 else 's'}",
                         fix=f"Use --nnodes={pods}, or remove the option: the operator sets PET_NNODES.",
                         evidence=(("nnodes", expected), ("pods", pods)),
                     )
