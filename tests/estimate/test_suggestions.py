@@ -34,6 +34,9 @@ def test_accumulation_keeps_the_samples_of_a_step():
     assert (one.plan.batch_size, one.plan.accumulate) == (32, 4)
     (one, *_) = candidates(TrainingPlan(), 64, largest=9)
     assert (one.plan.batch_size, one.plan.accumulate) == (8, 8)
+    assert one.words == "8 samples per micro-batch, 8 micro-batches per step"
+    (one, *_) = candidates(TrainingPlan(), 2)
+    assert one.words == "1 sample per micro-batch, 2 micro-batches per step"
 
 
 def test_what_saves_the_most_comes_first():

@@ -1,8 +1,8 @@
 """Installers for torch, DeepSpeed, Ray Train and Accelerate: what a program does is passed on to ``plain_loop.py``.
 
 A process that never wraps a model (DistributedDataParallel, FSDP, ``fully_shard``, DeepSpeed) pays for one more frame
-in each of these rare calls, and nothing else is changed in it: loaders and optimizers are observed from the first
-wrapped model on.
+in each of these rare calls, and with a process group for a thread that sleeps (``constructors.py``). Nothing else is
+changed in it: loaders and optimizers are observed from the first wrapped model on.
 """
 
 from __future__ import annotations
