@@ -55,6 +55,7 @@ def train(loader, most=60, step=step, unbounded=None):
 NOTHING, OTHERS = (None, False), (None, True)
 LOOPS = {
     "for batch in loader: pass": NOTHING,
+    "known = locals()\nfor number, batch in enumerate(loader):\n    if number >= most: break": OTHERS,
     "for number, batch in enumerate(loader):\n    if number >= most: break": (60, False),
     "for number, batch in enumerate(loader, 1):\n    if number > most: break": (60, False),
     "for number, batch in enumerate(loader):\n    if most <= number: break": (60, False),
@@ -93,6 +94,7 @@ class Loader:
     """Yields one batch, and records how the loop around it ends."""
 
     seen: LoopExits | None = None
+    kept: object = "unknown"
 
     def __iter__(self) -> Any:
         return self
@@ -104,7 +106,7 @@ class Loader:
         return 1
 
 
-def observed(folder: Path, loop: str) -> tuple[int | None, bool]:
+def observed(folder: Path, loop: str, loader: Loader | None = None) -> tuple[int | None, bool]:
     path = folder / "user_program.py"
     path.write_text(
         PROGRAM.format(loop=textwrap.indent(textwrap.dedent(loop.replace("\n    batch", "\nbatch")), "    "))
@@ -114,7 +116,7 @@ def observed(folder: Path, loop: str) -> tuple[int | None, bool]:
     assert spec.loader is not None
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
-    loader = Loader()
+    loader = loader or Loader()
     with contextlib.suppress(AssertionError):  # of the property, once the loop itself reads it
         program.train(loader)
     assert loader.seen is not None
@@ -140,3 +142,17 @@ def test_a_file_that_is_newer_than_the_process_shows_nothing(tmp_path: Path, mon
 
     monkeypatch.setattr(rank_conditions, "_STARTED", 0.0)
     assert observed(tmp_path, "for batch in loader:\n    break") == NOTHING
+
+
+def test_variables_of_the_loop_are_not_kept(tmp_path: Path) -> None:
+    """Python copies them into a dictionary that the frame keeps, until 3.12."""
+    loop = """import weakref
+big = Lazy()
+for number, batch in enumerate(loader):
+    if number >= most: break
+gone = weakref.ref(big)
+del big
+loader.kept = gone()"""
+    loader = Loader()
+    assert observed(tmp_path, loop, loader) == (60, False)
+    assert loader.kept is None

@@ -26,15 +26,20 @@ FIRST_LOOK, LOOK_EVERY = 5.0, 3.0
 """Seconds after the process group was created, and between two looks at its store."""
 END_WITHIN = 1.0
 """Seconds for the thread to end: a return from torch's store as the interpreter ends would raise SIGABRT."""
-KEY = "constructor-waits"
-GROUPS = ("process_group", "device_mesh", "mesh", "mpu")
+GROUPS = ("process_group", "device_mesh", "mesh_device", "mpu")
 """Arguments of constructors that name the ranks of a model."""
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+"""torchrun keeps its store when it starts the ranks anew."""
+_created = 0
 
 
 class LateRank:
     """Waits in a thread of this process until another rank calls, or this one has wrapped a model."""
 
     def __init__(self, begin: Callable[[int, int], object]) -> None:
+        global _created
+        _created += 1
+        self._key = _key()
         self._begin = begin
         self._thread_id, self._native_id = threading.get_ident(), threading.get_native_id()
         self._pid = os.getpid()
@@ -54,11 +59,16 @@ class LateRank:
             return
         with contextlib.suppress(Exception):  # the store is gone, or is not a TCPStore
             store = store_of_group()
-            while store is not None and store.get(KEY) is None:
+            while store is not None and store.get(self._key) is None:
                 if self._over.wait(LOOK_EVERY):
                     return
             if store is not None:
                 self._begin(self._thread_id, self._native_id)
+
+
+def _key() -> str:
+    """Return the key of the default process group, of which a program may create several one after the other."""
+    return f"constructor-waits-{os.environ.get(RESTARTS, '0')}-{_created}"
 
 
 def store_of_group() -> Any:
@@ -92,7 +102,7 @@ def calling_late_ranks(begin: Callable[[int, int], object], *, is_of_all: bool) 
             begin(*own)
             store = store_of_group()
             if store is not None and not over.is_set():
-                store.set(KEY, b"1")
+                store.set(_key(), b"1")
 
     with contextlib.suppress(RuntimeError):  # no memory for a thread
         start_daemon("doctor-constructor", call)

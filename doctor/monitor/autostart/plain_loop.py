@@ -493,6 +493,7 @@ class LoopWatch(Adapter[LoopRun]):
                 if not self._known():
                     return False
                 run.is_early = False
+                run.telemetry.progress.follow(self._thread, self._native_id)  # not always the one that began
                 self._use_model()
             if run.wrapper is not None:
                 return True

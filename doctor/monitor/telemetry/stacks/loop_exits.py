@@ -1,7 +1,7 @@
 """How a loop over a data loader can end before the loader does, from its source and the values that bound it.
 
 Ranks with different numbers of batches train well in a loop that all of them leave after equally many. The source is
-parsed and never run; values are read from the frame without calling anything of the program.
+parsed and never run; values are read from the frame without calling anything of the program, and none is kept.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import contextlib
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -60,7 +61,8 @@ def loop_exits(frame: FrameType | None) -> LoopExits:
         loop = None if tree is None else loop_at(tree, one.f_lineno)
         if loop is None:
             break
-        exits = _Loop(loop, one).exits()
+        with _variables(one) as variables:
+            exits = _Loop(loop, one, variables).exits()
         if not any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _own_nodes(loop.body)):
             return exits
         if exits.limit is not None or exits.has_others:
@@ -85,6 +87,33 @@ def _own_nodes(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
             yield from _own_nodes(ast.iter_child_nodes(statement))
 
 
+@contextlib.contextmanager
+def _variables(frame: FrameType) -> Iterator[Mapping[str, Any]]:
+    """Provide the local variables of a running frame.
+
+    Before Python 3.13, they are copied into a dictionary that the frame keeps, and with it whatever they refer to: it
+    is emptied again. A function that itself asks for that dictionary would see it change, so it has none here.
+    """
+    code = frame.f_code
+    if not code.co_flags & inspect.CO_OPTIMIZED:  # a module, whose variables are no copies
+        yield frame.f_locals
+        return
+    if _SNAPSHOTS.intersection(code.co_names):
+        yield {}
+        return
+    found = frame.f_locals
+    try:
+        yield found
+    finally:
+        if type(found) is dict and sys.getrefcount(found) <= _OWN_REFERENCES:
+            found.clear()
+
+
+_SNAPSHOTS = frozenset(("locals", "vars", "dir", "eval", "exec"))
+_OWN_REFERENCES = 4
+"""Those of the frame, of a variable here and in the caller, and of the call that counts them: nobody else has it."""
+
+
 class _Unknown(Exception):
     """A value or a condition that can't be told without running code of the program."""
 
@@ -92,10 +121,10 @@ class _Unknown(Exception):
 class _Loop:
     """A ``for`` statement, and the frame that is about to take its next batch."""
 
-    def __init__(self, loop: ast.For | ast.AsyncFor, frame: FrameType) -> None:
+    def __init__(self, loop: ast.For | ast.AsyncFor, frame: FrameType, variables: Mapping[str, Any]) -> None:
         self._loop = loop
         self._file = frame.f_code.co_filename
-        self._locals, self._globals = frame.f_locals, frame.f_globals
+        self._locals, self._globals = variables, frame.f_globals
         self._start: dict[str, int] = {}
         self._has_others = False
         self._limits: list[int] = []
