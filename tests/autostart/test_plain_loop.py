@@ -332,6 +332,21 @@ def test_a_rank_that_does_not_train_yet_is_watched_beside_its_thread(loop: LoopW
     assert without_check(run().calls)[: len(epoch(0))] == epoch(0)
 
 
+def test_steps_in_the_constructor_of_a_model_are_not_those_of_its_training(loop: LoopWatch) -> None:
+    """DeepSpeed's engine steps its optimizer there, while the other ranks may be late."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    thread = threading.Thread(target=loop.begin_beside, args=(threading.get_ident(), threading.get_native_id()))
+    thread.start()
+    thread.join()
+    optimizer.step()
+    assert run().calls == [("open",)]
+    training = Training(loop)
+    for one in rows(2):
+        training.step(one)
+    assert without_check(run().calls)[: len(epoch(0))] == epoch(0)
+
+
 def test_a_run_that_began_early_waits_for_the_model_that_trains(loop: LoopWatch) -> None:
     teacher = Training(loop)
     assert begun_beside(loop) == 1

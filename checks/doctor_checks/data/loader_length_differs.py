@@ -410,7 +410,7 @@ def _may_leave_in_time(job: Job, ends: _Ends) -> bool:
 
 
 def _has_left_in_time(job: Job, ends: _Ends) -> bool:
-    """Whether loops of which :func:`_may_leave_in_time` is true have done so, and gone on."""
+    """Whether loops of which :func:`_may_leave_in_time` is true have done so, and continue."""
     states = {rank.number: one.state for rank in job.ranks if (one := rank.find(ProgressFacts))}
     over = (len(reader.loader.epochs) - (states.get(reader.rank) != "ended") for reader in _longer(ends))
     return all(count > 0 for count in over)

@@ -414,7 +414,7 @@ class LoopWatch(Adapter[LoopRun]):
     @harmless
     def optimizer_ended(self) -> None:
         """Called after a step of any optimizer. (step path)"""
-        if self._listens():
+        if self._listens() and not self._precedes_model():
             self._optimizer_ended()
 
     @guarded
@@ -440,7 +440,7 @@ class LoopWatch(Adapter[LoopRun]):
     @harmless
     def backward_begins(self, loss: Any) -> None:
         """Called before the backward pass of an engine. (step path)"""
-        if self._listens():
+        if self._listens() and not self._precedes_model():
             self._use_loss(loss.detach())
 
     @guarded
@@ -450,7 +450,7 @@ class LoopWatch(Adapter[LoopRun]):
     @harmless
     def checkpoint_begins(self) -> bool:
         """Called before a file is written; returns whether its end is to be told."""
-        if self._run is None or self._saves or not self._listens():
+        if self._run is None or self._saves or not self._listens() or self._precedes_model():
             return False
         self._saves = True
         self._checkpoint(begins=True)
@@ -484,6 +484,11 @@ class LoopWatch(Adapter[LoopRun]):
 
     def _listens(self) -> bool:
         return threading.get_ident() == self._thread and not self._within and not Adapter.claimed
+
+    def _precedes_model(self) -> bool:
+        """Return whether the run began before its model exists, whose constructor may step an optimizer."""
+        run = self._run
+        return run is not None and run.is_early and not self._known()
 
     def _has_begun(self) -> bool:
         """Return whether a run is under way; begin one if there is something to watch."""
