@@ -40,7 +40,7 @@ _CALLERS = (
         "logger_connector/",
         (),
         "self.log(..., sync_dist=True)",
-        "self.log(..., on_epoch=True, sync_dist=True) at the end of the epoch",
+        "self.log(..., sync_dist=True) at the end of the epoch",
     ),
     Caller("core/module.py", ("all_gather",), "self.all_gather()"),
     Caller("callbacks/model_checkpoint.py", (), "ModelCheckpoint"),

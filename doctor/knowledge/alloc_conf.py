@@ -114,7 +114,7 @@ def _judge_on_rocm(option: Option, torch: str | None) -> list[AllocConfFault] | 
     if info is None or info.rocm is None or torch is None or not within(torch, before=info.rocm):
         return None
     name = option.key.replace("cuda", "hip")
-    text = f"has {option.key}, which torch {torch} calls {name}"
+    text = f"has {option.key} instead of {name}"
     return [AllocConfFault(text, option.key, f"{name}:{option.value}")]
 
 
@@ -187,7 +187,7 @@ def _expected(info: OptionInfo, value: str) -> str | None:
         case "backend" if value not in ("native", "cudaMallocAsync", "hipMallocAsync"):
             return "native or cudaMallocAsync"
         case "divisions" if value.startswith("[") and not all(map(_is_division, value.strip("[]").split(","))):
-            return "a list such as [256:1,512:2,>:8]"
+            return "powers of two"
         case "divisions" if not value.startswith("[") and not _is_power_of_two(number):
             return "a power of two"
     return None
@@ -234,7 +234,7 @@ def _conflicts(options: dict[str, str], torch: str | None) -> Iterator[AllocConf
     if collects and torch is not None and within(torch, before="2.5"):
         # pytorch/pytorch#134338, in 2.5: garbage collection released blocks of expandable segments as if by cudaFree.
         yield AllocConfFault(
-            f"combines garbage_collection_threshold with expandable_segments, which fails in torch {torch}",
+            "has garbage_collection_threshold, which fails with expandable_segments",
             value=",".join(f"{key}:{value}" for key, value in options.items() if key != "garbage_collection_threshold"),
             harmless=True,
         )

@@ -130,7 +130,9 @@ def looks_like_nccl_syntax(text: str) -> bool:
 
 
 def list_fault(value: str) -> str:
-    """Why an entry of ``NCCL_SOCKET_IFNAME`` or ``NCCL_IB_HCA`` is not a name; empty if all can be."""
+    """Why an entry of ``NCCL_SOCKET_IFNAME`` or ``NCCL_IB_HCA`` is not a name; empty if all can be.
+
+    NCCL reads ``^`` and ``=`` before the whole list only (``findInterfaces`` of src/misc/socket.cc)."""
     first, *others = value.split(",")
     for entry in (first.removeprefix("^").removeprefix("="), *others):
         if entry != entry.strip():
@@ -138,7 +140,7 @@ def list_fault(value: str) -> str:
         if entry.startswith(("'", '"')):
             return f"the quotation marks are part of the name {entry}"
     wrong = next((entry for entry in others if entry.startswith(("^", "="))), None)
-    return f"{wrong} matches nothing, because {wrong[0]} must precede the whole list" if wrong else ""
+    return f"entry {wrong} matches nothing" if wrong else ""
 
 
 def is_loopback_name(host: str) -> bool:

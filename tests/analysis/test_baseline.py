@@ -129,7 +129,7 @@ def test_a_deviation_in_words_and_as_data():
     rows = tuple(BaselineDifference(f"part {number}", "1", "2", "capture of a") for number in range(6))
     told = BaselineDeviation(rows, drifted=False)
     assert told.summary == (
-        "part 0, part 1, part 2, part 3 and 2 more: expected 1, 1, 1, 1 and 2 more (capture of a), "
+        "part 0, part 1, part 2, part 3 and 2 more: expected 1, 1, 1, 1 and 2 more (baseline), "
         "found 2, 2, 2, 2 and 2 more"
     )
     assert told.evidence["expected"] == {f"part {number}": "1" for number in range(6)}

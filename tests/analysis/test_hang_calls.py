@@ -42,7 +42,7 @@ FIT = user_frame(90, "<module>")
         (
             "barrier",
             (BARRIER, WRAPPER, SYNC, REDUCE, RESULT, LOOP, CALL, FIT),
-            "barrier of self.log(..., on_epoch=True, sync_dist=True) at the end of the epoch (distributed.py:213)",
+            "barrier of self.log(..., sync_dist=True) at the end of the epoch (distributed.py:213)",
         ),
         (
             "all_reduce",

@@ -139,7 +139,9 @@ def test_stand_ins_made_apart_are_judged_too(tmp_path):
             )
         )
     )
-    assert "expected 3.11 (capture of host-1" in results(shown)["VER001"].findings[0].summary
+    finding = results(shown)["VER001"].findings[0]
+    assert finding.summary.startswith("Python: expected 3.11 (baseline)")
+    assert str(finding.evidence["expected_from"]).startswith("capture of host-1")
 
 
 def test_one_process_is_green_only_where_it_was_compared():

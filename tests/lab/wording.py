@@ -6,7 +6,7 @@ import re
 
 from doctor.report.formatting import fix_parts
 
-LONGEST = 110
+LONGEST = 100
 """Characters of a summary, with each word counted as at most :data:`WORD`: paths and names of users may be long."""
 WORD = 16
 

@@ -33,7 +33,7 @@ class XidReport(NamedTuple):
 
     def finding(self, local: LocalRanks, severity: Severity, fix: str = "") -> Finding:
         times = f", {self.lines} times" if self.lines > 1 else ""
-        when = {True: "", False: " before this job began", None: ""}[self.recent]
+        when = {True: "", False: " before this job", None: ""}[self.recent]
         return Finding(
             f"Xid {self.code} on {self.gpu} of {local.name}{times}{when}: {self.known.meaning}",
             ranks=self.ranks or local.ranks,

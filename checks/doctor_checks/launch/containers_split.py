@@ -11,11 +11,10 @@ from doctor.testing import Fails, Passes, healthy
 KINDS = ("shm", "ipc", "pid", "net")
 """What P2P and shared memory depend on."""
 
-WORDS = {
-    "shm": "/dev/shm",  # noqa: S108
-    "ipc": "the IPC namespace",
-    "pid": "the PID namespace",
-    "net": "the network namespace",
+NAMESPACES = {
+    "ipc": "IPC",
+    "pid": "PID",
+    "net": "network",
 }
 
 Spaces = tuple[object, ...]
@@ -110,10 +109,9 @@ def _report(known: list[tuple[Rank, Spaces]], differing: tuple[str, ...]) -> Fin
     ordered = sorted(groups.values(), key=lambda ranks: -len(ranks))
     tie = len(ordered[0]) == len(ordered[1])
     blamed = tuple(sorted(number for ranks in (ordered if tie else ordered[1:]) for number in ranks))
-    words = [WORDS[kind] for kind in differing]
-    what = " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    who, others = ("Ranks", "") if tie else ("Some ranks", " with the others")
     return Finding(
-        f"{'Ranks' if tie else 'Some ranks'} of one machine do not share {what}{'' if tie else ' with the others'}",
+        f"{who} of one machine do not share {_shared(differing)}{others}",
         ranks=blamed,
         evidence={
             "differing": list(differing),
@@ -121,6 +119,14 @@ def _report(known: list[tuple[Rank, Spaces]], differing: tuple[str, ...]) -> Fin
         },
         effect=_effect(differing),
     )
+
+
+def _shared(differing: tuple[str, ...]) -> str:
+    """``/dev/shm and the IPC and PID namespaces``."""
+    names = [NAMESPACES[kind] for kind in differing if kind in NAMESPACES]
+    named = f"the {' and '.join(filter(None, (', '.join(names[:-1]), names[-1])))} namespace" if names else ""
+    parts = ("/dev/shm" if "shm" in differing else "", named + ("s" if len(names) > 1 else ""))  # noqa: S108
+    return " and ".join(filter(None, parts))
 
 
 def _effect(differing: tuple[str, ...]) -> str:

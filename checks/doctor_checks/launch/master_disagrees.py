@@ -103,7 +103,7 @@ def _given(job: Job, kind: str) -> tuple[Event, ...]:
     needs=(MasterFacts,),
     from_logs=(_by_commands, _by_attempts),
     impacts={
-        r"loopback|itself": (
+        r"loopback|\((?:::1|127\.[\d.]+) on ": (
             "Each host connects to itself, so its ranks wait for the ranks of the other hosts until the timeout."
         ),
     },
@@ -299,5 +299,5 @@ def _with_address_of_node0(old: tuple[Interface, ...]) -> tuple[Interface, ...]:
 
 def _shown(look: ReportedMaster) -> str:
     name, _, port = look.told.rpartition(":")
-    place = f" ({look.address}, {look.host.name} itself)" if is_loopback(look.address) else f" ({look.address})"
+    place = f" ({look.address} on {look.host.name})" if is_loopback(look.address) else f" ({look.address})"
     return f"{name}:{port}" + ("" if look.address == name else place)

@@ -29,11 +29,11 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
     needs=(EnvironmentFacts,),
     impacts={
         r"ignores|no benefit|has no effect": "The allocator silently ignores the option.",
-        r"unknown option|does not support|calls release_lock": (
+        r"unknown option|does not support|instead of release_lock": (
             "PyTorch rejects the option with an error (`Unrecognized key`) at the first use of CUDA on every rank."
         ),
         r"exactly True or False": "PyTorch raises `Expected 'True' or 'False'` at the first use of CUDA.",
-        r"which fails in torch": "The allocator fails at the first use of CUDA on every rank.",
+        r"which fails with": "Before PyTorch 2.5, the allocator fails when it collects unused segments.",
         r"must be|quotation marks|separate option and value": (
             "PyTorch rejects the value with an error at the first use of CUDA on every rank."
         ),

@@ -79,10 +79,10 @@ class BaselineDeviation(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """``torch, CUDA: expected 2.8.0, 12.8 (capture of node0, 2026-11-20), found 2.7.1, 12.6``."""
+        """``torch, CUDA: expected 2.8.0, 12.8 (baseline), found 2.7.1, 12.6``; the evidence names the baseline."""
         what, expected, found, _ = map(_listed, zip(*self.rows, strict=True))
         given = "but it is not set" if found == "not set" else f"found {found}"
-        return f"{what}: expected {expected} ({self.rows[0].source}), {given}"
+        return f"{what}: expected {expected} (baseline), {given}"
 
     @property
     def evidence(self) -> dict[str, object]:

@@ -105,7 +105,7 @@ def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
         fault = listed.fault or (seen.fault if seen and gpus and gpus.gpus else None)
         if fault:
             yield Finding(
-                f"CUDA_VISIBLE_DEVICES={text} {fault_text(fault, len(gpus.gpus) if gpus else 0)}",
+                f"{shown_list(text or '')} {fault_text(fault, len(gpus.gpus) if gpus else 0)}",
                 ranks=identical.ranks,
                 evidence={
                     "CUDA_VISIBLE_DEVICES": text,
@@ -190,6 +190,11 @@ def fix_of_fault(fault: VisibleListFault, text: str) -> str:
 _ENTRY = re.compile(r"[0-9]{1,3}|(?:GPU|MIG)-[0-9A-Za-z-]{1,80}")
 
 
+def shown_list(text: str) -> str:
+    """``CUDA_VISIBLE_DEVICES=0,1``: the subject of :func:`fault_text`; the name alone if the value is long."""
+    return f"CUDA_VISIBLE_DEVICES={text}" if len(text) <= 32 else "CUDA_VISIBLE_DEVICES"
+
+
 def fault_text(fault: VisibleListFault, there: int) -> str:
     """The predicate of a sentence whose subject is the value; ``there``: the number of GPUs of the host."""
     match fault.kind:
@@ -197,7 +202,7 @@ def fault_text(fault: VisibleListFault, there: int) -> str:
             after = f" and ignores {', '.join(fault.others)}" if fault.others else ""
             return f"contains {fault.entry!r}, which is not a device: CUDA stops there{after}"
         case "repeated":
-            return f"repeats device {fault.entry}: CUDA then shows no device"
+            return f"repeats device {_short(fault.entry)}: CUDA then shows no device"
         case "partly read":
             return f"contains {fault.entry!r}, of which CUDA reads only {fault.others[0]}"
         case "absent" if fault.entry.isdigit():
@@ -209,5 +214,5 @@ def fault_text(fault: VisibleListFault, there: int) -> str:
 
 
 def _short(entry: str) -> str:
-    """A UUID cut to its first part: the whole value is in front of it."""
+    """A UUID cut to its first part: the evidence has the whole value."""
     return entry if len(entry) <= 16 else f"{entry[:12]}…"

@@ -194,7 +194,7 @@ def _blames_device(error: str) -> bool:
 def _cannot_compute(job: Job, rank: int, error: str) -> Finding:
     hosts = job.hosts_of((rank,))
     return Finding(
-        f"Rank {rank} cannot compute on its device: {error}",
+        f"Rank {rank} cannot compute on its device: {error[error.index('CUDA error') :]}",
         ranks=(rank,),
         severity=Severity.ERROR,
         evidence={"error": error, "exclude": list(hosts)},

@@ -213,7 +213,8 @@ def _slow_group(job: Job, slow: SlowGroup) -> Finding:
         "goes_along_with": list(correlates(job, members)),
     }
     return Finding(
-        f"Slow group along {slow.timed.axis}: {_shown(slow)}",
+        f"Slow group along {slow.timed.axis}, {ranks_in_words(members)}: {slow.timed.operation} of "
+        f"{_size(slow.timed)} takes {_milliseconds(slow.timed.seconds)}, elsewhere {_milliseconds(slow.usual)}",
         ranks=members,
         evidence=evidence,
         confidence=0.8,
@@ -223,10 +224,17 @@ def _slow_group(job: Job, slow: SlowGroup) -> Finding:
 
 def _shown(slow: SlowGroup) -> str:
     timed = slow.timed
-    who = ranks_in_words(timed.members)
-    size = f"{timed.bytes / (1 << 20):.3g} MiB" if timed.bytes >= 1 << 20 else f"{timed.bytes / (1 << 10):.3g} KiB"
-    took, usual = f"{timed.seconds * 1e3:.3g} ms", f"{slow.usual * 1e3:.3g} ms"
-    return f"{timed.operation} of {size} on {timed.backend} takes {took} on {who}, {usual} in other groups"
+    what, who = f"{timed.operation} of {_size(timed)} on {timed.backend}", ranks_in_words(timed.members)
+    took, usual = _milliseconds(timed.seconds), _milliseconds(slow.usual)
+    return f"{what} takes {took} on {who}, {usual} in other groups"
+
+
+def _size(timed: TimedGroup) -> str:
+    return f"{timed.bytes / (1 << 20):.3g} MiB" if timed.bytes >= 1 << 20 else f"{timed.bytes / (1 << 10):.3g} KiB"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
 
 
 def _late(job: Job, timed: Sequence[TimedGroup], limit: float) -> Iterator[Finding]:

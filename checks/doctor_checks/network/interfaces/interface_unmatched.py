@@ -52,9 +52,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     needs=(InterfaceFacts,),
     from_logs=_from_logs,
     impacts={
-        r"must precede the whole list": (
-            "The entry selects or excludes nothing: NCCL may use an interface that was meant to be excluded, or "
-            "find none."
+        r"matches nothing": (
+            "NCCL reads `^` and `=` before the whole list only. The entry selects or excludes nothing: NCCL may use an "
+            "interface that was meant to be excluded, or find none."
         ),
         r"NCCL found no|A peer sent": ("The rank fails when NCCL starts, and the other ranks block until the timeout."),
         r"^GLOO": "init_process_group fails on the rank, and the other ranks block until the timeout.",

@@ -284,7 +284,7 @@ def _judge(used: list[_ChosenGid]) -> Iterator[Finding]:
         if one.gid is None:
             yield _finding(one, "is empty", None)
         elif len(counts) > 1 and one.kind != common:
-            yield _finding(one, f"is {_words(one.kind)}, unlike most other ports", None)
+            yield _finding(one, f"is {_words(one.kind)}, unlike most ports", None)
         elif one.fixed and one.kind == ("RoCE v2", False) and any(map(is_routable_gid, one.choice.port.gids)):
             yield _finding(one, "is a link-local address, which routers do not forward", Severity.WARNING)
         elif one.fixed and one.kind[0] == "RoCE v1" and any(map(_is_routable_v2, one.choice.port.gids)):

@@ -318,7 +318,8 @@ def _malformed(setting: Setting, rdma: RdmaFacts, identical: IdenticalRanks) -> 
             f"{setting_text(setting)}: {fault}",
             ranks=identical.ranks,
             evidence={"value": setting.value, "devices": names},
-            effect="NCCL uses other ports than the setting intends.",
+            effect=("NCCL reads `^` and `=` before the whole list only. " if "matches nothing" in fault else "")
+            + "NCCL uses other ports than the setting intends.",
             fix=fix,
             severity=Severity.WARNING if fault and list_fault(setting.value) else Severity.INFO,
             source=source_of(setting),

@@ -85,7 +85,7 @@ def _claim(evidence: LogEvidence, end: Event) -> tuple[str, str]:
         return f"aborted: {thrown or end.text}{f': {what}' if what else ''}", _FIX_OF_ABORT
     if end.kind == "end.assertion":
         place = f"{end.value('file')}:{end.value('line')}"
-        return f"aborted: assertion `{end.value('condition')}` failed at {place}", _FIX_OF_ABORT
+        return f"aborted: `{end.value('condition')}` failed at {place}", _FIX_OF_ABORT
     if end.kind == "end.heap":
         return f"aborted: {end.value('what')}", _FIX_OF_ABORT
     return f"crashed: {end.value('what') or _signal_named(end.text)}", _FIX_OF_CRASH

@@ -416,7 +416,7 @@ def collectives_differ(job: Job) -> Iterator[Verdict]:
         parted = split_values(reported)
         line = found.first.site.frame if found.first and found.first.site else None
         yield Finding(
-            _calls({group.ranks: _headline(str(group.value)) for group in reversed(parted.groups)}),
+            _calls(_headlines({group.ranks: str(group.value) for group in reversed(parted.groups)})),
             ranks=parted.odd or found.ranks,
             evidence={
                 **stall_evidence(found),
@@ -601,9 +601,21 @@ def _fix_of_refused(calls: Iterable[str], place: str) -> str:
     return f"Make all ranks call the same collective{at}: look for a branch that only some of them take."
 
 
+def _headlines(calls: Mapping[tuple[int, ...], str]) -> dict[tuple[int, ...], str]:
+    """The operation and shape of each call; with its number if only the numbers differ."""
+    plain = {ranks: _headline(call) for ranks, call in calls.items()}
+    if len(set(plain.values())) > 1 or len(plain) == 1:
+        return plain
+    return {ranks: _headline(call) + _number(call) for ranks, call in calls.items()}
+
+
+def _number(call: str) -> str:
+    number = dict(_PARTS.findall(call)).get("SequenceNumber", "").strip("[] ")
+    return f", number {number}" if number else ""
+
+
 def _headline(call: str) -> str:
     parts = {name: value.strip("[] ") for name, value in _PARTS.findall(call)}
-    shape, number = parts.get("TensorShape"), parts.get("SequenceNumber")
+    shape = parts.get("TensorShape")
     words = parts.get("OpType") or call.partition(",")[0][:80]
-    words += f" of [{shape}] {parts.get('TensorDtypes', '')}".rstrip() if shape is not None else ""
-    return words + (f", number {number}" if number else "")
+    return words + (f" of [{shape}] {parts.get('TensorDtypes', '')}".rstrip() if shape is not None else "")

@@ -8,7 +8,12 @@ from doctor.analysis.visible_devices import parse_visible_devices
 from doctor.api import Violation, rule
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
-from doctor_checks.devices.assignment.visible_devices_invalid import fault_text, fix_of_fault, visible_devices_invalid
+from doctor_checks.devices.assignment.visible_devices_invalid import (
+    fault_text,
+    fix_of_fault,
+    shown_list,
+    visible_devices_invalid,
+)
 
 
 @rule(
@@ -32,7 +37,7 @@ def visible_devices_invalid_in_files(file: EnvironmentSource) -> Iterator[Violat
         if fault is not None:
             yield Violation(
                 setting.place,
-                f"CUDA_VISIBLE_DEVICES={value} {fault_text(fault, 0)}",
+                f"{shown_list(value or '')} {fault_text(fault, 0)}",
                 fix=fix_of_fault(fault, value or ""),
                 evidence=(("value", value),),
             )
