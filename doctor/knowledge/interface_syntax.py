@@ -132,7 +132,7 @@ def looks_like_nccl_syntax(text: str) -> bool:
 def list_fault(value: str) -> str:
     """Why an entry of ``NCCL_SOCKET_IFNAME`` or ``NCCL_IB_HCA`` is not a name; empty if all can be.
 
-    NCCL reads ``^`` and ``=`` before the whole list only (``findInterfaces`` of src/misc/socket.cc)."""
+    NCCL reads ``^`` and ``=`` before the whole list only (``findInterfaces`` in src/os/linux.cc)."""
     first, *others = value.split(",")
     for entry in (first.removeprefix("^").removeprefix("="), *others):
         if entry != entry.strip():

@@ -48,7 +48,7 @@ _REFUSALS = {
 _LOCK_FAULTS = {
     "No locks available": (
         "the file system has no lock service",
-        "Start the lock service of NFS with `sudo systemctl start rpc-statd`, or put the file on a local disk.",
+        "Start the lock service of NFSv3 with `sudo systemctl start rpc-statd`, or put the file on a local disk.",
     ),
     "Function not implemented": (
         "the file system does not support locks",
@@ -59,7 +59,11 @@ _LOCK_FAULTS = {
         "Put the file on a local disk, or on a file system that supports locks.",
     ),
 }
-"""Messages of flock and fcntl -> the reason and a fix."""
+"""Messages of flock and fcntl -> the reason and a fix.
+
+rpc-statd.service of nfs-utils is the "NFS status monitor for NFSv2/3 locking"; NFSv4 does not use it.
+A Lustre client that is mounted with ``noflock`` returns ENOSYS, and ``flock`` makes locks coherent across all clients
+(drivers/staging/lustre/README.txt of Linux 4.3, mount.lustre(8))."""
 
 _NEEDED = re.compile(r"Needed: ([\d.]+ \w+)")
 _MESSAGE = re.compile(r'message: "([^"]*)"')

@@ -108,6 +108,7 @@ def _fix_of_log(event: Event, files: tuple[str, ...]) -> str:
     if event.value("environment"):
         return "Check the driver and the device files on the host of the rank:\nnvidia-smi\nls -l /dev/nvidia*"
     if event.value("capability") or "nvidia-container-cli" in event.text:
+        # https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html
         return (
             "Install the NVIDIA Container Toolkit and register it with Docker:\n"
             "sudo nvidia-ctk runtime configure --runtime=docker\nsudo systemctl restart docker"

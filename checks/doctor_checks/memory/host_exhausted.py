@@ -147,7 +147,12 @@ _BY_SENDER = (
         "A container reached its memory limit and was killed (OOMKilled)",
         f"Raise `resources.limits.memory` of the container, {_FEWER}",
     ),
-    (("TERM_MEMLIMIT",), "LSF killed the job at its memory limit", f"Request more memory with `bsub -M`, {_FEWER}"),
+    # https://www.ibm.com/docs/en/SSWRJV_10.1.0/lsf_command_ref/bsub.__m.1.html
+    (
+        ("TERM_MEMLIMIT",),
+        "LSF killed the job at its memory limit",
+        f"Raise the memory limit of the job (`bsub -M`), {_FEWER}",
+    ),
     (
         ("PBS: job killed",),
         "PBS killed the job at its memory limit",

@@ -216,20 +216,22 @@ _SIZE = re.compile(r"(\d{1,9}) ?([kmg])(?:i?b)?", re.IGNORECASE)
 _BITS = {"k": 10, "m": 20, "g": 30}
 
 
-def _sockets(job: Job, *, most: int = 64) -> Iterator[Finding]:
-    """64: MAX_SOCKETS in NCCL src/transport/net_socket.cc, which lowers the sockets per thread."""
+def _sockets(job: Job, *, most: int = 64, most_threads: int = 16) -> Iterator[Finding]:
+    """``most``, ``most_threads``: MAX_SOCKETS and MAX_THREADS of NCCL src/transport/net_socket.cc, which lowers the
+    threads first, and then the sockets of each thread."""
     for nccl, identical in job.each(NcclFacts):
         threads, sockets = nccl.get("NCCL_SOCKET_NTHREADS"), nccl.get("NCCL_NSOCKS_PERTHREAD")
         if not threads or not sockets:
             continue
-        asked = parse_nccl_integer(threads, 0) * parse_nccl_integer(sockets, 0)
+        used = min(parse_nccl_integer(threads, 0), most_threads)
+        asked = used * parse_nccl_integer(sockets, 0)
         if asked > most:
             yield Finding(
                 f"NCCL_SOCKET_NTHREADS={threads} × NCCL_NSOCKS_PERTHREAD={sockets} exceeds NCCL's limit of {most} "
                 "sockets",
                 ranks=identical.ranks,
                 evidence={"sockets_asked": asked, "sockets_most": most},
-                fix=f"export NCCL_NSOCKS_PERTHREAD={most // max(parse_nccl_integer(threads, 1), 1)}",
+                fix=f"export NCCL_NSOCKS_PERTHREAD={most // max(used, 1)}",
                 severity=Severity.WARNING,
             )
 

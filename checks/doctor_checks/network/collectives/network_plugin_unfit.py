@@ -70,6 +70,7 @@ def _reason(text: str) -> str:
 
 def _fix_of_efa(text: str) -> str:
     if "Cannot allocate memory" in text:
+        # ib_umem_get (Linux drivers/infiniband/core/umem.c) returns ENOMEM above RLIMIT_MEMLOCK, for EFA as well.
         return "Raise the limit of locked memory with `ulimit -l unlimited` (in a container: `--ulimit memlock=-1`)."
     if re.search("provider|fi_getinfo", text):
         return "Pass `--device=/dev/infiniband` to the container, and check that `fi_info -p efa` lists a device in it."

@@ -371,7 +371,11 @@ def _fix_of_link(one: _ObservedRdmaPort) -> str:
 def _fix_of_state(one: _ObservedRdmaPort) -> str:
     name = one.device.name
     if one.port.state in ("INIT", "ARMED") and one.port.link_layer != "Ethernet":
-        return "Start a subnet manager in the InfiniBand fabric, for example with `sudo systemctl start opensm`."
+        # sminfo(8) asks the subnet manager of the port; https://access.redhat.com/node/7087953 describes opensm.
+        return (
+            f"On {one.host.name}, query the subnet manager with `sudo sminfo -C {name}`, and if none responds, start "
+            "that of the switch, or `sudo systemctl enable --now opensm` on one host."
+        )
     return (
         f"On {one.host.name}, check the cable and the switch port of {name} with `ibstat {name}`, or exclude {name} on "
         f"all hosts with `export NCCL_IB_HCA='^={name}'`."
