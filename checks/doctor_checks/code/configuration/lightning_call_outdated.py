@@ -97,7 +97,7 @@ def _may_install(script: Script) -> bool:
 
 def _never_matters(script: Script, worst: list[_Complaint]) -> bool:
     """Whether nothing in the project reaches it: a module that nothing imports, a class that no Trainer gets, a hook of
-    tests where nothing tests; or a comment beside it says that it is for older releases."""
+    tests where nothing tests; or a comment next to it says that it is for older releases."""
     return all(_is_unreached(script, one.at) or _is_known(script, one.at) for one in worst)
 
 
