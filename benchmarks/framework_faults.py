@@ -109,7 +109,13 @@ def perform(play: Play, folder: Path) -> Result:
     load = os.getloadavg()[0]
     given = play["play"]
     process = start_job(
-        folder, play["framework"], PROGRAM, [json.dumps(given)], world=given.get("world", 2), options=()
+        folder,
+        play["framework"],
+        PROGRAM,
+        [json.dumps(given)],
+        world=given.get("world", 2),
+        options=(),
+        of_launcher=tuple(given.get("launcher", ())),
     )
     (folder / "launcher").write_text(str(process.pid))
     began = time.monotonic()

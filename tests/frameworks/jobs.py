@@ -112,8 +112,12 @@ def start_job(
     python: str = sys.executable,
     world: int = 2,
     options: tuple[str, ...] = ("--every-n-steps", "3"),
+    of_launcher: tuple[str, ...] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start ``program FOLDER FRAMEWORK ARGUMENTS`` on ``world`` ranks; ``options`` are those of ``doctor run``."""
+    """Start ``program FOLDER FRAMEWORK ARGUMENTS`` on ``world`` ranks.
+
+    ``options`` are those of ``doctor run``, ``of_launcher`` those of torchrun.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     python = str(Path(python).absolute())
     if _compiled(python).exists():  # a copy, because a job that is killed leaves its lock there
@@ -128,7 +132,7 @@ def start_job(
         "TORCH_EXTENSIONS_DIR": str(folder / "extensions"),
     }
     doctor = [python, "-m", "doctor", "run", *options, "--folder", str(folder / "doctor"), "--"]
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", *of_launcher]
     command = [python, *([] if framework in OWN_LAUNCHERS else launcher), str(program), str(folder), framework]
     with (folder / "output").open("w") as output:
         return subprocess.Popen(

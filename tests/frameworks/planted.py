@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from accidents import EVERY_STEP, IN_TENTH_STEPS, STRIKE_ON, STRIKE_ONCE, Accidents
 
 WIDTH, BATCH = 8, 4
 LONG = 1000.0
@@ -29,13 +30,16 @@ LONG = 1000.0
 BETWEEN_STEPS = (
     "lock", "socket", "queue", "retry", "sigstop", "sigkill", "exit", "evaluate", "barrier", "drift", "rate",
     "checkpoint_stuck", "segfault", "abort", "gil", "flock", "child", "send", "momentum", "decay", "fifo",
+    *STRIKE_ONCE,
 )  # fmt: skip
 """Plants that strike once, after the step ``at``."""
-FROM_THEN_ON = ("straggle_sleep", "straggle_compute", "rare", "collect", "checkpoint_slow", "leak", "threads")
+FROM_THEN_ON = (
+    "straggle_sleep", "straggle_compute", "rare", "collect", "checkpoint_slow", "leak", "threads", *STRIKE_ON,
+)  # fmt: skip
 """Plants that strike after each step from ``at`` on."""
 
 
-class Plant:
+class Plant(Accidents):
     """The play of one rank."""
 
     def __init__(self, folder, play):
@@ -78,6 +82,13 @@ class Plant:
             if self.name == "worker_frozen" and in_worker:
                 self.note()
                 os.kill(os.getpid(), signal.SIGSTOP)
+            if self.name == "rejection":
+                self.note()
+                while self.own.random() < 2:
+                    pass
+            if self.name == "worker_lock" and in_worker:
+                self.note()
+                self.lock_of_log.acquire()  # a thread held it when this worker was forked
         if self.here and self.name == "row_slow" and self.rows > self.at * BATCH:
             self.note()
             time.sleep(0.02)
@@ -88,9 +99,29 @@ class Plant:
         """Data workers of each rank."""
         return self.play.get("workers", 1 if self.name.startswith("worker") else 0)
 
+    def collate(self, rows):
+        """Make a batch; ``at`` counts rows of the worker as in :meth:`row`."""
+        if self.name == "collate_key" and self.here and self.rows == self.at * BATCH:
+            self.note()
+            return {"text": rows}["label"]
+        return torch.stack(rows)
+
+    @property
+    def batch(self):
+        """Rows of a batch on this rank."""
+        return 2 * BATCH if self.name == "batch_size" and self.here else BATCH
+
+    @property
+    def seed(self):
+        """The seed of the model."""
+        return 8 if self.name == "by_hand" and self.here else 7
+
     def batches(self):
         """How many batches this rank has in an epoch."""
-        more = {"more": 1, "fewer": -1, "join": 7, "joined_by_minimum": 5}.get(self.name, 0)
+        if self.name == "worker_lock" and self.here:
+            self.lock_of_log = threading.Lock()
+            self.lock_of_log.acquire()
+        more = {"more": 1, "fewer": -1, "stream": -10, "join": 7, "joined_by_minimum": 5}.get(self.name, 0)
         if more and abs(more) == 1:
             self.note()
         return self.steps + (more if self.here else 0)
@@ -103,13 +134,17 @@ class Plant:
         seconds = self.pace
         if self.name == "uneven_work":
             seconds *= self.own.uniform(0.5, 1.5)
+        if self.name == "turns" and self.passes // 10 % self.world == self.rank:
+            seconds *= 2
+        if self.name in ("accumulates", "bf16", "by_hand", "batch_size", "no_sampler") and self.here:
+            self.note()
         if self.name == "slow_first" and self.passes == 1:
             seconds = 10.0 + 2.0 * self.rank
         time.sleep(seconds)
         if self.strikes("forward_sleep"):
             self.note()
             time.sleep(LONG)
-        if self.strikes("exception", "caught"):
+        if self.strikes("exception", "caught", "restart_loop"):
             self.note()
             raise ValueError(f"a sample of rank {self.rank} has no label")
 
@@ -133,6 +168,9 @@ class Plant:
         if self.strikes("nan"):
             self.note()
             return loss * float("nan")
+        if self.strikes("grad_nan"):
+            self.note()
+            return loss + 0 * torch.sqrt(loss * 0)  # the loss is finite, its derivative is not
         return loss
 
     # In the loop.
@@ -151,7 +189,13 @@ class Plant:
     def stepped(self, model):
         """Do what a user does after a step."""
         self.step += 1
-        if self.name in ("skip", "other_collective", "shape", "metric") and self.step % 10 == 0:
+        if self.name == "worker_lock" and self.here and self.lock_of_log.locked():
+            self.lock_of_log.release()
+        if self.name == "loads_other" and self.step == 5:
+            self.kept = [one.detach().clone() for one in model.parameters()]
+        if self.name in EVERY_STEP:
+            getattr(self, self.name)(model)
+        if self.name in IN_TENTH_STEPS and self.step % 10 == 0:
             self.metric()
         if self.name in BETWEEN_STEPS and self.strikes(self.name):
             self.note()
@@ -167,6 +211,12 @@ class Plant:
     def metric(self):
         """A collective of the user in every tenth step."""
         value = torch.ones(4)
+        if self.name == "wrong_source":
+            source = self.rank if self.strikes("wrong_source") else 0
+            if source:
+                self.note()
+            dist.broadcast_object_list([self.step], src=source)
+            return
         if self.here and self.step == self.at:
             self.note()
             if self.name == "skip":
@@ -176,10 +226,14 @@ class Plant:
                 return
             if self.name == "shape":
                 value = torch.ones(7)
+            if self.name == "dtype":
+                value = value.double()
         dist.all_reduce(value)
 
     def ended(self, model):
         """Do what a user does after an epoch."""
+        if self.name in ("skip_ahead", "stream") and self.here:
+            self.note()
         if self.name == "evaluate_everywhere":
             self.evaluates(model, 12)
         if self.name == "evaluate_first":

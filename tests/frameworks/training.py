@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 
 from planted import BATCH, WIDTH, Plant
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 
 class Rows(Dataset):
@@ -31,12 +32,23 @@ class Rows(Dataset):
         return self.plant.row(self.first + index)
 
 
+class Stream(IterableDataset):
+    """Rows that come one after the other."""
+
+    def __init__(self, plant, count):
+        self.plant, self.count = plant, count
+
+    def __iter__(self):
+        """As many rows as this rank has."""
+        return (self.plant.row(self.plant.rank * 10_000 + number) for number in range(self.count))
+
+
 class Net(torch.nn.Module):
     """Two layers, the second of which may be left out."""
 
     def __init__(self, plant):
         super().__init__()
-        torch.manual_seed(7)
+        torch.manual_seed(plant.seed)
         self.plant = plant
         self.first, self.second = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
         self.last = torch.nn.Linear(WIDTH, 1)
@@ -61,13 +73,17 @@ def sgd(model, lr=0.01):
 
 def loader_of(plant, collate=None):
     """A loader of this rank's part of the rows; those with another number of batches have rows of their own."""
-    batches, options = plant.batches(), {"collate_fn": collate, "num_workers": plant.workers}
+    batches, options = plant.batches(), {"collate_fn": collate or plant.collate, "num_workers": plant.workers}
+    if plant.name == "stream":
+        return DataLoader(Stream(plant, batches * BATCH), BATCH, **options)
+    if plant.name == "no_sampler":
+        return DataLoader(Rows(plant, batches * BATCH), BATCH, shuffle=True, **options)
     if plant.name in ("more", "fewer", "join", "joined_by_minimum"):
         return DataLoader(Rows(plant, batches * BATCH, plant.rank * 10_000), BATCH, **options)
     left_over = 3 if plant.name == "drop_last" else 0
-    rows = Rows(plant, plant.world * batches * BATCH + left_over)
+    rows = Rows(plant, plant.world * batches * plant.batch + left_over)
     sampler = DistributedSampler(rows, plant.world, plant.rank, drop_last=plant.name == "drop_last")
-    return DataLoader(rows, BATCH, sampler=sampler, drop_last=plant.name == "drop_last", **options)
+    return DataLoader(rows, plant.batch, sampler=sampler, drop_last=plant.name == "drop_last", **options)
 
 
 def loop(plant, model, loader, backward=None, optimizers=()):
@@ -78,15 +94,26 @@ def loop(plant, model, loader, backward=None, optimizers=()):
         if hasattr(loader.sampler, "set_epoch"):
             loader.sampler.set_epoch(epoch)
         with joined(plant, model):
-            if one_epoch(plant, model, loader, backward, optimizers):
+            if one_epoch(plant, model, rest_of(plant, loader, epoch), backward, optimizers):
                 break
         plant.ended(model)
     if dist.is_initialized():
         dist.barrier()
 
 
+def rest_of(plant, loader, epoch):
+    """The batches that are left: a rank that resumed from another checkpoint skips some."""
+    if plant.name != "skip_ahead" or not plant.here or epoch:
+        return loader
+    from accelerate import skip_first_batches
+
+    return skip_first_batches(loader, 10)
+
+
 def joined(plant, model):
-    """What lets ranks with fewer batches wait."""
+    """What lets ranks with fewer batches wait, and ranks train alone until they are averaged."""
+    if plant.name == "local_sgd":
+        return model.no_sync()
     return model.join() if plant.name == "join" and hasattr(model, "join") else contextlib.nullcontext()
 
 
@@ -125,14 +152,33 @@ def parts_of(plant, model):
 
 
 def start(plant):
-    """Join the group."""
+    """Join the group; rank 0 may prepare the data while the others wait."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    if plant.name == "prepare_first":
+        time.sleep(10 if plant.rank == 0 else 0)
+        dist.barrier()
+
+
+def by_hand(plant):
+    """A loop that averages the gradients itself."""
+    model = Net(plant)
+
+    def backward(loss):
+        loss.backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= plant.world
+
+    loop(plant, model, loader_of(plant), backward)
 
 
 def ddp(plant):
     """A loop around DistributedDataParallel."""
     start(plant)
+    if plant.name == "by_hand":
+        by_hand(plant)
+        return
     model = torch.nn.parallel.DistributedDataParallel(Net(plant))
     loop(plant, model, loader_of(plant), optimizers=parts_of(plant, model))
     dist.destroy_process_group()
@@ -267,7 +313,7 @@ def transformers(plant):
             return {"loss": plant.loss(self.net(rows).square().mean())}
 
     torch.set_num_threads(1)
-    accumulate = 3 if plant.name == "accumulation" else 1
+    accumulate = 3 if plant.name == "accumulation" else 2 if plant.name == "accumulates" and plant.here else 1
     steps = plant.steps * plant.epochs if plant.name == "joined_by_minimum" else -1
     arguments = TrainingArguments(
         str(plant.folder / "out"), use_cpu=True, num_train_epochs=plant.epochs, report_to=[], save_strategy="no",
@@ -399,17 +445,19 @@ def trl(plant):
     ))  # fmt: skip
     model.register_forward_pre_hook(lambda *_: plant.forward() if model.training else plant.evaluated())
     arguments = SFTConfig(
-        str(plant.folder / "out"), use_cpu=True, bf16=False, num_train_epochs=plant.epochs, report_to=[],
+        str(plant.folder / "out"), use_cpu=True, num_train_epochs=plant.epochs, report_to=[],
+        bf16=plant.name == "bf16" and plant.here,
         per_device_train_batch_size=BATCH, max_length=32, gradient_checkpointing=False, disable_tqdm=True,
         eval_strategy="epoch" if plant.name == "evaluate_everywhere" else "no", save_strategy="no",
         gradient_accumulation_steps=3 if plant.name == "accumulation" else 1, logging_steps=20,
     )  # fmt: skip
     count = plant.world * plant.steps * BATCH
     rows = [{"text": f"{chr(97 + number % 26) * 8} {chr(97 + number // 26 % 26) * 6}"} for number in range(count)]
-    trainer_of(plant, SFTTrainer)(
+    plant.trainer = trainer_of(plant, SFTTrainer)(
         model, args=arguments, train_dataset=Table.from_list(rows), processing_class=tokenizer,
         eval_dataset=Table.from_list(rows * 2), callbacks=[after_steps(plant, TrainerCallback)],
-    ).train()  # fmt: skip
+    )  # fmt: skip
+    plant.trainer.train()
 
 
 FRAMEWORKS = {
