@@ -55,6 +55,15 @@ def with_call(
     )
 
 
+def over_gloo(sketch: JobBuilder) -> JobBuilder:
+    """Return the same job with all its calls over Gloo."""
+
+    def change(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
+        return tuple(msgspec.structs.replace(one, backend="gloo") for one in old)
+
+    return sketch.alter(RecorderFacts, collectives=change)
+
+
 def with_late_ranks(sketch: JobBuilder, ranks: Iterable[int], *stack: Frame, **progress: Any) -> JobBuilder:
     """Return the same job in which ``ranks`` have not reached the newest collective, but are at ``stack``.
     ``progress``: fields of their progress."""

@@ -8,6 +8,8 @@ from doctor.analysis.hang.wait_graph import CollectiveNode, missing_from, roots_
 from doctor.core.facts import Frame
 from doctor.core.job import Member, build_job
 from doctor.facts import ChildProcess, Collective, ProcessGroup, ProgressFacts, RecorderFacts
+from doctor.monitor.telemetry.stacks.blocking_call import OF_THREADS
+from doctor.monitor.telemetry.stacks.endless_waits import ENDLESS
 
 
 def job_of(recorders, world=None, **progress):
@@ -218,6 +220,8 @@ def test_what_is_certain_before_the_first_batch(known, expected):
 
 CONDITION = Frame("/usr/lib/python3.11/threading.py", 327, "wait")
 QUEUE, PRODUCER = Frame("/usr/lib/python3.11/queue.py", 171, "get"), "an item of a queue (queue.get)"
+EVENT, SAVED = OF_THREADS[:2]
+FUTURE = Frame("/usr/lib/python3.11/concurrent/futures/_base.py", 451, "result")
 UPLOAD = Frame("/env/site-packages/urllib3/connection.py", 7, "getresponse")
 PATHLIB = Frame("/usr/lib/python3.11/pathlib.py", 1044, "open")
 CHECKPOINT = {"point": "checkpoint", "stack": (Frame("/env/site-packages/torch/serialization.py", 9, "save"), OWN)}
@@ -229,6 +233,10 @@ BETWEEN_STEPS = [
     ("a lock of a logger", {"blocked": LOCK, "stack": (LIBRARY, OWN)}, False),
     ("a queue that nobody fills", {"blocked": PRODUCER, "stack": (CONDITION, QUEUE, OWN)}, True),
     ("a queue of a library", {"blocked": PRODUCER, "stack": (CONDITION, QUEUE, LIBRARY, OWN)}, False),
+    ("an event that another thread may set", {"blocked": EVENT, "stack": (CONDITION, OWN)}, False),
+    ("an event that no thread can set", {"blocked": EVENT + ENDLESS, "stack": (CONDITION, OWN)}, True),
+    ("a stuck save in another thread", {"blocked": SAVED + ENDLESS, "stack": (CONDITION, FUTURE, OWN)}, True),
+    ("the same in a library", {"blocked": SAVED + ENDLESS, "stack": (CONDITION, FUTURE, LIBRARY, OWN)}, False),
     ("a server that is silent", {"blocked": "data from 10.0.0.9:80"}, True),
     ("a library that waits for an answer", {"blocked": "data from 10.0.0.9:443", "stack": (UPLOAD, OWN)}, False),
     ("a checkpoint in a pipe that nobody reads", {**CHECKPOINT, "blocked": "room in a pipe"}, True),

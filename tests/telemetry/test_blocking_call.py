@@ -14,6 +14,7 @@ import time
 import pytest
 
 from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
+from doctor.monitor.telemetry.stacks.endless_waits import ENDLESS
 from doctor.monitor.telemetry.stacks.live_stacks import thread_stack
 from tests.lab.speed import patience
 
@@ -79,3 +80,38 @@ def test_a_queue_and_a_lock():
     assert waits(queue.Queue().get) == "an item of a queue (queue.get)"
     assert waits(lock.acquire).startswith("a lock of its own process")
     lock.release()
+
+
+WAITS_FOR_AN_EVENT = """
+import os, queue, sys, threading, time
+from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
+from doctor.monitor.telemetry.stacks.endless_waits import endless
+from doctor.monitor.telemetry.stacks.live_stacks import thread_stack
+main = threading.main_thread()
+def look():
+    time.sleep(0.5)
+    words = blocking_call(main.native_id, thread_stack(main.ident))
+    print(words + endless(main.ident, words), flush=True)
+    os._exit(0)
+"""
+OTHER = "threading.Thread(target={}).start()\n"
+EVENT = "an event or a condition (threading)"
+
+
+@pytest.mark.parametrize(
+    ("others", "own", "expected"),
+    [
+        ("", "threading.Event().wait()", ENDLESS),
+        ("", "threading.Event().wait(60)", ""),
+        (OTHER.format("lambda: os.read(os.pipe()[0], 1)"), "threading.Event().wait()", ""),
+        (OTHER.format("lambda: time.sleep(60)"), "threading.Event().wait()", ""),
+        ("threading.Timer(60, print).start()\n", "threading.Event().wait()", ""),
+        (OTHER.format("queue.Queue().get"), "threading.Event().wait()", ENDLESS),
+        (OTHER.format("lambda: os.write(os.pipe()[1], bytes(1 << 20))"), "threading.Event().wait()", ENDLESS),
+    ],
+    ids=["alone", "until a timeout", "a reader", "a sleeper", "a timer", "a waiter", "a writer of a full pipe"],
+)
+def test_an_event_that_another_thread_may_set(others, own, expected):
+    program = f"{WAITS_FOR_AN_EVENT}{others}threading.Thread(target=look).start()\n{own}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(30))
+    assert done.stdout.strip() == EVENT + expected, done.stderr

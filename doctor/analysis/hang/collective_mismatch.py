@@ -38,6 +38,8 @@ _ANY_SIZE = frozenset(
 """Operations whose sizes may differ between ranks, or are recorded for some ranks only."""
 _SAME_ON_ALL = frozenset({"all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor"})
 """Operations in which all ranks pass the same number of elements of the same type."""
+OF_GLOO = _SAME_ON_ALL | {"all_gather"}
+"""The same over Gloo, which gathers into one buffer (``gloo/allgather.cc``)."""
 
 
 class MismatchGroup(NamedTuple):
@@ -124,15 +126,15 @@ def divergences(states: JobState) -> Iterator[Divergence]:
             yield Divergence(group, origin.sequence, aspect, _variants(origin, history), following)
 
 
-def mismatches(states: JobState) -> Iterator[Divergence]:
+def mismatches(states: JobState, operations: frozenset[str] = _SAME_ON_ALL) -> Iterator[Divergence]:
     """The newest call of each group in which ranks passed different sizes or types, whether or not it failed.
 
     Backends match such calls if the bytes fit, and some even if they do not."""
     for group in sorted(states.calls):
         for row in _shared(states.calls[group]):
-            aspect = _mismatch(row)
+            aspect = _mismatch(row, operations)
             if aspect is not None:
-                variants = _variants(row, _CallSiteHistory({row.sequence: row.entries}), by_line=False)
+                variants = _variants(row, _CallSiteHistory(states.calls[group]), by_line=False)
                 yield Divergence(group, row.sequence, aspect, variants)
                 break
 
@@ -173,9 +175,9 @@ def _lacks_members(states: JobState, group: str, row: _SequenceRow) -> bool:
     return entered and any(rank in states.ranks and rank not in row.entries for rank in members)
 
 
-def _mismatch(row: _SequenceRow) -> Aspect | None:
-    operations = {entry.operation for entry in row.entries.values()}
-    if len(operations) > 1 or not operations <= _SAME_ON_ALL:
+def _mismatch(row: _SequenceRow, operations: frozenset[str] = _SAME_ON_ALL) -> Aspect | None:
+    called = {entry.operation for entry in row.entries.values()}
+    if len(called) > 1 or not called <= operations:
         return None
     aspect = _hard_aspect(row)
     return aspect if aspect != "operation" else None

@@ -13,6 +13,7 @@ from math import prod
 from weakref import WeakKeyDictionary
 
 from doctor.analysis.hang.collective_mismatch import (
+    OF_GLOO,
     Divergence,
     MismatchGroup,
     divergences,
@@ -31,6 +32,7 @@ from doctor.analysis.hang.missing_ranks import (
     ranks_by_gpu,
     ranks_by_stack,
 )
+from doctor.analysis.hang.one_sided_calls import one_sided_call
 from doctor.analysis.hang.rank_state import WITH_ALL, JobState, is_of_device
 from doctor.analysis.hang.recorder_evidence import ranks_by_recorder
 from doctor.analysis.hang.uneven_loaders import uneven_of, uneven_of_calls
@@ -99,13 +101,16 @@ def _aborted_by_gloo(states: JobState, ending: RunEnd) -> Diagnosis | None:
     """The diagnosis of ranks that ended without a Python error, if the others differ in their last call over Gloo.
 
     Gloo ends the process that receives more bytes than its buffer holds (``op.preamble.length <= op.nbytes``), so a
-    missing rank passed less than the largest: it counts as one of those that passed the least."""
+    missing rank passed less than the largest: it counts as one of those that passed the least. With it, these may be
+    the majority that made their usual call, while the others made one that only they make."""
     if ending.failure is not None and ending.failure.kind != "SIGABRT":
         return None
-    for divergence in mismatches(states):
+    for divergence in mismatches(states, OF_GLOO):
         newest = max(one.entered(divergence.group) for one in states.ranks.values())
         if divergence.sequence == newest and all(one.entry.backend == "gloo" for one in divergence.variants):
             whole = divergence._replace(variants=_with_aborted(divergence.variants, ending.ranks))
+            if (one := one_sided_call(whole)) is not None:
+                return Diagnosis(states, "one-sided", one.ranks, 0.8, ending=ending, divergence=whole, one_sided=one)
             return Diagnosis(states, "differ", whole.odd_ranks, 0.8, ending=ending, divergence=whole)
     return None
 

@@ -42,6 +42,9 @@ _OF_PATHS = ("/pathlib.py", "/pathlib/__init__.py", "/pathlib/_local.py")
 """Files of Python through which code of the user opens and reads files."""
 _FULL_PIPE = "room in a pipe"
 """The same for a file whose reader has stopped; a file server may only be slow."""
+_ENDLESS = ", which no other thread can bring about"
+"""End of the same for an event, a future or the end of a thread: all other threads wait, too."""
+_OF_THREADS = ("/threading.py", "/concurrent/futures/_base.py", "/concurrent/futures/thread.py")
 _OF_OTHERS = (OWN_LOCK, "a lock on ", _FULL_PIPE, "data from ", "a connection to ", "the other end of a named pipe")
 """Starts of the same for what another thread, process or server has to end or to answer."""
 _OF_STEP = frozenset({"step", "forward", "backward", "optimizer"})
@@ -145,7 +148,7 @@ class RankState:
         if progress.stage == "setup":
             return not prepares and _stands_before_training(progress)
         if progress.point in _AFTER_STEP:
-            return not prepares and _stands_between_steps(progress)
+            return (not prepares or progress.blocked.endswith(_ENDLESS)) and _stands_between_steps(progress)
         works_elsewhere = any(one.state in ("R", "D") and not one.name.startswith("pt_") for one in progress.children)
         return progress.stage == "train" and progress.point in _OF_STEP and not prepares and not works_elsewhere
 
@@ -314,6 +317,8 @@ def _stands_between_steps(progress: ProgressFacts) -> bool:
     without end, and no child process may work for it."""
     if any(not one.name.startswith("pt_") for one in progress.children):
         return False
+    if progress.blocked.endswith(_ENDLESS):
+        return next((frame.user for frame in progress.stack if not frame.file.endswith(_OF_THREADS)), False)
     if progress.blocked.startswith(_QUEUES):
         return next((frame.user for frame in progress.stack if not frame.file.endswith(_OF_QUEUES)), False)
     caller = next((frame for frame in progress.stack if not frame.file.endswith(_OF_PATHS)), progress.stack[0])

@@ -25,6 +25,7 @@ from doctor.monitor.telemetry.progress import Progress, Stall
 from doctor.monitor.telemetry.rank_pauses import RankPauses
 from doctor.monitor.telemetry.replica.replica_tracker import ReplicaTracker
 from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
+from doctor.monitor.telemetry.stacks.endless_waits import endless
 from doctor.monitor.telemetry.stacks.live_stacks import thread_stack, with_statements
 from doctor.monitor.telemetry.step_clock import StepClock
 
@@ -240,12 +241,14 @@ class RankTelemetry:
         """Return the facts with what explains a stall: stack, children, newest collectives."""
 
         def progress_with_stack() -> Section:
-            progress, stack = self.progress.facts(), thread_stack(self.progress.training_thread)
+            progress, thread = self.progress.facts(), self.progress.training_thread
+            stack = thread_stack(thread)
+            blocked = "" if waits_in(stack) else blocking_call(self.progress.native_id, stack)
             return msgspec.structs.replace(
                 progress,
                 left=with_statements(progress.left),
                 stack=stack,
-                blocked="" if waits_in(stack) else blocking_call(self.progress.native_id, stack),
+                blocked=blocked + endless(thread, blocked),
                 stack_from="interpreter",
                 children=child_processes(),
             )

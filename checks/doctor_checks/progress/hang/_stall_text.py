@@ -47,6 +47,14 @@ def stall_waiters(found: Diagnosis) -> str:
     return f"; {ranks_in_words(found.waiting)} {verb} waited{waited} in {where}"
 
 
+def effect_of_abort(found: Diagnosis) -> str:
+    """What Gloo does where ranks call it with different sizes; empty if no rank ended."""
+    if found.ending is None:
+        return ""
+    aborted = ranks_in_words(found.ending.ranks)
+    return f"Gloo aborts {aborted} because the sizes differ, and the other ranks lose the connection or wait."
+
+
 def stall_evidence(found: Diagnosis) -> dict[str, object]:
     """The locations of the ranks, the faulty ones first."""
     chosen = [*found.ranks, *(rank for rank in found.states.ranks if rank not in found.ranks)]

@@ -24,9 +24,9 @@ from doctor.api import (
 )
 from doctor.facts import Collective, ProgressFacts, RecorderFacts, ReplicaFacts, TrainingFacts
 from doctor.testing import Fails, Passes, logged, package_frame, running, stalled, user_frame
-from doctor.testing.stalled_run import with_call, with_group_call, without_recorders
+from doctor.testing.stalled_run import over_gloo, with_call, with_group_call, without_recorders
 from doctor_checks.progress._named_causes import cause_of_calls, with_cause
-from doctor_checks.progress.hang._stall_text import stall_evidence, stall_ranks
+from doctor_checks.progress.hang._stall_text import effect_of_abort, stall_evidence, stall_ranks
 
 _GATHER = user_frame(57, condition="if self.global_rank == 0, line 56")
 _SYNC = package_frame("lightning/fabric/utilities/distributed.py", 213, "_sync_ddp")
@@ -187,6 +187,13 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             ranks=(1,),
         ),
         Fails(
+            "a gather of rank 0 alone, for which Gloo aborts another rank",
+            over_gloo(
+                with_call(stalled(1, 3), (0,), "all_reduce", user_frame(57), input_sizes=((4096,),), types=("Float",))
+            ).alter(ProgressFacts, ranks=(1,), state="gone"),
+            ranks=(0,),
+        ),
+        Fails(
             "without recorders, by stacks",
             without_recorders(with_call(stalled(), (1,), "all_gather", _GATHER)),
             ranks=(1,),
@@ -211,8 +218,9 @@ def collective_on_one_rank(job: Job) -> Iterator[Verdict]:
                 "called_by": list(found.one_sided.call.ranks[:64]),
                 "condition": site.condition or None,
                 "called_instead": found.one_sided.others.site.text,
+                **({"aborted_by_gloo": list(found.ending.ranks)} if found.ending else {}),
             },
-            effect=_effect(found.one_sided),
+            effect=effect_of_abort(found) or _effect(found.one_sided),
             fix=_fix(site, found.one_sided.extra),
             confidence=found.confidence,
             explains=("RUN001", "RUN004", "RUN012"),

@@ -38,7 +38,7 @@ from doctor_checks.progress.hang._printed_collectives import (
     last_calls,
     refused_calls,
 )
-from doctor_checks.progress.hang._stall_text import stall_evidence
+from doctor_checks.progress.hang._stall_text import effect_of_abort, stall_evidence
 
 _RUNNING = re.compile(
     r"\bRank (\d+) is running collective: (.+?)(?=, but Rank|\.?\s{0,9}Collectives differ|\.?$)", re.DOTALL
@@ -455,7 +455,7 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
             },
             "conditions": [_condition(one.site.condition) for one in variants[:8] if one.site.condition],
         },
-        effect=_effect(found),
+        effect=effect_of_abort(found) or "The ranks wait for each other in these calls until the timeout.",
         fix=_hint(found, odd, others) or _fix(divergence.aspect, odd, others),
         confidence=found.confidence,
         explains=("RUN001", "RUN004", "RUN012"),
@@ -467,13 +467,6 @@ def _condition(condition: str) -> str:
     """``if rank == 0 (line 40)``."""
     words, _, line = condition.rpartition(", line ")
     return f"{words} (line {line})" if words else condition
-
-
-def _effect(found: Diagnosis) -> str:
-    if found.ending is not None:
-        aborted = ranks_in_words(found.ending.ranks)
-        return f"Gloo aborts {aborted} because the sizes differ, and the other ranks lose the connection or wait."
-    return "The ranks wait for each other in these calls until the timeout."
 
 
 def _hint(found: Diagnosis, odd: MismatchGroup, others: MismatchGroup) -> str:

@@ -62,15 +62,19 @@ _CALLS: dict[str, dict[int, str]] = {
 }
 """Kinds of system calls by number: arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h. Glibc's
 ``send`` and ``recv`` are ``sendto`` and ``recvfrom``."""
+_EVENT, _FUTURE = "an event or a condition (threading)", "a future (Future.result)"
+_END_OF_THREAD = "the end of a thread (Thread.join)"
+OF_THREADS = (_EVENT, _FUTURE, _END_OF_THREAD)
+"""What another thread of the process has to bring about."""
 _BY_STACK = (
     ("/queue.py", "get", "an item of a queue (queue.get)"),
     ("/queue.py", "put", "room in a queue (queue.put)"),
-    ("/threading.py", "join", "the end of a thread (Thread.join)"),
-    ("/threading.py", "_wait_for_tstate_lock", "the end of a thread (Thread.join)"),
-    ("/threading.py", "wait", "an event or a condition (threading)"),
+    ("/threading.py", "join", _END_OF_THREAD),
+    ("/threading.py", "_wait_for_tstate_lock", _END_OF_THREAD),
+    ("/threading.py", "wait", _EVENT),
     ("/multiprocessing/queues.py", "get", "an item of a queue (multiprocessing.Queue.get)"),
     ("/multiprocessing/queues.py", "put", "room in a queue (multiprocessing.Queue.put)"),
-    ("/concurrent/futures/_base.py", "result", "a future (Future.result)"),
+    ("/concurrent/futures/_base.py", "result", _FUTURE),
 )
 """File, function and text of waits that the stack shows, before the kernel is asked."""
 _OPENS_PIPE = "wait_for_partner"
