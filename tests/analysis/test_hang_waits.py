@@ -240,6 +240,8 @@ BETWEEN_STEPS = [
     ("a server that is silent", {"blocked": "data from 10.0.0.9:80"}, True),
     ("a library that waits for an answer", {"blocked": "data from 10.0.0.9:443", "stack": (UPLOAD, OWN)}, False),
     ("a checkpoint in a pipe that nobody reads", {**CHECKPOINT, "blocked": "room in a pipe"}, True),
+    ("a checkpoint that waits for a thread in vain", {**CHECKPOINT, "blocked": SAVED + ENDLESS}, True),
+    ("a checkpoint that waits for a thread", {**CHECKPOINT, "blocked": SAVED}, False),
     ("a checkpoint to a slow file server", {**CHECKPOINT, "blocked": "the file /mnt/last.ckpt"}, False),
     ("a named pipe that nobody opens", {"blocked": "the other end of a named pipe", "stack": (PATHLIB, OWN)}, True),
     ("the same in a library", {"blocked": "the other end of a named pipe", "stack": (PATHLIB, LIBRARY, OWN)}, False),

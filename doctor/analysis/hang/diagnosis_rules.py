@@ -109,7 +109,8 @@ def _aborted_by_gloo(states: JobState, ending: RunEnd) -> Diagnosis | None:
         newest = max(one.entered(divergence.group) for one in states.ranks.values())
         if divergence.sequence == newest and all(one.entry.backend == "gloo" for one in divergence.variants):
             whole = divergence._replace(variants=_with_aborted(divergence.variants, ending.ranks))
-            if (one := one_sided_call(whole)) is not None:
+            lines_known = all(one.site.frame for one in whole.variants)
+            if lines_known and (one := one_sided_call(whole)) is not None:
                 return Diagnosis(states, "one-sided", one.ranks, 0.8, ending=ending, divergence=whole, one_sided=one)
             return Diagnosis(states, "differ", whole.odd_ranks, 0.8, ending=ending, divergence=whole)
     return None

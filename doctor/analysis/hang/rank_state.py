@@ -143,7 +143,8 @@ class RankState:
             return False
         work = local_work_of(self.stack)
         if work is not None:
-            return work.kind == "debugger" or (work.kind == "saving" and progress.blocked.startswith(_FULL_PIPE))
+            is_stuck = progress.blocked.startswith(_FULL_PIPE) or progress.blocked.endswith(_ENDLESS)
+            return work.kind == "debugger" or (work.kind == "saving" and is_stuck)
         prepares = any(_PREPARES.search(frame.file) for frame in self.stack if not frame.user)
         if progress.stage == "setup":
             return not prepares and _stands_before_training(progress)

@@ -35,7 +35,7 @@ _TIMED = ("wait", "join", "_wait_for_tstate_lock")
 
 
 def endless(thread: int, words: str) -> str:
-    """Return :data:`ENDLESS` if the training thread ``thread``, which waits for ``words``, waits in vain; else nothing."""
+    """Return :data:`ENDLESS` if the training thread, which waits for ``words``, waits in vain, and else nothing."""
     if words not in OF_THREADS:
         return ""
     frames = sys._current_frames()
