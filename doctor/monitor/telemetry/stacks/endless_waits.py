@@ -41,7 +41,9 @@ def endless(thread: int, words: str) -> str:
     frames = sys._current_frames()
     if _has_timeout(frames.get(thread)):
         return ""
-    native = {one.ident: one.native_id for one in threading.enumerate()}
+    # Without its lock, which the training thread may hold.
+    known = getattr(threading, "_enumerate", threading.enumerate)()
+    native = {one.ident: one.native_id for one in known}
     others = {one: frame for one, frame in frames.items() if one not in (thread, threading.get_ident())}
     stand = (_sets_nothing(frame) or _stands(frame, native.get(ident)) for ident, frame in others.items())
     return ENDLESS if all(stand) else ""
