@@ -6,6 +6,7 @@ import contextlib
 import gc
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -329,6 +330,28 @@ def test_a_rank_that_does_not_train_yet_is_watched_beside_its_thread(loop: LoopW
     assert loop._run.wrapper is None
     for one in rows(2):
         training.step(one)
+    assert without_check(run().calls)[: len(epoch(0))] == epoch(0)
+
+
+def test_a_loop_that_starts_while_its_run_begins_misses_no_step(
+    loop: LoopWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps are numbered from the first one that is seen, and ranks are compared by number."""
+    begins, open_session = threading.Event(), RecordedSession.open
+
+    def slow_open(session: RecordedSession) -> None:
+        begins.set()
+        time.sleep(0.5)
+        open_session(session)
+
+    monkeypatch.setattr(RecordedSession, "open", slow_open)
+    training = Training(loop)
+    thread = threading.Thread(target=loop.begin_beside, args=(threading.get_ident(), threading.get_native_id()))
+    thread.start()
+    assert begins.wait(10)
+    for one in rows(2):
+        training.step(one)
+    thread.join()
     assert without_check(run().calls)[: len(epoch(0))] == epoch(0)
 
 

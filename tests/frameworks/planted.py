@@ -22,6 +22,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+
 from accidents import EVERY_STEP, IN_TENTH_STEPS, STRIKE_ON, STRIKE_ONCE, Accidents
 
 WIDTH, BATCH = 8, 4

@@ -17,7 +17,7 @@ from doctor.lint.launch.manifest import Manifest
 from doctor.report.playbook import find_page
 from tests.lab.cases import assert_each
 from tests.lab.shell import fault_of_fix
-from tests.lab.wording import fault_of_prose, fault_of_summary
+from tests.lab.wording import LONGEST_WITH_CODE, fault_of_prose, fault_of_summary
 
 RULES = sorted(builtin_rules(), key=lambda rule: (rule.id, rule.judge.__module__))
 CHECKS = {check.id: check for check in builtin_checks()}
@@ -99,7 +99,7 @@ def _hits_the_marked_lines(rule, case):
         assert hit.summary
         assert "\n" not in hit.summary
         assert fault_of_fix(hit.fix) == ""
-        assert fault_of_summary(hit.summary) == ""
+        assert fault_of_summary(hit.summary, LONGEST_WITH_CODE) == ""
         assert fault_of_prose(hit.fix) == ""
         assert 0 < hit.confidence <= 1
         assert isinstance(hit.place, SourceLocation)

@@ -420,6 +420,13 @@ def test_the_first_loss_that_is_not_finite(loss, value):
     assert replica.facts() == ReplicaFacts(non_finite=(NonFinite(4, "loss", value=value),), losses=6)
 
 
+def test_losses_that_stay_not_finite_are_counted_from_the_newest():
+    replica = ReplicaTracker(1000)
+    for batch, (loss, count) in enumerate([(math.nan, 1), (1.0, 0), (math.inf, 1), (math.nan, 2)], 1):
+        replica.loss(batch, loss)
+        assert replica.facts().non_finite_losses == count
+
+
 def test_losses_that_hold_on_to_nothing_are_looked_at_together():
     replica = ReplicaTracker(1000)
     for batch in range(1, TOGETHER + 1):

@@ -37,11 +37,11 @@ _REMEDIES = {
     "No space left on device": ("Free space or inodes on the file system{of}{at}", "df -h {path}", "df -i {path}"),
     "Disk quota exceeded": ("Delete files, or ask for a larger quota{at}", "quota -s"),
     "Read-only file system": (
-        "Use a directory on a writable file system, or mount this one read-write{at}",
+        "Find out why the file system{of} is read-only{at}, then remount it or use another directory",
         "findmnt -T {path}",
     ),
     "Permission denied": (
-        "Give the user of the job write permission, or use another directory",
+        "Find the missing write permission on the path, then grant it to the user of the job or use another directory",
         "namei -l {path}",
         "id",
     ),

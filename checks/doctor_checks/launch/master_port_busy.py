@@ -117,8 +117,8 @@ def _port_of(event: Event) -> int | None:
             "The ranks connect to another program: they fail with an error or block until the timeout."
         ),
         r"in use by": (
-            'Rank 0 fails to host the store ("address already in use"). If the other process is the store of '
-            "another job, ranks join that one."
+            'Rank 0 fails to host the store ("address already in use"). If the other process hosts the store '
+            "of another job, the ranks connect to that store."
         ),
     },
     cases=lambda: (

@@ -27,7 +27,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         missing = ", ".join(names)
         yield finding_from_logs(
             group,
-            f"{missing} is not set: started without a launcher, or by one that sets other variables",
+            f"{missing} is not set: no launcher started the script, or one that sets other variables",
             evidence={"missing": names},
             confidence=0.6,
             fix="Start the script with a launcher that sets all variables (`torchrun --nproc-per-node=gpu train.py`), "
@@ -43,7 +43,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     needs=(LaunchFacts,),
     from_logs=_from_logs,
     impacts={
-        r"started without a launcher": (
+        r"no launcher started the script": (
             "The script raises an error when it reads the variable, or every process starts as a separate job."
         ),
         r"is not a number": (

@@ -356,7 +356,8 @@ def _judge_numbers(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[F
                 f"{name}={number} is out of range: {count_name}={count}",
                 ranks=identical.ranks,
                 evidence=_slurm_variables(launch),
-                effect="Scripts and Lightning use these as rank and world size: torch rejects the rank or hangs.",
+                effect=f"Scripts and Lightning use {name} and {count_name} as rank and world size: init_process_group "
+                "then rejects the rank or blocks until the timeout.",
                 fix=f"unset {name} {count_name}\nsrun --ntasks={max(count, 1)} python train.py",
             )
 

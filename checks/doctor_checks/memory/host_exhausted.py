@@ -193,7 +193,7 @@ def _by_name(job: Job, group: EventGroup) -> Finding:
     if command or not summary:
         is_limit = bool(group.value("cgroup")) or any("cgroup" in text or "MEMCG" in text for text in texts)
         reason = "A cgroup reached its memory limit" if is_limit else "The host ran out of memory"
-        summary = f"{reason}: the OOM killer ended {_process(group, command)}"
+        summary = f"{reason}: {_process(group, command)} was killed by the OOM killer"
         fix = fix or (_OF_CGROUP if is_limit else _OF_HOST)
     evidence = {name: value for name in ("pid", "command", "step") if (value := group.value(name)) and value != "step"}
     return finding_from_logs(

@@ -51,10 +51,10 @@ def _dumps_to(*, exists: bool = True, writable: bool | None = True) -> StorageFa
             "the collective."
         ),
         r"no dump|cannot be written|does not write": (
-            "The run ends at the timeout, and no dump shows which rank did not reach which collective."
+            "If a collective times out, no dump shows which rank did not reach it."
         ),
         r"flight recorder is off|turns off the flight recorder": (
-            "The run ends at the timeout, and no record shows which rank did not reach which collective."
+            "If a collective times out, no record shows which rank did not reach it."
         ),
     },
     cases=lambda: (

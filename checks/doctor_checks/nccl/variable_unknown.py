@@ -145,7 +145,7 @@ def _note(old: VariableInfo | None) -> str:
     return f" (now {old.replaced_by})" if old is not None and old.replaced_by else ""
 
 
-_NOT_NEEDED = "None: this release no longer needs the variable that was probably intended."
+_NOT_NEEDED = "None: releases of this age no longer need the variable with the similar name."
 
 
 def _without_plugin(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:

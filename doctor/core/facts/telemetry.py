@@ -525,15 +525,16 @@ class StepSettings(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReplicaFacts(WatchedSection, frozen=True, kw_only=True):
-    """The state of a replica. ``losses``: number of losses checked. ``unfrozen``: parameters that are trained and were
-    frozen when the model was wrapped. ``without_gradient``: those without gradient while others have one, if the rank
-    stands still."""
+    """The state of a replica. ``losses``: number of losses checked, of which the newest ``non_finite_losses`` are NaN
+    or infinite. ``unfrozen``: parameters that are trained and were frozen when the model was wrapped.
+    ``without_gradient``: those without gradient while others have one, if the rank stands still."""
 
     key: ClassVar[str] = "replica"
 
     checksums: tuple[Checksum, ...] = ()
     non_finite: tuple[NonFinite, ...] = ()
     losses: int = 0
+    non_finite_losses: int = 0
     settings: tuple[StepSettings, ...] = ()
     unfrozen: tuple[str, ...] = ()
     without_gradient: tuple[str, ...] = ()

@@ -48,6 +48,9 @@ TRAIN = LoaderSlot("train", 0)
 """Slot of the loader whose batches are counted: of several at once, the first."""
 START_AFTER = 3.0
 """Seconds after a model was wrapped from which a rank that does not train yet is watched, too."""
+BEGIN_WITHIN = 5.0
+"""Seconds for which the training waits for a run that begins beside it. A run begins within one, and if its first steps
+were missed on some ranks, steps of equal number would not be the same."""
 TRAINER_MODULE = "transformers.trainer"
 """Of a Trainer that wraps its model before its callback begins a run."""
 UNKNOWN_WORK = {**PHASE_TIMEOUTS, "setup": 86_400.0, "batch-end": 60.0, "epoch-end": 120.0}
@@ -503,16 +506,20 @@ class LoopWatch(Adapter[LoopRun]):
             if run.wrapper is not None:
                 return True
             self._end()
-        if not self._known() or not self._may_begin() or not self._begins.acquire(blocking=False):
+        if not self._known() or not self._begins.acquire(timeout=BEGIN_WITHIN):
             return False
         try:
-            with random_state_kept():
-                self._begin(self._start)
-                self._watch_end()
-                self._use_model()
+            is_begun = self._run is not None  # meanwhile, in a thread beside this one
+            if not is_begun:
+                if not self._may_begin():
+                    return False
+                with random_state_kept():
+                    self._begin(self._start)
+                    self._watch_end()
+                    self._use_model()
         finally:
             self._begins.release()
-        return self._run is not None
+        return self._has_begun() if is_begun else self._run is not None
 
     def _may_begin(self) -> bool:
         if self._guard.off or not (self._is_called or self._known()):

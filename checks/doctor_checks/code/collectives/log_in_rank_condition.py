@@ -48,10 +48,10 @@ def log_in_rank_condition(script: Script) -> Iterator[Violation]:
     """Ask whether self.log is called on all ranks.
 
     Why it hurts: the metric is missing on the other ranks. A ModelCheckpoint or EarlyStopping that monitors it fails
-    there or decides differently. At the end of the epoch, when metrics are reduced, these ranks do not join and the job
-    hangs.
-    Fix: Call self.log on all ranks (only rank 0 writes it), or pass rank_zero_only=True if only rank 0 has the value
-    and nothing monitors it.
+    there or decides differently. A torchmetrics object, which is reduced at the end of the epoch, makes the job hang
+    there, because the other ranks do not join.
+    Fix: Call self.log on all ranks (the logger writes only on rank 0), or pass rank_zero_only=True if only rank 0 has
+    the value and nothing monitors it.
     """
     for call in script.method_calls("log", "log_dict"):
         condition = rank_condition(script, call)
@@ -153,7 +153,7 @@ def _hit(script: Script, call: ast.Call, condition: RankCondition) -> Violation:
         evidence=(("condition", condition.test), ("line_of_condition", line)),
         confidence=0.9,
         flow=(
-            step_at(script, condition.where, f"only ranks with `{condition.test}` reach line {call.lineno}"),
+            step_at(script, condition.where, f"only some ranks reach line {call.lineno}: `{condition.test}`"),
             step_at(script, call, "the metric exists only on these ranks"),
         ),
     )

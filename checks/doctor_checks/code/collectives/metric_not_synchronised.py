@@ -130,8 +130,8 @@ _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/]
 def metric_not_synchronised(script: Script) -> Iterator[Violation]:
     """Ask whether evaluation metrics are averaged across ranks.
 
-    Why it hurts: the value that is printed, and that ModelCheckpoint and EarlyStopping use, is that of one rank's
-    shard. If the ranks decide differently, they hang.
+    Why it hurts: the logged value covers one rank's shard. ModelCheckpoint and EarlyStopping use it, so the saved
+    checkpoint may not be the best one.
     Fix: Call `self.log(name, value, sync_dist=True)`, or log a torchmetrics object, which synchronizes itself.
     """
     yield from _not_gathered(script)

@@ -101,8 +101,8 @@ _METHODS = frozenset({"update", "update_parameters", "step", "apply_update", "up
 def ema_updated_on_one_rank(script: Script) -> Iterator[Violation]:
     """Ask whether an average of the weights is updated on all ranks that use it.
 
-    Why it hurts: the other ranks evaluate their initial copy. The metric then mixes one averaged model with many
-    untrained ones, and early stopping or the choice of the best checkpoint follows it.
+    Why it hurts: the other ranks evaluate their initial copy. The metric then mixes the averaged model of
+    rank 0 with the initial weights of the other ranks, and early stopping and the best checkpoint depend on it.
     Fix: Update it on all ranks (the weights are the same after each step, so the averages stay the same), or evaluate
     it only on rank 0.
     """

@@ -42,7 +42,7 @@ from doctor.testing.script_cases import fails, passes
 def cuda_before_fork(script: Script) -> Iterator[Violation]:
     """Ask whether CUDA is used in a process and in children forked from it.
 
-    Why it hurts: the child fails with "Cannot re-initialize CUDA in forked subprocess", or hangs.
+    Why it hurts: the forked process fails with "Cannot re-initialize CUDA in forked subprocess", or hangs.
     Fix: Start the processes with `spawn` (torchrun or mp.spawn for ranks), not with fork.
     """
     if start_method(script) in ("spawn", "forkserver"):

@@ -37,9 +37,9 @@ _OF_HARDWARE = (
     ("lost from bus", _Meaning("A GPU has fallen off the bus", _UNTIL_REBOOT, _REBOOT)),
     ("fatal error during gpu init", _Meaning("The driver could not initialize a GPU", _UNUSABLE, _REBOOT)),
     ("hang", _Meaning("A GPU stopped processing its queues (GPU hang)", _ABORT, _LOG)),
-    ("gpu reset", _Meaning("The driver reset a GPU: all processes on it lost their memory", _ENDS, _LOG)),
+    ("gpu reset", _Meaning("The driver reset a GPU: all processes on it lost their GPU memory", _ENDS, _LOG)),
     ("gpu recovery failed", _Meaning("The driver could not reset a GPU", _UNTIL_REBOOT, _REBOOT)),
-    ("vram is lost", _Meaning("The driver reset a GPU: all processes on it lost their memory", _ENDS, _LOG)),
+    ("vram is lost", _Meaning("The driver reset a GPU: all processes on it lost their GPU memory", _ENDS, _LOG)),
     ("test failed", _Meaning("The driver reset a GPU, but the GPU still does not work", _UNTIL_REBOOT, _REBOOT)),
     ("timeout, signaled", _Meaning("A GPU did not complete the work of a ring in time", _RESET, _LOG)),
 )

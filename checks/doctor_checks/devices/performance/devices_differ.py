@@ -218,10 +218,20 @@ def _judge(job: Job, trait: str, parted: MajoritySplit) -> Iterator[Finding]:
             "ranks_by_value": {str(value): list(ranks) for value, ranks in parted.groups},
             "goes_along_with": list(correlates(job, parted.odd)),
         },
-        fix=_FIXES.get(trait, "Request hosts with the same GPUs from the scheduler (`--constraint` in SLURM)."),
+        fix=_FIXES.get(trait, _of_one_host(job, parted) or _SAME_HOSTS),
     )
 
 
+def _of_one_host(job: Job, parted: MajoritySplit) -> str:
+    """The fix if each of these ranks shares a host with ranks that have other GPUs; else empty."""
+    hosts = job.hosts_of(parted.odd)
+    others = tuple(rank.number for rank in job.ranks if rank.number not in parted.odd)
+    if not set(hosts) <= set(job.hosts_of(others)):
+        return ""
+    return f"Use only GPUs of one model on {' and '.join(hosts[:4])}, with CUDA_VISIBLE_DEVICES."
+
+
+_SAME_HOSTS = "Request hosts with the same GPUs from the scheduler (`--constraint` in SLURM)."
 _FIXES = {
     "Driver": "Install one driver release on all hosts.",
     "MIG layout": "Use the same MIG layout on all hosts, or turn MIG off on them with `sudo nvidia-smi -mig 0`.",

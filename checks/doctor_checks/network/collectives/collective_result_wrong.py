@@ -100,10 +100,12 @@ def _fix(job: Job, ranks: tuple[int, ...], backend: str) -> str:
     hosts = job.hosts_of(ranks)
     if len(hosts) != 1:
         return "Find the setting that causes it with `doctor check --probe full --why` on all ranks."
-    exclude = f"Exclude {hosts[0]} with `srun --exclude={hosts[0]}`"
-    if backend == "nccl":
-        return f"{exclude}, and check its GPUs for ECC and NVLink errors with `nvidia-smi -q`."
-    return f"{exclude}, and check its memory for errors with `dmesg -T | grep -iE 'edac|mce'`."
+    what, command = ("GPUs", "nvidia-smi -q") if backend == "nccl" else ("memory", "dmesg -T | grep -iE 'edac|mce'")
+    errors = "ECC and NVLink errors" if backend == "nccl" else "errors"
+    return (
+        f"Check the {what} of {hosts[0]} for {errors} with `{command}`, and exclude the host if it has any "
+        f"(`srun --exclude={hosts[0]}` in SLURM)."
+    )
 
 
 def _is_right(result: CollectiveResult) -> bool:

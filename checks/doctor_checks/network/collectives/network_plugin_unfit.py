@@ -117,7 +117,7 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
     needs=(NcclFacts,),
     from_logs=(_of_libfabric, _warnings_of_libfabric),
     impacts={
-        r"^NCCL_NET=.*cannot be initialized|selects a network|could not initialize any network": (
+        r"cannot initialize NCCL_NET=|selects a network|could not initialize any network": (
             "NCCL fails with `Failed to initialize any NET plugin`, and the job ends at startup."
         ),
         r"no network plugin: NCCL uses sockets|needs v|cannot be loaded": (
@@ -332,7 +332,7 @@ def _network(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
     why = _why_no_rdma(nccl, identical) if name == "ib" else "no network plugin is found"
     if why is not None:
         yield Finding(
-            f"{setting_text(setting)} cannot be initialized: {why}",
+            f"NCCL cannot initialize {setting_text(setting)}: {why}",
             ranks=identical.ranks,
             evidence={"NCCL_NET": setting.value, "plugins": [plugin.name for plugin in nccl.plugins]},
             fix="unset NCCL_NET",

@@ -94,7 +94,7 @@ def _fix_of_log(why: str, target: str) -> str:
         return (
             f"Start rank 0 before the other ranks, and check that `nc -vz {target}` connects while it waits for them."
         )
-    return f"Check that rank 0 is running, and open its port in the firewall until `nc -vz {target}` connects."
+    return f"Check that rank 0 is running and that the firewall allows its port: `nc -vz {target}` must connect."
 
 
 def _confidence(group: EventGroup) -> float:
@@ -188,7 +188,7 @@ def master_unreachable(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: init_process_group blocks and then fails with `The client socket has timed out`, whether the port is
     closed, filtered or on another network.
-    Fix: Start rank 0 first, and open its port in the firewall until `nc -zv "$MASTER_ADDR" "$MASTER_PORT"` connects.
+    Fix: Start rank 0 first, and allow its port in the firewall: `nc -zv "$MASTER_ADDR" "$MASTER_PORT"` must connect.
     """
     every = [
         (tuple(attempt for attempt in reach.attempts if attempt.purpose == "master"), identical)
@@ -240,8 +240,8 @@ def _finding(attempts: tuple[Reach, ...], ranks: tuple[int, ...]) -> Finding | N
     }
     fix = {
         "refused": f"Start rank 0 before the other ranks, with MASTER_PORT={worst.port}.",
-        "silent": f"Open port {worst.port} of {worst.address} in the firewall or security group until "
-        f"`nc -zv {worst.address} {worst.port}` connects.",
+        "silent": f"Allow port {worst.port} of {worst.address} in the firewall or security group: "
+        f"`nc -zv {worst.address} {worst.port}` must connect.",
         "unroutable": f"Add a route to {worst.address}, or set MASTER_ADDR to an address of rank 0's host that these "
         "ranks can reach.",
     }

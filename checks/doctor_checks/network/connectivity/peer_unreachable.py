@@ -134,7 +134,8 @@ def _logged_fix(target: str, error: str, variable: str) -> str:
         return f"Find the first error of the process on {target}, which has ended or listens on another address."
     if target == "the peer":
         return (
-            f"Set {variable} to the interface that all hosts share, then run `doctor check --probe light` on all ranks."
+            f"Set {variable} to an interface on a network that all hosts share, then run `doctor check --probe light` "
+            "on all ranks."
         )
     return f"Set {variable} to the interface that reaches {target}, or allow all TCP traffic between the hosts."
 

@@ -153,8 +153,8 @@ def _unanswered(job: Job) -> Iterator[Finding]:
             "they work."
         ),
         r"^GID index": (
-            "Connections that use this address fail on the first RDMA message: `Call to ibv_modify_qp failed`, or "
-            "`status=12`."
+            "Connections with this GID fail at setup (`Call to ibv_modify_qp failed`) or on the first RDMA message "
+            "(`status=12`)."
         ),
         r"cannot reach the peer": (
             "The rank fails when it connects to its peer, and the other ranks wait for it until the timeout."
@@ -162,7 +162,9 @@ def _unanswered(job: Job) -> Iterator[Finding]:
         r"no response": (
             "The rank fails because its first RDMA message is lost, and the other ranks wait for it until the timeout."
         ),
-        r"could not read a RoCE": "NCCL cannot use this port. The job fails when NCCL starts, or uses another network.",
+        r"could not read a RoCE": (
+            "NCCL cannot use this RDMA port: the job fails when NCCL starts, or uses another network."
+        ),
     },
     cases=lambda: (
         Passes("NCCL chooses the index", _job(2)),

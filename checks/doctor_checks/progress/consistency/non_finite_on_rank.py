@@ -205,6 +205,14 @@ _FIX_OF_SCALE = "Train in bfloat16 instead of float16, or lower the learning rat
             ranks=(1,),
         ),
         Fails("all ranks at the same time", _spoilt(0, 1, 2, 3), ranks=(0, 1, 2, 3), severity=Severity.INFO),
+        Fails(
+            "all ranks at the same time, in all batches since",
+            running(2, 2).put(
+                ReplicaFacts(non_finite=(NonFinite(120, "loss", value="nan"),), losses=140, non_finite_losses=21)
+            ),
+            ranks=(0, 1, 2, 3),
+            severity=Severity.WARNING,
+        ),
         Passes(
             "a scaler that finds its scale",
             logged("[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768"),
@@ -280,24 +288,44 @@ def non_finite_on_rank(job: Job) -> Iterator[Verdict]:
     if others:
         yield _finding(job, first, others, step)
     elif len(first) == len(judged) and first[0].first and first[0].first.what == "loss":
-        clipping = "`Trainer(gradient_clip_val=...)`" if uses_lightning(job) else "`torch.nn.utils.clip_grad_norm_`"
-        who = "all ranks" if len(first) > 1 else "the only rank"
-        yield Finding(
-            f"The loss became {first[0].first.value if first[0].first else 'not finite'} on {who} in batch "
-            f"{int(step):,}: no single rank is at fault",
-            ranks=tuple(seen.rank.number for seen in first),
-            evidence={"batch": int(step), "ranks": len(first)},
-            effect="Harmless if the loop skips such a step, as a gradient scaler does. If the optimizer applies it, "
-            "the parameters become NaN.",
-            fix=f"Lower the learning rate, or clip gradients with {clipping}, if it persists.",
-            severity=Severity.INFO,
-        )
+        yield _diverged(job, first, first[0].first)
+
+
+def _diverged(job: Job, first: list[_RankLosses], loss: NonFinite) -> Finding:
+    """A loss that is not finite on all ranks at once: in one batch, or in all since, as if parameters are NaN."""
+    clipping = "`Trainer(gradient_clip_val=...)`" if uses_lightning(job) else "`torch.nn.utils.clip_grad_norm_`"
+    who = "all ranks" if len(first) > 1 else "the only rank"
+    lasting = min(seen.lasting for seen in first)
+    has_diverged = lasting >= LASTING
+    value = loss.value or "not finite"
+    return Finding(
+        f"The loss is {value} on {who} since batch {loss.step:,}, in all of the last {lasting:,} batches"
+        if has_diverged
+        else f"The loss became {value} on {who} in batch {loss.step:,}: no single rank is at fault",
+        ranks=tuple(seen.rank.number for seen in first),
+        evidence={"batch": loss.step, "ranks": len(first), "non_finite_losses": lasting},
+        effect="The parameters are probably NaN, so later steps train nothing, and later checkpoints are useless."
+        if has_diverged
+        else "Harmless if the loop skips such a step, as a gradient scaler does. If the optimizer applies it, the "
+        "parameters become NaN.",
+        fix=f"Resume from a checkpoint before batch {loss.step:,} with a lower learning rate, or clip gradients with "
+        f"{clipping}."
+        if has_diverged
+        else f"Lower the learning rate, or clip gradients with {clipping}, if it persists.",
+        severity=Severity.WARNING if has_diverged else Severity.INFO,
+    )
+
+
+LASTING = 10
+"""Losses in a row that are not finite on any rank: a gradient scaler that searches for its scale leaves losses finite,
+and a bad batch spoils one of them."""
 
 
 class _RankLosses(NamedTuple):
     rank: Rank
     first: NonFinite | None
     losses: int
+    lasting: int
 
     @property
     def step(self) -> float:
@@ -310,7 +338,7 @@ def _seen(rank: Rank) -> _RankLosses | None:
         return None
     # In one batch the loss comes before its gradients.
     first = min(replica.non_finite, key=lambda one: (one.step, one.what != "loss"), default=None)
-    return _RankLosses(rank, first, replica.losses)
+    return _RankLosses(rank, first, replica.losses, replica.non_finite_losses)
 
 
 def _finding(job: Job, first: list[_RankLosses], others: list[_RankLosses], step: float) -> Finding:

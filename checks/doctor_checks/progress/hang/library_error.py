@@ -29,7 +29,7 @@ MOST = 4
         r"Kubernetes could not start": "The pod does not start, and the ranks in other pods wait for it.",
         r"start the batch script|container plugin": "The job step or script ends before any rank starts.",
         r"tasks of a step|daemon on a host|could not log in|ColossalAI": (
-            "The ranks of that host do not start, so the job does not start either."
+            "The ranks on the affected host do not start, so the job does not start either."
         ),
         r"no process manager": "The processes do not find each other: each one runs alone, or fails.",
         r"slots": "The launcher starts no process.",

@@ -71,8 +71,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     impacts={
         r"debugger": "The other ranks time out in their collective while the program waits for input.",
         r"^Ranks? .* (?:is|are) .* waited": (
-            "If this takes longer than the timeout, the collective of the other ranks fails with network errors, "
-            "although the network is fine."
+            "If this takes longer than the timeout, the collective of the other ranks times out, which looks like a "
+            "network fault."
         ),
     },
     cases=lambda: (
@@ -219,7 +219,7 @@ _FORKED_LOCK = (
 )
 _FIXES = {
     "evaluating": f"Evaluate on every rank, each a part of the data, or {_TIMEOUT}.",
-    "loading": "Check the sample and the storage that {who} reads{place}, or convert slow samples before the run.",
+    "loading": "Check the sample and the storage that {who} reads{place}, or preprocess slow samples before the run.",
     "saving": f"Save the checkpoint to a local disk, or {_TIMEOUT}.",
     "reading": f"Read the checkpoint from a local disk, or {_TIMEOUT}.",
     "tokenizing": f"Tokenize once before the run (in Lightning, in `prepare_data()`), or {_TIMEOUT}.",

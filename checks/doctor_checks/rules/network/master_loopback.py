@@ -114,8 +114,8 @@ spec:
 def master_loopback_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether the master address of a multi-host job is reachable from all hosts.
 
-    Why it hurts: each host connects to itself, where nothing listens, and all ranks block until `The client socket has
-    timed out`.
+    Why it hurts: only the first host listens on its own address. The launcher on every other host connects to itself
+    and fails with `The client socket has timed out`.
     Fix: Use the address of rank 0's host.
     """
     starts = list(starts_of(file))
@@ -150,7 +150,7 @@ def _judge_agent(start: ProcessLaunch) -> Iterator[Violation]:
         name = option_name(launch, command.master if is_static else command.host_port)
         yield _violation(
             start,
-            f"{launch.program} for {hosts} hosts without {name}: each uses itself as the master",
+            f"{launch.program} starts on {hosts} hosts without {name}, so each host uses itself as the master",
             name,
             None if start.step is not None else Severity.WARNING,
         )

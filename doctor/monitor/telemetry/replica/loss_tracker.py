@@ -24,11 +24,14 @@ class LossTracker:
     """Checks the loss of every batch, :data:`TOGETHER` at a time, the rest in :meth:`finish`.
 
     A loss that keeps a graph or a larger tensor alive is checked at once. CUDA losses stay on the device and are
-    fetched through ``readback``; without one, they are not checked. Only scalar losses are checked.
+    fetched through ``readback``; without one, they are not checked. Only scalar losses are checked. ``in_a_row``: how
+    many of the newest were not finite.
     """
 
     def __init__(self) -> None:
         self.seen = 0
+        self.in_a_row = 0
+        self._newest_finite = -1
         self.first: NonFinite | None = None
         self.readback: Readback | None = None
         self._kept: list[tuple[int, torch.Tensor]] = []
@@ -108,7 +111,10 @@ class LossTracker:
     def _check(self, batch: int, value: float) -> bool:
         self.seen += 1
         if math.isfinite(value):
+            if batch > self._newest_finite:
+                self._newest_finite, self.in_a_row = batch, 0
             return False
+        self.in_a_row += batch > self._newest_finite
         if self.first is None or batch < self.first.step:
             self.first = NonFinite(batch, "loss", value=str(value))
         return True

@@ -127,6 +127,7 @@ class ReplicaTracker:
             checksums=tuple(one for counted in ("step", "batch") for one in self._checksums[counted].kept(_by_step)),
             non_finite=(*losses, *(self._gradients or ())),
             losses=self._losses.seen,
+            non_finite_losses=self._losses.in_a_row,
             settings=self.settings.kept(),
             unfrozen=self.settings.unfrozen()[:MOST_NAMED],
             without_gradient=self.settings.without_gradient()[:MOST_NAMED] if stands else (),
