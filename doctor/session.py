@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -90,7 +89,7 @@ def open_gathering(
     tell = announce or (lambda _: None)
     machine = Machine(directories=settings.directories, commands=settings.commands)
     if collector is not None:
-        machine = replace(machine, environ=collector.environ)
+        machine = msgspec.structs.replace(machine, environ=collector.environ)
     launch = launch_facts(machine.environ)
     plan = gather_plan(wish, machine.environ, launch, collector.identity if collector is not None else None)
     if collector is not None and plan.identity is not None:

@@ -391,7 +391,7 @@ class _OneHost:
 
 def _applicable(catalog: CheckRegistry, job: Job, settings: Settings) -> CheckRegistry:
     """The checks of what attaching reads, or that the user selected; the host itself is read only to name it."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from doctor.core.facts import HostFacts
 

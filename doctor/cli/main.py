@@ -341,7 +341,7 @@ def list_(options: CommonOptions) -> None:
 
 def _checks(settings: Settings, options: CommonOptions) -> CheckRegistry:
     """Return the selected checks; with ``--redact``, without the folders of plugins."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from doctor.session import load_checks
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
+
+import msgspec
 
 from doctor.core.facts import Section
 
@@ -24,8 +25,7 @@ class NotVisible(Exception):
         self.unhide = unhide
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(msgspec.Struct, frozen=True):
     """The trees and variables that collectors read; tests pass recorded ones.
 
     ``directories``: pairs of role and path from the user's settings (``checkpoint``, ``/data/runs``). ``outputs``: the
@@ -33,7 +33,7 @@ class Machine:
     become facts.
     """
 
-    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    environ: Mapping[str, str] = msgspec.field(default_factory=lambda: dict(os.environ))
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
     etc: Path = Path("/etc")
@@ -43,8 +43,7 @@ class Machine:
     commands: bool = False
 
 
-@dataclass(frozen=True)
-class Collector:
+class Collector(msgspec.Struct, frozen=True):
     """A section, the function that reads it, and its time limit in seconds.
 
     ``isolated``: the call may block in a driver, so it runs in a process that is killed at the deadline. ``present``
@@ -64,7 +63,7 @@ class Collector:
 
     def within(self, seconds: float) -> Collector:
         """Return the same collector with a deadline of at most ``seconds``."""
-        return replace(self, deadline=min(self.deadline, seconds))
+        return msgspec.structs.replace(self, deadline=min(self.deadline, seconds))
 
 
 COLLECTORS: dict[str, Collector] = {}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args
+
+import msgspec
 
 from doctor.core.facts import Section
 from doctor.core.finding import Scope, Severity, Verdict
@@ -48,8 +49,7 @@ class Case(Protocol):
         """The builder of the job."""
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(msgspec.Struct, frozen=True):
     """One kind of fault and how to recognize it; made by :func:`check`.
 
     ``from_logs``: the same check over log events (:class:`doctor.core.facts.LogEvidence`), beside the findings that
@@ -77,14 +77,14 @@ class Check:
     question: str
     effect: str
     fix: str
-    limits: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, float] = msgspec.field(default_factory=dict)
     origin: str = "built-in"
     uses_baseline: bool = False
     or_needs: tuple[type[Section], ...] = ()
     from_logs: tuple[LogJudge, ...] = ()
     last_resort: bool = False
     state: State = "stable"
-    impacts: Mapping[str, str] = field(default_factory=dict)
+    impacts: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Reject malformed metadata."""

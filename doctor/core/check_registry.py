@@ -17,7 +17,6 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -56,8 +55,7 @@ def sentence_of(error: BaseException) -> str:
     return f"{kind}: {words[:LONGEST_SENTENCE]}" if words else kind
 
 
-@dataclass(frozen=True)
-class BrokenPlugin:
+class BrokenPlugin(msgspec.Struct, frozen=True):
     """An installed plugin or a built-in module that failed to load: which, and why."""
 
     name: str
@@ -65,8 +63,7 @@ class BrokenPlugin:
     reason: str
 
 
-@dataclass(frozen=True)
-class CheckRegistry:
+class CheckRegistry(msgspec.Struct, frozen=True):
     """All checks in the order of reports, and the plugins and built-in modules that failed to load."""
 
     checks: tuple[Check, ...]
@@ -194,7 +191,7 @@ def _add_plugin(checks: dict[str, Check], entry: importlib.metadata.EntryPoint) 
     if taken or not found:
         reason = f"{', '.join(taken)} is taken" if taken else "it holds no check"
         return [BrokenPlugin(entry.name, origin, reason)]
-    checks.update({check.id: replace(check, origin=origin) for check in found})
+    checks.update({check.id: msgspec.structs.replace(check, origin=origin) for check in found})
     return []
 
 
@@ -224,7 +221,7 @@ def _add_file(checks: dict[str, Check], path: Path) -> None:
             raise UnusableError(
                 f"plugin {path} defines {check.id}, which is already defined by {checks[check.id].origin}"
             )
-        checks[check.id] = replace(check, origin=os.fsencode(path).decode("utf-8", "replace"))
+        checks[check.id] = msgspec.structs.replace(check, origin=os.fsencode(path).decode("utf-8", "replace"))
 
 
 def holds_rules(module: ModuleType) -> bool:

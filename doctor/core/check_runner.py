@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -178,11 +177,10 @@ class _Runner:
         )
 
 
-@dataclass
-class _CheckYield:
-    findings: list[Finding] = field(default_factory=list)
-    skips: list[Skip] = field(default_factory=list)
-    unknowns: list[Unknown] = field(default_factory=list)
+class _CheckYield(msgspec.Struct):
+    findings: list[Finding] = msgspec.field(default_factory=list)
+    skips: list[Skip] = msgspec.field(default_factory=list)
+    unknowns: list[Unknown] = msgspec.field(default_factory=list)
     crash: str | None = None
     abandoned: bool = False
 
@@ -349,8 +347,7 @@ def crash_at_load(broken: BrokenPlugin) -> CheckResult:
     )
 
 
-@dataclass(frozen=True)
-class _SectionCoverage:
+class _SectionCoverage(msgspec.Struct, frozen=True):
     """How many ranks or hosts have what a check needs.
 
     ``lacking``: those that should have it and do not; one that has no use for it (no GPU) is not expected.

@@ -8,10 +8,11 @@ ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property, wraps
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union, cast
+
+import msgspec
 
 from doctor.core.facts import Missing, Section
 
@@ -107,8 +108,7 @@ class Division:
         return [IdenticalRanks(tuple(group)) for group in members]
 
 
-@dataclass(frozen=True)
-class Column(Generic[V]):
+class Column(msgspec.Struct, Generic[V], frozen=True):
     """One section of every rank (``None``: missing there), or why that section is missing."""
 
     values: Sequence[V | None]

@@ -46,7 +46,7 @@ def report_of(
     """Return the report document, in which ``job`` is null and ``estimate`` holds the estimate.
 
     An upper bound that does not fit makes the verdict inconclusive."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from doctor.session import judge
 

@@ -7,8 +7,9 @@ ncclEnvSocketFamily), ``src/os/linux.cc`` (ncclOsFindInterfaces), ``src/transpor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from doctor.core.text import lazy_compile
 
@@ -26,8 +27,7 @@ _INT64 = 1 << 63
 _LOOPBACK_NAME = lazy_compile(r"localhost|127(\.\d+){3}|::1|\[::1\]")
 
 
-@dataclass(frozen=True)
-class NcclList:
+class NcclList(msgspec.Struct, frozen=True):
     """A list of names as NCCL parses NCCL_SOCKET_IFNAME and NCCL_IB_HCA.
 
     ``exclude``: it begins with ``^`` and lists what to exclude. ``exact``: it begins with ``=`` (or ``^=``) and the

@@ -7,9 +7,10 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
+
+import msgspec
 
 from doctor.core.errors import UnusableError
 from doctor.core.files.own_folder import OwnFolder
@@ -25,8 +26,7 @@ LEAST_HANG = 1.0
 """Minimum of ``hang_after`` in seconds: ranks poll twice a second and need time to answer."""
 
 
-@dataclass(frozen=True)
-class WatchOptions:
+class WatchOptions(msgspec.Struct, frozen=True):
     """Validated arguments of the callback.
 
     ``hang_after``: seconds without progress, ``None`` for a limit derived from the run's own steps. ``select`` and

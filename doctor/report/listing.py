@@ -6,6 +6,8 @@ import io
 from collections.abc import Iterable
 from typing import IO, Any
 
+import msgspec
+
 from doctor.core.check import Check
 from doctor.core.check_registry import CheckRegistry
 from doctor.lint.engine.registry import Rulebook
@@ -26,7 +28,7 @@ def render_listing(registry: CheckRegistry, book: Rulebook, form: str, stream: I
     broken = tuple(dict.fromkeys((*registry.broken, *book.broken)))
     if form == "json":
         described = [{**row, "limits": limits_of(check)} for row, check in zip(checks, registry.checks, strict=True)]
-        lost = {"not_loaded": list(map(vars, broken))} if broken else {}
+        lost = {"not_loaded": list(map(msgspec.structs.asdict, broken))} if broken else {}
         return as_json({"schema": 1, "checks": described, "rules": rules, **lost}) + "\n"
     console = make_console(io.StringIO(), width=make_console(stream).width)
     with console.capture() as paper:

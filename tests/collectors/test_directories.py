@@ -7,10 +7,10 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from doctor.collectors.base import Machine
 from doctor.collectors.storage.bounded_scan import DirectoryQuery, scan_directories

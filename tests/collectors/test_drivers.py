@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from doctor.collectors.base import Machine, NotPresent
 from doctor.collectors.gpu.drivers import collect_drivers, read_kernel_driver

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from doctor.collectors import collector_for
@@ -262,7 +262,7 @@ def test_no_library_means_no_driver(tmp_path: Path) -> None:
 
 def test_hanging_driver_call_ends_at_the_deadline_and_leaves_no_process(fake_nvml: FakeNvml) -> None:
     environ = fake_nvml.environ("hanging_driver")
-    found = run_collector(dataclasses.replace(collector_for("gpus"), deadline=1.0), Machine(environ=environ))
+    found = run_collector(msgspec.structs.replace(collector_for("gpus"), deadline=1.0), Machine(environ=environ))
     assert isinstance(found, Missing)
     assert found.lack is MissingReason.TIMEOUT
     assert processes_with(f"FAKE_NVML_CONF={environ['FAKE_NVML_CONF']}") == []

@@ -1,4 +1,3 @@
-import dataclasses
 import functools
 import json
 import os
@@ -69,7 +68,7 @@ def test_an_indexed_check_is_that_of_its_module():
     assert [check.id for check in indexed] == [check.id for check in load_registry(plugins=False).checks]
     functions = {"judge", "cases", "from_logs"}
     for check in indexed:
-        for field in dataclasses.fields(check):
+        for field in msgspec.structs.fields(check):
             if field.name not in functions:
                 assert getattr(check, field.name) == getattr(own[check.id], field.name), (check.id, field.name)
         assert len(check.from_logs) == len(own[check.id].from_logs)
@@ -127,7 +126,7 @@ def test_without_an_index_all_modules_are_read(tmp_path, monkeypatch):
 def test_an_indexed_check_whose_module_is_gone_is_an_error(monkeypatch):
     (check,) = choose(load_registry(plugins=False, by_index=True), ["ENV001"]).checks
     for module in ("doctor_checks.launch.absent", "doctor_checks.launch.rank_absent"):
-        gone = dataclasses.replace(check, judge=functools.partial(check.judge.func, module, "ENV001"))
+        gone = msgspec.structs.replace(check, judge=functools.partial(check.judge.func, module, "ENV001"))
         (result,) = examine(healthy().job(), CheckRegistry((gone,)))
         assert result.status is Status.ERROR
         assert module in result.reason

@@ -1,7 +1,7 @@
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from doctor.api import Finding, Scope, Severity, Skip, Status, Unknown, check
 from doctor.core import check_runner as runner

@@ -1,9 +1,8 @@
 """Checks of other people: whatever they do, they end as a crash and the report goes on."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from doctor.api import Finding, Scope, Severity, Skip, Status, Unknown, check
 from doctor.core import check_runner as runner

@@ -3,10 +3,10 @@
 import os
 import signal
 import time
-from dataclasses import replace
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from doctor.collectors import MODULES, collector_for
 from doctor.collectors.base import Collector, Machine, NotPresent, NotVisible

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from doctor.analysis.call_sites import CallSite, LocalWork
 from doctor.analysis.hang.collective_mismatch import Divergence
@@ -35,8 +36,7 @@ the others completed. ``missing``: a rank did not reach the call that the others
 ranks wait, but the missing peer could not be determined."""
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(msgspec.Struct, frozen=True):
     """What is wrong, and with which ``ranks``; ``confidence`` is from 0 to 1.
 
     ``within_limit``: the ranks that the others wait for have not exceeded their own limit. Some kinds have details:

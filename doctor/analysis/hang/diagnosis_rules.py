@@ -8,9 +8,10 @@ wait for it, an exhausted loader before the calls that no longer match, differen
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from math import prod
 from weakref import WeakKeyDictionary
+
+from msgspec.structs import replace
 
 from doctor.analysis.hang.collective_mismatch import (
     OF_GLOO,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from doctor.analysis.call_sites import POINT_TO_POINT, LocalWork, local_work_of, site_key, site_of
 from doctor.analysis.hang.collective_mismatch import Divergence, MismatchGroup, divergences, largest_first

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -87,8 +86,7 @@ def is_of_device(entry: Collective) -> bool:
     return entry.backend not in _ON_HOST
 
 
-@dataclass(frozen=True)
-class RankState:
+class RankState(msgspec.Struct, frozen=True, dict=True):
     """The state of one rank; a missing section is ``None``.
 
     ``ended_waiting``: its newest collective ended with an error by a timeout (``timeout``) or a lost peer

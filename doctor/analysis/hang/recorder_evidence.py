@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from doctor.analysis.hang.diagnosis import Diagnosis, Kind
 from doctor.analysis.hang.missing_ranks import of_cycle

@@ -6,8 +6,9 @@ Sources: Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst of the kernel; pr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from doctor.collectors.base import Machine, first_known, parse_int, read_int, read_rows, read_text
 from doctor.collectors.storage.mounts import Mount, is_below, outside_view, read_mounts
@@ -18,8 +19,7 @@ UNLIMITED_BYTES = 1 << 60
 """Version 1 reports "no limit" as a page-rounded LONG_MAX; no machine has an exbibyte."""
 
 
-@dataclass(frozen=True)
-class CgroupLimits:
+class CgroupLimits(msgspec.Struct, frozen=True):
     """The lowest limit of each kind between the group of the process and the visible root, and the use of that group.
 
     ``cpu_periods``, ``cpu_throttled`` and ``cpu_throttled_seconds`` are those of the group with the quota, or of the

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+
+import msgspec
 
 from doctor.core.facts import HiddenField
 
@@ -25,8 +26,7 @@ class _Timex(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
-class ClockState:
+class ClockState(msgspec.Struct, frozen=True):
     """``error``: the kernel's bound on the deviation, in seconds; ``None`` if the clock is not synchronized."""
 
     synchronised: bool | None

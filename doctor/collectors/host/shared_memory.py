@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from doctor.collectors.base import Machine
 from doctor.collectors.host.processes import (
@@ -21,8 +22,7 @@ PREFIX = "nccl-"
 """NCCL names its segments nccl-XXXXXX (src/misc/shmutils.cc)."""
 
 
-@dataclass(frozen=True)
-class SharedMemory:
+class SharedMemory(msgspec.Struct, frozen=True):
     """Sizes in bytes. ``left_files``: segments that no process holds; ``None`` if holders may be invisible."""
 
     filesystem: Filesystem | None
@@ -31,8 +31,7 @@ class SharedMemory:
     hidden: tuple[HiddenField, ...] = ()
 
 
-@dataclass(frozen=True)
-class SharedMemoryFile:
+class SharedMemoryFile(msgspec.Struct, frozen=True):
     """A segment of NCCL in shared memory."""
 
     path: str

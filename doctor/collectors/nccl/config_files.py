@@ -6,10 +6,11 @@ import os
 import pwd
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, TypeVar
 from xml.parsers import expat
+
+import msgspec
 
 from doctor.collectors.base import Machine
 from doctor.collectors.host.pci import DISPLAY_CLASSES
@@ -29,8 +30,7 @@ NAMED_FILES = ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_TUNER_CONFIG_FILE")
 _CR_LF = "its lines end in CR LF; NCCL before 2.30 takes the CR for a part of the value"
 
 
-@dataclass(frozen=True)
-class ConfEntry:
+class ConfEntry(msgspec.Struct, frozen=True):
     """A line of a configuration file."""
 
     name: str
@@ -138,8 +138,7 @@ def read_reference(variable: str, path: Path) -> ReferencedFile:
     )
 
 
-@dataclass
-class NcclXml:
+class NcclXml(msgspec.Struct):
     """GPUs and network devices in a file; ``error``: what NCCL refuses in it, or why it could not be read to its end.
 
     ``root``: the element that NCCL reads, and ``required``: attributes of its elements (src/graph/xml.cc, topo.cc
@@ -149,8 +148,8 @@ class NcclXml:
     root: ClassVar[str]
     required: ClassVar[dict[str, tuple[str, ...]]]
 
-    gpus: list[str] = field(default_factory=list)
-    devices: list[str] = field(default_factory=list)
+    gpus: list[str] = msgspec.field(default_factory=list)
+    devices: list[str] = msgspec.field(default_factory=list)
     error: str | None = None
     _depth: int = 0
 
@@ -177,7 +176,6 @@ class NcclXml:
         self.error = self.error or error
 
 
-@dataclass
 class Graphs(NcclXml):
     """A graph file: ``gpus`` are device numbers as NVML counts them."""
 
@@ -194,14 +192,13 @@ class Graphs(NcclXml):
             self.gpus.append(str(int(attributes["dev"], 16)))
 
 
-@dataclass
 class Topology(NcclXml):
     """A topology file: ``gpus`` are bus ids."""
 
     root: ClassVar[str] = "system"
     required: ClassVar[dict[str, tuple[str, ...]]] = {"cpu": ("numaid", "arch"), "pci": ("busid",)}
 
-    _bus_ids: list[str] = field(default_factory=list)
+    _bus_ids: list[str] = msgspec.field(default_factory=list)
 
     def found(self, tag: str, attributes: dict[str, str]) -> None:
         """Collect a GPU, which is a PCI device of a display class or one with a ``gpu`` element, or a net device."""

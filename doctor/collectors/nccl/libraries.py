@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from doctor.collectors.base import read_text
 from doctor.collectors.software.dynamic_loader import DynamicLoader
@@ -20,8 +21,7 @@ _MAPS_LIMIT = 16 << 20
 _NUMBERED = re.compile(r"libnccl\.so\.(\d+\.\d+\.\d+)")
 
 
-@dataclass(frozen=True)
-class NcclSearch:
+class NcclSearch(msgspec.Struct, frozen=True):
     """The inputs that determine which NCCL is loaded. ``paths`` is sys.path; ``maps`` the text of /proc/self/maps."""
 
     loader: DynamicLoader
@@ -76,7 +76,9 @@ class NcclSearch:
             yield self.torch.library_folder / SONAME, "torch"
             if (user := self.torch.nccl_user()) is not None:
                 # The places of its DT_RPATH or DT_RUNPATH alone.
-                own = replace(self.loader, environ={}, etc=Path("/nonexistent"), executable=user.path, defaults=())
+                own = msgspec.structs.replace(
+                    self.loader, environ={}, etc=Path("/nonexistent"), executable=user.path, defaults=()
+                )
                 yield from ((path, "torch") for path in own.candidates(SONAME, user))
         yield from ((path, "system") for path in self.loader.candidates(SONAME))
 

@@ -10,9 +10,10 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Generic, TypeVar
+
+import msgspec
 
 from doctor.core.background import start_thread
 from doctor.core.facts import HiddenField, NameLookup, ReverseLookup
@@ -30,12 +31,11 @@ holds the interpreter while it loads a library, is slow only once."""
 Answer = TypeVar("Answer")
 
 
-@dataclass
-class TimedLookup(Generic[Answer]):
+class TimedLookup(msgspec.Struct, Generic[Answer], dict=True):
     """A call in a thread, repeated if it took long: the shorter time counts."""
 
     call: Callable[[], Answer]
-    started: float = field(default_factory=time.monotonic)
+    started: float = msgspec.field(default_factory=time.monotonic)
     seconds: float | None = None
     answer: Answer | None = None
     error: str | None = None
@@ -64,8 +64,7 @@ class TimedLookup(Generic[Answer]):
         return self.answer, self.error, self.seconds
 
 
-@dataclass(frozen=True)
-class OwnNames:
+class OwnNames(msgspec.Struct, frozen=True):
     """Results of the lookups of one host. ``fqdn`` is ``None`` if it was not found in time."""
 
     fqdn: str | None

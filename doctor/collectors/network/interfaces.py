@@ -9,11 +9,11 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from doctor.collectors.base import Machine, NotVisible, collector, link_target, listed, parse_int, read_int, read_text
@@ -30,8 +30,7 @@ _SIOCETHTOOL = 0x8946
 _ETHTOOL_GDRVINFO = 0x3
 
 
-@dataclass(frozen=True)
-class KernelInterface:
+class KernelInterface(msgspec.Struct, frozen=True):
     """An interface as reported by system calls of this process; ``None`` for what was not requested.
 
     System calls report the network namespace of this process; /sys may have been mounted in another one, which a

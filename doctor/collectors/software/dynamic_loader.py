@@ -11,9 +11,10 @@ import re
 import struct
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+
+import msgspec
 
 from doctor.collectors.software.elf import ElfError, ElfLibrary, bytes_at, machine_of, read_library
 
@@ -35,8 +36,7 @@ _CACHE_HEADER = struct.Struct("<20sIIB3xI12x")
 _CACHE_ENTRY = struct.Struct("<iIIIQ")
 
 
-@dataclass(frozen=True)
-class DynamicLoader:
+class DynamicLoader(msgspec.Struct, frozen=True, dict=True):
     """The search of a process that was started with ``environ``.
 
     ``etc`` contains ld.so.cache; ``executable`` is the program, whose DT_RPATH applies to everything it loads.
@@ -44,7 +44,7 @@ class DynamicLoader:
 
     environ: Mapping[str, str]
     etc: Path
-    executable: Path = field(default_factory=lambda: Path(sys.executable))
+    executable: Path = msgspec.field(default_factory=lambda: Path(sys.executable))
     defaults: tuple[str, ...] = DEFAULT_DIRECTORIES
 
     @cached_property

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+import msgspec
 
 PT_LOAD = 1
 PT_DYNAMIC = 2
@@ -32,8 +33,7 @@ class ElfError(ValueError):
     """The file is not an ELF library that this machine could load, or it is truncated."""
 
 
-@dataclass(frozen=True)
-class ElfSectionHeader:
+class ElfSectionHeader(msgspec.Struct, frozen=True):
     """A section of the file; ``link`` is the number of the section that it refers to."""
 
     name: str
@@ -43,8 +43,7 @@ class ElfSectionHeader:
     link: int
 
 
-@dataclass(frozen=True)
-class ElfLibrary:
+class ElfLibrary(msgspec.Struct, frozen=True):
     """The dynamic section of a library. ``rpath`` is empty if ``runpath`` is not: the loader then ignores it."""
 
     path: Path
@@ -55,8 +54,7 @@ class ElfLibrary:
     runpath: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Layout:
+class _Layout(msgspec.Struct, frozen=True):
     word: str
     header: str
     program: str

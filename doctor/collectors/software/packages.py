@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from doctor.collectors.base import listed, read_text
 from doctor.core.facts import Requirement
@@ -75,8 +76,7 @@ _METADATA_LIMIT = 1 << 18
 _FOLDER = lazy_compile(r"(?P<name>[^-]+)-(?P<version>[0-9][^-]*)(?:-.*)?\.(?:dist|egg)-info")
 
 
-@dataclass(frozen=True)
-class Distribution:
+class Distribution(msgspec.Struct, frozen=True):
     """An installed distribution: its normalized name, its version, and the folder or file with its metadata."""
 
     name: str

@@ -6,9 +6,10 @@ import importlib.util
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
+
+import msgspec
 
 from doctor.collectors.base import read_text
 from doctor.collectors.software.elf import ElfError, ElfLibrary, read_library, search_read_only
@@ -33,8 +34,7 @@ BACKENDS = (
 """Backends of torch.distributed, and the libraries of a build that has them; Linux builds always have Gloo."""
 
 
-@dataclass(frozen=True)
-class TorchFiles:
+class TorchFiles(msgspec.Struct, frozen=True):
     """An installed torch: its package folder."""
 
     package: Path

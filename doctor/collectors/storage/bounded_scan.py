@@ -7,8 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 import doctor.collectors.storage.directory_scan as script
 from doctor.collectors.storage.directory_scan import DirectoryRecord, scan_directory
@@ -21,16 +22,14 @@ LIMIT = 3.0
 COMMAND = (sys.executable, "-I", "-S", str(Path(script.__file__)))
 
 
-@dataclass(frozen=True)
-class DirectoryQuery:
+class DirectoryQuery(msgspec.Struct, frozen=True):
     """A directory to inspect; ``scan``: with its lock files."""
 
     path: str
     scan: bool = False
 
 
-@dataclass(frozen=True)
-class DirectoryResult:
+class DirectoryResult(msgspec.Struct, frozen=True):
     """The state of ``path`` and its mount."""
 
     path: str

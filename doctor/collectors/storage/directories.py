@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
+
+import msgspec
 
 from doctor.collectors.base import Machine, collector
 from doctor.collectors.storage.bounded_scan import COMMAND, LIMIT, DirectoryQuery, DirectoryResult, scan_directories
@@ -18,8 +19,7 @@ TRAINER = "trainer"
 """Source of a directory that a run creates on its first write."""
 
 
-@dataclass(frozen=True)
-class NamedDirectory:
+class NamedDirectory(msgspec.Struct, frozen=True):
     """A directory, its role, and what names it. ``lock_kind``: kind of the locks that are searched for there."""
 
     path: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+import msgspec
 
 from doctor.collectors.base import Machine, link_target, read_text
 
@@ -36,8 +37,7 @@ _THIS_HOST = ("file", "local")
 """Names of the file system of this host in fsspec (fsspec/implementations/local.py)."""
 
 
-@dataclass(frozen=True)
-class Mount:
+class Mount(msgspec.Struct, frozen=True):
     """One line of mountinfo: ``root`` is the part of the file system that is mounted at ``point``."""
 
     point: str

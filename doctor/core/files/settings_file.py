@@ -13,9 +13,10 @@ import re
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from doctor.core.errors import UnusableError
 from doctor.core.text import lazy_compile
@@ -36,8 +37,7 @@ _STRING = lazy_compile(r""""[^"\n]*"|'[^'\n]*'""")
 Origin = Literal["named", "project", "user"]
 
 
-@dataclass(frozen=True)
-class UserSettingsFile:
+class UserSettingsFile(msgspec.Struct, frozen=True):
     """A settings file: our table in it, its text, its location, and whether only the user or root can write to it."""
 
     path: Path
@@ -52,13 +52,12 @@ class UserSettingsFile:
         return self.is_private and self.origin != "project"
 
 
-@dataclass
-class SettingsFileSearch:
+class SettingsFileSearch(msgspec.Struct):
     """The search for the file in effect. ``notes``: sentences about files that were skipped."""
 
     start: Path
     environ: Mapping[str, str]
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
 
     def find(self, config: Path | None = None) -> UserSettingsFile | None:
         """Return the file in effect; ``config``: the file that the user named.

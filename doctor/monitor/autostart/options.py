@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
+
+import msgspec
 
 from doctor.monitor.autostart.launch import OPTIONS
 from doctor.monitor.watch_options import WatchOptions
@@ -20,7 +21,7 @@ def encode_options(given: Mapping[str, Any]) -> str:
     """
     chosen = {
         one.name: given[one.name]
-        for one in fields(WatchOptions)
+        for one in msgspec.structs.fields(WatchOptions)
         if given.get(one.name) not in (None, (), []) and given[one.name] is not one.default
     }
     WatchOptions(**chosen)
@@ -39,7 +40,7 @@ def decode_options(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     if not text:
         return {}
     given = json.loads(text)
-    if not isinstance(given, dict) or not set(given) <= {one.name for one in fields(WatchOptions)}:
+    if not isinstance(given, dict) or not set(given) <= {one.name for one in msgspec.structs.fields(WatchOptions)}:
         raise ValueError(f"{OPTIONS} has options that this release does not know")
     try:
         WatchOptions(**given)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from doctor.core.finding import Severity
 from doctor.core.job import Job
 from doctor.core.report_document import CheckResult, Report, ReportFinding
 
 
-@dataclass(frozen=True)
-class FindingEvent:
+class FindingEvent(msgspec.Struct, frozen=True):
     """A new finding and the result that it belongs to.
 
     ``is_implied``: its cause was reported before, and it adds nothing to that.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from doctor.core.facts import ProgressFacts, RunMemoryFacts, StepFacts, Window
 from doctor.core.job import Job, SectionHolder
 
 
-@dataclass(frozen=True)
-class RankMetrics:
+class RankMetrics(msgspec.Struct, frozen=True):
     """The metrics of one rank. ``window``: its newest window of steps."""
 
     rank: int

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from doctor.analysis.launch_origin import ranks_in_words
 from doctor.cluster.membership.leadership import acknowledge
@@ -26,8 +27,7 @@ FINAL_DECISION, ACKNOWLEDGED = "end/ruling", "end/heard"
 """Keys of the final decision and of its acknowledgments."""
 
 
-@dataclass
-class WatchdogContext:
+class WatchdogContext(msgspec.Struct):
     """The shared state of one rank.
 
     ``namespace``: of this run in the store; before ``is_joined`` this rank is alone. ``stacks``: its stack file;
@@ -47,10 +47,10 @@ class WatchdogContext:
     evaluate: EvaluateJob
     on_recovery: OnRecovery
     write_line: WriteLine
-    rejected: RejectedMessages = field(default_factory=RejectedMessages)
+    rejected: RejectedMessages = msgspec.field(default_factory=RejectedMessages)
     is_joined: bool = False
     _reported_rejected: bool = False
-    empty_store: FailoverStore = field(default_factory=lambda: FailoverStore(()))
+    empty_store: FailoverStore = msgspec.field(default_factory=lambda: FailoverStore(()))
 
     @property
     def peer_store(self) -> FailoverStore:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -175,8 +174,7 @@ class ReplicaTracker:
             self._keep(sample, counted, count)
 
 
-@dataclass
-class ChecksumSample:
+class ChecksumSample(msgspec.Struct):
     """Sample ``number``, after ``steps`` optimizer steps (-1: not counted).
 
     ``value``: ``None`` until it has arrived; ``waiting``: the counts to file it under.
@@ -186,7 +184,7 @@ class ChecksumSample:
     steps: int
     label: str
     value: str | None = None
-    waiting: list[tuple[Counted, int]] = field(default_factory=list)
+    waiting: list[tuple[Counted, int]] = msgspec.field(default_factory=list)
 
 
 def _by_step(checksum: Checksum) -> tuple[int, str]:
