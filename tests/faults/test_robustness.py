@@ -48,7 +48,7 @@ class Breaker(MetaPathFinder):
         run = spec.loader.exec_module
         def exec_module(module):
             run(module)
-            from dataclasses import replace
+            from msgspec.structs import replace
             from doctor.collectors.base import COLLECTORS
             for key, known in COLLECTORS.items():
                 if known.collect.__module__ == name:
