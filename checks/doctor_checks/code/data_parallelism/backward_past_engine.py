@@ -42,6 +42,7 @@ _SUPPORTED = (0, 18, 3)
             _script("(loss / 4).backward()  # !\n        engine.step()"),
             releases=(("deepspeed", "0.17.6"),),
         ),
+        passes("a plain optimizer of the same name in another class", _TWO_TRAINERS),
         passes("by the engine", _script("engine.backward(loss)\n        engine.step()")),
         passes(
             "a release that supports it",
@@ -136,9 +137,10 @@ def _is_engines_optimizer(script: Script, call: ast.Call, makes: list[ast.Call])
     if not isinstance(call.func, ast.Attribute):
         return False
     owner = call.func.value
-    if not isinstance(owner, (ast.Name, ast.Attribute)) or len(script.values_of(owner)) != 1:
-        return False
-    return any(_place(script, made, owner) == 1 for made in makes)
+    values = list(script.values_of(owner)) if isinstance(owner, (ast.Name, ast.Attribute)) else []
+    if len(values) != 1 or not isinstance(values[0], ast.Starred):
+        return False  # in another class, the same name may be a plain optimizer
+    return any(values[0].value is made and _place(script, made, owner) == 1 for made in makes)
 
 
 def _has_engine_beside(script: Script, call: ast.Call, method: str) -> bool:
@@ -155,6 +157,25 @@ def _reads_alike(past: ast.Call, through: ast.Call) -> bool:
     """Whether the engine gets the same loss elsewhere."""
     loss = past.func.value if isinstance(past.func, ast.Attribute) else past.func
     return bool(through.args) and ast.unparse(through.args[0]) == ast.unparse(loss)
+
+
+_TWO_TRAINERS = """\
+import deepspeed
+import torch
+
+class EngineTrainer:
+    def __init__(self, args, model):
+        self.engine, self.optimizer, _, _ = deepspeed.initialize(args=args, model=model)
+
+class PlainTrainer:
+    def __init__(self, model):
+        self.model = model
+        self.optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(self, batch):
+        self.model(batch).mean().backward()
+        self.optimizer.step()
+"""
 
 
 def _script(steps: str) -> str:

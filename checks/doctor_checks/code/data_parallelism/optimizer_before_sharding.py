@@ -20,6 +20,7 @@ from doctor.testing.script_cases import fails, passes
         fails("FSDP2, layer by layer", _BY_LAYER),
         fails("parameters that were taken before", _KEPT_PARAMETERS),
         passes("wrapped first", _WRAPPED_FIRST),
+        passes("generators, which the optimizer reads after the model is wrapped", _LAZY),
         passes("another model, another branch, and made anew", _ANOTHER_MODEL),
         passes("DistributedDataParallel keeps the parameters, and other functions", _DDP),
     ),
@@ -65,11 +66,21 @@ def _model(taken: ast.Call) -> ast.expr:
 
 
 def _replaces(script: Script, wrap: ast.Call, taken: ast.Call, made: ast.Call) -> bool:
-    if ast.unparse(wrap.args[0]) != ast.unparse(_model(taken)) or wrap.lineno <= taken.lineno:
+    read = made if _is_lazy(script, taken) else taken
+    if ast.unparse(wrap.args[0]) != ast.unparse(_model(taken)) or wrap.lineno <= read.lineno:
         return False
     if script.function_of(wrap) is not script.function_of(taken):
         return False
     return not _apart(script, taken, wrap) and not _made_again(script, made, wrap)
+
+
+def _is_lazy(script: Script, taken: ast.Call) -> bool:
+    """Whether the parameters are read when the optimizer iterates: ``p = model.parameters()``, also in a generator
+    expression or ``filter``."""
+    statement = script.statement_of(taken)
+    value = statement.value if isinstance(statement, ast.Assign) else None
+    is_filter = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in ("filter", "map")
+    return value is taken or is_filter or isinstance(value, ast.GeneratorExp)
 
 
 def _apart(script: Script, one: ast.AST, other: ast.AST) -> bool:
@@ -135,6 +146,15 @@ class Runner:
 _WRAPPED_FIRST = """\
 model = FSDP(Net().cuda())
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+"""
+_LAZY = """\
+weights = model.parameters()
+model = FSDP(model)
+optimizer = torch.optim.AdamW(weights, lr=1e-3)
+
+trained = (p for p in encoder.parameters() if p.requires_grad)
+encoder = FSDP(encoder)
+other = torch.optim.AdamW(trained, lr=1e-3)
 """
 _ANOTHER_MODEL = """\
 critic_optimizer = torch.optim.Adam(critic.parameters())

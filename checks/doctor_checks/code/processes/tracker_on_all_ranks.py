@@ -49,6 +49,8 @@ _SWITCHES = ("WANDB_MODE", "WANDB_DISABLED", "WANDB_RUN_GROUP", "wandb.setup", "
         passes("off on the others", _script("wandb.init(mode='online' if rank == 0 else 'disabled')")),
         passes("a name with the rank in it", _script("wandb.init(name=f'run-{dist.get_rank()}')")),
         passes("under a flag that the other ranks turn off", _FLAG),
+        passes("under a flag of the object that is on only on rank 0", _FLAG_OF_ONE),
+        fails("under a flag of the object that is the same on all ranks", _FLAG_OF_ALL),
         passes("one run that exists", _script("mlflow.start_run(run_id=shared)", "import mlflow")),
         passes(
             "a job of Azure, whose processes share a run",
@@ -104,8 +106,8 @@ def _shares_runs(script: Script) -> bool:
 
 
 def _is_switched_off(script: Script, call: ast.Call) -> bool:
-    """Whether the call, or each call of its function, is under a flag of the object that ``__init__`` turns off on some
-    ranks: ``if rank != 0: self._use_wandb = False``."""
+    """Whether the call, or a call of its function, is under a flag of the object that is off on some ranks:
+    ``if rank != 0: self._use_wandb = False``."""
     function = script.function_of(call)
     places = [call, *(calls_of(script, function) if function is not None else ())]
     return any(_asks_for_flag(script, one) for one in places)
@@ -115,10 +117,17 @@ def _asks_for_flag(script: Script, node: ast.AST) -> bool:
     tests = (ast.unparse(one.test) for one in script.around(node) if isinstance(one, ast.If))
     flags = {f"self.{name}" for test in tests for name in re.findall(r"\bself\.(\w+)", test)}
     return any(
-        ast.unparse(target) in flags and script.value(one.value) is False and may_run_alone(script, one)
+        ast.unparse(target) in flags and _is_off_on_some(script, one)
         for one in (script.all(ast.Assign) if flags else ())
         for target in one.targets
     )
+
+
+def _is_off_on_some(script: Script, assigned: ast.Assign) -> bool:
+    """``False`` in a branch of some ranks, or a value that depends on the rank: ``args.wandb and is_main_process``."""
+    if script.value(assigned.value) is False:
+        return may_run_alone(script, assigned)
+    return mentions_ranks(words_behind(script, assigned.value))
 
 
 def _arguments(call: ast.Call) -> tuple[ast.expr, ...]:
@@ -143,6 +152,27 @@ class Run:
 
 Run(rank)
 """
+
+
+def _flagged(value: str, mark: str = "") -> str:
+    return f"""\
+import wandb
+
+class Run:
+    def __init__(self, args):
+        dist.init_process_group("nccl")
+        self.rank = dist.get_rank()
+        self.uses_tracker = {value}
+        self.model = DDP(build())
+        if self.uses_tracker:
+            wandb.init(project="gpt"){mark}
+
+Run(parse())
+"""
+
+
+_FLAG_OF_ONE = _flagged("args.track and self.rank == 0")
+_FLAG_OF_ALL = _flagged("args.track and args.project is not None", "  # !")
 
 
 def _script(start: str, imported: str = "import wandb") -> str:
