@@ -40,6 +40,7 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
     severity=Severity.ERROR,
     needs=(EnvironmentFacts,),
     impacts={
+        r"unused: InfiniBand is off": "None while NCCL_IB_DISABLE turns InfiniBand off.",
         r"PyTorch rejects it": "PyTorch raises an error on every rank that has the variable.",
         r"NCCL rejects it|leaves no algorithm": (
             "NCCL fails with an error, at the latest in the first collective that needs the setting."
@@ -115,6 +116,15 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
             ranks=(0, 1),
             severity=Severity.INFO,
         ),
+        Fails(
+            "of InfiniBand, which is off",
+            healthy().environ(NCCL_IB_DISABLE="1", NCCL_IB_TIMEOUT="3600"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+        Fails(
+            "of InfiniBand, which is on", healthy().environ(NCCL_IB_DISABLE="0", NCCL_IB_TIMEOUT="3600"), ranks=(0, 1)
+        ),
         Fails("taken for 1", healthy().environ(NCCL_SHM_DISABLE="2"), ranks=(0, 1), severity=Severity.WARNING),
         Fails(
             "more sockets than NCCL opens",
@@ -149,30 +159,48 @@ def value_invalid(job: Job) -> Iterator[Verdict]:
     Fix: Set the variable to a valid value, or unset it.
     """
     release = only_nccl(job)
-    for stated in effective_settings(job):
-        yield from _judge(stated, release)
+    settings = list(effective_settings(job))
+    without_ib = {
+        rank
+        for stated in settings
+        if stated.setting.name == IB_DISABLE and parse_nccl_integer(stated.setting.value, 0)
+        for rank in stated.ranks
+    }
+    for stated in settings:
+        yield from _judge(stated, release, is_off=without_ib.issuperset(stated.ranks))
     yield from merge(_sockets(job))
     yield from merge(_files(job))
 
 
-def _judge(stated: EffectiveSetting, release: str | None) -> Iterator[Finding]:
+def _judge(stated: EffectiveSetting, release: str | None, *, is_off: bool) -> Iterator[Finding]:
     setting = stated.setting
+    is_unused = is_off and is_of_infiniband(setting.name)
     info = known_variable(setting.name)
     fault = value_fault(setting.name, setting.value, release=release if info and info.reader == "nccl" else None)
     if info is None or fault is None:
         return
     shown = setting.value if setting.value else "''"
-    whole = f"{setting.name}={shown} {fault.problem}"
+    unused = UNUSED if is_unused else ""
+    whole = f"{setting.name}={shown} {fault.problem}{unused}"
     yield Finding(
         whole
         if len(whole) <= _LONGEST or not fault.problem.startswith("contains")
-        else f"{setting.name} {fault.problem}",
+        else f"{setting.name} {fault.problem}{unused}",
         ranks=stated.ranks,
         evidence={"name": setting.name, "value": setting.value, "from": stated.origin, "expected": fault.expected},
         fix=_fix(stated, fault.expected),
-        severity=severity_of(fault),
+        severity=Severity.INFO if is_unused else severity_of(fault),
         source=source_of(setting),
     )
+
+
+IB_DISABLE = "NCCL_IB_DISABLE"
+UNUSED = " (unused: InfiniBand is off)"
+
+
+def is_of_infiniband(name: str) -> bool:
+    """Whether NCCL reads a variable only if NCCL_IB_DISABLE is 0: ncclIbInit (src/transport/net_ib.cc)."""
+    return name.startswith("NCCL_IB_") and name != IB_DISABLE
 
 
 _LONGEST = 100

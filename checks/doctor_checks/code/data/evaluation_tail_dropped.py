@@ -21,8 +21,12 @@ from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.training import SAMPLER, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
 
-_WHOLE_BATCHES = re.compile(r"fp8|float8|torch_xla|transformer_engine|static_shape|fsdp|fully_?shard", re.IGNORECASE)
-"""Files whose kernels need full batches in evaluation too, or whose ranks synchronize in each forward pass."""
+_WHOLE_BATCHES = re.compile(
+    r"fp8|float8|torch_xla|transformer_engine|static_shape|fsdp|fully_?shard|PipelineModule|Schedule(?:GPipe|\w*1F1B)",
+    re.IGNORECASE,
+)
+"""Files whose kernels or pipelines need full batches in evaluation too, or whose ranks synchronize in each forward
+pass."""
 
 
 @rule(
@@ -67,6 +71,10 @@ _WHOLE_BATCHES = re.compile(r"fp8|float8|torch_xla|transformer_engine|static_sha
             _OF_FIRST.replace("if dist.get_rank() == 0:", "if True:").replace(
                 "drop_last=True)", "drop_last=True)  # !"
             ),
+        ),
+        passes(
+            "stages of a pipeline, whose buffers have the size of a batch",
+            _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)", "net = PipelineModule(layers=layers)"),
         ),
         passes("one sample a batch", _script("DataLoader(test_set, sampler=shares, drop_last=True)")),
         passes(

@@ -27,6 +27,7 @@ _STEPS_OF_OTHERS = ("on_step_end", "on_step_begin", "on_substep_end")
         passes("once an epoch", _EACH_EPOCH),
         passes("now and then, and where memory ran out", _NOW_AND_THEN),
         passes("a loop that looks for a batch size", _OTHER_LOOP),
+        passes("a loop of trials, each with its own optimizer", _TRIALS),
         passes("another hook, a hook that returns in most steps, and a function that is run once", _OTHER_HOOK),
     ),
 )
@@ -51,7 +52,7 @@ def _step_around(script: Script, call: ast.Call) -> str:
             return ""
         inner = outer
         if isinstance(outer, (ast.For, ast.While)):
-            if not has_backward(script, outer) or not _steps(script, outer):
+            if not has_backward(script, outer) or not _steps(script, outer) or _makes_optimizer(script, outer):
                 return ""
             nested = (one for kind in (ast.For, ast.While) for one in script.inside(outer, kind) if one is not outer)
             if any(has_backward(script, one) for one in nested):
@@ -68,6 +69,11 @@ def _step_around(script: Script, call: ast.Call) -> str:
             looped = next((one for one in calls_of(script, outer) if script.nearest(one, ast.For, ast.While)), None)
             return f"{outer.name} is called in the loop at line {looped.lineno}" if looped is not None else ""
     return ""
+
+
+def _makes_optimizer(script: Script, loop: ast.AST) -> bool:
+    """Whether each pass begins a training of its own, as in a search for the largest batch."""
+    return any(script.name(call.func).startswith("torch.optim.") for call in script.inside(loop, ast.Call))
 
 
 def _is_conditional(script: Script, outer: ast.AST, inner: ast.AST) -> bool:
@@ -163,6 +169,17 @@ for step, (x, y) in enumerate(loader):
     except torch.cuda.OutOfMemoryError:
         torch.cuda.empty_cache()
         continue
+"""
+_TRIALS = """\
+import torch
+
+for size in (8, 16, 32):
+    model = build().cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(size, 3, 224, 224).cuda()).mean().backward()
+    optimizer.step()
+    del model, optimizer
+    torch.cuda.empty_cache()
 """
 _OTHER_LOOP = """\
 size = 1

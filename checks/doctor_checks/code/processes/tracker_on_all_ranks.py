@@ -171,8 +171,8 @@ Run(parse())
 """
 
 
-_FLAG_OF_ONE = _flagged("args.track and self.rank == 0")
-_FLAG_OF_ALL = _flagged("args.track and args.project is not None", "  # !")
+_FLAG_OF_ONE: str = _flagged("args.track and self.rank == 0")
+_FLAG_OF_ALL: str = _flagged("args.track and args.project is not None", "  # !")
 
 
 def _script(start: str, imported: str = "import wandb") -> str:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Violation, rule
+from doctor.api import FileFails, FilePasses, Severity, Violation, rule
 from doctor.knowledge.environment_variables import known as known_variable
+from doctor.knowledge.interface_syntax import parse_nccl_integer
 from doctor.knowledge.releases import bundled_nccl
 from doctor.knowledge.variable_values import fault as value_fault
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
-from doctor_checks.nccl.value_invalid import meant_number, severity_of, value_invalid
+from doctor_checks.nccl.value_invalid import (
+    IB_DISABLE,
+    UNUSED,
+    is_of_infiniband,
+    meant_number,
+    severity_of,
+    value_invalid,
+)
 
 
 @rule(
@@ -42,6 +50,11 @@ from doctor_checks.nccl.value_invalid import meant_number, severity_of, value_in
         shell_passes(
             "sound values", "export NCCL_IB_DISABLE=1 NCCL_DEBUG=info", "export NCCL_P2P_LEVEL=NVL", "torchrun train.py"
         ),
+        FileFails(
+            "of InfiniBand, which is off",
+            "export NCCL_IB_DISABLE=1\nexport NCCL_IB_TIMEOUT=3600  # !\ntorchrun train.py\n",
+            name="run.sh",
+        ),
         shell_passes("from outside", "export NCCL_DEBUG=$1", "torchrun train.py"),
         shell_passes("empty", "export NCCL_IB_DISABLE=", "torchrun train.py"),
         shell_passes("of the script alone", "NCCL_DEBUG=maybe", "torchrun train.py"),
@@ -50,18 +63,22 @@ from doctor_checks.nccl.value_invalid import meant_number, severity_of, value_in
 def value_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether every known variable of a launch file has a valid value."""
     nccl = bundled_nccl(file.releases.get("torch", ""))
+    is_off = any(
+        one.name == IB_DISABLE and one.is_exported and parse_nccl_integer(one.known_value, 0) for one in file.settings
+    )
     for setting in file.settings:
         info = known_variable(setting.name)
         if not setting.is_exported or setting.known_value is None or info is None:
             continue
         fault = value_fault(setting.name, setting.known_value, release=nccl if info.reader == "nccl" else None)
         if fault is not None:
+            is_unused = is_off and is_of_infiniband(setting.name)
             yield Violation(
                 setting.place,
-                f"{setting.name}={setting.known_value or repr('')} {fault.problem}",
+                f"{setting.name}={setting.known_value or repr('')} {fault.problem}{UNUSED if is_unused else ''}",
                 fix=f"Set `{setting.name}={meant}`."
                 if (meant := meant_number(setting.known_value)) and fault.expected.startswith("0 or 1")
                 else f"Set {setting.name} to a valid value: {fault.expected}.",
-                severity=severity_of(fault),
+                severity=Severity.INFO if is_unused else severity_of(fault),
                 evidence=(("name", setting.name), ("value", setting.known_value), ("expected", fault.expected)),
             )
