@@ -72,7 +72,7 @@ def _step_around(script: Script, call: ast.Call) -> str:
 
 
 def _makes_optimizer(script: Script, loop: ast.AST) -> bool:
-    """Whether each pass begins a training of its own, as in a search for the largest batch."""
+    """Whether each pass begins another training, as in a search for the largest batch."""
     return any(script.name(call.func).startswith("torch.optim.") for call in script.inside(loop, ast.Call))
 
 
