@@ -19,6 +19,7 @@ _KEYS = {"rank": "rank", "local_rank": "local rank", "gpu": "GPU", "process": "p
 _KEYS_ARE_RANKS = {
     *("calls", "first_indices", "first_on_others", "others_were_in", "seeds", "timed_out_at", "without_gradient"),
 }
+_FOR_PROGRAMS = {"column", "end_column", "end_line", "fixable", "flow", "preview"}
 _ARE_RANKS = {"called_by", "waiting"}
 _VALUES_ARE_RANKS = {"checksums", "directories", "initial", "ranks_by_value", "releases", "values"}
 _CAPITALS = {
@@ -94,9 +95,12 @@ _LABELS = {
 def evidence_lines(evidence: Mapping[str, object]) -> list[str]:
     """Return a line ``name: value`` for each value that is known and not empty.
 
-    ``where`` takes a line per rank, ``said`` its own lines. A variable without a value is ``not set``."""
+    ``where`` takes a line per rank, ``said`` its own lines. A variable without a value is ``not set``. Positions in
+    source files are for programs."""
     lines: list[str] = []
     for name, value in evidence.items():
+        if name in _FOR_PROGRAMS:
+            continue
         if name == "where" and isinstance(value, Mapping):
             lines += (f"rank {rank}: {_value(name, place)}" for rank, place in value.items())
         elif name == "said" and isinstance(value, (list, tuple)):

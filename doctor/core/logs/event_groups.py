@@ -83,7 +83,7 @@ def finding_from_logs(
     live with it."""
     consequences = () if severity is Severity.INFO else (*explains, *(SYMPTOMS if symptoms else ()))
     blamed = group.ranks if ranks is None else ranks
-    shown = {**(evidence or {}), "said": [line_of(event) for event in group.events[:SHOWN]]}
+    shown = {**(evidence or {}), "said": list(dict.fromkeys(map(line_of, group.events)))[:SHOWN]}
     times = sum(event.count for event in group.events)
     if times > len(group.events) or times > SHOWN:
         shown["times"] = times
