@@ -132,7 +132,19 @@ def _flag(info: VariableInfo, name: str, value: str, release: str | None) -> Val
         return None
     if name == "NCCL_P2P_DISABLE":
         return ValueFault("has no effect: only 1 disables P2P", "0 or 1")
-    return ValueFault("is neither 0 nor 1: NCCL treats it as 1", "0 or 1", mild=True)
+    taken = 0 if name in _ONLY_ONE else 1
+    return ValueFault(f"is neither 0 nor 1: NCCL treats it as {taken}", "0 or 1", mild=True)
+
+
+_ONLY_ONE = frozenset(
+    {
+        *("NCCL_ALLOC_P2P_NET_LL_BUFFERS", "NCCL_CHECK_POINTERS", "NCCL_DEV_API_JIT", "NCCL_GDRCOPY_ENABLE"),
+        *("NCCL_GDRCOPY_FIFO_ENABLE", "NCCL_NET_DISABLE_INTRA", "NCCL_RAS_ENABLE", "NCCL_SET_STACK_SIZE"),
+        "NCCL_SHM_DISABLE",
+    }
+)
+"""Flags that NCCL compares with 1 (``ncclParamShmDisable() == 1`` in src/transport/shm.cc, and so on); the others count
+unless they are 0."""
 
 
 def _wide_flag(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:

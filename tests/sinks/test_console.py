@@ -145,7 +145,7 @@ def test_an_explained_failure_is_printed_with_its_cause():
 
 def test_the_end_says_what_stands_in_the_way_of_a_verdict():
     report = report_of(result_of("RUN003", "rank-straggling"), sketch=_without_rank_3())
-    assert "no finding on 4 ranks, but 1 of 4 ranks were not gathered" in ended(report)
+    assert "no finding on 4 ranks, but 1 of 4 ranks was not gathered" in ended(report)
 
 
 def _without_rank_3():

@@ -379,8 +379,8 @@ def _effect(is_one_job: bool) -> str:
             "until the timeout."
         )
     return (
-        "Harmless without a collective in each batch. With one, the ranks with more batches wait in it until the "
-        "timeout."
+        "If each batch runs a collective, the ranks with more batches wait in it until the timeout; otherwise this is "
+        "harmless."
     )
 
 

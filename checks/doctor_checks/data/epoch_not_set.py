@@ -78,7 +78,8 @@ def _drawn(
 def epoch_not_set(job: Job) -> Iterator[Verdict]:
     """Ask whether each epoch uses a new shuffle order.
 
-    Why it hurts: every epoch has the same batches in the same order, so the model generalizes worse without an error.
+    Why it hurts: every epoch has the same batches in the same order, so the model generalizes worse. No error is
+    raised.
     Fix: Call `sampler.set_epoch(epoch)` before each epoch.
     """
     loaders = [readers for readers in peer_loaders(job, TRAINING) if any(map(_may_shuffle, readers.members))]

@@ -465,8 +465,8 @@ def _effect(ends: _Ends, leaves_at: int | None, *, is_error: bool, by_steps: boo
 
 
 _MILD = (
-    "Harmless without a collective in each batch. With one, such as a gathered metric, the ranks with more batches "
-    "wait in it until the timeout."
+    "If each batch runs a collective, such as a gathered metric, the ranks with more batches wait in it until the "
+    "timeout; otherwise this is harmless."
 )
 
 _OPEN = (

@@ -37,8 +37,8 @@ _REFUSALS = {
         "A FUSE file system is disconnected",
     ),
     "Cannot send after transport endpoint shutdown": (
-        "The Lustre server disconnected the client that uses {path}",
-        "The Lustre server disconnected a client",
+        "The Lustre server evicted the client that uses {path}",
+        "The Lustre server evicted a client",
     ),
     "File too large": ("{path} exceeds the largest file size", "A file exceeds the largest file size"),
     "Is a directory": ("{path} is a directory, not a file", "The path of a checkpoint is a directory, not a file"),
@@ -174,7 +174,7 @@ def _damaged(group: EventGroup, path: str | None) -> _Claim:
             "Download the data in the directory of the file:\ngit lfs pull",
         )
     if any(group.value(f"what{number}") for number in (6, 7, 8, 9)):
-        fix = "Replace the file that the traceback names with a complete copy."
+        fix = "Replace the file named in the traceback with a complete copy."
     else:
         fix = "Resume from an older checkpoint, or download the file again."
     return _Claim(f"A file is incomplete or damaged: {what}", _LOADS, fix)

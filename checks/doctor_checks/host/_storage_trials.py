@@ -41,13 +41,13 @@ _REMEDIES = {
         "findmnt -T {path}",
     ),
     "Permission denied": (
-        "Find the missing write permission on the path, then grant it to the user of the job or use another directory",
+        "Find the missing permission on the path, then grant it to the user of the job or use another directory",
         "namei -l {path}",
         "id",
     ),
     "File exists": ("Use another directory, or move the file that has this name", "namei -l {path}"),
     "Not a directory": ("Use another directory, or move the file that has this name", "namei -l {path}"),
-    "Stale file handle": ("Mount the file system{of} again{at}, and restart the job",),
+    "Stale file handle": ("Unmount the file system{of}{at}, mount it again, and restart the job",),
     "Transport endpoint is not connected": ("Mount the FUSE file system{of} again{at}, and restart the job",),
     "Cannot send after transport endpoint shutdown": (
         "Find out why the server evicted the client{at}, and restart the job",

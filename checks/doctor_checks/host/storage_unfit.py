@@ -455,7 +455,10 @@ def _fix(words: str, folder: Directory, hosts: str) -> str:
         return "Use a directory on a file system that all hosts mount (NFS, Lustre, GPFS)."
     if words.startswith("is not accessible"):
         return f"Use another directory, or correct this path on {hosts}:\nnamei -l {path}"
-    return f"Remount the file system on {hosts}, or use another directory (`timeout 5 ls {path}` tests it)."
+    return (
+        f"Remount the file system on {hosts} until this command succeeds there, or use another directory:\n"
+        f"timeout 5 ls {path}"
+    )
 
 
 def _quoted(path: str) -> str:

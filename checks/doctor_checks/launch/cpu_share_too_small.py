@@ -191,9 +191,9 @@ def _cores(cpus: tuple[int, ...]) -> str:
 def _report(ranks: list[tuple[int, ProcessFacts]], cpus: float, how: str) -> Finding:
     numbers, threads = tuple(number for number, _ in ranks), _threads(ranks)
     each = max(1, int(cpus // len(ranks)))
-    who = "1 rank has" if len(ranks) == 1 else f"{len(ranks)} ranks of a host share"
+    who = "1 rank runs" if len(ranks) == 1 else f"{len(ranks)} ranks of a host run"
     return Finding(
-        f"{who} {cpus:g} CPU{'' if cpus == 1 else 's'} ({how}) for {threads} thread{'' if threads == 1 else 's'}",
+        f"{who} {threads} thread{'' if threads == 1 else 's'} on {cpus:g} CPU{'' if cpus == 1 else 's'} ({how})",
         ranks=numbers,
         evidence={
             "cpus": cpus,

@@ -142,9 +142,12 @@ def _by_store(job: Job) -> Iterator[Finding]:
     absent = ranks_in_words(missing) if missing else "some ranks"
     yield finding_from_logs(
         group,
-        f"Startup timed out waiting in the store: {absent} did not join",
+        f"Startup timed out at the store: {absent} did not join",
         ranks=missing,
         evidence={"keys": keys[:8], "world_size": group.value("want")},
+        effect="The members that joined fail after the timeout, and no rank starts training."
+        if waits[0].kind == "torch.store.members"
+        else "",
         confidence=0.7 if missing else 0.6,
     )
 

@@ -191,7 +191,7 @@ def slurm_gpus_hidden(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: torch.cuda.set_device(LOCAL_RANK) fails with "invalid device ordinal", and Lightning with "You
     requested gpu: [0, 1] But your machine only has: [0]"; GPUs in separate device cgroups cannot use P2P.
-    Fix: Replace `--gpus-per-task` by `--gpus-per-node`, and start with `srun --gpu-bind=none python train.py`.
+    Fix: Replace `--gpus-per-task` with `--gpus-per-node`, and add `--gpu-bind=none` to srun.
     """
     inside = False
     faults: dict[HiddenGpus, list[tuple[LocalRankGpus, IdenticalRanks]]] = {}

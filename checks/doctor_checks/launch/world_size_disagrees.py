@@ -49,7 +49,8 @@ def _worlds_unequal(job: Job) -> Iterator[Finding]:
             ranks=(),
             evidence={"world_sizes": sizes},
             confidence=0.7,
-            fix="Start every host with the same number of hosts and processes, and give each job its own MASTER_PORT.",
+            fix="Use the same number of hosts and processes in the launch command on every host, and give each job its "
+            "own MASTER_PORT.",
         )
 
 
@@ -150,7 +151,7 @@ def world_size_disagrees(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: ranks with a larger world size wait in init_process_group() until the timeout; ranks with a smaller
     one form a process group without the others.
-    Fix: Start every host with the same number of hosts and of processes per host.
+    Fix: Use the same number of hosts and of processes per host in the launch command on every host.
     """
     yield from _judge_each_other(job)
     yield from merge(

@@ -47,8 +47,8 @@ def _dumps_to(*, exists: bool = True, writable: bool | None = True) -> StorageFa
             "A timeout raises an exception with a traceback, but no dump shows which rank did not reach the collective."
         ),
         r"may end the process": (
-            "After a timeout, the dumps of some ranks may be missing, and with them the rank that did not reach "
-            "the collective."
+            "After a timeout, the dumps of some ranks may be missing, so the rank that did not reach the collective "
+            "cannot be identified."
         ),
         r"no dump|cannot be written|does not write": (
             "If a collective times out, no dump shows which rank did not reach it."
@@ -229,7 +229,7 @@ def _error_handling(environment: EnvironmentFacts, torch: str | None, launcher: 
     elif value in ("1", "2") and _has_recorder(torch):
         row = BY_NAME.get(launcher or "")
         by_launcher = row is not None and f"{name}={value}" in row.exports
-        why = f"{name}={value} may end the process before its dump is written"
+        why = f"{name}={value} may end the process before its trace is dumped"
         known_to = torch is not None and within(torch, before="2.7")
         yield _Gap(why, f"export {name}=3", is_default=by_launcher, is_likely=known_to)
 

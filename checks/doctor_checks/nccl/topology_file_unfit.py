@@ -53,7 +53,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 f"NCCL cannot read {file}: {group.value('err')}",
                 evidence={"file": file, "error": group.value("err")},
                 effect="NCCL initialization fails with a system error." if variable == _GRAPHS else "",
-                fix=f"Make {file} readable for the user of the job, or run `unset {variable}`."
+                fix=f"Make {file} readable by the user of the job, or run `unset {variable}`."
                 if "denied" in (group.value("err") or "")
                 else f"Run `unset {variable}`, or set it to an existing file for this machine type.",
                 confidence=0.9,
@@ -145,7 +145,7 @@ def _findings(job: Job) -> Iterator[Finding]:
                     f"{file.variable}={file.path} {wrong}",
                     ranks=identical.ranks,
                     evidence={"path": file.path, "gpus_in_file": list(file.gpus), "error": file.error},
-                    fix=f"Make {file.path} readable for the user of the job, or run `unset {file.variable}`."
+                    fix=f"Make {file.path} readable by the user of the job, or run `unset {file.variable}`."
                     if file.exists is not False and file.readable is False
                     else f"Run `unset {file.variable}`, or set it to a file for this machine type.",
                     source=source_of(setting),

@@ -170,7 +170,7 @@ def _judge(found: _Found, ranks: tuple[int, ...]) -> Iterator[Verdict]:
     origin = found.chosen.origin or found.chosen.path
     summary = f"PyTorch loads NCCL {version} from {origin}, but was built with {found.wanted}"
     if is_older(version, found.wanted):
-        effect = f"Functions may be missing (`undefined symbol`), and bugs that {found.wanted} no longer has may occur."
+        effect = f"Functions may be missing (`undefined symbol`), and bugs fixed by {found.wanted} may occur."
         yield _finding(found, ranks, summary, None, effect)
     elif is_older(found.wanted, version):
         # A newer wheel is often installed on purpose, although torch requires one release exactly (Requires-Dist:

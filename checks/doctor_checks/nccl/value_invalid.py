@@ -125,7 +125,8 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
         Fails(
             "of InfiniBand, which is on", healthy().environ(NCCL_IB_DISABLE="0", NCCL_IB_TIMEOUT="3600"), ranks=(0, 1)
         ),
-        Fails("taken for 1", healthy().environ(NCCL_SHM_DISABLE="2"), ranks=(0, 1), severity=Severity.WARNING),
+        Fails("taken for 1", healthy().environ(NCCL_IB_DISABLE="2"), ranks=(0, 1), severity=Severity.WARNING),
+        Fails("taken for 0", healthy().environ(NCCL_SHM_DISABLE="2"), ranks=(0, 1), severity=Severity.WARNING),
         Fails(
             "more sockets than NCCL opens",
             healthy().environ(NCCL_SOCKET_NTHREADS="16", NCCL_NSOCKS_PERTHREAD="8"),

@@ -134,7 +134,7 @@ def versions_differ(job: Job) -> Iterator[Verdict]:
         if parted.even:
             ranks = tuple(rank for group in parted.minorities for rank in group.ranks)
             yield Finding(
-                f"Releases of {part.word} differ between ranks ({describe(parted)})",
+                f"Versions of {part.word} differ between ranks ({describe(parted)})",
                 ranks=ranks,
                 evidence={
                     "releases": {str(group.value): list(group.ranks) for group in parted.minorities[:8]},

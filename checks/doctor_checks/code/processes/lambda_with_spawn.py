@@ -36,7 +36,7 @@ def lambda_with_spawn(script: Script) -> Iterator[Violation]:
 
     Why it hurts: the processes fail at startup with "Can't pickle", because a lambda or a nested function cannot be
     imported by name.
-    Fix: Define the function at the top level of the module.
+    Fix: Define it with `def` at the top level of the module.
     """
     default = start_method(script)
     for call in script.all(ast.Call):

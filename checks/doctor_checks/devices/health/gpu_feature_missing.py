@@ -69,7 +69,7 @@ def _fix(claim: str) -> str:
         return "License the virtual GPU, and check its state with:\nnvidia-smi -q | grep -i license"
     if claim.startswith("NCCL") or "operating system" in claim:
         return (
-            "Turn off the features of NCCL that need it:\n"
+            "Turn off the NCCL features that containers and restricted systems often lack:\n"
             "export NCCL_CUMEM_ENABLE=0 NCCL_P2P_DISABLE=1 NCCL_NVLS_ENABLE=0"
         )
     if "MPS" in claim:

@@ -100,8 +100,11 @@ _BUSY = {"seconds": 0.004, "processor_share": 0.21, "pinned_to": (1,)}
         r"matrix products": (
             "The rank takes longer to compute each step, and all ranks wait for it in the next collective."
         ),
-        r"copies (?:to|from) ": (
+        r"copies to ": (
             "Batches and offloaded tensors reach the GPU late, and all ranks wait for this one in the next collective."
+        ),
+        r"copies from ": (
+            "Tensors that are offloaded or saved leave the GPU late, which delays each step that copies them."
         ),
         r"messages to": "Collectives run at the speed of these links, so every rank waits for them.",
     },
@@ -231,7 +234,7 @@ def _slow_copies(job: Job, copies: SlowCopies) -> Finding:
     link = f"generation {copies.gpu.pcie_generation} x{copies.gpu.pcie_width}"
     way = "to" if what == "to_device" else "from"
     return Finding(
-        f"Rank {copies.rank} on {', '.join(hosts)}: copies {way} {copies.sample.device} reach {speed / 1e9:.1f} of "
+        f"Rank {copies.rank} on {', '.join(hosts)}: copies {way} {copies.sample.device} reach {speed / 1e9:.1f} of the "
         f"{copies.roofline / 1e9:.1f} GB/s of its PCIe link ({link})",
         ranks=(copies.rank,),
         evidence={

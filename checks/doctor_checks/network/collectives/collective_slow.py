@@ -52,9 +52,7 @@ def _far(axis: str, group: tuple[int, ...], size: int, turn: int) -> float:
             "Collectives of small tensors, as in tensor or pipeline parallelism, are limited by this latency."
         ),
         r"^Slow group": "Each step waits for this group, so the whole job runs at its speed.",
-        r"in slow groups": (
-            "The groups of this rank are slow, and all ranks of these groups wait for it in each step."
-        ),
+        r"in slow groups": ("All ranks of these groups wait for this rank in each step."),
     },
     cases=lambda: (
         Passes("not measured", healthy(hosts=2, per_host=2)),
@@ -226,7 +224,7 @@ def _shown(slow: SlowGroup) -> str:
     timed = slow.timed
     what, who = f"{timed.operation} of {_size(timed)} on {timed.backend}", ranks_in_words(timed.members)
     took, usual = _milliseconds(timed.seconds), _milliseconds(slow.usual)
-    return f"{what} takes {took} on {who}, {usual} in other groups"
+    return f"{what} takes {took} on {who} (other groups: {usual})"
 
 
 def _size(timed: TimedGroup) -> str:

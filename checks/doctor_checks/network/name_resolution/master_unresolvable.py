@@ -68,7 +68,7 @@ def _fix(name: str | None, error: str, *, by_launcher: bool) -> str:
     if error.startswith("Temporary failure"):
         return f"Add {name} to /etc/hosts, or repair the name server in /etc/resolv.conf, which does not answer."
     if by_launcher:
-        return f"Use the IP address of {name} in the list of hosts, or add the name to DNS or /etc/hosts."
+        return f"Use the IP address of {name} in the hostfile, or add the name to DNS or /etc/hosts."
     return f"Use the IP address instead of {name}, or add the name to DNS or to /etc/hosts on all hosts."
 
 

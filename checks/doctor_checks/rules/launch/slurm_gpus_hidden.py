@@ -78,7 +78,11 @@ def _fix(start: ProcessLaunch, step: Allocation) -> str:
     if step.gpus_per_task is None:
         return "Pass `--gpu-bind=none` to srun."
     ranks = processes_of(start.launch) if start.is_agent else None
-    return f"Replace `--gpus-per-task={step.gpus_per_task}` with `--gpus-per-task={ranks}`." if ranks else ""
+    if ranks:
+        return f"Replace `--gpus-per-task={step.gpus_per_task}` with `--gpus-per-task={ranks}`."
+    each = step.gpus_per_task * step.tasks_per_node if step.tasks_per_node else 0
+    on_node = f"`--gpus-per-node={each}`" if each else "`--gpus-per-node`"
+    return f"Replace `--gpus-per-task={step.gpus_per_task}` with {on_node}, and add `--gpu-bind=none` to srun."
 
 
 def _seen(step: Allocation) -> str:
