@@ -165,7 +165,7 @@ def edited(folder, kind):
 def uneven(folder, kind):
     """Rank 1 has five batches more; the loop ends after the smallest number of all ranks, or by a flag, or not."""
     model = DistributedDataParallel(net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     loader = DataLoader(torch.utils.data.Subset(Rows(), range(40 + 20 * dist.get_rank())), BATCH)
     fewest = torch.tensor(len(loader))
     dist.all_reduce(fewest, dist.ReduceOp.MIN)
