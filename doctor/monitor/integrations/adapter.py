@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
@@ -37,6 +37,15 @@ class AdapterRun:
         self._at_exit: Callable[[], None] | None = None
         self._end_backward: Callable[[], None] | None = None
         self._loss: Any = None
+        self._taken: Mapping[str, float] | None = None
+
+    def take_metrics(self) -> Mapping[str, float]:
+        """Return the metrics of a round once, for the framework's loggers; empty until the next round."""
+        metrics = self.session.metrics()
+        if metrics is self._taken:
+            return {}
+        self._taken = metrics
+        return metrics
 
     def restore(self) -> None:
         """Restore whatever was changed in the framework's objects."""

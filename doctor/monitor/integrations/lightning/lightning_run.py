@@ -47,7 +47,6 @@ class LightningRun(AdapterRun):
         self._loaders: dict[str, StageLoaders] = {}
         self._is_ready = False
         self._checked_stages: set[str] = set()
-        self._logged: Mapping[str, float] | None = None
         if trainer.global_rank == 0:
             self.telemetry.when_due = self._log_metrics
         self._train: StageLoaders | None = None
@@ -204,10 +203,7 @@ class LightningRun(AdapterRun):
 
     def _log_metrics(self) -> None:
         """Pass the metrics of a round to the loggers once; ``log`` would mix them with others."""
-        metrics = self.session.metrics()
-        if metrics is self._logged:
-            return
-        self._logged = metrics
+        metrics = self.take_metrics()
         step = getattr(self._epoch_loop, "_batches_that_stepped", self._epoch_loop.global_step)
         for logger in self.trainer.loggers if metrics else ():
             logger.log_metrics(dict(metrics), step=step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -61,7 +61,6 @@ class TransformersRun(AdapterRun):
         self._evaluates = False
         self._batch = 0
         self._kept = 0
-        self._logged: Mapping[str, float] | None = None
 
     # Training.
 
@@ -72,10 +71,7 @@ class TransformersRun(AdapterRun):
 
     def _log_metrics(self, reporters: Sequence[Any], control: Any) -> None:
         """Pass the metrics of a round on once. The Trainer's ``log`` would pass them to all callbacks and keep them."""
-        metrics = self.session.metrics()
-        if metrics is self._logged:
-            return
-        self._logged = metrics
+        metrics = self.take_metrics()
         for reporter in reporters if metrics else ():
             reporter.on_log(self._args, self._state, control, logs=dict(metrics))
 
