@@ -355,6 +355,18 @@ def test_a_loop_that_starts_while_its_run_begins_misses_no_step(
     assert without_check(run().calls)[: len(epoch(0))] == epoch(0)
 
 
+def test_the_training_waits_once_for_a_run_that_does_not_begin(loop: LoopWatch) -> None:
+    training = Training(loop)
+    loop._begin_within = 0.2
+    with loop._begins:
+        started = time.monotonic()
+        for one in rows(4):
+            training.step(one)
+        assert time.monotonic() - started >= 0.2
+        assert loop._begin_within == 0.0
+    assert not RecordedSession.made
+
+
 def test_steps_in_the_constructor_of_a_model_are_not_those_of_its_training(loop: LoopWatch) -> None:
     """DeepSpeed's engine steps its optimizer there, while the other ranks may be late."""
     model = torch.nn.Linear(1, 1)

@@ -299,6 +299,7 @@ class LoopWatch(Adapter[LoopRun]):
         self._passes: weakref.WeakKeyDictionary[Any, ObservedPass] = weakref.WeakKeyDictionary()
         self._thread = self._native_id = 0
         self._begins = threading.Lock()
+        self._begin_within = BEGIN_WITHIN
         self._has_waited = self._is_called = False  # another rank waits for this one
         self._within = False  # a loader that Accelerate prepared, or a step of DeepSpeed's engine: both use others
         self._saves = False
@@ -506,7 +507,10 @@ class LoopWatch(Adapter[LoopRun]):
             if run.wrapper is not None:
                 return True
             self._end()
-        if not self._known() or not self._begins.acquire(timeout=BEGIN_WITHIN):
+        if not self._known():
+            return False
+        if not self._begins.acquire(timeout=self._begin_within):
+            self._begin_within = 0.0  # the training waits once, and not in every step
             return False
         try:
             is_begun = self._run is not None  # meanwhile, in a thread beside this one

@@ -49,7 +49,7 @@ def variable_superseded_in_files(file: EnvironmentSource) -> Iterator[Violation]
     names = {setting.name for setting in file.settings}
     sizes = [one for one in file.settings if one.name == "WORLD_SIZE" and one.is_certain]
     if isinstance(file, Script) and any(one.known_value == "1" for one in sizes):
-        return  # one rank waits for nobody
+        return  # a single rank has no peer to wait for
     for setting in file.settings:
         info = known_variable(setting.name)
         if not setting.is_exported or info is None or info.superseded is None or info.replaced_by in names:
