@@ -81,6 +81,25 @@ accelerator = Accelerator()
 with accelerator.main_process_first():
     {call}
 """
+_STOPPED = """\
+import signal
+
+stopping = False
+
+def on_term(number, frame):
+    global stopping
+    stopping = True
+
+signal.signal(signal.SIGTERM, on_term)
+
+def train(net, loader, limit):
+    model, began = DDP(net), time.time()
+    for batch in loader:
+        model(batch).sum().backward()
+        if {test}:
+            {leave}
+"""
+_SAVED = "dist.barrier()\n            dist.barrier()\n            return"
 _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
 
 
@@ -89,6 +108,10 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
     [
         ("CODE016", _STEP.format(handler='print("CUDA out of memory")'), Severity.ERROR),
         ("CODE016", _STEP.format(handler="print(error)"), Severity.WARNING),
+        ("CODE016", _STOPPED.format(test="stopping", leave="break"), Severity.WARNING),
+        ("CODE016", _STOPPED.format(test="time.time() - began > limit", leave="break"), Severity.ERROR),
+        ("CODE008", _STOPPED.format(test="stopping", leave=_SAVED), Severity.WARNING),
+        ("CODE008", _STOPPED.format(test="time.time() - began > limit", leave=_SAVED), Severity.ERROR),
         ("CODE029", _RANKS.format(write='train(model)\ntorch.save(model, "last.pt")'), Severity.ERROR),
         ("CODE029", _RANKS.format(write='torch.save(features(model), "features.pt")'), Severity.WARNING),
         ("CODE029", _RANKS.format(write=_GATHERED), Severity.INFO),
@@ -117,9 +140,7 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
 )
 def test_what_depends_on_more_than_ranks_is_no_error(id_, text, severity):
     rule = next(one for one in builtin_rules() if one.id == id_ and issubclass(Script, one.reads))
-    imports = (
-        "import os\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
-    )
+    imports = "import time\n" + _IMPORTS
     found = [one.severity or rule.severity for one in rule.violations(Script("train.py", imports + text))]
     assert found == [severity]
 

@@ -31,7 +31,10 @@ _STEPS = 4
 
 def disagreement(script: Script, test: ast.expr) -> str:
     """``data``, ``time`` or ``signal`` if ranks may evaluate a test differently; empty if they agree as far as the file
-    shows: they reduced the value before, or nothing makes it rank-specific."""
+    shows: they reduced the value before, or nothing makes it rank-specific.
+
+    ``signal`` is a race rather than a certain disagreement: torchrun, srun and scancel signal all ranks, which diverge
+    if one evaluates the test before its signal is delivered and another one after that."""
     seen = tuple(_behind(script, test))
     before = test.lineno if isinstance(script.parent(test), ast.If) else None
     if any(_is_shared(script, one, before) for one in seen):

@@ -9,7 +9,13 @@ from doctor.lint.engine.rule import FlowStep
 from doctor.lint.python.collective_paths import FOCUS, UNKNOWN_CALLS, CollectivePath, paths_through
 from doctor.lint.python.collectives import CollectiveCall, collectives_and_forwards
 from doctor.lint.python.gpu_use import runs_alone
-from doctor.lint.python.rank_branches import RankCondition, is_rank_test, rank_conditions, statements_before
+from doctor.lint.python.rank_branches import (
+    RankCondition,
+    is_rank_test,
+    rank_condition,
+    rank_conditions,
+    statements_before,
+)
 from doctor.lint.python.script import UNKNOWN, Script, last_name, step_at
 from doctor.lint.python.wrapped_models import FORWARD_OF_DDP
 
@@ -32,6 +38,7 @@ def unmatched_condition(script: Script, collective: CollectiveCall) -> RankCondi
             or _is_joined_in_branch(script, collective, condition)
             or _is_joined_apart(script, collective, condition)
             or _is_joined_around(script, collective)
+            or _is_joined_in_next_round(script, collective, condition)
             or _asks_again(script, collective, condition)
             or _is_served(script, collective, condition)
         )
@@ -281,6 +288,24 @@ def _is_joined_around(script: Script, collective: CollectiveCall) -> bool:
         for call in script.inside(outer, ast.Call)
         if ast.unparse(call.func) == ast.unparse(collective.call.func)
     )
+
+
+def _is_joined_in_next_round(script: Script, collective: CollectiveCall, condition: RankCondition) -> bool:
+    """Whether one rank sends a flag and ends the loop, and the others receive it at the top of their next round: the
+    same call of the same tensor stands above the branch, and the loop ends if the flag says so."""
+    loop, arguments = script.nearest(condition.where, *_LOOPS), collective.call.args
+    if loop is None or not arguments:
+        return False
+    sent, called = ast.unparse(arguments[0]), ast.unparse(collective.call.func)
+    received = any(
+        call.lineno < getattr(condition.where, "lineno", 0)
+        and rank_condition(script, call) is None
+        and (ast.unparse(call.func), [ast.unparse(one) for one in call.args[:1]]) == (called, [sent])
+        for call in script.inside(loop, ast.Call)
+    )
+    ends = [one for one in script.inside(loop, ast.Break) if script.nearest(one, *_LOOPS) is loop]
+    tests = [script.nearest(one, ast.If) for one in ends if one.lineno > collective.call.lineno]
+    return received and any(one is not None and sent in ast.unparse(one.test) for one in tests)
 
 
 def _asks_again(script: Script, collective: CollectiveCall, condition: RankCondition) -> bool:

@@ -60,14 +60,12 @@ def collective_depends_on_data(script: Script) -> Iterator[Violation]:
     """
     calls = [(one.call, one.word) for one in collectives_of(script).all()]
     calls += [(call, "backward") for call in gradients_reduced(script)]
-    reported: set[tuple[ast.stmt, str]] = set()
-    for call, word in calls:
+    reported: set[ast.stmt] = set()
+    for call, word in sorted(calls, key=lambda one: one[0].lineno):
         found = _condition(script, call, word)
-        if found is None:
-            continue
-        if (found[0], word) not in reported:  # the first call behind a condition stands for the others of its kind
+        if found is not None and found[0] not in reported:  # the first call behind a condition stands for the others
+            reported.add(found[0])
             yield _hit(script, call, word, *found)
-        reported.add((found[0], word))
 
 
 def _condition(script: Script, call: ast.Call, word: str) -> tuple[ast.stmt, ast.expr, str] | None:
@@ -123,6 +121,7 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
         call,
         f"{script.text_of(call.func, 40)} {how} {script.text_of(test, 40)} (line {test.lineno}), which depends on "
         f"{_DEPENDENCIES[kind]}",
+        severity=Severity.WARNING if kind == "signal" else None,  # launchers signal all ranks: see `disagreement`
         evidence=(("condition", script.text_of(test)), ("line_of_condition", test.lineno), ("depends_on", kind)),
         confidence=0.85,
         flow=(

@@ -79,6 +79,8 @@ from doctor.testing.script_cases import fails, passes
         passes("a rank that tries the next name makes the call in the next round", _RETRY),
         passes("both parts of an expression reduce", _EITHER_WAY),
         passes("each rank in its turn", _TURNS),
+        passes("the others receive the flag in their next round", _NEXT_ROUND),
+        fails("a flag that the others never receive", _NO_NEXT_ROUND),
         fails(
             "each other rank in its turn", _TURNS.replace("turn == rank", "0 == rank").replace("(loss)", "(loss)  # !")
         ),
@@ -392,6 +394,25 @@ def backward(parts):
     rank = dist.get_rank()
     return [dist.reduce(parts[rank], rank) if i == rank else dist.reduce(parts[i], i) for i in range(8)]
 """
+_NEXT_ROUND = """\
+def train(model, loader, rank, patience, stop):
+    waited = 0
+    for batch in loader:
+        dist.broadcast(stop, src=0)
+        if stop.item():
+            break
+        train_step(model, batch)
+        if rank == 0:
+            waited = 0 if improved(model) else waited + 1
+            if waited > patience:
+                stop.fill_(1)
+                dist.broadcast(stop, src=0)
+            if stop.item():
+                break
+"""
+_NO_NEXT_ROUND: str = _NEXT_ROUND.replace("        dist.broadcast(stop, src=0)\n", "", 1).replace(
+    "src=0)\n            if", "src=0)  # !\n            if"
+)
 _TURNS = """\
 def load(rank, world_size):
     for turn in range(world_size):
