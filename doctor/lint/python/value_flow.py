@@ -68,3 +68,18 @@ def origins(script: Script, name: ast.expr, depth: int = 3) -> Iterator[ast.expr
             yield given
             if isinstance(given, (ast.Name, ast.Attribute)):
                 yield from origins(script, given, depth - 1)
+
+
+def part_of(script: Script, name: ast.expr, unpacked: ast.Starred) -> ast.expr | None:
+    """What a name gets of several values that a function of the file returns; ``None`` if that is not known."""
+    function = script.definition(unpacked.value.func) if isinstance(unpacked.value, ast.Call) else None
+    statement = script.parent(unpacked.value)
+    targets = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    if function is None or not isinstance(targets, (ast.Tuple, ast.List)):
+        return None
+    for returned in script.inside(function, ast.Return):
+        parts = returned.value.elts if isinstance(returned.value, ast.Tuple) else []
+        for target, part in zip(targets.elts, parts, strict=False):
+            if ast.unparse(target) == ast.unparse(name) and len(parts) == len(targets.elts):
+                return next(iter(script.values_of(part)), None)
+    return None

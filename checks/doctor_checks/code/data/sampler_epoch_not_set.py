@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 from doctor.api import InsertStatement, Script, Severity, Violation, location_of, rule
 from doctor.lint.python.loader_calls import depends_on_ranks, evaluates, target_name
+from doctor.lint.python.random_data import is_random
 from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import SAMPLER, Loop, calls_of, epoch_loops, loops, shards_loaders_itself, unwrapped
-from doctor.lint.python.value_flow import handed_in, origins
+from doctor.lint.python.value_flow import handed_in, origins, part_of
 from doctor.testing.script_cases import fails, passes
 
 
@@ -59,6 +60,15 @@ from doctor.testing.script_cases import fails, passes
             _DRAWN.replace("draw()", "self.rows[index]").replace("data)\n", "data)  # !\n", 1),
             _DRAWN.replace("draw()", "self.rows[index]").replace("(10):", "(10):\n    sampler.set_epoch(epoch)"),
         ),
+        passes("random numbers, made by a helper", _NUMBERS),
+        fails(
+            "numbers of a file",
+            _NUMBERS.replace("torch.rand(20), 0", "torch.load(FILE)").replace("(data))", "(data))  # !"),
+        ),
+        fails(
+            "numbers that the caller gives",
+            _NUMBERS.replace("[(torch.rand(20), 0) for _ in range(size)]", "size").replace("(data))", "(data))  # !"),
+        ),
         passes("not shuffled", _PLAIN.replace("(dataset)", "(dataset, shuffle=False)")),
         passes("made for each epoch, of other data", _EACH),
         passes("one epoch", _PLAIN.replace("for epoch in range(10):", "if True:")),
@@ -92,9 +102,11 @@ _RANDOM_WALKS = re.compile(r"^torch_geometric\.(?:data|loader)\.(?:\w+\.)?GraphS
 
 
 def _is_order_ignored(script: Script, sampler: ast.Call) -> bool:
-    """Whether what the indices of a sampler select does not depend on them: a dataset of the file whose
+    """Whether what the indices of a sampler select does not depend on them: random numbers, a dataset of the file whose
     ``__getitem__`` does not use its index, or a loader that draws subgraphs."""
     data = script.argument(sampler, "dataset", 0)
+    if data is not None and is_random(script, data):
+        return True
     owner = script.class_definition(data) if data is not None else None
     getter = script.bindings.methods.get((owner.name, "__getitem__")) if owner is not None else None
     if getter is not None and len(getter.args.args) > 1:
@@ -178,7 +190,7 @@ def _is_fed_by(script: Script, loop: Loop, sampler: ast.Call) -> str:
     sources = [loop.source, *_handed(script, loop)]
     for source in sources:
         for value in script.values_of(source):
-            made = _part(script, source, value) if isinstance(value, ast.Starred) else value
+            made = part_of(script, source, value) if isinstance(value, ast.Starred) else value
             if isinstance(made, ast.Call) and any(_uses(script, one, sampler) for one in _made_by(script, made)):
                 return script.text_of(source)
     visited = _visiting(script, loop)
@@ -193,21 +205,6 @@ def _kept_by_object(script: Script, loop: Loop, sampler: ast.Call) -> str:
     calls = [one for one in origins(script, loop.source) if isinstance(one, ast.Call)]
     found = len(calls) == 1 and any(_uses(script, one, sampler) for one in _made_by(script, calls[0]))
     return script.text_of(loop.source) if found else ""
-
-
-def _part(script: Script, name: ast.expr, unpacked: ast.Starred) -> ast.expr | None:
-    """The loader that a name gets of several that a function of the file returns."""
-    function = script.definition(unpacked.value.func) if isinstance(unpacked.value, ast.Call) else None
-    statement = script.parent(unpacked.value)
-    targets = statement.targets[0] if isinstance(statement, ast.Assign) else None
-    if function is None or not isinstance(targets, (ast.Tuple, ast.List)):
-        return None
-    for returned in script.inside(function, ast.Return):
-        parts = returned.value.elts if isinstance(returned.value, ast.Tuple) else []
-        for target, part in zip(targets.elts, parts, strict=False):
-            if ast.unparse(target) == ast.unparse(name) and len(parts) == len(targets.elts):
-                return next(iter(script.values_of(part)), None)
-    return None
 
 
 def _made_by(script: Script, made: ast.Call) -> Iterator[ast.Call]:
@@ -310,6 +307,30 @@ loader = DataLoader(dataset, batch_size=32, sampler=sampler)
 for epoch in range(10):
     for step, batch in enumerate(loader):
         net(batch).sum().backward()
+"""
+_NUMBERS = """\
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+class Numbers(Dataset):
+    def __init__(self, size):
+        self.data = [(torch.rand(20), 0) for _ in range(size)]
+
+    def __getitem__(self, index):
+        return self.data[index]
+
+def build():
+    return Numbers(2048), torch.nn.Linear(20, 1)
+
+def load(data):
+    return DataLoader(data, 32, sampler=DistributedSampler(data))
+
+def main():
+    data, net = build()
+    loader = load(data)
+    for epoch in range(10):
+        for x, y in loader:
+            criterion(net(x), y).backward()
 """
 _DRAWN = """\
 import torch

@@ -36,8 +36,8 @@ class FunctionSummary(NamedTuple):
 
 class ModuleSummary(NamedTuple):
     """A module: its ``location`` (the absolute path), its ``functions`` by name (``Class().method``), what it
-    ``imports``, whether it ties processes to their GPUs, whether it reads the rank of the process, and its namespaces
-    ``of_one_rank`` (``world_size=1``)."""
+    ``imports``, whether it ties processes to their GPUs, whether it reads the rank of the process, its namespaces
+    ``of_one_rank`` (``world_size=1``), and its classes of datasets whose items are random numbers."""
 
     location: str
     functions: Mapping[str, FunctionSummary]
@@ -45,6 +45,7 @@ class ModuleSummary(NamedTuple):
     binds_device: bool
     reads_rank: bool
     of_one_rank: frozenset[str]
+    random_datasets: frozenset[str]
 
 
 class ImportedFunction(NamedTuple):
