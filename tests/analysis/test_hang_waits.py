@@ -225,6 +225,9 @@ FUTURE = Frame("/usr/lib/python3.11/concurrent/futures/_base.py", 451, "result")
 UPLOAD = Frame("/env/site-packages/urllib3/connection.py", 7, "getresponse")
 PATHLIB = Frame("/usr/lib/python3.11/pathlib.py", 1044, "open")
 CHECKPOINT = {"point": "checkpoint", "stack": (Frame("/env/site-packages/torch/serialization.py", 9, "save"), OWN)}
+STILL, DEAD = ChildProcess(8, "S", "rsync", still=8.0), ChildProcess(9, "Z", "ls")
+COMMAND = {"stack": (Frame("/usr/lib/python3.11/subprocess.py", 2004, "_try_wait"), OWN)}
+COMMAND |= {"blocked": "the end of a child process"}
 BETWEEN_STEPS = [
     ("a lock in the code of the user", {"blocked": LOCK}, True),
     ("the same after an epoch", {"blocked": LOCK, "point": "epoch-end"}, True),
@@ -248,13 +251,21 @@ BETWEEN_STEPS = [
     ("attempts without end", {"blocked": "the end of a sleep"}, True),
     ("pauses of a library between its attempts", {"blocked": "the end of a sleep", "stack": (LIBRARY, OWN)}, False),
     ("an evaluation", {"blocked": ""}, False),
+    ("a lock that a child holds", {"blocked": "a lock on /data/x.lock", "children": (STILL,)}, True),
+    ("a command that does not end", {**COMMAND, "children": (STILL,)}, True),
+    ("the output of a command", {**COMMAND, "blocked": "data from a pipe", "children": (STILL,)}, True),
+    ("a command that has ended, and another one that hangs", {**COMMAND, "children": (DEAD, STILL)}, True),
+    ("a command that works", {**COMMAND, "children": (ChildProcess(7, "S", "aws", still=2.0), STILL)}, False),
+    ("a command of which nothing is known", {**COMMAND, "children": (ChildProcess(7, "S", "aws"),)}, False),
+    ("a command that is not seen", COMMAND, False),
+    ("a command before the first batch", {**COMMAND, "stage": "setup", "children": (STILL,)}, False),
 ]
 
 
 @pytest.mark.parametrize(("known", "expected"), [case[1:] for case in BETWEEN_STEPS], ids=[c[0] for c in BETWEEN_STEPS])
 def test_what_is_certain_between_two_steps(known, expected):
-    given = {"still": 8.0, "stack": (OWN,), "point": "batch-end", **known}
-    assert RankState(0, ProgressFacts(state="running", stage="train", **given), None).stands is expected
+    given = {"still": 8.0, "stack": (OWN,), "stage": "train", "point": "batch-end", **known}
+    assert RankState(0, ProgressFacts(state="running", **given), None).stands is expected
 
 
 @pytest.mark.parametrize("retired", [False, True])

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from doctor.core.facts import ChildProcess
-from doctor.monitor.telemetry.child_processes import child_processes
+from doctor.monitor.telemetry.child_processes import ChildStillness, child_processes
 from tests.lab.speed import patience
 
 MIB = 1 << 20
@@ -108,6 +108,28 @@ def test_a_process_that_is_gone_has_no_children(start):
     assert child_processes(child.pid) == ()
 
 
+def test_for_how_long_children_have_not_run(start):
+    sleeps = start("import time; time.sleep(60)")
+    naps = start("import time\nwhile True: time.sleep(0.01)")
+    thread = start(
+        "import threading, time\ndef nap():\n    while True: time.sleep(0.01)\nthreading.Thread(target=nap).start()"
+    )
+    stillness = ChildStillness()
+
+    def still(child):
+        return next((one.still for one in stillness.look() if one.pid == child.pid), None)
+
+    assert still(sleeps) == 0.0, "nothing is known of the time before the first look"
+    assert _eventually(lambda: (still(sleeps) or 0.0) > 0.5)
+    for child in (naps, thread):
+        time.sleep(0.1)
+        assert still(child) < 0.5
+    os.kill(sleeps.pid, signal.SIGSTOP)
+    assert _eventually(lambda: _state(sleeps.pid) == "T")
+    os.kill(sleeps.pid, signal.SIGCONT)
+    assert _eventually(lambda: still(sleeps) < 0.5), "it has run"
+
+
 def _process(proc, pid, children="", name="python", state="S", environ="RANK=3"):
     folder = proc / str(pid)
     (folder / "task" / str(pid)).mkdir(parents=True)
@@ -150,3 +172,19 @@ def test_garbage_in_proc_is_no_child(tmp_path, garbage):
         path.write_text(garbage)
     (child,) = child_processes(100, proc=tmp_path)
     assert (child.pid, child.private) == (103, None)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ("voluntary_ctxt_switches:\t7\nnonvoluntary_ctxt_switches:\t2\n", 0.0),
+        ("voluntary_ctxt_switches:\t7\n", None),
+        ("voluntary_ctxt_switches:\tmany\nnonvoluntary_ctxt_switches:\t2\n", None),
+        ("", None),
+    ],
+)
+def test_what_the_kernel_does_not_count_is_not_known_to_be_still(tmp_path, status, expected):
+    _process(tmp_path, os.getpid(), children="101", environ="")
+    (_process(tmp_path, 101, environ="") / "task" / "101" / "status").write_text(status)
+    (child,) = ChildStillness(proc=tmp_path).look()
+    assert child.still == expected

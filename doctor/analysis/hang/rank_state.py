@@ -41,6 +41,8 @@ _OF_PATHS = ("/pathlib.py", "/pathlib/__init__.py", "/pathlib/_local.py")
 """Files of Python through which code of the user opens and reads files."""
 _FULL_PIPE = "room in a pipe"
 """The same for a file whose reader has stopped; a file server may only be slow."""
+_END_OF_CHILD, _FROM_PIPE = "the end of a child process", "data from a pipe"
+"""The same for a command that the rank started, and for its output."""
 _ENDLESS = ", which no other thread can bring about"
 """End of the same for an event, a future or the end of a thread: all other threads wait, too."""
 _OF_THREADS = ("/threading.py", "/concurrent/futures/_base.py", "/concurrent/futures/thread.py")
@@ -142,7 +144,11 @@ class RankState(msgspec.Struct, frozen=True, dict=True):
         work = local_work_of(self.stack)
         if work is not None:
             is_stuck = progress.blocked.startswith(_FULL_PIPE) or progress.blocked.endswith(_ENDLESS)
-            return work.kind == "debugger" or (work.kind == "saving" and is_stuck)
+            return (
+                work.kind == "debugger"
+                or (work.kind == "saving" and is_stuck)
+                or (work.kind == "child" and _waits_for_still_child(progress))
+            )
         prepares = any(_PREPARES.search(frame.file) for frame in self.stack if not frame.user)
         if progress.stage == "setup":
             return not prepares and _stands_before_training(progress)
@@ -300,10 +306,23 @@ class RankState(msgspec.Struct, frozen=True, dict=True):
         return ", ".join(part for part in parts if part)
 
 
+def _may_have_work_done(progress: ProgressFacts) -> bool:
+    """Whether a child process that is no data worker of torch may work for a rank: one that has run of late."""
+    others = (one for one in progress.children if not one.name.startswith("pt_") and one.state != "Z")
+    return any((one.still or 0.0) < LEAST_STILL for one in others)
+
+
+def _waits_for_still_child(progress: ProgressFacts) -> bool:
+    """Whether a rank waits after a step for a child process, and none has run of late."""
+    waits = progress.blocked == _END_OF_CHILD or progress.blocked.startswith(_FROM_PIPE)
+    trains = progress.stage == "train" and progress.point in _OF_STEP | _AFTER_STEP
+    return waits and trains and bool(progress.children) and not _may_have_work_done(progress)
+
+
 def _stands_before_training(progress: ProgressFacts) -> bool:
     """Whether a rank that has not begun to train is blocked in one call of the user's code, in no library and with no
     child process that may work for it."""
-    if not progress.stack[0].user or any(not one.name.startswith("pt_") for one in progress.children):
+    if not progress.stack[0].user or _may_have_work_done(progress):
         return False
     if progress.blocked and progress.blocked != _NAP:
         return progress.blocked.startswith(OWN_LOCK)
@@ -314,7 +333,7 @@ def _stands_between_steps(progress: ProgressFacts) -> bool:
     """Whether a rank between two steps of a loop, where nothing is known of its work, waits in one call of the user's
     code for a lock, a queue, a pipe or a silent server, which has no timeout, or sleeps there, perhaps between attempts
     without end, and no child process may work for it."""
-    if any(not one.name.startswith("pt_") for one in progress.children):
+    if _may_have_work_done(progress):
         return False
     if progress.blocked.endswith(_ENDLESS):
         return next((frame.user for frame in progress.stack if not frame.file.endswith(_OF_THREADS)), False)

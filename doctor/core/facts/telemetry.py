@@ -123,7 +123,7 @@ class ChildProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A child of a rank, such as a data loader worker. ``state``: the kernel's letter (R, S, D, T, Z); ``memory``:
     resident bytes, including those shared with its parent since the fork; ``private``: without memory that others map
     too. ``stack``: of a data worker that its rank waits for, innermost first; ``waits``: what it waits for, as the
-    kernel shows."""
+    kernel shows. ``still``: seconds for which none of its threads has run, ``None`` if unknown."""
 
     pid: int
     state: str = ""
@@ -132,6 +132,7 @@ class ChildProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     private: int | None = None
     stack: tuple[Frame, ...] = ()
     waits: str = ""
+    still: float | None = None
 
 
 GpuKind = Literal["", "waits", "computes", "idle"]

@@ -6,8 +6,10 @@ Reads files of /proc, so never call it on the step path.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from doctor.collectors.base import listed, parse_int, read_text
@@ -16,9 +18,53 @@ from doctor.core.facts import ChildProcess
 
 MOST = 256
 """Maximum number of children that are examined."""
+MOST_THREADS = 64
+"""Maximum number of threads of a child whose context switches are counted."""
 STATM_RESIDENT = 1
 
 PROC = Path("/proc")
+
+
+class ChildStillness:
+    """For how long the children of this process have not run, from one look to the next.
+
+    A process that waits for a server or a disk is woken by each answer, which its context switches show
+    (proc_pid_status(5)); one that sleeps or waits for a lock is not.
+    """
+
+    def __init__(self, *, proc: Path = PROC) -> None:
+        self._proc = proc
+        self._since: dict[int, tuple[int, float]] = {}
+
+    def look(self) -> tuple[ChildProcess, ...]:
+        """Return the children with the seconds since the first look at which they had run as often as now."""
+        now, before, self._since = time.monotonic(), self._since, {}
+        found = []
+        for child in child_processes(proc=self._proc):
+            runs = _switches(self._proc / str(child.pid))
+            if runs is not None:
+                earlier = before.get(child.pid)
+                since = earlier[1] if earlier is not None and earlier[0] == runs else now
+                self._since[child.pid] = runs, since
+                child = msgspec.structs.replace(child, still=round(now - since, 3))
+            found.append(child)
+        return tuple(found)
+
+
+def _switches(folder: Path) -> int | None:
+    """Return the context switches of all threads of a process; ``None`` if they are unreadable, or too many."""
+    threads = listed(folder / "task")
+    if not 0 < len(threads) <= MOST_THREADS:
+        return None
+    total = 0
+    for thread in threads:
+        lines = (read_text(folder / "task" / thread / "status") or "").splitlines()
+        counts = [parse_int(line.partition(":")[2]) for line in lines if "ctxt_switches:" in line]
+        known = [count for count in counts if count is not None]
+        if len(known) != 2:  # voluntary ones, and those at the end of a time slice
+            return None
+        total += sum(known)
+    return total
 
 
 def child_processes(pid: int | None = None, *, proc: Path = PROC) -> tuple[ChildProcess, ...]:

@@ -16,7 +16,7 @@ from doctor.core.facts import Failure, Frame, Missing, MissingReason, Section, T
 from doctor.core.facts.section import in_unicode
 from doctor.core.frames import frames_of_traceback, waits_in
 from doctor.core.masking import mask_text
-from doctor.monitor.telemetry.child_processes import child_processes
+from doctor.monitor.telemetry.child_processes import ChildStillness
 from doctor.monitor.telemetry.data.loader_history import LoaderHistories
 from doctor.monitor.telemetry.event_log import ENDED, EventLog, StageEntered
 from doctor.monitor.telemetry.flight_recorder import read_recorder
@@ -30,6 +30,9 @@ from doctor.monitor.telemetry.stacks.live_stacks import thread_stack, with_state
 from doctor.monitor.telemetry.step_clock import StepClock
 
 Sections = dict[str, "Section | Missing"]
+
+CHILD_LOOK = 1.0
+"""Seconds without progress after which children are looked at: shorter steps cost nothing."""
 
 
 class RankTelemetry:
@@ -58,6 +61,8 @@ class RankTelemetry:
         self._batches_begun = -1
         self._batches_trained = 0
         self._optimizer_steps = 0
+        self._children = ChildStillness()
+        self._paused_at = -1
 
     @property
     def progress(self) -> Progress:
@@ -212,7 +217,15 @@ class RankTelemetry:
         """Read what is due and return the stall, if progress has stopped; called twice a second."""
         with contextlib.suppress(OSError):  # a process of /proc that has just ended
             self.memory.look()
+            self._look_at_children()
         return self.progress.stall()
+
+    def _look_at_children(self) -> None:
+        """Begin to measure for how long children have not run, once in each pause between two points."""
+        progress = self.progress
+        if progress.passed != self._paused_at and monotonic() - progress.since > CHILD_LOOK:
+            self._paused_at = progress.passed
+            self._children.look()
 
     def current_facts(self) -> Sections:
         """Return everything known of this rank without disturbing it."""
@@ -250,7 +263,7 @@ class RankTelemetry:
                 stack=stack,
                 blocked=blocked + endless(thread, blocked),
                 stack_from="interpreter",
-                children=child_processes(),
+                children=self._children.look(),
             )
 
         return {

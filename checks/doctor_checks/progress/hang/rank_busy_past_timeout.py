@@ -179,7 +179,8 @@ def _child_in_words(child: ChildProcess) -> str:
     own = next((frame for frame in child.stack if frame.user), None)
     place = f" at {place_of_frame(own or child.stack[0])}" if child.stack else ""
     waits = f", waits for {child.waits}" if child.waits else ""
-    return f"{child.pid} {child.name} {child.state}{place}{waits}"
+    still = f", has not run for {child.still:.0f} s" if (child.still or 0.0) >= 1.0 else ""
+    return f"{child.pid} {child.name} {child.state}{place}{waits}{still}"
 
 
 def _locked_worker(found: Diagnosis) -> ChildProcess | None:
