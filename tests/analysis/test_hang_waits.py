@@ -9,7 +9,7 @@ from doctor.core.facts import Frame
 from doctor.core.job import Member, build_job
 from doctor.facts import ChildProcess, Collective, ProcessGroup, ProgressFacts, RecorderFacts
 from doctor.monitor.telemetry.stacks.blocking_call import OF_THREADS
-from doctor.monitor.telemetry.stacks.endless_waits import ENDLESS
+from doctor.monitor.telemetry.stacks.endless_waits import ENDLESS, WHOSE_THREAD
 
 
 def job_of(recorders, world=None, **progress):
@@ -221,6 +221,7 @@ def test_what_is_certain_before_the_first_batch(known, expected):
 CONDITION = Frame("/usr/lib/python3.11/threading.py", 327, "wait")
 QUEUE, PRODUCER = Frame("/usr/lib/python3.11/queue.py", 171, "get"), "an item of a queue (queue.get)"
 EVENT, SAVED = OF_THREADS[:2]
+PIPE, DISK = (f"{WHOSE_THREAD}{one}" for one in ("room in a pipe", "the file /mnt/last.ckpt"))
 FUTURE = Frame("/usr/lib/python3.11/concurrent/futures/_base.py", 451, "result")
 UPLOAD = Frame("/env/site-packages/urllib3/connection.py", 7, "getresponse")
 PATHLIB = Frame("/usr/lib/python3.11/pathlib.py", 1044, "open")
@@ -240,6 +241,11 @@ BETWEEN_STEPS = [
     ("an event that no thread can set", {"blocked": EVENT + ENDLESS, "stack": (CONDITION, OWN)}, True),
     ("a stuck save in another thread", {"blocked": SAVED + ENDLESS, "stack": (CONDITION, FUTURE, OWN)}, True),
     ("the same in a library", {"blocked": SAVED + ENDLESS, "stack": (CONDITION, FUTURE, LIBRARY, OWN)}, False),
+    ("a thread that writes to a full pipe", {"blocked": SAVED + PIPE, "stack": (CONDITION, FUTURE, OWN)}, True),
+    ("the same of a library", {"blocked": SAVED + PIPE, "stack": (CONDITION, FUTURE, LIBRARY, OWN)}, False),
+    ("a thread that writes a file", {"blocked": SAVED + DISK, "stack": (CONDITION, FUTURE, OWN)}, False),
+    ("a checkpoint in a thread that writes to a full pipe", {**CHECKPOINT, "blocked": SAVED + PIPE}, True),
+    ("a checkpoint in a thread that writes a file", {**CHECKPOINT, "blocked": SAVED + DISK}, False),
     ("a server that is silent", {"blocked": "data from 10.0.0.9:80"}, True),
     ("a library that waits for an answer", {"blocked": "data from 10.0.0.9:443", "stack": (UPLOAD, OWN)}, False),
     ("a checkpoint in a pipe that nobody reads", {**CHECKPOINT, "blocked": "room in a pipe"}, True),

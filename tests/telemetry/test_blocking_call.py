@@ -14,7 +14,7 @@ import time
 import pytest
 
 from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
-from doctor.monitor.telemetry.stacks.endless_waits import ENDLESS
+from doctor.monitor.telemetry.stacks.endless_waits import ENDLESS, WHOSE_THREAD
 from doctor.monitor.telemetry.stacks.live_stacks import thread_stack
 from tests.lab.speed import patience
 
@@ -85,13 +85,13 @@ def test_a_queue_and_a_lock():
 WAITS_FOR_AN_EVENT = """
 import os, queue, sys, threading, time
 from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
-from doctor.monitor.telemetry.stacks.endless_waits import endless
+from doctor.monitor.telemetry.stacks.endless_waits import shown_by_threads
 from doctor.monitor.telemetry.stacks.live_stacks import thread_stack
 main = threading.main_thread()
 def look():
     time.sleep(0.5)
     words = blocking_call(main.native_id, thread_stack(main.ident))
-    print(words + endless(main.ident, words), flush=True)
+    print(words + shown_by_threads(main.ident, words), flush=True)
     os._exit(0)
 """
 OTHER = "threading.Thread(target={}).start()\n"
@@ -115,3 +115,39 @@ def test_an_event_that_another_thread_may_set(others, own, expected):
     program = f"{WAITS_FOR_AN_EVENT}{others}threading.Thread(target=look).start()\n{own}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(30))
     assert done.stdout.strip() == EVENT + expected, done.stderr
+
+
+FULL_PIPE = "os.write(os.pipe()[1], bytes(1 << 20))"
+POOL = "from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(2)\n"
+SLEEPS = OTHER.format("lambda: time.sleep(60)")
+
+
+@pytest.mark.parametrize(
+    ("others", "own", "expected"),
+    [
+        (SLEEPS + POOL, f"pool.submit(lambda: {FULL_PIPE}).result()", "a future (Future.result)"),
+        (SLEEPS, f"t = threading.Thread(target=lambda: {FULL_PIPE}); t.start(); t.join()", "the end of a thread"),
+    ],
+    ids=["a future", "the end of a thread"],
+)
+def test_what_the_thread_waits_for_that_a_thread_waits_for(others, own, expected):
+    program = f"{WAITS_FOR_AN_EVENT}{others}threading.Thread(target=look).start()\n{own}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(30))
+    words, _, awaited = done.stdout.strip().partition(WHOSE_THREAD)
+    assert words.startswith(expected), done.stderr
+    assert awaited.startswith("room in a pipe")
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "pool.submit(lambda: [1 for zero in iter(int, 1) if zero]).result()",
+        f"pool.submit(lambda: {FULL_PIPE}).result(60)",
+        f"pool.submit(lambda: {FULL_PIPE}); pool.submit(time.sleep, 60).result(60)",
+    ],
+    ids=["computes", "until a timeout", "another future"],
+)
+def test_a_thread_that_may_end_is_not_said_to_wait_in_vain(own):
+    program = f"{WAITS_FOR_AN_EVENT}{POOL}threading.Thread(target=look).start()\n{own}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(30))
+    assert done.stdout.strip() == "a future (Future.result)", done.stderr

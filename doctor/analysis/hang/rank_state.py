@@ -45,6 +45,8 @@ _END_OF_CHILD, _FROM_PIPE = "the end of a child process", "data from a pipe"
 """The same for a command that the rank started, and for its output."""
 _ENDLESS = ", which no other thread can bring about"
 """End of the same for an event, a future or the end of a thread: all other threads wait, too."""
+_WHOSE_THREAD = ", whose thread waits for "
+"""What the same goes on with for a future or the end of a thread: then what that thread waits for."""
 _OF_THREADS = ("/threading.py", "/concurrent/futures/_base.py", "/concurrent/futures/thread.py")
 _OF_OTHERS = (OWN_LOCK, "a lock on ", _FULL_PIPE, "data from ", "a connection to ", "the other end of a named pipe")
 """Starts of the same for what another thread, process or server has to end or to answer."""
@@ -143,7 +145,7 @@ class RankState(msgspec.Struct, frozen=True, dict=True):
             return False
         work = local_work_of(self.stack)
         if work is not None:
-            is_stuck = progress.blocked.startswith(_FULL_PIPE) or progress.blocked.endswith(_ENDLESS)
+            is_stuck = _blocked_at_last(progress).startswith(_FULL_PIPE) or progress.blocked.endswith(_ENDLESS)
             return (
                 work.kind == "debugger"
                 or (work.kind == "saving" and is_stuck)
@@ -153,7 +155,8 @@ class RankState(msgspec.Struct, frozen=True, dict=True):
         if progress.stage == "setup":
             return not prepares and _stands_before_training(progress)
         if progress.point in _AFTER_STEP:
-            return (not prepares or progress.blocked.endswith(_ENDLESS)) and _stands_between_steps(progress)
+            is_of_threads = progress.blocked.endswith(_ENDLESS) or _WHOSE_THREAD in progress.blocked
+            return (not prepares or is_of_threads) and _stands_between_steps(progress)
         works_elsewhere = any(one.state in ("R", "D") and not one.name.startswith("pt_") for one in progress.children)
         return progress.stage == "train" and progress.point in _OF_STEP and not prepares and not works_elsewhere
 
@@ -312,6 +315,11 @@ def _may_have_work_done(progress: ProgressFacts) -> bool:
     return any((one.still or 0.0) < LEAST_STILL for one in others)
 
 
+def _blocked_at_last(progress: ProgressFacts) -> str:
+    """What it waits for, or the thread that it waits for."""
+    return progress.blocked.rpartition(_WHOSE_THREAD)[2]
+
+
 def _waits_for_still_child(progress: ProgressFacts) -> bool:
     """Whether a rank waits after a step for a child process, and none has run of late."""
     waits = progress.blocked == _END_OF_CHILD or progress.blocked.startswith(_FROM_PIPE)
@@ -335,7 +343,9 @@ def _stands_between_steps(progress: ProgressFacts) -> bool:
     without end, and no child process may work for it."""
     if _may_have_work_done(progress):
         return False
-    if progress.blocked.endswith(_ENDLESS):
+    if progress.blocked.endswith(_ENDLESS) or (
+        _WHOSE_THREAD in progress.blocked and _blocked_at_last(progress).startswith(_OF_OTHERS)
+    ):
         return next((frame.user for frame in progress.stack if not frame.file.endswith(_OF_THREADS)), False)
     if progress.blocked.startswith(_QUEUES):
         return next((frame.user for frame in progress.stack if not frame.file.endswith(_OF_QUEUES)), False)

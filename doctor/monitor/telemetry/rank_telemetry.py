@@ -25,7 +25,7 @@ from doctor.monitor.telemetry.progress import Progress, Stall
 from doctor.monitor.telemetry.rank_pauses import RankPauses
 from doctor.monitor.telemetry.replica.replica_tracker import ReplicaTracker
 from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
-from doctor.monitor.telemetry.stacks.endless_waits import endless
+from doctor.monitor.telemetry.stacks.endless_waits import shown_by_threads
 from doctor.monitor.telemetry.stacks.live_stacks import thread_stack, with_statements
 from doctor.monitor.telemetry.step_clock import StepClock
 
@@ -261,7 +261,7 @@ class RankTelemetry:
                 progress,
                 left=with_statements(progress.left),
                 stack=stack,
-                blocked=blocked + endless(thread, blocked),
+                blocked=blocked + shown_by_threads(thread, blocked),
                 stack_from="interpreter",
                 children=self._children.look(),
             )

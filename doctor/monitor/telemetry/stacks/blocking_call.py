@@ -69,14 +69,15 @@ OF_THREADS = (_EVENT, _FUTURE, _END_OF_THREAD)
 _BY_STACK = (
     ("/queue.py", "get", "an item of a queue (queue.get)"),
     ("/queue.py", "put", "room in a queue (queue.put)"),
+    ("/concurrent/futures/_base.py", "result", _FUTURE),
     ("/threading.py", "join", _END_OF_THREAD),
     ("/threading.py", "_wait_for_tstate_lock", _END_OF_THREAD),
     ("/threading.py", "wait", _EVENT),
     ("/multiprocessing/queues.py", "get", "an item of a queue (multiprocessing.Queue.get)"),
     ("/multiprocessing/queues.py", "put", "room in a queue (multiprocessing.Queue.put)"),
-    ("/concurrent/futures/_base.py", "result", _FUTURE),
 )
-"""File, function and text of waits that the stack shows, before the kernel is asked."""
+"""File, function and text of waits that the stack shows, before the kernel is asked; the first one that fits counts:
+queues and futures wait in conditions of ``threading``."""
 _OPENS_PIPE = "wait_for_partner"
 """The function of the kernel in which ``open`` of a named pipe waits (fs/pipe.c, ``fifo_open``)."""
 _NEAR = 4
