@@ -444,7 +444,8 @@ def is_routable_gid(gid: Gid) -> bool:
 def setting_text(setting: Setting) -> str:
     """A setting as in reports: ``NCCL_IB_DISABLE=1 (environment)`` or ``… (/etc/nccl.conf:3)``."""
     line = f":{setting.line}" if setting.line is not None else ""
-    value = repr(setting.value) if " " in setting.value else setting.value
+    # ``NCCL_IB_HCA==mlx5_0`` reads as a slip.
+    value = repr(setting.value) if " " in setting.value or setting.value.startswith("=") else setting.value
     return f"{setting.name}={value} ({setting.source}{line})"
 
 
@@ -482,8 +483,9 @@ def leads_nowhere(interface: str | None, address: str | None) -> str | None:
 
 _UNKNOWN_NAMES = ("host.name_unknown", "torch.host_not_found", "nccl.name_unknown", "net.name.pdsh", "net.name.windows")
 _OWN_NAME = lazy_compile(r"^\s*hostname: |unable to resolve host (?P<name>[^\s:]+)")
-_OTHER_NAME = lazy_compile(r"[Cc]ould not resolve hostname (?P<name>[^\s:]+)")
 """Messages of `hostname -i` and sudo if the host can't resolve its own name."""
+_OTHER_NAME = lazy_compile(r"[Cc]ould not resolve hostname (?P<name>[^\s:]+)|^pdsh@[^:\s]+: (?P<target>[\w.-]+): ")
+"""Messages of ssh and pdsh, which name the host that they connect to."""
 _OF_THE_WEB = lazy_compile(
     r"gai error|https?://|\b(?:curl|wget|git|pip|conda|apt(?:-get)?|fatal)\b|"
     r"\b(?:huggingface|github|gitlab|pypi|pythonhosted|wandb|comet|mlflow|neptune|googleapis|amazonaws|azure|docker|nvidia|"
@@ -510,8 +512,8 @@ def names_unknown(job: Job) -> tuple[UnknownName, ...]:
             continue
         own = _OWN_NAME.search(event.text)
         stated = own or _OTHER_NAME.search(event.text)
-        named = (event.value(field) for field in ("name", "host", "host2"))
-        name = stated["name"] if stated else next((value for value in named if value), None)
+        named = stated.groups() if stated else (event.value(field) for field in ("name", "host", "host2"))
+        name = next((value for value in named if value), None)
         found.append(UnknownName(event, name, event.value("err") or "unknown name", own is not None))
     return tuple(found)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from doctor.core.text import byte_size, lazy_compile
-from doctor.report.formatting import ranges, some
+from doctor.report.formatting import ranges
 
 _MOST_ITEMS = 12
 _BYTES = lazy_compile(r"(?:^|_)bytes(?:_a_(?P<per>[a-z]+)|_now|_left|_of_one)?(?:_by_\w+)?$")
@@ -21,9 +21,11 @@ _KEYS_ARE_RANKS = {
 }
 _FOR_PROGRAMS = {"column", "end_column", "end_line", "fixable", "flow", "preview"}
 _ARE_RANKS = {"called_by", "waiting"}
+_NAMED_RANKS = {"called_by", "ranks_with", "ranks_without"}
 _VALUES_ARE_RANKS = {"checksums", "directories", "initial", "ranks_by_value", "releases", "values"}
 _CAPITALS = {
-    word.lower(): word for word in ("CPU", "CUDA", "GID", "GPU", "ID", "IP", "MTU", "NCCL", "NUMA", "PCI", "PID")
+    word.lower(): word
+    for word in ("CPU", "CUDA", "GID", "GPU", "ID", "IP", "MTU", "NCCL", "NUMA", "NVML", "PCI", "PID")
 }
 _CAPITALS |= {f"{word}s": f"{capitals}s" for word, capitals in _CAPITALS.items()}
 _LABELS = {
@@ -47,16 +49,23 @@ _LABELS = {
     "elsewhere_resolved": "resolved on other ranks",
     "elsewhere_told": "configured on other ranks",
     "fabric_by_gpu": "fabric state by GPU",
+    "exclude": "hosts to exclude",
     "ended_first": "ranks that ended first",
     "first_step_apart": "first differing step",
     "first_trouble": "first error",
+    "failed": "failed connections",
+    "forward_compatibility": "CUDA compat package",
+    "full_size_lost": "full-size packets lost",
     "foreshadows": "may cause",
     "goes_along_with": "correlates with",
     "goes_with": "correlates with",
-    "here": "own",
+    "here": "these ranks",
+    "hosts_with_it_active": "hosts where it is active",
     "holds_most": "largest allocations",
+    "limit_microseconds": "limit (µs)",
     "link_bytes_a_second": "link speed",
     "lock_held": "GIL held",
+    "microseconds": "latency (µs)",
     "may_mean": "possible cause",
     "meant": "intended value",
     "met_by_rank": "largest batch was on rank",
@@ -71,12 +80,16 @@ _LABELS = {
     "pcie_link_carries": "PCIe bandwidth",
     "pcie_link_now": "PCIe link",
     "processor_share": "CPU share",
+    "ranks_with": "found on",
+    "ranks_without": "not found on",
     "ranks_that_came": "ranks that joined",
     "peers_median": "median of the others",
     "peers_median_bytes": "median of the others",
+    "releases": "versions",
     "room": "remaining",
     "said_by_rank": "errors by rank",
     "share_of_places": "share of equal positions",
+    "seconds": "duration (s)",
     "sharing_asked_for": "sharing requested",
     "siblings": "groups compared",
     "sockets_asked": "sockets requested",
@@ -84,7 +97,10 @@ _LABELS = {
     "timeout_ms": "timeout (ms)",
     "times": "matching log lines",
     "told": "configured",
+    "tried": "connections tried",
     "turns": "repetitions",
+    "usual_seconds": "usual duration (s)",
+    "verbs_library": "libibverbs installed",
     "units_seen": "largest batch so far",
     "units_to_come": "largest batch on any rank",
     "waiting": "waiting ranks",
@@ -162,11 +178,13 @@ def _number(name: str, value: float) -> str:
 
 def _sequence(name: str, values: Sequence[object]) -> str:
     if _are_integers(values) and ("rank" in name or name in _ARE_RANKS):
-        numbers = ranges(item for item in values if isinstance(item, int))
-        return f"{'rank' if len(values) == 1 else 'ranks'} {numbers}" if name == "called_by" else numbers
+        named = _ranks(values)
+        return named if name in _NAMED_RANKS else named.partition(" ")[2]
     if any(isinstance(value, (Mapping, list, tuple)) for value in values):
         return "; ".join(_value(name, value) for value in values) or "none"
-    return some([_value(name, value) for value in values], _MOST_ITEMS) or "none"
+    texts = [_value(name, value) for value in values]
+    more = f" and {len(texts) - _MOST_ITEMS} more" if len(texts) > _MOST_ITEMS else ""
+    return _separator(texts).join(texts[:_MOST_ITEMS]) + more or "none"
 
 
 def _mapping(name: str, values: Mapping[object, object]) -> str:
@@ -177,7 +195,11 @@ def _mapping(name: str, values: Mapping[object, object]) -> str:
     if name.startswith("ranks_by_") and all(isinstance(count, int) for count in values.values()):
         return ", ".join(f"{key} ({count} {'rank' if count == 1 else 'ranks'})" for key, count in values.items())
     pairs = [_pair(name, str(key), value) for key, value in values.items() if value is not None or str(key).isupper()]
-    return ("; " if any(", " in pair for pair in pairs) else ", ").join(pairs)
+    return _separator(pairs).join(pairs)
+
+
+def _separator(texts: Sequence[str]) -> str:
+    return "; " if any("," in text for text in texts) else ", "
 
 
 def _pair(name: str, key: str, value: object) -> str:
@@ -191,7 +213,7 @@ def _pair(name: str, key: str, value: object) -> str:
     label = f"{what} {key}" if what and key.isdecimal() else "own" if key == "bytes" else _label(key)
     if isinstance(value, Mapping) and not _is_range(value):
         return f"{label} ({text})"
-    return f"{label} {text}" if is_plain else f"{label}: {text}"
+    return f"{label}: {text}" if not is_plain or isinstance(value, (list, tuple)) else f"{label} {text}"
 
 
 def _is_range(values: Mapping[object, object]) -> bool:
@@ -210,4 +232,4 @@ def _are_integers(values: Sequence[object]) -> bool:
 
 def _ranks(values: object) -> str:
     numbers = [value for value in values if isinstance(value, int)] if isinstance(values, (list, tuple)) else []
-    return f"{'rank' if len(numbers) == 1 else 'ranks'} {ranges(numbers)}"
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {ranges(numbers).replace(',', ', ')}"

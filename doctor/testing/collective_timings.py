@@ -119,6 +119,6 @@ def breaking(error: str, own: tuple[int, ...], others: str, *, awaited: tuple[in
     return sketch
 
 
-def not_set_up(error: str, awaited: tuple[int, ...] = ()) -> CollectiveFacts:
+def not_set_up(error: str, awaited: tuple[int, ...] = (), *, backend: str = "gloo") -> CollectiveFacts:
     """Return the facts of a rank whose process group was not created."""
-    return CollectiveFacts(backend="gloo", error=error, awaited=awaited)
+    return CollectiveFacts(backend=backend, error=error, awaited=awaited)

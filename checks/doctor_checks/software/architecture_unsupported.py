@@ -12,6 +12,14 @@ from doctor.facts import Gpu, GpuFacts, SoftwareFacts, TorchBuild
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 
 _BUILT = ("sm_75", "sm_80", "sm_86", "sm_90")
+_MODELS = {
+    "6.1": "NVIDIA GeForce GTX 1080",
+    "8.0": "NVIDIA A100-SXM4-80GB",
+    "8.9": "NVIDIA L40S",
+    "9.0": "NVIDIA H100 80GB HBM3",
+    "10.3": "NVIDIA B300",
+    "12.0": "NVIDIA GeForce RTX 5090",
+}
 
 
 def _built(*architectures: str, capability: str = "9.0") -> JobBuilder:
@@ -19,8 +27,8 @@ def _built(*architectures: str, capability: str = "9.0") -> JobBuilder:
     return (
         healthy(hosts=2)
         .alter(SoftwareFacts, torch=TorchBuild("2.8.0", cuda="12.8", architectures=architectures))
-        .gpu(0, hosts=("node1",), compute_capability=capability)
-        .gpu(1, hosts=("node1",), compute_capability=capability)
+        .gpu(0, hosts=("node1",), compute_capability=capability, name=_MODELS[capability])
+        .gpu(1, hosts=("node1",), compute_capability=capability, name=_MODELS[capability])
     )
 
 

@@ -64,13 +64,13 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 _OTHER_MISFITS = (
     (
         r"forward compatibility was attempted|(?i:compat_?not_?supported)",
-        "A CUDA compat package is loaded that the GPU does not support",
-        "Remove the compat directory from LD_LIBRARY_PATH or /etc/ld.so.conf.d.",
+        "The GPU does not support the loaded CUDA compat package",
+        "Remove the CUDA compat directory from LD_LIBRARY_PATH or /etc/ld.so.conf.d.",
     ),
     (
         r"unsupported display driver|(?i:system_?driver_?mismatch)",
         "The loaded libcuda does not match the kernel driver",
-        "Reboot the host if the driver was updated, or remove a CUDA compat directory from LD_LIBRARY_PATH.",
+        "Reboot the host if the driver was updated, or remove the CUDA compat directory from LD_LIBRARY_PATH.",
     ),
 )
 """Messages of other causes than an old driver: a pattern, the claim and the fix (CUDA driver API, errors 803, 804)."""
@@ -85,8 +85,8 @@ _CONSEQUENCES = ("GPU021", "GPU022", "NCCL008")
     needs=(SoftwareFacts,),
     from_logs=_from_logs,
     impacts={
-        r"compatibility package": (
-            'CUDA fails to start with "CUDA driver version is insufficient" or "system has unsupported display '
+        r"and compat package": (
+            'CUDA initialization fails with "CUDA driver version is insufficient" or "system has unsupported display '
             'driver / cuda driver combination".'
         ),
     },
@@ -172,10 +172,10 @@ def driver_too_old(job: Job) -> Iterator[Verdict]:
         elif _is_too_old(need):
             old.setdefault(need, []).extend(identical.ranks)
     for need, ranks in old.items():
-        beside = f" and compatibility package {need.compatibility}" if need.compatibility else ""
+        beside = f" and compat package {need.compatibility}" if need.compatibility else ""
         yield Finding(
             f"Driver {need.driver}{beside} {'are' if beside else 'is'} too old for CUDA {need.cuda} "
-            f"(needs {need.minimum})",
+            f"(requires {need.minimum})",
             ranks=tuple(ranks),
             evidence={
                 "driver": need.driver,
@@ -218,7 +218,7 @@ def _stub_libcuda(identical: IdenticalRanks) -> Finding | None:
     if drivers is None or drivers.stub_libcuda is None:
         return None
     return Finding(
-        f"The loader finds the stub {drivers.stub_libcuda} instead of the driver's libcuda",
+        f"The loader finds the stub library {drivers.stub_libcuda}",
         ranks=identical.ranks,
         evidence={"libcuda": drivers.stub_libcuda},
         effect="CUDA fails: `Error 34: CUDA driver is a stub library`.",
@@ -233,11 +233,11 @@ def _older_libcuda(driver: str | None, identical: IdenticalRanks) -> Finding | N
     if not package or not driver or not is_older(package, driver):
         return None
     return Finding(
-        f"The loader finds libcuda {package} of a CUDA compat package, which is older than driver {driver}",
+        f"The loader finds libcuda {package} of a CUDA compat package, older than driver {driver}",
         ranks=identical.ranks,
         evidence={"driver": driver, "forward_compatibility": package},
         effect="CUDA fails: `Error 803: system has unsupported display driver / cuda driver combination`.",
-        fix="Remove the compat directory from LD_LIBRARY_PATH or /etc/ld.so.conf.d.",
+        fix="Remove the CUDA compat directory from LD_LIBRARY_PATH or /etc/ld.so.conf.d.",
     )
 
 
@@ -252,8 +252,8 @@ def _unsupported_libcuda(driver: str | None, gpus: GpuFacts, identical: Identica
         ranks=identical.ranks,
         evidence={"driver": driver, "forward_compatibility": package, "gpus": sorted({one.name for one in gpus.gpus})},
         effect="CUDA fails: `Error 804: forward compatibility was attempted on non supported HW`.",
-        fix="Remove the compat directory from LD_LIBRARY_PATH or /etc/ld.so.conf.d, and update the driver if PyTorch "
-        "needs a newer one.",
+        fix="Remove the CUDA compat directory from LD_LIBRARY_PATH or /etc/ld.so.conf.d, and update the driver if "
+        "PyTorch needs a newer one.",
     )
 
 

@@ -120,6 +120,14 @@ def _newer_than_tested(lightning: str, torch: str) -> str | None:
     return line.release.tested if tested and own and own > tested else None
 
 
+def _fix(misfit: _Misfit) -> str:
+    """A newer torch if it is older than required, else a newer Lightning."""
+    parts = [part for part in misfit.specifier.split(",") if part.lstrip().startswith(">")]
+    if any(fits(misfit.torch, part) is False for part in parts):
+        return f'pip install "torch{misfit.specifier}"'
+    return f"pip install -U {misfit.package}"
+
+
 def _finding(misfit: _Misfit, ranks: tuple[int, ...]) -> Finding:
     evidence = {"lightning": misfit.version, "torch": misfit.torch, "requires": misfit.specifier}
     if misfit.tested:
@@ -134,5 +142,5 @@ def _finding(misfit: _Misfit, ranks: tuple[int, ...]) -> Finding:
         f"{misfit.package} {misfit.version} requires torch {misfit.specifier}; {misfit.torch} is installed",
         ranks=ranks,
         evidence=evidence,
-        fix=f'Run `pip install -U {misfit.package}` or `pip install "torch{misfit.specifier}"`.',
+        fix=_fix(misfit),
     )

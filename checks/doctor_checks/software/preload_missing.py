@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from doctor.api import Finding, Job, Severity, Verdict, check, merge
 from doctor.facts import SoftwareFacts
@@ -32,16 +32,20 @@ _ABSENT = ("/usr/local/cuda-12.8/lib/libnccl.so",)
 def preload_missing(job: Job) -> Iterator[Verdict]:
     """Ask whether the dynamic loader finds every library in LD_PRELOAD.
 
-    Why it hurts: the program starts without the library, and so with another NCCL, allocator or profiler than intended.
+    Why it hurts: programs start without it, and so use another NCCL, allocator or profiler than intended.
     Fix: Correct the path in LD_PRELOAD, or unset it.
     """
     yield from merge(
         Finding(
-            f"LD_PRELOAD names {missing}, which the loader cannot find",
+            f"The loader cannot find {_some(software.preloads_missing)} in LD_PRELOAD",
             ranks=identical.ranks,
             evidence={"missing": list(software.preloads_missing)},
-            fix=f"Correct {missing} in LD_PRELOAD, or remove it.",
+            fix=f"Correct or remove {missing} in LD_PRELOAD.",
         )
         for software, identical in job.each(SoftwareFacts)
-        if (missing := ", ".join(software.preloads_missing[:3]))
+        if (missing := " and ".join(software.preloads_missing[:3]))
     )
+
+
+def _some(missing: Sequence[str]) -> str:
+    return missing[0] + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")

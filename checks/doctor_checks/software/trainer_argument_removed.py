@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -42,7 +43,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         yield finding_from_logs(
             group,
             f"The installed Lightning does not have the {what} {name}",
-            evidence={"strategy": name},
+            evidence={what: name},
             fix=_fix_of_name(what, name, instead),
             confidence=0.95,
         )
@@ -53,7 +54,7 @@ def _fix_of_name(what: str, name: str, instead: str) -> str:
         return f'Pass `strategy="{name}"` instead of `accelerator="{name}"`.'
     if what == "accelerator":
         return "Use one of the accelerators that the message lists."
-    return f"Use `{instead}` instead of `{name}`." if instead else ""
+    return _replaced(instead, name) if instead else ""
 
 
 def _removed_arguments(job: Job) -> Iterator[Finding]:
@@ -102,13 +103,13 @@ _HANDS_ON = ("utilities/argparse.py", "connectors/env_vars_connector.py")
     needs=(TrainerFacts, SoftwareFacts),
     from_logs=(_removed_arguments, _from_logs),
     impacts={
-        r"^The program uses|does not have the accelerator": (
-            "The program ends with an error on every rank when it uses this name."
-        ),
+        r"^The program uses": "Every rank fails at this import or call, and the job ends.",
         r"Trainer argument|does not accept \w+$": (
             "The Trainer raises TypeError when it is created, and every rank ends at startup."
         ),
-        r"strategy": "The Trainer raises ValueError when it is created, and every rank ends at startup.",
+        r"strategy|does not have the accelerator": (
+            "The Trainer raises ValueError when it is created, and every rank ends at startup."
+        ),
     },
     cases=lambda: (
         Passes("arguments of today", _with_arguments(devices="4", strategy="fsdp", precision="bf16-mixed")),
@@ -201,19 +202,29 @@ def _finding(fault: _Fault, ranks: tuple[int, ...]) -> Finding:
 
 def _fix(fault: _Fault, old: str) -> str:
     is_variable = fault.source.startswith("PL_TRAINER") and fault.name != "strategy"
-    unset = f"unset PL_TRAINER_{fault.name.upper()}" if is_variable else ""
+    unset = f"run `unset PL_TRAINER_{fault.name.upper()}`" if is_variable else ""
     if fault.replacement and unset:
-        return f"Use {fault.replacement} in the program, and {unset}."
+        return f"Use {_as_code(fault.replacement)} in the program, and {unset}."
     if fault.replacement:
         return _replaced(fault.replacement, old)
     if fault.removed is None:
         return f"Install Lightning {fault.since} or newer{f', or {unset}' if unset else ''}."
-    return f"{unset.capitalize()}." if unset else ""
+    return f"{unset[:1].upper()}{unset[1:]}." if unset else ""
 
 
 def _replaced(replacement: str, old: str) -> str:
-    words = f"`{replacement}`" if replacement.isidentifier() else replacement
-    return f"Use {words}{',' if ', ' in replacement else ''} instead of `{old}`."
+    return f"Use {_as_code(replacement)} instead of `{old}`."
 
 
-_IGNORED = "Lightning silently ignores the variable, so the Trainer uses its default for what the variable should set."
+def _as_code(replacement: str) -> str:
+    """The replacement with its code in backticks: names, calls and arguments, not words between them."""
+    words, _, alternative = replacement.partition(", or ")
+    code, space, note = words.partition(" (")
+    shown = f"`{code}`{space}{note}" if _CODE.fullmatch(code) else words
+    return f"{shown} or {_as_code(alternative)}" if alternative else shown
+
+
+_CODE = re.compile(r"(?:\.?\w+(?:\([^()]*\))?)+|\w+=\S+(?:, \w+=…)?")
+
+
+_IGNORED = "Lightning silently ignores the variable, so the Trainer uses its default."

@@ -26,8 +26,8 @@ def _installed(**versions: str) -> JobBuilder:
             "calls it."
         ),
         r"both installed": (
-            "None as long as all imports use one package. Each has its own classes, which the other rejects or "
-            "never calls."
+            "None as long as all imports use one package. If both are imported, each rejects or never calls the "
+            "classes of the other."
         ),
     },
     cases=lambda: (
@@ -83,7 +83,7 @@ def _mixed(job: Job) -> Iterator[Finding]:
             mixed.setdefault(training.mixed, []).extend(identical.ranks)
     for words, ranks in mixed.items():
         yield Finding(
-            f"Two packages are mixed: {words}",
+            f"lightning and pytorch_lightning are mixed: {words}",
             ranks=tuple(sorted(ranks)),
             evidence={"mixed": words},
             fix="Import only one of the two packages in all files that this command lists:\n"

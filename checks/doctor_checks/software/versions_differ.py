@@ -55,12 +55,12 @@ _EMPTY: dict[str, object] = {"torch": None, "packages": ()}
     needs=(SoftwareFacts,),
     uses_baseline=True,
     impacts={
-        r"Patch releases of Python": (
+        r"Python patch releases": (
             "Usually none. Objects pickled by one rank may not load on another if a class has changed."
         ),
         r"not installed|have no |has no ": (
-            "On ranks without the package, imports fail or another code path is used, and the other ranks wait "
-            "for them."
+            "Ranks without the package fail at import or take another code path, and the other ranks wait for them "
+            "until the timeout."
         ),
         r"\bPython\b": ("Objects pickled by one rank may not load on another, and packages may behave differently."),
         r"torch|CUDA": (
@@ -134,7 +134,7 @@ def versions_differ(job: Job) -> Iterator[Verdict]:
         if parted.even:
             ranks = tuple(rank for group in parted.minorities for rank in group.ranks)
             yield Finding(
-                f"Versions of {part.word} differ between ranks ({describe(parted)})",
+                f"{part.word} versions differ between ranks ({describe(parted)})",
                 ranks=ranks,
                 evidence={
                     "releases": {str(group.value): list(group.ranks) for group in parted.minorities[:8]},
@@ -197,7 +197,9 @@ def _releases(worked: Job) -> Iterator[tuple[str, str | None]]:
 def _unlike_others(job: Job, differences: list[_Difference]) -> Finding:
     ranks = differences[0].group.ranks
     along = correlates(job, ranks)
-    parts = ", ".join(map(_in_words, differences))
+    # Without torch there is no CUDA of torch.
+    shown = [one for one in differences if one.group.value or one.part.word != "CUDA"] or differences
+    parts = ", ".join(map(_in_words, shown))
     who, where = ranks_in_words(ranks), f" ({along[0]})" if along else ""
     return Finding(
         f"{who}{where} {'has' if len(ranks) == 1 else 'have'} {parts}",
@@ -246,7 +248,7 @@ def _patches(job: Job, expected: BaselineValue | None) -> Iterator[Verdict]:
         yield deviation.finding(parted.odd, severity=Severity.INFO)
         return
     yield Finding(
-        f"Patch releases of Python differ between ranks ({describe(parted)})",
+        f"Python patch releases differ between ranks ({describe(parted)})",
         ranks=parted.odd,
         severity=Severity.INFO,
         evidence={"releases": {str(group.value): list(group.ranks) for group in parted.groups[:8]}},

@@ -18,9 +18,6 @@ from doctor.core.job import Job
 S = TypeVar("S", bound=Section)
 K = TypeVar("K", bound=Hashable)
 
-SHOWN_VALUES = 4
-"""Values that one line shows."""
-
 
 class BaselineValue(NamedTuple):
     """A value that the baseline job had on all ranks; ``None`` if the thing was absent or not set.
@@ -70,6 +67,11 @@ class BaselineDifference(NamedTuple):
     found: str
     source: str
 
+    def text(self, note: str = "") -> str:
+        """``torch: expected 2.8.0, found 2.7.1``, with a ``note`` on the expected value."""
+        given = "but it is not set" if self.found == "not set" else f"found {self.found}"
+        return f"{self.what}: expected {self.expected}{note}, {given}"
+
 
 class BaselineDeviation(NamedTuple):
     """How ranks differ from the baseline job, as a finding reports it; ``drifted``: all have the same difference."""
@@ -79,10 +81,12 @@ class BaselineDeviation(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """``torch, CUDA: expected 2.8.0, 12.8 (baseline), found 2.7.1, 12.6``; the evidence names the baseline."""
-        what, expected, found, _ = map(_listed, zip(*self.rows, strict=True))
-        given = "but it is not set" if found == "not set" else f"found {found}"
-        return f"{what}: expected {expected} (baseline), {given}"
+        """``torch: expected 2.8.0 (baseline), found 2.7.1``, with ``; CUDA: expected 12.8, found 12.6`` for a second
+        difference; the evidence names the baseline, and has all of them."""
+        first, *others = self.rows
+        second = f"; {others[0].text()}" if others else ""
+        more = f"; {len(others) - 1} more difference{'s' if len(others) > 2 else ''}" if len(others) > 1 else ""
+        return first.text(" (baseline)") + second + more
 
     @property
     def evidence(self) -> dict[str, object]:
@@ -124,13 +128,8 @@ class BaselineDeviation(NamedTuple):
         )
 
 
-_DRIFT_EFFECT = "All ranks agree, but differ from the job that worked, so its success does not apply to this job."
+_DRIFT_EFFECT = "This job may fail or behave differently, although the baseline job worked."
 _DRIFT_FIX = (
     "Restore the baseline's values, or record a new baseline with `doctor capture -o expected.json` if the change is "
     "intended."
 )
-
-
-def _listed(words: tuple[str, ...]) -> str:
-    more = len(words) - SHOWN_VALUES
-    return ", ".join(words[:SHOWN_VALUES]) + (f" and {more} more" if more > 0 else "")

@@ -9,6 +9,7 @@ from doctor.api import Finding, Job, Scope, Severity, Verdict, check, correlates
 from doctor.facts import CollectiveFacts, CollectiveResult
 from doctor.testing import Fails, Passes, healthy
 from doctor_checks._trial_conclusions import with_trials
+from doctor_checks.network.connectivity._slow_rails import backend_name
 
 EXACT = {"float64": 2**53, "float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
 """Largest integers that each type represents exactly; sums of integers below are exact in any order of addition."""
@@ -69,16 +70,15 @@ def _along(axis: str, received: float, *members: int, operation: str = "all_redu
 def collective_result_wrong(job: Job) -> Iterator[Verdict]:
     """Ask whether a collective with known inputs returned the expected result.
 
-    Why it hurts: gradients are wrong without any error; the loss drifts or becomes NaN, and the run is lost.
-    Fix: Exclude the host on which the result is wrong, or find the setting that causes it with `doctor check --probe
-    full --why`.
+    Why it hurts: gradients are silently wrong: the loss drifts or becomes NaN, and the run is lost.
+    Fix: Exclude the host on which the result is wrong, or find the cause with `doctor check --probe full --why`.
     """
     wrong: dict[str, list[tuple[CollectiveResult, tuple[int, ...]]]] = {}
     for facts, identical in job.each(CollectiveFacts):
         for result in facts.results:
             if not _is_right(result):
-                along = f" along {result.axis}" if result.axis != "world" else ""
-                name = f"{result.operation} of {result.dtype} over {result.backend}{along}"
+                along = f" ({result.axis} group)" if result.axis != "world" else ""
+                name = f"{result.operation} of {result.dtype} over {backend_name(result.backend)}{along}"
                 wrong.setdefault(name, []).append((result, identical.ranks))
     for name, results in wrong.items():
         yield with_trials(job, _finding(job, name, results), "collective")
@@ -99,7 +99,7 @@ def _finding(job: Job, name: str, wrong: Sequence[tuple[CollectiveResult, tuple[
 def _fix(job: Job, ranks: tuple[int, ...], backend: str) -> str:
     hosts = job.hosts_of(ranks)
     if len(hosts) != 1:
-        return "Find the setting that causes it with `doctor check --probe full --why` on all ranks."
+        return "Find the cause with `doctor check --probe full --why` on all ranks."
     what, command = ("GPUs", "nvidia-smi -q") if backend == "nccl" else ("memory", "dmesg -T | grep -iE 'edac|mce'")
     errors = "ECC and NVLink errors" if backend == "nccl" else "errors"
     return (

@@ -21,6 +21,7 @@ from doctor.facts import CollectiveFacts
 from doctor.testing import Fails, Passes, healthy
 from doctor.testing.collective_timings import breaking, not_set_up, slow_with, timed_on_mesh, usual_seconds
 from doctor_checks._trial_conclusions import with_trials
+from doctor_checks.network.connectivity._slow_rails import backend_name
 
 _SMALL = 4096
 """Bytes: up to this size the time of a message is its latency."""
@@ -28,9 +29,7 @@ _SMALL = 4096
 _SPEED, _TIME = "B/s", "s"
 """Units of trials: bandwidth of large messages, and time of small ones. A setting may fix only one of them."""
 
-_OTHERWISE_LATE = (
-    "Run `unset NCCL_P2P_DISABLE NCCL_SHM_DISABLE`, and check the links between the GPUs with `nvidia-smi topo -m`."
-)
+_OTHERWISE_LATE = "Check the links between the GPUs with `nvidia-smi topo -m`."
 
 
 def _with_small(seconds: float) -> Callable[[str, tuple[int, ...], int, int], float]:
@@ -47,12 +46,14 @@ def _far(axis: str, group: tuple[int, ...], size: int, turn: int) -> float:
     scope=Scope.JOB,
     needs=(CollectiveFacts,),
     impacts={
-        r"failed|could not be created": "The same collective fails in the job, or blocks until its timeout.",
+        r"could not be created|share a GPU": "init_process_group fails in the job too, or blocks until its timeout.",
+        r"^The mesh": "The process groups of the mesh are not checked.",
+        r"failed": "The same collective fails in the job, or blocks until its timeout.",
         r"Small NCCL messages": (
             "Collectives of small tensors, as in tensor or pipeline parallelism, are limited by this latency."
         ),
-        r"^Slow group": "Each step waits for this group, so the whole job runs at its speed.",
-        r"in slow groups": ("All ranks of these groups wait for this rank in each step."),
+        r"^Slow \w+ group": "Each step waits for this group, so the whole job runs at its speed.",
+        r"in common$": "All ranks of these groups wait in each step.",
     },
     cases=lambda: (
         Passes("not measured", healthy(hosts=2, per_host=2)),
@@ -88,13 +89,17 @@ def _far(axis: str, group: tuple[int, ...], size: int, turn: int) -> float:
         ),
         Fails(
             "two ranks on one GPU",
-            healthy(1, 2).put(not_set_up("Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000")),
+            healthy(1, 2).put(
+                not_set_up("Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000", backend="nccl")
+            ),
             ranks=(0, 1),
             severity=Severity.ERROR,
         ),
         Fails(
             "one rank that NCCL refuses, and others that wait without end",
-            healthy(1, 3).put(not_set_up("no answer within 46 s")).put(not_set_up("unhandled cuda error"), ranks=(1,)),
+            healthy(1, 3)
+            .put(not_set_up("no answer within 46 s", backend="nccl"))
+            .put(not_set_up("unhandled cuda error", backend="nccl"), ranks=(1,)),
             ranks=(1,),
             severity=Severity.ERROR,
         ),
@@ -147,11 +152,15 @@ def _broken(job: Job, broken: Sequence[BrokenCollective]) -> Finding:
     said = {str(one.rank): one.error for one in broken[:16]}
     waiting = tuple(one.rank for one in broken if one.rank not in ranks)
     along = [one.operation for one in broken if one.axis == first.axis and one.operation != "collective"]
-    what = f"{along[0] if along else 'Collective'} along {first.axis}" if first.axis else "A process group"
+    what = f"{along[0] if along else 'A collective'} in a {first.axis} group" if first.axis else "A process group"
     how = "failed" if first.axis else "could not be created"
     of = "" if "did not join" in first.error else f" on {ranks_in_words(ranks)}"
-    claim = f"{what}{f' on {first.backend}' if first.backend else ''} {how}{of}:"
+    claim = f"{what}{f' over {backend_name(first.backend)}' if first.backend else ''} {how}{of}:"
     summary = f"{claim} {textwrap.shorten(first.error, max(_LONGEST - len(claim), 30), placeholder=' …')}"
+    if "Duplicate GPU" in first.error:
+        summary = f"{claim.removesuffix(f'{of}:')}: {ranks_in_words(ranks)} share a GPU"
+    if mesh := _MESH.match(first.error):
+        summary = f"The mesh {mesh['axes']} has {mesh['size']} ranks, but the job has {mesh['world']}"
     evidence = {
         "said_by_rank": said,
         "waiting_ranks": list(waiting[:64]),
@@ -162,28 +171,31 @@ def _broken(job: Job, broken: Sequence[BrokenCollective]) -> Finding:
     return Finding(summary, ranks=ranks, evidence=evidence, severity=Severity.ERROR, fix=fix)
 
 
+_MESH = re.compile(r"the mesh (?P<axes>\S+) has (?P<size>\d+) ranks, the job (?P<world>\d+)")
+"""The error of a probe whose ``--mesh`` does not fit the job."""
+
+
 def _fix_of_broken(job: Job, first: BrokenCollective, ranks: tuple[int, ...]) -> str:
     who = f"{ranks_in_words(ranks)} on {', '.join(job.hosts_of(ranks)[:4])}"
     if "Duplicate GPU" in first.error:
         return "Give each rank its own GPU with `torch.cuda.set_device(local_rank)`."
-    if first.error.startswith("the mesh"):
-        return "Pass a mesh that has as many ranks as the job to `--mesh`."
+    if mesh := _MESH.match(first.error):
+        return f"Pass a mesh of {mesh['world']} ranks with `--mesh`."
     if re.search("did not join|no answer|imed out", first.error):
         verb = "is" if len(ranks) == 1 else "are"
         return f"Check that {who} {verb} running and can connect to the other ranks."
     if first.backend == "nccl":
-        return f"Run again with `NCCL_DEBUG=INFO`, and read the first warning of {who}."
+        return f"Run again with `NCCL_DEBUG=INFO`, and find the first NCCL warning in the log of {who}."
     return f"Fix the error of {who}, because the other ranks wait for it."
 
 
 def _shared(job: Job, slow: Sequence[SlowGroup], ranks: tuple[int, ...]) -> Finding:
     axes = list(dict.fromkeys(one.timed.axis for one in slow))
-    verb = "is" if len(ranks) == 1 else "are"
     hosts = job.hosts_of(ranks)
     evidence: dict[str, object] = {"slow_groups": [_shown(one) for one in slow[:8]], "axes": axes}
     if len(hosts) == 1:
         evidence["exclude"] = list(hosts)
-    summary = f"{ranks_in_words(ranks).capitalize()} {verb} in slow groups of {' and '.join(axes)}"
+    summary = f"The slow process groups of {' and '.join(axes)} have {ranks_in_words(ranks)} in common"
     fix = _excluding(hosts)
     return Finding(summary, ranks=ranks, evidence=evidence, confidence=0.9, fix=fix)
 
@@ -193,7 +205,7 @@ def _excluding(hosts: Sequence[str]) -> str:
     if len(hosts) != 1:
         return ""
     return (
-        f"Exclude {hosts[0]} with `srun --exclude={hosts[0]}`, or find the cause with `doctor check --probe full "
+        f"Exclude {hosts[0]} (`srun --exclude={hosts[0]}` in SLURM), or find the cause with `doctor check --probe full "
         "--why` on all ranks."
     )
 
@@ -211,8 +223,8 @@ def _slow_group(job: Job, slow: SlowGroup) -> Finding:
         "goes_along_with": list(correlates(job, members)),
     }
     return Finding(
-        f"Slow group along {slow.timed.axis}, {ranks_in_words(members)}: {slow.timed.operation} of "
-        f"{_size(slow.timed)} takes {_milliseconds(slow.timed.seconds)}, elsewhere {_milliseconds(slow.usual)}",
+        f"Slow {slow.timed.axis} group ({ranks_in_words(members)}): {slow.timed.operation} of {_size(slow.timed)} "
+        f"takes {_milliseconds(slow.timed.seconds)} (other groups: {_milliseconds(slow.usual)})",
         ranks=members,
         evidence=evidence,
         confidence=0.8,
@@ -222,7 +234,8 @@ def _slow_group(job: Job, slow: SlowGroup) -> Finding:
 
 def _shown(slow: SlowGroup) -> str:
     timed = slow.timed
-    what, who = f"{timed.operation} of {_size(timed)} on {timed.backend}", ranks_in_words(timed.members)
+    what = f"{timed.operation} of {_size(timed)} over {backend_name(timed.backend)}"
+    who = ranks_in_words(timed.members)
     took, usual = _milliseconds(timed.seconds), _milliseconds(slow.usual)
     return f"{what} takes {took} on {who} (other groups: {usual})"
 
@@ -243,8 +256,8 @@ def _late(job: Job, timed: Sequence[TimedGroup], limit: float) -> Iterator[Findi
     worst = max(late, key=lambda one: one.seconds)
     names = {f"{one.axis}, {ranks_in_words(one.members)}, {one.bytes} bytes": one.seconds * 1e6 for one in late[:8]}
     yield Finding(
-        f"Small NCCL messages within a host take {worst.seconds * 1e6:.0f} µs ({worst.operation} of {worst.bytes} "
-        f"bytes along {worst.axis}), more than {limit * 1e6:.0f} µs",
+        f"Small NCCL messages within a host take {worst.seconds * 1e6:.0f} µs instead of at most {limit * 1e6:.0f} µs "
+        f"({worst.axis} group)",
         ranks=tuple(sorted({rank for one in late for rank in one.members})),
         evidence={"microseconds": names, "limit_microseconds": limit * 1e6},
         fix=_OTHERWISE_LATE,

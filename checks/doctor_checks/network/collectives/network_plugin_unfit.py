@@ -59,8 +59,17 @@ def _warnings_of_libfabric(job: Job) -> Iterator[Finding]:
     """Report plugin warnings about failures that no other log event explains."""
     if not is_logged(job, "nccl.ofi_failed", "nccl.ofi_error"):
         for group in event_groups(job, "nccl.ofi_warned"):
-            summary = f"The EFA network plugin failed: {_reason(group.value('what') or '')}"
-            yield finding_from_logs(group, summary, fix=_fix_of_efa(group.value("what") or ""), confidence=0.5)
+            what = group.value("what") or ""
+            yield finding_from_logs(
+                group,
+                f"The EFA network plugin failed: {_reason(what)}",
+                effect=_EFFECT_IN_RUN if "egister memory" in what else "",
+                fix=_fix_of_efa(what),
+                confidence=0.5,
+            )
+
+
+_EFFECT_IN_RUN = "The rank fails with an NCCL error, and the other ranks wait for it until their timeout."
 
 
 def _reason(text: str) -> str:
@@ -98,7 +107,7 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
             else f"NCCL cannot use the EFA network plugin: {_reason(group.value('what') or '')}",
             severity=Severity.WARNING if fallen_back and spans_hosts(job) else Severity.INFO if fallen_back else None,
             confidence=0.85,
-            effect=f"None on one host: NCCL uses its own network {', '.join(sorted(filter(None, networks)))}."
+            effect=f"None on one host: NCCL uses its internal network {', '.join(sorted(filter(None, networks)))}."
             if fallen_back and not spans_hosts(job)
             else "",
             fix="export NCCL_NET_PLUGIN=none"
@@ -117,7 +126,7 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
     needs=(NcclFacts,),
     from_logs=(_of_libfabric, _warnings_of_libfabric),
     impacts={
-        r"cannot initialize NCCL_NET=|selects a network|could not initialize any network": (
+        r"^NCCL_NET=.* cannot be used|that NCCL_NET selects|could not initialize any network": (
             "NCCL fails with `Failed to initialize any NET plugin`, and the job ends at startup."
         ),
         r"no network plugin: NCCL uses sockets|needs v|cannot be loaded": (
@@ -291,8 +300,8 @@ def _missing(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
 
 
 _INTERNAL = {
-    "tuner": "NCCL uses its internal tuner, as it does with NCCL_TUNER_PLUGIN=none.",
-    "net": "NCCL uses its own network IB, as it does with NCCL_NET_PLUGIN=none.",
+    "tuner": "None: NCCL uses its internal tuner, as with NCCL_TUNER_PLUGIN=none.",
+    "net": "None: NCCL uses its internal network IB, as with NCCL_NET_PLUGIN=none.",
 }
 
 
@@ -332,7 +341,7 @@ def _network(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
     why = _why_no_rdma(nccl, identical) if name == "ib" else "no network plugin is found"
     if why is not None:
         yield Finding(
-            f"NCCL cannot initialize {setting_text(setting)}: {why}",
+            f"{setting_text(setting)} cannot be used: {why}",
             ranks=identical.ranks,
             evidence={"NCCL_NET": setting.value, "plugins": [plugin.name for plugin in nccl.plugins]},
             fix="unset NCCL_NET",
@@ -403,7 +412,7 @@ def _counted(devices: list[str]) -> str:
 
 def _closed_fabric(devices: list[str], identical: IdenticalRanks) -> Finding:
     return Finding(
-        f"NCCL cannot open {_counted(devices)}: the device files are missing",
+        f"NCCL cannot open {_counted(devices)}: the device file{'s are' if len(devices) > 1 else ' is'} missing",
         ranks=identical.ranks,
         evidence={"devices": devices[:8], "missing": "/dev/infiniband/uverbs*"},
         effect="NCCL uses sockets, or fails if NCCL_NET names the plugin.",

@@ -19,6 +19,11 @@ def rate_in_words(value: float) -> str:
     return f"{value / 1e9:.2f} GB/s" if value >= 1e9 else f"{value / 1e6:.3g} MB/s"
 
 
+def backend_name(backend: str) -> str:
+    """``NCCL`` for ``nccl``."""
+    return {"nccl": "NCCL", "gloo": "Gloo"}.get(backend, backend)
+
+
 def bandwidth_evidence(part: SlowPart, usual: float, spread: float) -> dict[str, object]:
     """The bandwidths of a slow part, and the usual one (bytes per second) with its spread (a fraction)."""
     return {
@@ -51,9 +56,9 @@ def _finding(job: Job, rails: Sequence[SlowRail]) -> Finding:
     part = worst.part
     ranks = tuple(sorted({rank for rail in rails for rank in rail.ranks}))
     backends = {facts.backend for facts, same in job.facts(CollectiveFacts) if set(same.ranks).intersection(ranks)}
-    over = "/".join(_BACKENDS.get(name, name) for name in sorted(filter(None, backends)))
+    over = "/".join(backend_name(name) for name in sorted(filter(None, backends)))
     times = " at times" if part.suspect.intermittent else ""
-    usual = f"{rate_in_words(part.value)} over {over}{times}, other ranks {rate_in_words(worst.usual)}"
+    usual = f"{rate_in_words(part.value)} over {over}{times} (other ranks: {rate_in_words(worst.usual)})"
     evidence = bandwidth_evidence(part, worst.usual, worst.spread)
     evidence["slow messages"] = f"{part.suspect.slow} of {part.suspect.readings}"
     if part.kind in WHOLE_HOSTS:
@@ -68,20 +73,16 @@ def _finding(job: Job, rails: Sequence[SlowRail]) -> Finding:
     )
 
 
-_BACKENDS = {"nccl": "NCCL", "gloo": "Gloo"}
-
-
 def _does(kind: str, ranks: Sequence[int]) -> str:
-    single = {"link": "exchanges", "sending": "sends only", "receiving": "receives only"}
-    several = {"link": "exchange", "sending": "send only", "receiving": "receive only"}
-    return single.get(kind, "sends and receives") if len(ranks) == 1 else several.get(kind, "send and receive")
+    single = {"link": "exchanges data at", "sending": "sends at", "receiving": "receives at"}
+    several = {"link": "exchange data at", "sending": "send at", "receiving": "receive at"}
+    return single.get(kind, "sends and receives at") if len(ranks) == 1 else several.get(kind, "send and receive at")
 
 
 def _fix(part: SlowPart, ranks: tuple[int, ...]) -> str:
     one = part.hosts[0]
     if part.kind == "link":
-        return f"Check the ports and cables between {one} and {part.hosts[1]} for the NICs of these ranks."
-    return (
-        f"Exclude {one} with `srun --exclude={one}`, and check the NIC of {ranks_in_words(ranks)}, its cable and its "
-        "switch port."
-    )
+        who = ranks_in_words(ranks)
+        return f"Check the ports and cables between {one} and {part.hosts[1]} that connect the NICs of {who}."
+    what = "NIC, cable and switch port" if len(ranks) == 1 else "NICs, cables and switch ports"
+    return f"Exclude {one} (`srun --exclude={one}` in SLURM), and check the {what} of {ranks_in_words(ranks)}."

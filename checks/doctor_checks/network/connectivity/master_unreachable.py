@@ -72,9 +72,12 @@ def _logged_finding(job: Job, group: EventGroup, port: str | None) -> Finding:
     """If a rank failed earlier, rank 0 may have ended for that reason."""
     earlier, host = failed_before(job, group.first), group.value("host", "host2")
     why = group.value("err") if group.value("errno") or group.kind in _OLD else None
+    place = f"the master {host}:{port}" if host and port else "the master"
     return finding_from_logs(
         group,
-        f"{f'{host}:{port}' if host and port else 'The master'} is unreachable: {why or 'connection timed out'}",
+        f"No route to {place}: {why}"
+        if why and "unreachable" in why
+        else f"{place[:1].upper()}{place[1:]} is unreachable: {why or 'connection timed out'}",
         evidence={"host": host, "port": port and int(port[:6]), "error": why},
         effect="The rank cannot join the job, and the other ranks wait for it until their timeout.",
         severity=Severity.WARNING if earlier else None,
@@ -82,19 +85,21 @@ def _logged_finding(job: Job, group: EventGroup, port: str | None) -> Finding:
         explains=("ENV005",) if is_logged(job, "torch.store.clients") and unroutable_clients(job) else (),
         fix=f"Fix the earlier error at {earlier.file}:{earlier.line} first."
         if earlier
-        else _fix_of_log(why or "", " ".join((host or '"$MASTER_ADDR"', port or '"$MASTER_PORT"'))),
+        else _fix_of_log(why or "", host, port),
         symptoms=not earlier,
     )
 
 
-def _fix_of_log(why: str, target: str) -> str:
+def _fix_of_log(why: str, host: str | None, port: str | None) -> str:
     if "route" in why or "unreachable" in why:
         return "Set MASTER_ADDR to an address of rank 0's host that this host has a route to."
+    target = " ".join((host or '"$MASTER_ADDR"', port or '"$MASTER_PORT"'))
     if "refused" in why:
-        return (
-            f"Start rank 0 before the other ranks, and check that `nc -vz {target}` connects while it waits for them."
-        )
-    return f"Check that rank 0 is running and that the firewall allows its port: `nc -vz {target}` must connect."
+        return f"Start rank 0 first, and start the other ranks when `nc -zv {target}` connects."
+    return (
+        f"Check that rank 0 is running and that the firewall allows {f'port {port}' if port else 'its port'}: `nc -zv "
+        f"{target}` must connect."
+    )
 
 
 def _confidence(group: EventGroup) -> float:
@@ -121,7 +126,7 @@ def _confidence(group: EventGroup) -> float:
             "Ranks without a route to the master cannot join the job: init_process_group fails at its timeout."
         ),
         r"No response|timed out": (
-            "init_process_group gets no response and fails with `The client socket has timed out` at its timeout."
+            "init_process_group blocks until its timeout and then fails with `The client socket has timed out`."
         ),
     },
     cases=lambda: (
@@ -227,8 +232,8 @@ def _finding(attempts: tuple[Reach, ...], ranks: tuple[int, ...]) -> Finding | N
     way = f" (over {worst.interface} from {worst.source_address})" if worst.interface else ""
     claim = {
         "refused": f"Nothing listens on the master port {worst.address}:{worst.port}",
-        "silent": f"No response from the master port {worst.address}:{worst.port}",
-        "unroutable": f"No route to the master {worst.address}:{worst.port}",
+        "silent": f"No response from the master port {worst.address}:{worst.port}{way}",
+        "unroutable": f"No route to the master {worst.address}:{worst.port}{way}",
     }
     evidence = {
         "address": worst.address,
@@ -240,9 +245,9 @@ def _finding(attempts: tuple[Reach, ...], ranks: tuple[int, ...]) -> Finding | N
     }
     fix = {
         "refused": f"Start rank 0 before the other ranks, with MASTER_PORT={worst.port}.",
-        "silent": f"Allow port {worst.port} of {worst.address} in the firewall or security group: "
+        "silent": f"Allow TCP port {worst.port} of {worst.address} in the firewall or security group: "
         f"`nc -zv {worst.address} {worst.port}` must connect.",
         "unroutable": f"Add a route to {worst.address}, or set MASTER_ADDR to an address of rank 0's host that these "
         "ranks can reach.",
     }
-    return Finding(claim[worst.outcome] + way, ranks=ranks, evidence=evidence, fix=fix[worst.outcome])
+    return Finding(claim[worst.outcome], ranks=ranks, evidence=evidence, fix=fix[worst.outcome])

@@ -16,7 +16,7 @@ from doctor_checks._trial_conclusions import with_trials
 def _fix_of(host: str) -> str:
     return (
         f"Check the cable, transceiver and switch port of {host} (`ip -s link` shows the error counters), and replace "
-        "the part at fault."
+        "the faulty part."
     )
 
 
@@ -90,7 +90,7 @@ def path_lossy(
     Why it hurts: random steps take several times as long, because TCP slows down after each loss and each collective
     waits for its slowest connection.
     Fix: Check the cable, transceiver and switch port of the host (`ip -s link` shows the error counters), and replace
-    the part at fault.
+    the faulty part.
     """
     # During a run rankdoctor sends no packets itself, so other traffic of the host must not count. An interface also
     # drops frames that no program requested (LLDP, spanning tree, foreign VLANs), about one per second.
@@ -140,11 +140,11 @@ def path_lossy(
 def _losing(lossy: PacketLoss) -> str:
     first, *others = lossy.hosts
     return {
-        "host": f"Packet loss on {first}",
-        "sending": f"Packet loss from {first}",
-        "receiving": f"Packet loss to {first}",
-        "link": f"Packet loss between {first} and {', '.join(others)}",
-        "all": f"Packet loss between all {len(lossy.hosts)} hosts",
+        "host": f"Packets to and from {first} are lost",
+        "sending": f"Packets from {first} are lost",
+        "receiving": f"Packets to {first} are lost",
+        "link": f"Packets between {first} and {', '.join(others)} are lost",
+        "all": f"Packets between all {len(lossy.hosts)} hosts are lost",
     }[lossy.end]
 
 
@@ -197,8 +197,8 @@ def _finding_of_run(local: LocalRanks, use: HostUseFacts, text: str, errors: dic
             "interface_errors": errors,
             "seconds": use.seconds,
         },
-        fix=f"Check `ethtool -S {next(iter(errors))} | grep -iE 'err|drop|crc'` on {local.name}, then replace the "
-        "cable, transceiver or port."
+        fix=f"Check the error counters on {local.name} with `ethtool -S {next(iter(errors))} | grep -iE "
+        "'err|drop|crc'`, then replace the cable, transceiver or port."
         if errors
         else _fix_of(local.name),
         explains=("RUN013",),

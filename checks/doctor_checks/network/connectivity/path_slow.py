@@ -85,11 +85,11 @@ def _no_speed(interfaces: Iterable[Interface]) -> tuple[Interface, ...]:
     needs=(PathFacts,),
     or_needs=(TransferFacts,),
     impacts={
-        r"no transfer succeeded": "Collectives between hosts block at this one until their timeout.",
-        r"^(?:All|Both)|messages between hosts are slow": (
-            "Every collective between hosts runs at this speed, without an error."
+        r"no transfer with it": "Collectives that include this host block until their timeout.",
+        r"^Traffic between|messages between hosts are slow": (
+            "Collectives between hosts are limited to this bandwidth; no error is raised."
         ),
-        r"round trip": (
+        r"[Rr]ound trip": (
             "Each message on these paths takes longer, so collectives of small tensors slow down the whole job."
         ),
     },
@@ -156,8 +156,8 @@ def path_slow(
 ) -> Iterator[Verdict]:
     """Ask whether all measured paths between the hosts are similarly fast.
 
-    Why it hurts: every collective waits for the slowest path, so one bad cable, card or switch port slows down the
-    whole job without an error.
+    Why it hurts: every collective waits for the slowest path, so one bad cable, NIC or switch port slows down the whole
+    job; no error is raised.
     Fix: Check the NIC, the cable and the switch port of the slow host, or exclude it from the job.
     """
     known = bandwidths(job)
@@ -177,10 +177,10 @@ def path_slow(
     for host, ways in failed.hosts:
         if host in failed.cut_off and is_reachable(job, host):
             yield Finding(
-                f"Slow host {host}: it is reachable, but no transfer succeeded in any round",
+                f"{host} is reachable, but no transfer with it succeeded in any round",
                 ranks=ranks.get(host, ()),
                 evidence={"transfers": list(ways[:_SHOWN]), "failed": len(ways), "exclude": [host]},
-                fix=f"Exclude {host} with `srun --exclude={host}`, and check whether its CPUs are overloaded.",
+                fix=f"Exclude {host} (`srun --exclude={host}` in SLURM), and check whether its CPUs are overloaded.",
             )
         else:
             yield Unknown(f"no bandwidth measured for {host}: {', '.join(ways[:_SHOWN])}", ranks.get(host, ()))
@@ -201,7 +201,7 @@ def _finding(part: SlowPart, slow: SlowParts, ranks: Mapping[str, tuple[int, ...
     suspect = part.suspect
     times = " at times" if suspect.intermittent else ""
     others = {"boundary": "other paths", "link": "other links"}.get(part.kind, "other hosts")
-    usual = f"{rate_in_words(part.value)}{times}, {others} {rate_in_words(slow.typical)}"
+    usual = f"only {rate_in_words(part.value)}{times} ({others}: {rate_in_words(slow.typical)})"
     evidence = bandwidth_evidence(part, slow.typical, slow.spread) | {
         "slow transfers": f"{suspect.slow} of {suspect.readings}",
         "rounds": slow.rounds,
@@ -223,14 +223,14 @@ def _finding(part: SlowPart, slow: SlowParts, ranks: Mapping[str, tuple[int, ...
 def _named(part: SlowPart) -> str:
     first = part.hosts[0]
     if part.kind == "boundary":
-        return f"Slow boundary between {_side(part.hosts)} and {_side(part.others)}:"
+        return f"Paths between {_side(part.hosts)} and {_side(part.others)} carry"
     if part.kind == "link":
-        return f"Slow link {first} - {part.hosts[1]}:"
+        return f"The link between {first} and {part.hosts[1]} carries"
     does = {"sending": "sends", "receiving": "receives"}.get(part.kind, "sends and receives")
-    return f"Slow host {first}: {does}"
+    return f"{first} {does} at"
 
 
-_OTHER_DIRECTION = {"sending": " (it receives at normal speed)", "receiving": " (it sends at normal speed)"}
+_OTHER_DIRECTION = {"sending": ", but receives at normal speed", "receiving": ", but sends at normal speed"}
 
 
 def _side(names: Sequence[str]) -> str:
@@ -241,17 +241,17 @@ def _fix(part: SlowPart) -> str:
     one, *others = part.hosts
     if part.kind == "boundary":
         return (
-            "Keep the job on one side of the boundary (`sbatch --switches=1`), and check the number, speed and errors "
-            "of the uplinks between the switches of both sides."
+            "Keep the job on one side of the boundary (`sbatch --switches=1` in SLURM), and check the number, speed "
+            "and errors of the uplinks between the switches of both sides."
         )
     if part.kind == "link":
         return (
-            f"Check the ports and cables between the switches of {one} and {others[0]}, or exclude one of both hosts "
-            f"with `srun --exclude={one}`."
+            f"Check the ports and cables between the switches of {one} and {others[0]}, or exclude one of the two "
+            f"hosts (`srun --exclude={one}` in SLURM)."
         )
     return (
-        f"Exclude {one} with `srun --exclude={one}`, and check its NIC, cable and switch port (`ip -s link` shows the "
-        "error counters)."
+        f"Exclude {one} (`srun --exclude={one}` in SLURM), and check its NIC, cable and switch port (`ip -s link` "
+        "shows the error counters)."
     )
 
 
@@ -260,13 +260,13 @@ def _below_interfaces(job: Job, known: HostBandwidths, share: float) -> Iterator
     slow = paths_below(job, known, share)
     if slow is not None:
         best, roofline = rate_in_words(slow.best), rate_in_words(slow.roofline)
-        who = "Both hosts" if len(known.hosts) == 2 else f"All {len(known.hosts)} hosts"
+        who = "both hosts" if len(known.hosts) == 2 else f"all {len(known.hosts)} hosts"
         yield Finding(
-            f"{who} are slow: at most {best} between two hosts, but their interfaces support {roofline}",
+            f"Traffic between {who} is slow: at most {best}, but the interfaces support {roofline}",
             ranks=tuple(rank.number for rank in job.ranks),
             evidence={"best bandwidth": best, "supported bandwidth": roofline},
-            fix="Check for traffic control with `tc qdisc show`, and for a lower rate of the switch ports or the "
-            "instance type.",
+            fix="Check whether traffic control (`tc qdisc show`), the switch ports or the instance type limits the "
+            "rate.",
             severity=Severity.INFO,
         )
 
@@ -309,26 +309,26 @@ def _far(
     typical: float,
 ) -> Iterator[Finding]:
     for host, paths in hosts:
-        text = f"Slow host {host}: {len(paths)} of its paths have a round trip of {_longest(paths, typical)}"
+        text = f"Round trips on {len(paths)} paths of {host} take {_longest(paths, typical)}"
         fix = (
-            f"Check the network path to {host} with `tracepath {host}` on another host, or exclude it with "
-            f"`srun --exclude={host}`."
+            f"Check the network path to {host} with `tracepath {host}` on another host, or exclude it "
+            f"(`srun --exclude={host}` in SLURM)."
         )
         yield Finding(text, ranks=ranks.get(host, ()), evidence=_evidence(paths, typical), fix=fix)
     for one, other, paths in boundaries:
-        text = f"Slow boundary between {one} and {other}: a round trip of {_longest(paths, typical)}"
-        fix = "Keep the job on one side of the boundary, for example with `sbatch --switches=1`."
+        text = f"Round trips between {one} and {other} take {_longest(paths, typical)}"
+        fix = "Keep the job on one side of the boundary (`sbatch --switches=1` in SLURM)."
         yield Finding(text, ranks=_of_paths(paths, ranks), evidence=_evidence(paths, typical), fix=fix)
     if links:
-        more = f" and {len(links) - 1} more" if len(links) > 1 else ""
+        more = f" and on {len(links) - 1} more path{'s' if len(links) > 2 else ''}" if len(links) > 1 else ""
         first, second = links[0].first, links[0].second
-        text = f"Slow link {first} - {second}{more}: a round trip of {_longest(links, typical)}"
+        text = f"Round trips between {first} and {second}{more} take {_longest(links, typical)}"
         fix = f"Check the switches between {first} and {second} (`tracepath {second}` on {first} shows the path)."
         yield Finding(text, ranks=_of_paths(links, ranks), evidence=_evidence(links, typical), fix=fix)
 
 
 def _longest(paths: Sequence[MeasuredPath], typical: float) -> str:
-    return f"{_micro(max(path.value for path in paths))}, other paths {_micro(typical)}"
+    return f"{_micro(max(path.value for path in paths))} (other paths: {_micro(typical)})"
 
 
 def _evidence(paths: Sequence[MeasuredPath], typical: float) -> dict[str, object]:

@@ -68,6 +68,12 @@ _OTHERWISE = "allow all TCP traffic between the hosts of the job on the network 
 _FIX_OF_GLOO = "Set GLOO_SOCKET_IFNAME to the interface that NCCL uses, or allow all TCP traffic on Gloo's network."
 
 
+_EFFECT_OF_STRANGERS = (
+    "The ranks join the store, but the first collective connects to a wrong process, and fails or blocks until the "
+    "timeout."
+)
+
+
 _SILENT = (
     "Connection timed out",
     "timed out connecting",
@@ -112,7 +118,9 @@ def _logged_finding(job: Job, group: EventGroup) -> Finding:
         evidence={"peer": target, "error": error if error not in _NO_REASONS else ""},
         severity=_severity(group, earlier, silent),
         confidence=0.4 if earlier else confidence,
-        fix=_ssh_fix(group, error)
+        fix=f"Fix the earlier error at {earlier.file}:{earlier.line} first."
+        if earlier
+        else _ssh_fix(group, error)
         if by_ssh
         else _logged_fix(target or "the peer", error, "GLOO_SOCKET_IFNAME" if by_gloo else "NCCL_SOCKET_IFNAME"),
         symptoms=not earlier,
@@ -181,12 +189,12 @@ _MORE_EXACT = (
     from_logs=_from_logs,
     impacts={
         r"MPICH|Open MPI|^SSH": (
-            "The launcher cannot start processes on the other host, and the job ends before the training begins."
+            "The launcher cannot start all processes, and the job ends before the training begins."
         ),
         r"^Cannot connect to|^Gloo could not": (
-            "The rank fails when it connects to its peer, and the others wait for it until the timeout."
+            "The rank fails when it connects to its peer, and the other ranks wait for it until the timeout."
         ),
-        r"Gloo addresses": (
+        r"over Gloo's network": (
             "The store works, but Gloo cannot create its connections: init_process_group() or the first "
             "collective fails."
         ),
@@ -347,17 +355,20 @@ def _judge(outcomes: _Outcomes, ranks: dict[str, tuple[int, ...]], severity: Sev
     words = {(way.first, way.second): outcome for way, outcome in outcomes.items()}
     every = [MeasuredPath(first, second, 0.0) for first, second in words]
     failing = [path for path in every if words[path.first, path.second] in FAILURES]
-    which = " at the Gloo addresses" if severity is Severity.WARNING else ""
+    which = " over Gloo's network" if severity is Severity.WARNING else ""
     explains = ("NET014", "NET015", "NET027") if severity is Severity.ERROR else ()
     names = {name for path in every for name in path.pair}
     fix = _FIX_OF_GLOO if which else ""
+    effect = ""
     if failing and all(words[path.first, path.second] == "stranger" for path in failing):
+        effect = _EFFECT_OF_STRANGERS
         fix = "Set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to an interface whose address is different on every host."
     if len(failing) == len(every) and len(names) > 2:
         yield Finding(
             f"None of the {len(names)} hosts can connect to another host{which}",
             ranks=tuple(sorted(rank for name in names for rank in ranks.get(name, ()))),
             severity=severity,
+            effect=effect,
             fix=fix,
             explains=explains,
             evidence={"pairs": _words(failing, words)},
@@ -369,6 +380,7 @@ def _judge(outcomes: _Outcomes, ranks: dict[str, tuple[int, ...]], severity: Sev
             f"Connections between {host} and {len({path.pair for path in paths})} other hosts fail{which}",
             ranks=ranks.get(host, ()),
             severity=severity,
+            effect=effect,
             fix=fix or f"Allow all TCP traffic between {host} and the other hosts in the firewall or security group.",
             explains=explains,
             hosts=(host,),
@@ -380,9 +392,12 @@ def _judge(outcomes: _Outcomes, ranks: dict[str, tuple[int, ...]], severity: Sev
         yield Finding(
             f"{first} cannot connect to {second}{which}"
             if len(rest) == 1
+            else f"{first} and {second} cannot connect to each other{which}"
+            if len(apart) == 2
             else f"{len(rest)} connections between hosts fail{which}, for example from {first} to {second}",
             ranks=tuple(sorted(rank for name in apart for rank in ranks.get(name, ()))),
             severity=severity,
+            effect=effect,
             fix=fix,
             explains=explains,
             evidence={"pairs": _words(rest, words)},

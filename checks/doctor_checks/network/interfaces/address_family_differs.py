@@ -89,7 +89,7 @@ def address_family_differs(job: Job) -> Iterator[Verdict]:
     if not parted.minorities:
         return
     words = ", ".join(
-        f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'} {_NAMES[family]}" for family, ranks in parted.groups
+        f"{_NAMES[family]} on {len(ranks)} rank{'' if len(ranks) == 1 else 's'}" for family, ranks in parted.groups
     )
     families = {group.value for group in parted.minorities}
     addresses = sorted({endpoint.text for endpoint, _ in used if endpoint.address.family in families})[:8]

@@ -19,7 +19,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if looks_like_nccl_syntax(value) or name:
             yield finding_from_logs(
                 group,
-                f"GLOO_SOCKET_IFNAME={value} uses NCCL syntax, but Gloo accepts only exact names",
+                f"GLOO_SOCKET_IFNAME={quoted(value)} uses NCCL syntax, but Gloo accepts only exact names",
                 evidence={"GLOO_SOCKET_IFNAME": value, "meant": name},
                 fix=f"export GLOO_SOCKET_IFNAME={name}" if name else fix_of_value(value),
                 confidence=0.95,
@@ -70,7 +70,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def gloo_interface_syntax(job: Job) -> Iterator[Verdict]:
     """Ask whether GLOO_SOCKET_IFNAME contains only exact interface names.
 
-    Why it hurts: init_process_group fails on these ranks with `Unable to find address for`, and the other ranks wait
+    Why it hurts: init_process_group fails on these ranks with `Unable to find address for`, and any other ranks wait
     for them until the timeout.
     Fix: Set GLOO_SOCKET_IFNAME to the exact name of an interface that `ip -br address` shows.
     """
@@ -80,7 +80,7 @@ def gloo_interface_syntax(job: Job) -> Iterator[Verdict]:
         interfaces = identical.find(InterfaceFacts)
         why = _fault(value, interfaces) if value else None
         if value and why:
-            summary = f"GLOO_SOCKET_IFNAME={value} {why}, but Gloo accepts only exact names"
+            summary = f"GLOO_SOCKET_IFNAME={quoted(value)} {why}, but Gloo accepts only exact names"
             found.append(_finding(summary, value, interfaces, identical))
     yield from merge(found)
 
@@ -99,6 +99,11 @@ def _fault(value: str, interfaces: InterfaceFacts | None) -> str | None:
         if longer is not None:
             return f"{'is' if name == value else f'has {name},'} only a prefix of {longer}"
     return None
+
+
+def quoted(value: str) -> str:
+    """The value in quotation marks if it begins with ``=``, which reads as a slip otherwise."""
+    return f"'{value}'" if value.startswith("=") else value
 
 
 def fix_of_value(value: str) -> str:

@@ -99,18 +99,21 @@ _LOST = (
     needs=(InterfaceFacts,),
     from_logs=_from_logs,
     impacts={
-        r"went down": "Connections over the link are lost: the ranks fail, or block until the timeout.",
+        r"went down": "Ranks that use the link fail, or block until the timeout.",
+        r"^No interface can reach": (
+            "The ranks cannot connect to other hosts, which wait for them in init_process_group until the timeout."
+        ),
         r"is down|no carrier|NCCL uses is down": (
-            "NCCL does not find the interface, or its connections get no response until the timeout."
+            "NCCL fails with `no socket interface found`, or its connections get no response until the timeout."
         ),
         r"has no IPv\d address": (
-            "NCCL fails with `no socket interface found`, and the other ranks wait for these ranks until the timeout."
+            "NCCL fails with `no socket interface found`, and any other ranks wait for these ranks until the timeout."
         ),
         r"could not create a socket": (
             "NCCL fails on the rank when it starts, and the other ranks wait for it until the timeout."
         ),
         r"[Nn]o interface is up": (
-            "NCCL fails with `no socket interface found`, and the other ranks wait for these ranks until the timeout."
+            "NCCL fails with `no socket interface found`, and any other ranks wait for these ranks until the timeout."
         ),
     },
     cases=lambda: (
@@ -238,7 +241,7 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks, multi_host: boo
     chosen = [one for one in interfaces.interfaces if wanted.selects(one.name)]
     if chosen and not any(_why_unusable(one, terms) is None for one in chosen):
         yield Finding(
-            f"{_quoted(setting)}: {_reasons(chosen, terms)}",
+            _claim(setting, chosen, terms),
             ranks=identical.ranks,
             evidence={"selected": [one.name for one in chosen], "family": family or "any"},
             fix=_fix(chosen[0], "NCCL_SOCKET_IFNAME", interfaces, family),
@@ -249,19 +252,24 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks, multi_host: boo
         yield from _only_local(family, identical)
 
 
-def _quoted(setting: Setting) -> str:
-    """The setting with its value in quotes if it begins with ``=``, which reads as a slip otherwise."""
-    text = setting_text(setting)
-    return text.replace(f"={setting.value}", f"='{setting.value}'", 1) if setting.value.startswith("=") else text
+def _claim(setting: Setting, chosen: list[Interface], terms: _Terms) -> str:
+    reasons = _reasons(chosen, terms)
+    if terms.family and "IPv" in reasons:
+        return f"{_FAMILIES[terms.family]}: {reasons} (selected by {setting.name})"
+    return f"{setting_text(setting)}: {reasons}"
+
+
+_FAMILIES = {"inet": "NCCL_SOCKET_FAMILY=AF_INET", "inet6": "NCCL_SOCKET_FAMILY=AF_INET6"}
 
 
 def _only_local(family: str | None, identical: IdenticalRanks) -> Iterator[Finding]:
     """Report a forced address family with only link-local addresses, which work only within one host."""
     used = nccl_endpoints_of(identical)
     if family == "inet6" and used and all(needs_zone(one.address) for one in used):
-        names = ", ".join(one.interface.name for one in used[:4])
+        names = " and ".join(one.interface.name for one in used[:4])
+        has = "has only a link-local IPv6 address" if len(used) == 1 else "have only link-local IPv6 addresses"
         yield Finding(
-            f"NCCL_SOCKET_FAMILY=AF_INET6: {names} has only a link-local IPv6 address",
+            f"NCCL_SOCKET_FAMILY=AF_INET6: {names} {has}",
             ranks=identical.ranks,
             evidence={"family": family, "addresses": [one.text for one in used[:8]]},
             effect="NCCL works within this host, but cannot connect to other hosts.",
@@ -278,11 +286,15 @@ def _wants_carrier(identical: IdenticalRanks) -> bool:
 
 
 def _nothing(interfaces: InterfaceFacts, family: str | None, identical: IdenticalRanks) -> Finding:
-    kind = {"inet": "IPv4 ", "inet6": "IPv6 "}.get(family or "", "")
-    setting = {"inet": "NCCL_SOCKET_FAMILY=AF_INET", "inet6": "NCCL_SOCKET_FAMILY=AF_INET6"}.get(family or "")
-    claim = (
-        f"{setting}, but no interface is up with an {kind}address" if setting else "No interface is up with an address"
-    )
+    others = [one for one in interfaces.interfaces if one.kind != "loopback"]
+    reasons = _reasons(others[:2], _Terms(None, carrier=True, multi_host=True))
+    if family:
+        kind = {"inet": "IPv4", "inet6": "IPv6"}[family]
+        claim = f"{_FAMILIES[family]}, but no interface is up with an {kind} address"
+    elif others and "None" not in reasons:
+        claim = f"No interface can reach other hosts: {reasons}"
+    else:
+        claim = "No interface is up with an address"
     return Finding(
         claim,
         ranks=identical.ranks,
@@ -298,7 +310,11 @@ def _fix_of_all(interfaces: InterfaceFacts) -> str:
         return (
             "Give the host or container a network interface besides lo, for example with `docker run --network host`."
         )
-    return f"Give {first.name} an address." if first.up else f"Run `sudo ip link set {first.name} up`."
+    if not first.up:
+        return f"Run `sudo ip link set {first.name} up`."
+    if not first.running:
+        return f"Check the cable and the switch port of {first.name} with `sudo ethtool {first.name}`."
+    return f"Give {first.name} an address that other hosts can reach."
 
 
 def _is_cut_off(interfaces: InterfaceFacts) -> bool:
@@ -329,7 +345,7 @@ def _gloo(interfaces: InterfaceFacts, identical: IdenticalRanks, multi_host: boo
             f"GLOO_SOCKET_IFNAME={value}: {_reasons(bad, terms)}",
             ranks=identical.ranks,
             evidence={"selected": [one.name for one in chosen]},
-            effect=f"Gloo fails with `Unable to find address for: {bad[0].name}`, and the other ranks block until the "
+            effect=f"Gloo fails with `Unable to find address for: {bad[0].name}`, and any other ranks block until the "
             "timeout."
             if bad[0].up and not bad[0].addresses
             else f"Gloo's connections over {bad[0].name} get no response until the timeout.",
@@ -359,7 +375,11 @@ def _fix(interface: Interface, variable: str, interfaces: InterfaceFacts, family
     if interface.up and family and interface.addresses and not any(one.family == family for one in interface.addresses):
         kind = {"inet": "IPv4", "inet6": "IPv6"}[family]
         return f"Give {interface.name} an {kind} address, or run `unset NCCL_SOCKET_FAMILY`."
+    other = export_line(variable, interfaces)
+    if interface.up and not interface.running:
+        check = f"Check the cable and the switch port of {interface.name} with `sudo ethtool {interface.name}`"
+        return f"{check}, or select another interface with `{other}`." if other else f"{check}."
     if interface.up:
         return selecting_fix(variable, interfaces)
-    up, other = f"sudo ip link set {interface.name} up", export_line(variable, interfaces)
+    up = f"sudo ip link set {interface.name} up"
     return f"Run `{up}`, or select another interface with `{other}`." if other else up

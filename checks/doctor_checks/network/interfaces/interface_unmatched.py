@@ -52,12 +52,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     needs=(InterfaceFacts,),
     from_logs=_from_logs,
     impacts={
-        r"matches nothing": (
-            "NCCL reads `^` and `=` before the whole list only. The entry selects or excludes nothing: NCCL may use an "
-            "interface that was meant to be excluded, or find none."
-        ),
         r"NCCL found no|A peer sent": ("The rank fails when NCCL starts, and the other ranks block until the timeout."),
-        r"^GLOO": "init_process_group fails on the rank, and the other ranks block until the timeout.",
+        r"^(?i:gloo)": "init_process_group fails on the rank, and the other ranks block until the timeout.",
     },
     cases=lambda: (
         Passes("nothing is set", healthy(hosts=2, per_host=2)),
@@ -105,8 +101,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def interface_unmatched(job: Job) -> Iterator[Verdict]:
     """Ask whether NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and TP_SOCKET_IFNAME match network interfaces on the host.
 
-    Why it hurts: NCCL fails with `Bootstrap : no socket interface found`, Gloo with `Unable to find address for`. Ranks
-    on healthy hosts then block until the timeout.
+    Why it hurts: NCCL fails with `Bootstrap : no socket interface found`, Gloo with `Unable to find address for`. Any
+    other ranks block until the timeout.
     Fix: Run `unset NCCL_SOCKET_IFNAME`, or set it to interfaces that `ip -br address` shows on every host.
     """
     found: list[Finding] = []
@@ -124,7 +120,7 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks) -> Iterator[Fin
     if any(wanted.selects(one.name) for one in interfaces.interfaces):
         yield from _malformed(setting, wanted, identical)
         return
-    claim = "excludes every network interface" if wanted.exclude else "matches no network interface"
+    claim = "excludes every network interface" if wanted.exclude else "matches no interface"
     yield Finding(
         f"{setting_text(setting)} {claim}{'' if wanted.exclude else _hint(wanted, interfaces)}",
         ranks=identical.ranks,
@@ -149,10 +145,19 @@ def _malformed(setting: Setting, wanted: NcclList, identical: IdenticalRanks) ->
             f"{setting_text(setting)}: {fault}",
             ranks=identical.ranks,
             evidence={"value": setting.value, "source": setting.source},
+            effect=_effect_of_entry(fault, exclude=wanted.exclude),
             fix=fix if value else "",
             severity=Severity.WARNING if wanted.exclude else Severity.INFO,
             source=source_of(setting),
         )
+
+
+def _effect_of_entry(fault: str, *, exclude: bool) -> str:
+    """The impact of an entry without effect in a list that still selects an interface."""
+    if not exclude:
+        return "None as long as another entry matches the intended interface: NCCL ignores this entry."
+    syntax = "accepts `^` and `=` only at the start of the list and " if "matches nothing" in fault else ""
+    return f"NCCL {syntax}ignores this entry, so it may use an interface that was meant to be excluded."
 
 
 def _hint(wanted: NcclList, interfaces: InterfaceFacts) -> str:
@@ -215,7 +220,7 @@ def _effect(variable: str, name: str) -> str:
         "NCCL_SOCKET_IFNAME": "NCCL fails with `Bootstrap : no socket interface found`.",
         "GLOO_SOCKET_IFNAME": f"Gloo fails with `Unable to find address for: {name}`.",
     }
-    return f"{errors[variable]} Ranks on healthy hosts then block until the timeout."
+    return f"{errors[variable]} Any other ranks block until the timeout."
 
 
 def _names(interfaces: InterfaceFacts) -> list[str]:

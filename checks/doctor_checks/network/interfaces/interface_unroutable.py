@@ -99,14 +99,18 @@ def _by_attempts(job: Job) -> Iterator[Finding]:
         if words != "loopback" or spans_hosts(job) or "refused" not in (group.value("err") or ""):
             yield finding_from_logs(
                 group,
-                f"{address} ({words}) is local to each host: connections to it never reach another host",
+                f"{address} {_placed(words)}, so other hosts cannot connect to it",
                 evidence={"address": address, "error": group.value("err")},
                 confidence=0.8 if spans_hosts(job) else 0.7,
-                fix="Start the containers with the network of the host, for example `docker run --network host`."
+                fix="Start the containers with `docker run --network host`, or connect them to an overlay network."
                 if words == "a container bridge"
                 else _FIX,
                 explains=("NET013", "NET010"),
             )
+
+
+def _placed(words: str) -> str:
+    return "is a loopback address" if words == "loopback" else f"belongs to {words}"
 
 
 def _bootstrap(name: str, *addresses: str) -> list[str]:
@@ -118,7 +122,8 @@ def _bootstrap(name: str, *addresses: str) -> list[str]:
 
 _TARGETS = ("host", "host2", "host3", "remote")
 _FIX = (
-    "Set NCCL_SOCKET_IFNAME on every host to the interface that connects the hosts (`ip -br address` lists them all)."
+    "Set NCCL_SOCKET_IFNAME on every host to the interface that connects the hosts (`ip -br address` lists the "
+    "interfaces)."
 )
 
 
@@ -141,20 +146,20 @@ def _target(group: EventGroup) -> str:
         r"would send data over": (
             "Some connections use an interface that other hosts cannot reach: they fail or block until the timeout."
         ),
-        r"is local to each host": (
+        r"so other hosts cannot connect": (
             "The rank cannot connect to its peer and fails, and the other ranks block until the timeout."
         ),
-        r"machines have the same address": (
+        r"address of \d+ machines": (
             "A host that connects to this address reaches itself: `Connection refused`, or the ranks block until "
             "the timeout."
         ),
-        r"\(127\.|loopback|local to the host": (
+        r"\(127\.|loopback": (
             "Other hosts receive a loopback address and connect to themselves. The job works on one host and "
-            "hangs on two."
+            "hangs on several."
         ),
         r"bridge": (
-            "Other hosts receive an address behind a bridge of this host and cannot connect. The job works on one "
-            "host and hangs on two."
+            "Other hosts receive the address of a bridge that is local to this host, and cannot connect. The job works "
+            "on one host and hangs on several."
         ),
     },
     cases=lambda: (
@@ -249,7 +254,7 @@ def interface_unroutable(job: Job) -> Iterator[Verdict]:
     """Ask whether the interface that would be used can reach the other hosts.
 
     Why it hurts: the address that other hosts receive belongs to themselves or is unreachable; they get `Connection
-    refused` or wait until the timeout. The job works on one node and hangs on two.
+    refused` or wait until the timeout. The job works on one host and hangs on several.
     Fix: Set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the interface that connects the hosts, or start containers
     with `docker run --network host`.
     """
@@ -292,31 +297,33 @@ def _judge(used: _ChosenInterface, repeated: dict[str, int]) -> Iterator[Finding
         return
     fault = _fault(first, repeated)
     if fault is not None:
-        yield _finding(used, first, f"{used.choice.library} would use {first.text}: {fault}", Severity.ERROR)
+        yield _finding(used, first, f"{used.choice.library} would use {first.text}, {fault}", Severity.ERROR)
     elif used.all_carry:
         others = used.choice.endpoints[1:]
         bad = [one for one in others if needs_zone(one.address) or _fault(one, repeated) is not None]
         if bad:
             names = ", ".join(one.text for one in bad[:4])
-            yield _finding(
-                used, bad[0], f"NCCL would send data over {names} in addition to {first.text}", Severity.WARNING
-            )
+            summary = f"NCCL would send data over {names} in addition to {first.text}"
+            fix = f"export NCCL_SOCKET_IFNAME='={first.interface.name}'"
+            yield _finding(used, bad[0], summary, Severity.WARNING, fix)
 
 
 def _fault(endpoint: InterfaceEndpoint, repeated: dict[str, int]) -> str | None:
     kind = endpoint.interface.kind
     if kind in CARRIES_NOTHING:
-        return {"loopback": "local to the host", "container-bridge": "a bridge for this host's containers"}.get(
+        return {"loopback": "the loopback interface", "container-bridge": "a bridge for this host's containers"}.get(
             kind, "a bridge for this host's virtual machines"
         )
     address = parse_address(endpoint.address.address)
     times = repeated.get(endpoint.address.address)
     if times and address is not None and not address.is_loopback:
-        return f"{times} machines have the same address"
+        return f"an address of {times} machines"
     return None
 
 
-def _finding(used: _ChosenInterface, endpoint: InterfaceEndpoint, summary: str, severity: Severity) -> Finding:
+def _finding(
+    used: _ChosenInterface, endpoint: InterfaceEndpoint, summary: str, severity: Severity, fix: str = ""
+) -> Finding:
     choice = used.choice
     software = used.identical.find(SoftwareFacts)
     evidence = {
@@ -327,16 +334,15 @@ def _finding(used: _ChosenInterface, endpoint: InterfaceEndpoint, summary: str, 
         "candidates": [one.text for one in choice.endpoints],
         "nccl": software.nccl if software else None,
     }
-    fix = selecting_fix(choice.variable, used.interfaces)
+    if summary.endswith(" machines") and "address of" in summary:
+        fix = "Start the containers with `docker run --network host`, or connect them to an overlay network."
     return Finding(
         summary,
         ranks=used.identical.ranks,
         severity=severity,
         evidence=evidence,
         confidence=1.0 if severity is Severity.ERROR else 0.6,
-        fix="Start the containers with `docker run --network host`, or connect them to an overlay network."
-        if "machines" in summary
-        else fix,
+        fix=fix or selecting_fix(choice.variable, used.interfaces),
         explains=("NET013",),
         source=source_of(choice.setting),
     )

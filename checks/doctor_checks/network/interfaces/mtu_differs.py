@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from doctor.analysis.interface_choice import (
     CARRIES_NOTHING,
@@ -95,8 +95,8 @@ _CONSEQUENCES = ("NET013", "NET014", "NET015", "NET027")
             "blocks until the timeout."
         ),
         r"found|differ": (
-            "Packets that are larger than the smallest MTU may be dropped between these hosts. Then large "
-            "collectives block, while small messages pass."
+            "Packets larger than the smallest MTU may be dropped between the hosts: large collectives then block, "
+            "while small messages pass."
         ),
     },
     cases=lambda: (
@@ -184,17 +184,13 @@ def _of_rdma(job: Job) -> Iterator[Finding]:
         used = [one for one in interfaces.interfaces if one.name in own and one.mtu]
         if used:
             sizes.setdefault(tuple(sorted({one.mtu for one in used if one.mtu})), []).extend(identical.ranks)
-            names |= {f"{one.name} ({one.mtu})" for one in used}
+            names |= {f"{one.name} (MTU {one.mtu})" for one in used}
     parted = split_groups(sizes)
     if not parted.minorities:
         return
-    words = ", ".join(
-        f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'} with {' and '.join(map(str, size))}"
-        for size, ranks in parted.groups[:4]
-        if isinstance(size, tuple)
-    )
+    words = _on_ranks((" and ".join(map(str, one)), n) for one, n in parted.groups if isinstance(one, tuple))
     yield Finding(
-        f"Interfaces of the RoCE ports differ in MTU: {words} bytes",
+        f"The MTUs of the RoCE interfaces differ: {words}",
         ranks=parted.odd,
         evidence={
             "interfaces": sorted(names)[:16],
@@ -231,7 +227,7 @@ def _judge(
     odd = [member for member in members if member[0].mtu in odd_sizes]
     evidence = {
         "ranks_by_mtu_bytes": {str(size): len(ranks) for size, ranks in parted.groups},
-        "interfaces": sorted({f"{one.name} ({one.mtu})" for one, _ in odd or members})[:8],
+        "interfaces": sorted({f"{one.name} (MTU {one.mtu})" for one, _ in odd or members})[:8],
         "full_size_lost": [f"{first} -> {second}" for first, second in lost[:8]],
     }
     if lost:
@@ -257,11 +253,14 @@ def _judge(
         deviation = BaselineDeviation((parted.unlike("MTU of the training interface", str),), parted.drifted)
         yield deviation.finding(parted.odd, evidence).extended({}, "" if parted.drifted else _fix(odd, parted))
     elif odd:
-        words = ", ".join(
-            f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'} with {size}" for size, ranks in parted.groups[:4]
-        )
-        summary = f"Training interfaces differ in MTU: {words} bytes"
+        summary = f"The MTUs of the training interfaces differ: {_on_ranks(parted.groups)}"
         yield Finding(summary, ranks=parted.odd, evidence=evidence, fix=_fix(odd, parted))
+
+
+def _on_ranks(groups: Iterable[tuple[object, Sequence[int]]]) -> str:
+    """``9000 bytes on 4 ranks, 1500 bytes on 2 ranks``."""
+    first = list(groups)[:4]
+    return ", ".join(f"{size} bytes on {len(ranks)} rank{'' if len(ranks) == 1 else 's'}" for size, ranks in first)
 
 
 def _fix(odd: list[tuple[Interface, IdenticalRanks]], parted: MajoritySplit) -> str:

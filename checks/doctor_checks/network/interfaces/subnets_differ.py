@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import NamedTuple
 
@@ -106,8 +106,7 @@ def _wide(address: str) -> str:
     impacts={
         r"NCCL_COMM_ID": "The rank cannot connect to the root of NCCL's bootstrap, and NCCL fails when it starts.",
         r"only through the default route": (
-            "If the gateway does not forward between these subnets, connections fail with `No route to host` or "
-            "time out."
+            "If the gateway does not forward between the subnets, connections fail with `No route to host` or time out."
         ),
     },
     cases=lambda: (
@@ -158,7 +157,7 @@ def subnets_differ(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: connections between the subnets fail with `No route to host` or time out, and the job hangs at
     startup.
-    Fix: Set NCCL_SOCKET_IFNAME to interfaces of one network on every host, or add the missing routes.
+    Fix: Set NCCL_SOCKET_IFNAME on every host to an interface of one common network, or add the missing routes.
     """
     if not job.is_multi_host:
         yield Skip("one host")
@@ -198,7 +197,7 @@ def _judge(members: Sequence[_EndpointSubnet]) -> Iterator[Finding]:
         sizes[str(network_of(member.endpoint.address))] += len(member.identical.members)
     if stranded:
         blamed = _outside_the_largest(stranded, sizes)
-        yield _finding(f"No route between the subnets {' and '.join(list(sizes)[:3])}", blamed, sizes, None)
+        yield _finding(f"No route between the subnets {_listed(sizes)}", blamed, sizes, None)
     if doubtful:
         names = ", ".join(dict.fromkeys(member.endpoint.interface.name for member in doubtful))
         claim = f"The subnets of {names} are connected only through the default route of another interface"
@@ -226,6 +225,11 @@ def _outside_the_largest(members: list[_EndpointSubnet], sizes: Counter[str]) ->
     return [member for member in members if str(network_of(member.endpoint.address)) != top[0][0]] or members
 
 
+def _listed(subnets: Iterable[str]) -> str:
+    *others, last = list(subnets)[:3]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def _finding(claim: str, members: list[_EndpointSubnet], sizes: Counter[str], severity: Severity | None) -> Finding:
     return Finding(
         claim,
@@ -236,7 +240,7 @@ def _finding(claim: str, members: list[_EndpointSubnet], sizes: Counter[str], se
             "addresses": [member.endpoint.text for member in members[:8]],
             "ranks_by_subnet": dict(sizes.most_common(8)),
         },
-        fix=f"Set NCCL_SOCKET_IFNAME to interfaces of one network on every host, or add routes between "
-        f"{' and '.join(list(sizes)[:3])}.",
+        fix="Set NCCL_SOCKET_IFNAME on every host to an interface of one common network, or add routes between "
+        f"{_listed(sizes)}.",
         explains=("NET013",),
     )

@@ -24,11 +24,18 @@ from doctor.api import (
 )
 from doctor.facts import EnvironmentFacts, HostFacts, InterfaceFacts, NameLookup
 from doctor.knowledge.interface_syntax import gloo_names
-from doctor.testing import Fails, Passes, healthy, logged
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
-_LOOPBACK = (NameLookup("node", "hostname", ("127.0.1.1",), seconds=0.001),)
-_MOVED = (NameLookup("node", "hostname", ("203.0.113.9",), seconds=0.001),)
-_BOTH = (NameLookup("node", "hostname", ("127.0.1.1", "10.0.0.1"), seconds=0.001),)
+_BOTH = (NameLookup("node0", "hostname", ("127.0.1.1", "10.0.0.1"), seconds=0.001),)
+_MOVED = (NameLookup("node1", "hostname", ("203.0.113.9",), seconds=0.001),)
+
+
+def _debian(sketch: JobBuilder, *hosts: str) -> JobBuilder:
+    """The job with 127.0.1.1 as the address of each host's own name, as Debian's installer enters it."""
+    for host in hosts:
+        names = (NameLookup(host, "hostname", ("127.0.1.1",), seconds=0.001),)
+        sketch = sketch.alter(HostFacts, hosts=(host,), names=names)
+    return sketch
 
 
 _LOCAL_NAMES = ("localhost.localdomain", "localhost6", "localhost6.localdomain6")
@@ -50,7 +57,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 if target in _LOCAL_NAMES
                 else f"Other hosts connect to {target}: a host resolves its own name to a loopback address",
                 evidence={"address": target},
-                fix="Give every host its own name with `sudo hostnamectl set-hostname`, and map it to the host's "
+                fix="Give every host its own name with `sudo hostnamectl set-hostname NAME`, and map it to the host's "
                 "network address in /etc/hosts."
                 if target in _LOCAL_NAMES
                 else f"On every host, map its name in /etc/hosts to its network address instead of {target}.",
@@ -105,12 +112,10 @@ _CONNECTIONS = (
     cases=lambda: (
         Passes("names lead to real addresses", healthy(hosts=2, per_host=2)),
         Passes("loopback is only one of the addresses", healthy(2, 1).alter(HostFacts, names=_BOTH)),
-        Passes(
-            "a laptop of Debian's making", healthy(per_host=1, gpus=0).alter(HostFacts, names=_LOOPBACK), silent=False
-        ),
+        Passes("a laptop of Debian's making", _debian(healthy(per_host=1, gpus=0), "node0"), silent=False),
         Fails(
             "Debian's 127.0.1.1 on one host of two",
-            healthy(2, 2).alter(HostFacts, hosts=("node1",), names=_LOOPBACK),
+            _debian(healthy(2, 2), "node1"),
             ranks=(2, 3),
         ),
         Fails(
@@ -124,18 +129,18 @@ _CONNECTIONS = (
         ),
         Fails(
             "127.0.1.1 on both hosts, and GLOO_SOCKET_IFNAME is unset",
-            healthy(2, 2).alter(HostFacts, names=_LOOPBACK),
+            _debian(healthy(2, 2), "node0", "node1"),
             ranks=(0, 1, 2, 3),
             severity=Severity.ERROR,
         ),
         Fails(
             "127.0.1.1 on both hosts, but GLOO_SOCKET_IFNAME is set",
-            healthy(2, 2).alter(HostFacts, names=_LOOPBACK).environ(GLOO_SOCKET_IFNAME="eth0"),
+            _debian(healthy(2, 2), "node0", "node1").environ(GLOO_SOCKET_IFNAME="eth0"),
             ranks=(0, 1, 2, 3),
         ),
         Fails(
             "one host alone only needs to know it",
-            healthy(1, 2).alter(HostFacts, names=_LOOPBACK),
+            _debian(healthy(1, 2), "node0"),
             ranks=(0, 1),
             severity=Severity.INFO,
         ),
@@ -258,8 +263,8 @@ def _effect(members: IdenticalRanks, name: NameLookup, multi_host: bool) -> str:
     if _goes_by_name(members):
         return ""
     return (
-        f"Gloo uses GLOO_SOCKET_IFNAME instead, but torchrun can advertise {name.addresses[0]} to other hosts, which "
-        "then connect to themselves."
+        f"Gloo uses GLOO_SOCKET_IFNAME instead, but torch.distributed.rpc advertises {name.addresses[0]}, so other "
+        "hosts connect to themselves."
     )
 
 
@@ -272,7 +277,7 @@ def _fix(name: NameLookup, interfaces: InterfaceFacts | None) -> str:
     hosts_file = f"/^{wrong}[[:space:]]/s/[[:space:]]{own}([[:space:]]|$)/ /; $a {address} {name.name}"
     return "\n".join(
         (
-            f"Map {name.name} to the address of {good[0].name} in /etc/hosts on that host:",
+            f"On {name.name}, map the name to the address of {good[0].name} in /etc/hosts:",
             f"sudo sed -i -E '{hosts_file}' /etc/hosts",
         )
     )

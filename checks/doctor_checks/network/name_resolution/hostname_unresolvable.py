@@ -24,6 +24,7 @@ from doctor.facts import HostFacts, NameLookup
 from doctor.testing import Fails, Passes, healthy, logged
 
 _UNKNOWN_NAME = (NameLookup("node1", "hostname", error="Name or service not known", seconds=0.01),)
+_LONE = (NameLookup("node0", "hostname", error="Name or service not known", seconds=0.01),)
 _SILENT = (NameLookup("node1", "hostname", error="no answer within 2.5 s", seconds=2.5),)
 
 
@@ -48,7 +49,7 @@ def _by_lookup(job: Job) -> Iterator[Finding]:
             name = gloo_name_refused(group.first)
             yield finding_from_logs(
                 group,
-                f"Gloo cannot resolve the host's own name{f' {name}' if name else ''}",
+                f"Gloo cannot resolve the host's own name{f' ({name})' if name else ''}",
                 evidence={"name": name},
                 fix=_fix((name,)) if name else "",
                 explains=("NET007",),
@@ -94,10 +95,10 @@ _ALONE = "None while all ranks run on this host; a job on several hosts would ha
 
 def _fix(names: Sequence[str]) -> str:
     if len(names) > 1:
-        return f"Add the addresses and names of {', '.join(names[:8])} to DNS or to /etc/hosts on all hosts."
+        return f"Add {', '.join(names[:8])} with their addresses to /etc/hosts on all hosts, or to DNS."
     return (
-        f"Add the address and name of {names[0]} to DNS or /etc/hosts, and check that `getent ahosts {names[0]}` "
-        "prints the address."
+        f"Add {names[0]} with its address to /etc/hosts or DNS, and verify that `getent ahosts {names[0]}` prints the "
+        "address."
     )
 
 
@@ -114,7 +115,8 @@ def _fix(names: Sequence[str]) -> str:
             "startup."
         ),
         r"Gloo and RPC use loopback": (
-            "Gloo and RPC advertise 127.0.0.1, so other hosts connect to themselves and the job hangs at startup."
+            "Gloo and RPC advertise 127.0.0.1, so other hosts connect to themselves, and the job hangs or fails at "
+            "startup."
         ),
         r"Gloo cannot resolve": (
             "init_process_group fails on this host, and the other ranks wait for it until the timeout."
@@ -125,7 +127,7 @@ def _fix(names: Sequence[str]) -> str:
         Passes("no answer within the time limit", healthy(2, 2).alter(HostFacts, hosts=("node1",), names=_SILENT)),
         Passes(
             "a lone machine without a resolvable name",
-            healthy(per_host=1, gpus=0).alter(HostFacts, names=_UNKNOWN_NAME),
+            healthy(per_host=1, gpus=0).alter(HostFacts, names=_LONE),
             silent=False,
         ),
         Fails(
@@ -135,7 +137,7 @@ def _fix(names: Sequence[str]) -> str:
         ),
         Fails(
             "one host alone only needs to know it",
-            healthy(hosts=1, per_host=2).alter(HostFacts, names=_UNKNOWN_NAME),
+            healthy(hosts=1, per_host=2).alter(HostFacts, names=_LONE),
             ranks=(0, 1),
             severity=Severity.INFO,
         ),
@@ -179,9 +181,9 @@ def _fix(names: Sequence[str]) -> str:
 def hostname_unresolvable(job: Job) -> Iterator[Verdict]:
     """Ask whether every host can resolve its own name.
 
-    Why it hurts: other hosts cannot connect to this host, because Gloo advertises 127.0.0.1 and torchrun a name that
-    does not resolve: the job hangs at startup.
-    Fix: Add the host's address and name to /etc/hosts or DNS, and verify that `getent ahosts "$(hostname)"` prints the
+    Why it hurts: other hosts cannot connect, because Gloo advertises 127.0.0.1, and torchrun advertises a name that
+    does not resolve. The job hangs at startup.
+    Fix: Add the host's name and address to /etc/hosts or DNS, and verify that `getent ahosts "$(hostname)"` prints the
     address.
     """
     severity = Severity.ERROR if job.is_multi_host else Severity.INFO

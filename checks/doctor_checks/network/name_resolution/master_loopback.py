@@ -130,8 +130,8 @@ def _option(group: EventGroup) -> str:
 def master_loopback(job: Job) -> Iterator[Verdict]:
     """Ask whether MASTER_ADDR is a loopback address on hosts other than that of rank 0.
 
-    Why it hurts: the other hosts connect to themselves, where nothing listens, and all ranks block until `The client
-    socket has timed out`.
+    Why it hurts: hosts other than that of rank 0 connect to themselves, where nothing listens, and fail with `The
+    client socket has timed out`.
     Fix: Set MASTER_ADDR on every host to the address of rank 0's host.
     """
     first = next((rank for rank in job.ranks if rank.number == 0), None)
@@ -176,7 +176,7 @@ def _only_at_home(master: MasterFacts, identical: IdenticalRanks, others: list[M
     known = [one.address for one in others]
     known += [one.addresses[0].address for one in (good_interfaces(interfaces) if interfaces else ())]
     return Finding(
-        f"MASTER_ADDR={master.address} on the host of rank 0: no other host can use this address",
+        f"MASTER_ADDR={master.address} works only on the host of rank 0",
         ranks=identical.ranks,
         severity=Severity.INFO,
         evidence={"MASTER_ADDR": master.address, "elsewhere": sorted({one.address for one in others})[:8]},

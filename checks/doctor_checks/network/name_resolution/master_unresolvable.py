@@ -47,7 +47,7 @@ def _unknown(group: EventGroup, name: str | None, confidence: float, error: str 
     by_launcher = bool(_LAUNCHERS.search(group.first.text))
     return finding_from_logs(
         group,
-        f"{f'Host name {name}' if name else 'The name of another host'} does not resolve{reason}",
+        f"{f'Host name {name}' if name else 'A host name'} does not resolve{reason}",
         evidence={"name": name},
         effect="The launcher cannot start processes on that host, and the job does not start." if by_launcher else "",
         fix=_fix(name, why, by_launcher=by_launcher),
@@ -64,9 +64,9 @@ def _fix(name: str | None, error: str, *, by_launcher: bool) -> str:
     if name is None and by_launcher:
         return "Add the names of all hosts to DNS, or to /etc/hosts on the host that launches the job."
     if name is None:
-        return "Set MASTER_ADDR to the IP address of rank 0's host, or add its name to DNS or /etc/hosts."
+        return "Set MASTER_ADDR to the IP address of rank 0's host, or add the host to DNS or /etc/hosts."
     if error.startswith("Temporary failure"):
-        return f"Add {name} to /etc/hosts, or repair the name server in /etc/resolv.conf, which does not answer."
+        return f"Add {name} to /etc/hosts, or correct the name servers in /etc/resolv.conf."
     if by_launcher:
         return f"Use the IP address of {name} in the hostfile, or add the name to DNS or /etc/hosts."
     return f"Use the IP address instead of {name}, or add the name to DNS or to /etc/hosts on all hosts."

@@ -43,8 +43,8 @@ _FIX = (
 def gpu_direct_absent(job: Job) -> Iterator[Verdict]:
     """Ask whether the network cards can access GPU memory (GPUDirect RDMA).
 
-    Why it hurts: each message is copied through host memory, which reduces the bandwidth between hosts without an
-    error. The NCCL log shows `GPU Direct RDMA Disabled for HCA` and `via NET/IB/0` without `/GDRDMA`.
+    Why it hurts: each message is copied through host memory, which reduces the bandwidth between hosts; no error is
+    raised. The NCCL log shows `GPU Direct RDMA Disabled for HCA` and `via NET/IB/0` without `/GDRDMA`.
     Fix: Load the module nvidia-peermem, or use a kernel of 5.12 or later with NVIDIA's open kernel modules for dma-buf.
     """
     found = []

@@ -108,15 +108,20 @@ _NO_WAY_WORDS = (
 """Errors of ibv_modify_qp if a queue pair has no route to the peer's address: with RoCE, the wrong GID."""
 
 
+_FIX_WITHOUT_NCCL = "Select the GID index that `show_gids` lists with RoCE v2 and an IPv4 address, on every host."
+
+
 def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "nccl.modify_qp", "verbs.modify_qp", by=("err",)):
         error = group.value("err") or ""
         if error.startswith(_NO_WAY_WORDS):
             yield finding_from_logs(
                 group,
-                f"RDMA cannot reach the peer's address: {error.partition(' errno ')[0]}",
+                f"An RDMA connection to a peer failed: {error.partition(' errno ')[0]} (ibv_modify_qp)",
                 evidence={"error": error, "queue_pair": group.value("qp")},
                 confidence=0.75 if error.startswith("Invalid") else 0.85,
+                # Other libraries than NCCL log verbs.modify_qp.
+                fix=_FIX_WITHOUT_NCCL if group.kind == "verbs.modify_qp" else "",
             )
 
 
@@ -152,11 +157,11 @@ def _unanswered(job: Job) -> Iterator[Finding]:
             "Connections to hosts behind a router fail on the first RDMA message; within one Ethernet segment "
             "they work."
         ),
-        r"^GID index": (
+        r"^GID \d": (
             "Connections with this GID fail at setup (`Call to ibv_modify_qp failed`) or on the first RDMA message "
             "(`status=12`)."
         ),
-        r"cannot reach the peer": (
+        r"^An RDMA connection": (
             "The rank fails when it connects to its peer, and the other ranks wait for it until the timeout."
         ),
         r"no response": (
@@ -286,7 +291,7 @@ def _judge(used: list[_ChosenGid]) -> Iterator[Finding]:
         if one.gid is None:
             yield _finding(one, "is empty", None)
         elif len(counts) > 1 and one.kind != common:
-            yield _finding(one, f"is {_words(one.kind)}, unlike most ports", None)
+            yield _finding(one, f"differs from most ports: {_brief(one.kind)}", None)
         elif one.fixed and one.kind == ("RoCE v2", False) and any(map(is_routable_gid, one.choice.port.gids)):
             yield _finding(one, "is a link-local address, which routers do not forward", Severity.WARNING)
         elif one.fixed and one.kind[0] == "RoCE v1" and any(map(_is_routable_v2, one.choice.port.gids)):
@@ -301,12 +306,12 @@ def _judge_by(expected: BaselineValue, used: list[_ChosenGid]) -> Iterator[Findi
     drifted = len({one.kind for one in used}) == 1
     for one in used:
         if one.kind != expected.value:
-            fault = f"is {_words(one.kind)}" if one.gid else "is empty"
+            fault = f"differs from the baseline: {_brief(one.kind)}" if one.gid else "is empty, unlike the baseline"
             row = BaselineDifference(
                 "GID", _words(expected.value), _words(one.kind) if one.gid else "none", expected.source
             )
             told = BaselineDeviation((row,), drifted and one.gid is not None)
-            yield _finding(one, f"{fault}, unlike the baseline", None, told)
+            yield _finding(one, fault, None, told)
 
 
 def _on_other_rails(used: list[_ChosenGid]) -> Iterator[Finding]:
@@ -321,9 +326,7 @@ def _on_other_rails(used: list[_ChosenGid]) -> Iterator[Finding]:
         name = one.choice.name
         if name in usual and usual[name] != subnet and owner.get(subnet, name) != name:
             finding = _finding(one, f"is in {subnet}, the subnet of {owner[subnet]} on other hosts", None)
-            fix = (
-                f"Connect {one.choice.name} to the network that it uses on other hosts, which {owner[subnet]} now has."
-            )
+            fix = f"Connect {name} to {usual[name]}, its subnet on other hosts."
             yield finding.extended({}, fix)
 
 
@@ -348,8 +351,12 @@ def _words(sort: tuple[str, bool] | None) -> str:
     return f"{sort[0] or 'of unknown kind'} with {'an IP' if sort[1] else 'a link-local'} address"
 
 
+def _brief(sort: tuple[str, bool]) -> str:
+    return f"{sort[0] or 'unknown type'}, {'IP-based' if sort[1] else 'link-local'}"
+
+
 def _finding(one: _ChosenGid, fault: str, severity: Severity | None, told: BaselineDeviation | None = None) -> Finding:
-    by = "NCCL_IB_GID_INDEX" if one.fixed else "selected by NCCL"
+    by = "NCCL_IB_GID_INDEX" if one.fixed else "NCCL's choice"
     good = [gid.index for gid in one.choice.port.gids if _is_routable_v2(gid)]
     fix = (
         f"Give the interface of {one.choice.name} an IPv4 address, or start the container with `--network host`."
@@ -357,7 +364,7 @@ def _finding(one: _ChosenGid, fault: str, severity: Severity | None, told: Basel
         else f"export NCCL_IB_GID_INDEX={good[0]}"
     )
     return Finding(
-        f"GID index {one.entry} of {one.choice.name} ({by}) {fault}",
+        f"GID {one.entry} of {one.choice.name} ({by}) {fault}",
         ranks=one.identical.ranks,
         severity=severity,
         evidence={

@@ -97,7 +97,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             "fifty times slower."
         ),
         r"cannot use: ": (
-            "NCCL fails when it opens the device, and the other ranks wait for this one until the timeout."
+            "NCCL fails when it uses the device, and the other ranks wait for this rank until the timeout."
         ),
     },
     cases=lambda: (
@@ -304,22 +304,29 @@ def _malformed(setting: Setting, rdma: RdmaFacts, identical: IdenticalRanks) -> 
     wanted, fault = nccl_device_list(setting.value), list_fault(setting.value)
     names = [device.name for device in rdma.devices]
     fix = _setting(setting, repaired_list(setting.value))
+    effect = "NCCL uses other ports than the setting intends."
+    if fault and "matches nothing" in fault:
+        effect = (
+            "NCCL accepts `^` and `=` only at the start of the list and ignores this entry, so it uses other ports "
+            "than intended."
+        )
     if not fault and wanted.exclude and not any(map(wanted.names, names)):
         fault = "no RDMA device has such a name"
+        effect = "None as long as no device should be excluded: NCCL uses all of them."
         fix = f"{_removing(setting)[:1].upper()}{_removing(setting)[1:]}" if source_of(setting) else "unset NCCL_IB_HCA"
     if not fault and wanted.exclude and (slip := _misspelled(setting.value, names)):
         fault = f"the host has no {slip[0]}; did you mean {slip[1]}?"
         fix = _setting(setting, setting.value.replace(slip[0], slip[1], 1))
     if not fault and not wanted.exclude and (also := _also_selected(wanted, names)):
         fault = f"the prefix {also[0]} also selects {', '.join(also[1][:4])}"
+        effect = "NCCL also sends data over these devices, which may belong to another network."
         fix = _setting(setting, f"={setting.value}")
     if fault:
         yield Finding(
             f"{setting_text(setting)}: {fault}",
             ranks=identical.ranks,
             evidence={"value": setting.value, "devices": names},
-            effect=("NCCL reads `^` and `=` before the whole list only. " if "matches nothing" in fault else "")
-            + "NCCL uses other ports than the setting intends.",
+            effect=effect,
             fix=fix,
             severity=Severity.WARNING if fault and list_fault(setting.value) else Severity.INFO,
             source=source_of(setting),
@@ -361,10 +368,16 @@ def _finding(setting: Setting, named: list[str], active: list[str], identical: I
         f"{setting_text(setting)} {claim}",
         ranks=identical.ranks,
         evidence={"value": setting.value, "selected": named, "active_ports": active},
-        fix=f"Run `unset NCCL_IB_HCA` or `export NCCL_IB_HCA='={devices}'`." if active else _fix_of_port(named),
+        fix=_selecting(setting, devices) if active else _fix_of_port(named),
         source=source_of(setting),
         explains=("NET022",),
     )
+
+
+def _selecting(setting: Setting, devices: str) -> str:
+    if source_of(setting):
+        return f"Remove NCCL_IB_HCA from {setting.source}, or set it to `={devices}` there."
+    return f"Run `unset NCCL_IB_HCA` or `export NCCL_IB_HCA='={devices}'`."
 
 
 def _fix_of_port(named: list[str]) -> str:

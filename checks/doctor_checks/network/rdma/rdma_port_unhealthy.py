@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
+    hosts_text,
 )
 from doctor.facts import Counter, NcclFacts, PathFacts, RdmaDevice, RdmaFacts, RdmaPort
 from doctor.knowledge.interface_syntax import nccl_device_list
@@ -46,6 +47,8 @@ SHOWN = 4
 
 def _port(sketch: JobBuilder, host: str, device: str, **changes: object) -> JobBuilder:
     def change(one: RdmaDevice) -> RdmaDevice:
+        if changes.get("state") == "DOWN":
+            changes.setdefault("physical_state", "Polling")
         values = {name: getattr(one.ports[0], name) for name in RdmaPort.__struct_fields__} | changes
         return RdmaDevice(one.name, (RdmaPort(**values),), one.board, has_uverbs=one.has_uverbs)
 
@@ -112,7 +115,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 severity=Severity.ERROR,
                 confidence=0.6,
                 fix=f"Find the first error of the process on {group.value('peer') or 'the peer'}, then check the RDMA "
-                "links of both hosts with `ibstat`.",
+                "links with `ibstat` on this host and on that of the peer.",
                 explains=("NET021",),
             )
         elif states == {"5"}:
@@ -137,7 +140,8 @@ def _of_ucx(job: Job) -> Iterator[Finding]:
                 evidence={"port": device},
                 severity=Severity.ERROR,
                 confidence=0.6,
-                fix="Find the first error of the peers, then check the RDMA links of both hosts with `ibstat`.",
+                fix="Find the first error in the logs of the peers, then check the RDMA links with `ibstat` on this "
+                "host and on those of the peers.",
                 explains=("NET021",),
             )
 
@@ -188,7 +192,7 @@ def _by_port(job: Job) -> Iterator[Finding]:
                 group,
                 f"A queue pair on {port} failed: {event}"
                 if is_of_queue
-                else f"{port[:1].upper()}{port[1:]} reports: {event}",
+                else f"{port[:1].upper()}{port[1:]} reported an error event: {event}",
                 evidence={**({"port": device} if device else {}), "event": event},
                 fix=_FIX_OF_MEMORY
                 if is_of_queue
@@ -209,18 +213,21 @@ def _by_port(job: Job) -> Iterator[Finding]:
     from_logs=(_by_port, _from_logs, _of_ucx, _of_efa),
     impacts={
         r"is (?:DOWN|INIT|ARMED)|found (?:DOWN|INIT|ARMED)": (
-            "NCCL does not use this port: bandwidth between hosts is lower, or NCCL fails with `Detected mixed local "
+            "NCCL uses only active ports: bandwidth between hosts is lower, or NCCL fails with `Detected mixed local "
             "Net device counts`."
         ),
-        r"runs at|Gb/s.*found": "Collectives over this port are limited to its rate, and all ranks wait for it.",
+        r"runs at|Gb/s.*found": "Collectives run at the rate of the slowest port, and all ranks wait for it.",
         r"during the test|since boot": (
-            "Packets are repeated, which slows down the port. If the errors increase, transfers fail with `status=12`."
+            "Packets are retransmitted, which slows down the port. If the errors increase, transfers fail with "
+            "`status=12`."
         ),
         r"EFA|libfabric|queue pair|transfer failed|were flushed|stopped responding": (
             "The rank fails with an NCCL error, and the other ranks wait for it until their timeout."
         ),
         r"no response": "The rank fails with a UCX error, and the other ranks wait for it until their timeout.",
-        r"reports": "Transfers over the port fail or time out, and the ranks that use it end with an NCCL error.",
+        r"reported an error event": (
+            "Transfers over the port fail or time out, and the ranks that use it end with an NCCL error."
+        ),
     },
     cases=lambda: (
         Fails(
@@ -354,7 +361,7 @@ def rdma_port_unhealthy(job: Job, *, outlier_times: float = 100, least_errors: f
         for value, one in counted if len(counted) >= 8 else ():
             if value > max(least_errors, outlier_times * (usual + 1)):
                 yield Finding(
-                    f"{one.name} counted {value:,} `{name}` since boot, other ports {usual:g}",
+                    f"{one.name} counted {value:,} `{name}` since boot (median of all ports: {usual:g})",
                     ranks=one.ranks,
                     severity=Severity.INFO,
                     confidence=0.5,
@@ -373,8 +380,8 @@ def _fix_of_state(one: _ObservedRdmaPort) -> str:
     if one.port.state in ("INIT", "ARMED") and one.port.link_layer != "Ethernet":
         # sminfo(8) asks the subnet manager of the port; https://access.redhat.com/node/7087953 describes opensm.
         return (
-            f"On {one.host.name}, query the subnet manager with `sudo sminfo -C {name}`, and if none responds, start "
-            "that of the switch, or `sudo systemctl enable --now opensm` on one host."
+            f"Query the subnet manager with `sudo sminfo -C {name}` on {one.host.name}; if none responds, start it on "
+            "the switch, or on one host with `sudo systemctl enable --now opensm`."
         )
     return (
         f"On {one.host.name}, check the cable and the switch port of {name} with `ibstat {name}`, or exclude {name} on "
@@ -433,8 +440,8 @@ def _down(seen: list[_ObservedRdmaPort], expected: Mapping[Hashable, BaselineVal
                 confidence=0.5,
                 evidence={"state": one.port.state, "physical_state": one.port.physical_state},
                 effect="None if the port is intentionally not connected.",
-                fix=f"Check the cable and the switch port of {one.device.name} with `ibstat {one.device.name}`, if the "
-                "port should be connected.",
+                fix=f"If the port should be connected, check the cable and the switch port of {one.device.name} with "
+                f"`ibstat {one.device.name}`.",
             )
     yield from _unexpected(unlike)
 
@@ -484,14 +491,21 @@ def _slow(seen: list[_ObservedRdmaPort], expected: Mapping[Hashable, BaselineVal
 
 def _unexpected(unlike: Mapping[BaselineDifference, list[_ObservedRdmaPort]]) -> Iterator[Finding]:
     for row, ports in unlike.items():
-        more = f" and {len(ports) - SHOWN} more" if len(ports) > SHOWN else ""
-        deviation = BaselineDeviation(
-            (row._replace(what=", ".join(one.name for one in ports[:SHOWN]) + more),), drifted=False
-        )
+        names = _names(ports)
+        deviation = BaselineDeviation((row._replace(what=names),), drifted=False)
         ranks = tuple(sorted({rank for one in ports for rank in one.ranks}))
         finding = deviation.finding(ranks, {"ports": len(ports)}, explains=("NET022",))
-        names = ", ".join(dict.fromkeys(one.name for one in ports[:SHOWN]))
-        yield finding.extended({}, f"Check the cables and switch ports of {names}{more} with `ibstat`.")
+        yield finding.extended({}, f"Check the cables and switch ports of {names} with `ibstat`.")
+
+
+def _names(ports: Sequence[_ObservedRdmaPort]) -> str:
+    """``mlx5_0:1 and mlx5_1:1 on node0``, ``mlx5_1:1 on node0 and 3 more hosts``, ``mlx5_0:1 on node0 and 8 more``."""
+    keys = [f"{device}:{number}" for device, number in dict.fromkeys(one.key for one in ports)]
+    hosts = list(dict.fromkeys(one.host.name for one in ports))
+    if len(keys) * len(hosts) != len(ports) or len(keys) > SHOWN:
+        return f"{ports[0].name} and {len(ports) - 1} more"
+    *others, last = keys
+    return f"{', '.join(others)} and {last} on {hosts_text(hosts)}" if others else f"{last} on {hosts_text(hosts)}"
 
 
 def _usual(group: list[_ObservedRdmaPort], *, beside_peers: bool) -> float | None:

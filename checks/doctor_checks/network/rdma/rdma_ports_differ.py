@@ -57,17 +57,18 @@ class _RankRdmaPorts(NamedTuple):
     uses_baseline=True,
     impacts={
         r"^The selected RDMA ports mix": (
-            "NCCL cannot merge ports of InfiniBand and Ethernet (`Attempted to merge incompatible devices`), and "
-            "fails to start."
+            # src/transport/net_ib/connect.cc; src/graph/topo.cc only leaves such ports unmerged.
+            "A connection between an InfiniBand port and an Ethernet port fails (`Attempted to connect incompatible "
+            "devices`), and the job ends at startup."
         ),
-        r"cannot combine an InfiniBand": "NCCL fails when it starts, and the job ends.",
+        r"cannot combine an InfiniBand": "A connection between the two ports fails, and the job ends at startup.",
         r"no RDMA port": (
             "NCCL on hosts without an RDMA port cannot connect to the others: the job hangs or fails when NCCL starts."
         ),
         r"InfiniBand.*Ethernet|Ethernet.*InfiniBand": (
             "Ports of InfiniBand and Ethernet cannot connect to each other: the job hangs or fails when NCCL starts."
         ),
-        r"Net devices": "NCCL fails with a system error on all ranks when it starts.",
+        r"NCCL \w*Net devices": "NCCL fails with a system error on all ranks when it starts.",
         r"ports? of": (
             "NCCL fails with `Detected mixed local Net device counts across ranks`, or ranks block until the timeout."
         ),
@@ -183,7 +184,7 @@ def _minority(
     layers = {layer for member in members for layer, _ in member.ports}
     severity = Severity.ERROR if len(layers) > 1 else Severity.WARNING
     if expected:
-        deviation = BaselineDeviation((parted.unlike("RDMA ports", _words),), parted.drifted)
+        deviation = BaselineDeviation((parted.unlike("RDMA", _words),), parted.drifted)
         finding = deviation.finding(parted.odd, _evidence(job, parted.odd, everybody), severity=severity)
         yield finding.extended({}, "" if parted.drifted else _fix(job, odd, everybody))
         return
@@ -200,7 +201,7 @@ def _fix(job: Job, odd: list[_RankRdmaPorts], everybody: list[_RankRdmaPorts]) -
     hosts = job.hosts_of(rank for member in odd for rank in member.identical.ranks)
     names = [dict.fromkeys(one.device.name for one in member.choices) for member in everybody]
     shared = [name for name in names[0] if all(name in own for own in names)]
-    exclude = f"Exclude {', '.join(hosts[:4])}{' and others' if len(hosts) > 4 else ''}"
+    exclude = f"Exclude {hosts_text(hosts)}"
     if len({layer for member in everybody for layer, _ in member.ports}) > 1:
         return f"{exclude} from the job, because InfiniBand ports cannot connect to Ethernet ports."
     if not all(member.ports for member in odd):

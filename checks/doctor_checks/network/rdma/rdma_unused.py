@@ -144,8 +144,8 @@ def _switches_off(group: EventGroup) -> bool:
 def rdma_unused(job: Job) -> Iterator[Verdict]:
     """Ask whether NCCL would use the RDMA ports that the hosts have.
 
-    Why it hurts: traffic between hosts uses TCP over the CPU, which is ten to fifty times slower; the log shows only
-    `NCCL INFO Using network Socket`.
+    Why it hurts: traffic between hosts uses TCP sockets, which are ten to fifty times slower than RDMA; the log shows
+    only `NCCL INFO Using network Socket`.
     Fix: Pass `--device=/dev/infiniband` to the container, and install libibverbs (rdma-core) in its image.
     """
     if not job.is_multi_host:
@@ -166,12 +166,16 @@ def _active(rdma: RdmaFacts) -> int:
     return sum(port.state == "ACTIVE" for device in rdma.devices for port in device.ports)
 
 
+def _counted(rdma: RdmaFacts) -> str:
+    return f"{_active(rdma)} active RDMA port{'' if _active(rdma) == 1 else 's'}"
+
+
 def _by_setting(nccl: NcclFacts, rdma: RdmaFacts, identical: IdenticalRanks) -> Finding | None:
     setting = what_forces_sockets(nccl)
     if setting is None:
         return None
     return Finding(
-        f"{setting_text(setting)} makes NCCL use sockets despite {_active(rdma)} active RDMA ports",
+        f"{setting_text(setting)} makes NCCL use sockets despite {_counted(rdma)}",
         ranks=identical.ranks,
         evidence={"setting": setting_text(setting), "active_ports": _active(rdma)},
         fix=f"unset {setting.name}"
@@ -188,7 +192,7 @@ def _by_system(nccl: NcclFacts, rdma: RdmaFacts, identical: IdenticalRanks) -> F
         return None
     why = "libibverbs is not installed" if openable else "/dev/infiniband/uverbs* cannot be opened"
     return Finding(
-        f"{why}, so NCCL uses sockets despite {_active(rdma)} active RDMA ports",
+        f"{why}, so NCCL uses sockets despite {_counted(rdma)}",
         ranks=identical.ranks,
         evidence={"verbs_library": rdma.verbs_library, "active_ports": _active(rdma)},
         fix="Install libibverbs in the image (`apt-get install libibverbs1`)."
@@ -221,11 +225,11 @@ def _in_part(nccl: NcclFacts, rdma: RdmaFacts, identical: IdenticalRanks) -> Fin
     names = ", ".join(shut[:4]) + (" …" if len(shut) > 4 else "")
     why = f"{names} {'has' if len(shut) == 1 else 'have'} no device file"
     return Finding(
-        f"NCCL can open {len(usable)} of {len(usable) + len(shut)} active RDMA devices: {why}",
+        f"NCCL can open only {len(usable)} of {len(usable) + len(shut)} active RDMA devices: {why}",
         ranks=identical.ranks,
         severity=Severity.INFO,
         evidence={"usable": sorted(usable)[:16], "closed": shut[:16], "gpus": len(gpus.gpus)},
         effect=f"The traffic of {len(gpus.gpus)} GPUs shares {len(usable)} device{'s' if len(usable) > 1 else ''}, and "
-        "NCCL does not log it.",
+        "NCCL logs no warning.",
         fix="Pass all RDMA devices to the container, for example with `docker run --device=/dev/infiniband`.",
     )

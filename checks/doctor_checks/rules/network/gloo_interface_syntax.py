@@ -8,7 +8,7 @@ from doctor.api import Violation, rule
 from doctor.knowledge.interface_syntax import looks_like_nccl_syntax
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing.script_cases import fails, shell_fails, shell_passes
-from doctor_checks.network.interfaces.gloo_interface_syntax import fix_of_value, gloo_interface_syntax
+from doctor_checks.network.interfaces.gloo_interface_syntax import fix_of_value, gloo_interface_syntax, quoted
 
 
 @rule(
@@ -37,9 +37,10 @@ def gloo_interface_syntax_in_files(file: EnvironmentSource) -> Iterator[Violatio
     """
     for setting in file.settings:
         if setting.name == "GLOO_SOCKET_IFNAME" and setting.is_exported and looks_like_nccl_syntax(setting.value):
+            shown = quoted(setting.known_value or "…")
             yield Violation(
                 setting.place,
-                f"{setting.name}={setting.known_value or '…'} uses NCCL syntax, but Gloo accepts only exact names",
+                f"GLOO_SOCKET_IFNAME={shown} uses NCCL syntax, but Gloo accepts only exact names",
                 fix_of_value(setting.known_value or ""),
                 evidence=(("value", setting.known_value),),
             )

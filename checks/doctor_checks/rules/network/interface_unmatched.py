@@ -30,8 +30,7 @@ _NAMES = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "TP_SOCKET_IFNAME")
 def interface_unmatched_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether each entry of an interface list is a valid name in the syntax of the library.
 
-    Why it hurts: an invalid entry selects or excludes nothing: the library finds no interface, or uses one that was
-    meant to be excluded.
+    Why it hurts: the library ignores the entry, so it finds no interface, or uses one that was meant to be excluded.
     Fix: Separate the names with commas only, and write ^ or = once, before the whole list.
     """
     for setting in file.settings:

@@ -35,7 +35,7 @@ def interface_unroutable_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether the interface configured for a multi-host job connects the hosts.
 
     Why it hurts: each host advertises an address that is local to it: connections are refused or time out.
-    Fix: Set the variable to the interface that connects the hosts (`ip -br address` lists them all).
+    Fix: Set the variable to the interface that connects the hosts (`ip -br address` lists the interfaces).
     """
     has_pods = isinstance(file, Manifest) and any((one.pods or 1) > 1 for one in file.workloads)
     for setting in file.settings if has_pods or file_spans_hosts(file) else ():
@@ -44,7 +44,7 @@ def interface_unroutable_in_files(file: LaunchFile) -> Iterator[Violation]:
         if setting.name in _NAMES and setting.is_exported and name in _NOWHERE:
             yield Violation(
                 setting.place,
-                f"{setting.name}={value} in a multi-host job: {_NOWHERE[name]} does not reach other hosts",
-                f"Set {setting.name} to the interface that connects the hosts (`ip -br address` lists them all).",
+                f"{setting.name} selects {_NOWHERE[name]} ({name}), which does not reach other hosts",
+                f"Set {setting.name} to the interface that connects the hosts (`ip -br address` lists the interfaces).",
                 evidence=(("value", value),),
             )

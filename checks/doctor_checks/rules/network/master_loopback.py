@@ -114,8 +114,8 @@ spec:
 def master_loopback_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether the master address of a multi-host job is reachable from all hosts.
 
-    Why it hurts: only the first host listens on its own address. The launcher on every other host connects to itself
-    and fails with `The client socket has timed out`.
+    Why it hurts: hosts other than that of rank 0 connect to themselves, where nothing listens, and fail with `The
+    client socket has timed out`.
     Fix: Use the address of rank 0's host.
     """
     starts = list(starts_of(file))
@@ -138,7 +138,7 @@ def _judge_agent(start: ProcessLaunch) -> Iterator[Violation]:
     endpoint = endpoint_of(launch)
     if endpoint is not None and is_known(endpoint) and is_loopback_name(endpoint):
         name = option_name(launch, launch.command.master if uses_node_rank(launch) else launch.command.host_port)
-        yield _violation(start, f"{launch.program} for {hosts} hosts uses {endpoint} as the master", name)
+        yield _violation(start, f"{launch.program} starts on {hosts} hosts with {endpoint} as the master", name)
     elif endpoint is None and launch.command.assumes_loopback and not launch.is_open:
         # Without an address torchrun uses 127.0.0.1, and c10d localhost (torch/distributed/run.py,
         # elastic/rendezvous/c10d_rendezvous_backend.py); without a node rank, ENV001 is reported instead.
@@ -160,13 +160,13 @@ def _judge_task(start: ProcessLaunch) -> Iterator[Violation]:
     address = start.launch.setting("MASTER_ADDR")
     nodes = start.step.nodes if start.step is not None else None
     if start.launch.program == "python" and nodes and nodes > 1 and address is not None and is_loopback_name(address):
-        yield _violation(start, f"MASTER_ADDR={address} for srun tasks on {nodes} hosts", "MASTER_ADDR")
+        yield _violation(start, f"srun starts tasks on {nodes} hosts with MASTER_ADDR={address}", "MASTER_ADDR")
 
 
 def _violation(start: ProcessLaunch, summary: str, name: str, severity: Severity | None = None) -> Violation:
     """``name``: the option or variable that takes the address."""
     first = '"$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)"'
-    fix = f"Pass the address of rank 0's host with {name}."
+    fix = f"Set {name} to the address of rank 0's host."
     if name == "MASTER_ADDR":
         fix = f"export MASTER_ADDR={first}"
     elif start.step is not None:
@@ -181,7 +181,7 @@ def _judge_config(root: YamlNode) -> Iterator[Violation]:
     if address is not None and place is not None and (machines or 1) > 1 and is_loopback_name(address):
         yield Violation(
             place.place,
-            f"main_process_ip is {address} for {machines} machines",
+            f"main_process_ip is {address}, but num_machines is {machines}",
             "Set main_process_ip to the address of the machine whose machine_rank is 0.",
         )
 
@@ -195,7 +195,7 @@ def _judge_pods(job: Workload) -> Iterator[Violation]:
             for setting in box.settings:
                 if setting.name == "MASTER_ADDR" and is_loopback_name(setting.value):
                     fix = (
-                        "Remove MASTER_ADDR from the pods, because the training operator sets it."
+                        "Remove MASTER_ADDR from the pod templates, because the training operator sets it."
                         if job.kind == "PyTorchJob"
                         else "Set MASTER_ADDR to the DNS name of the pod that runs rank 0."
                     )

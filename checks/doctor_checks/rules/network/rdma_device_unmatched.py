@@ -27,8 +27,7 @@ from doctor_checks.network.rdma.rdma_device_unmatched import rdma_device_unmatch
 def rdma_device_unmatched_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether each entry of NCCL_IB_HCA is a valid device name in NCCL syntax.
 
-    Why it hurts: an invalid entry selects or excludes nothing, and NCCL silently uses other ports than intended, or
-    sockets.
+    Why it hurts: NCCL silently ignores the entry, so it uses other ports than intended, or sockets.
     Fix: Separate the names with commas only, and write ^ or = once, before the whole list.
     """
     for setting in file.settings:
