@@ -450,9 +450,9 @@ def setting_text(setting: Setting) -> str:
 
 
 def hosts_text(names: Iterable[str]) -> str:
-    """``node1``, or ``node1 and 3 more hosts``."""
+    """``node1``, ``node1 and node2``, or ``node1 and 3 more hosts``."""
     first, *others = dict.fromkeys(names)
-    return f"{first} and {len(others)} more host{'s' if len(others) > 1 else ''}" if others else first
+    return f"{first} and {others[0] if len(others) == 1 else f'{len(others)} more hosts'}" if others else first
 
 
 _OF_ITSELF = (

@@ -238,7 +238,7 @@ def test_releases():
 
 def test_hosts_in_words():
     assert hosts_text(["a"]) == "a"
-    assert hosts_text(["a", "b", "b"]) == "a and 1 more host"
+    assert hosts_text(["a", "b", "b"]) == "a and b"
     assert hosts_text(["a", "b", "c"]) == "a and 2 more hosts"
 
 

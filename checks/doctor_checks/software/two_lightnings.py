@@ -21,7 +21,7 @@ def _installed(**versions: str) -> JobBuilder:
     when="P",
     needs=(SoftwareFacts,),
     impacts={
-        r"are mixed": (
+        r"^The program uses": (
             'The Trainer rejects the object of the other package ("model must be a LightningModule"), or never '
             "calls it."
         ),
@@ -42,7 +42,7 @@ def _installed(**versions: str) -> JobBuilder:
             "a run in which a Trainer of one meets a callback of the other, of the same release",
             running(1, 2)
             .alter(SoftwareFacts, packages=(Package("lightning", "2.6.1"), Package("pytorch-lightning", "2.6.1")))
-            .alter(TrainingFacts, mixed="a Trainer of lightning with the callback pytorch_lightning.EarlyStopping"),
+            .alter(TrainingFacts, mixed="EarlyStopping of pytorch-lightning with the Trainer of lightning"),
             ranks=(0, 1),
         ),
     ),
@@ -83,7 +83,7 @@ def _mixed(job: Job) -> Iterator[Finding]:
             mixed.setdefault(training.mixed, []).extend(identical.ranks)
     for words, ranks in mixed.items():
         yield Finding(
-            f"lightning and pytorch_lightning are mixed: {words}",
+            f"The program uses {words}",
             ranks=tuple(sorted(ranks)),
             evidence={"mixed": words},
             fix="Import only one of the two packages in all files that this command lists:\n"

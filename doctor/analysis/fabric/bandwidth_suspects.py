@@ -125,6 +125,9 @@ class UnmeasuredPairs(NamedTuple):
     ways: tuple[SentSample, ...]
 
 
+_OUTCOMES = {"unreached": "no connection", "late": "peer not ready in time", "cut": "connection ended"}
+
+
 def unmeasured_pairs(sent: Sequence[SentSample]) -> UnmeasuredPairs:
     """The host pairs without a bandwidth in any round."""
     known = {(one.source, one.sample.peer) for one in sent if one.sample.bandwidth is not None}
@@ -133,7 +136,10 @@ def unmeasured_pairs(sent: Sequence[SentSample]) -> UnmeasuredPairs:
     paths = [MeasuredPath(*way, float(way in known)) for way in ways]
     hosts, rest = take_hosts(paths, [path for path in paths if not path.value], FAILING_SHARE)
     reached = {name for way in known for name in way}
-    outcomes = {way: f"{source} -> {sample.peer}: {sample.outcome}" for way, (source, sample) in failed.items()}
+    outcomes = {
+        way: f"{source} -> {sample.peer}: {_OUTCOMES.get(sample.outcome, sample.outcome)}"
+        for way, (source, sample) in failed.items()
+    }
     return UnmeasuredPairs(
         tuple((name, tuple(outcomes[path.first, path.second] for path in failures)) for name, failures in hosts),
         frozenset(name for name, _ in hosts if name not in reached),

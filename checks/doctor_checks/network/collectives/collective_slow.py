@@ -53,7 +53,7 @@ def _far(axis: str, group: tuple[int, ...], size: int, turn: int) -> float:
             "Collectives of small tensors, as in tensor or pipeline parallelism, are limited by this latency."
         ),
         r"^Slow \w+ group": "Each step waits for this group, so the whole job runs at its speed.",
-        r"in common$": "All ranks of these groups wait in each step.",
+        r"in common$": "All ranks of these groups wait for the common ones in each step.",
     },
     cases=lambda: (
         Passes("not measured", healthy(hosts=2, per_host=2)),

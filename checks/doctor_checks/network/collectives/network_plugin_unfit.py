@@ -126,9 +126,10 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
     needs=(NcclFacts,),
     from_logs=(_of_libfabric, _warnings_of_libfabric),
     impacts={
-        r"^NCCL_NET=.* cannot be used|that NCCL_NET selects|could not initialize any network": (
+        r"^NCCL_NET=.* cannot be used|that NCCL_NET selects": (
             "NCCL fails with `Failed to initialize any NET plugin`, and the job ends at startup."
         ),
+        r"could not initialize any network": "The job ends when NCCL starts.",
         r"no network plugin: NCCL uses sockets|needs v|cannot be loaded": (
             "NCCL silently uses TCP sockets between hosts, which are ten to fifty times slower than RDMA."
         ),

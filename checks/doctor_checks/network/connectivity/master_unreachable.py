@@ -238,7 +238,7 @@ def _finding(attempts: tuple[Reach, ...], ranks: tuple[int, ...]) -> Finding | N
     evidence = {
         "address": worst.address,
         "port": worst.port,
-        "outcome": worst.outcome,
+        "outcome": {"silent": "no response", "unroutable": "no route"}.get(worst.outcome, worst.outcome),
         "interface": worst.interface,
         "source_address": worst.source_address,
         "seconds": worst.seconds,

@@ -277,14 +277,14 @@ def _below_links(job: Job, share: float, *, by_tcp: bool) -> Iterator[Finding]:
     if slow is None or (by_tcp and not slow.by_rdma):
         return
     best, roofline = rate_in_words(slow.best.value), rate_in_words(slow.roofline)
-    links = "their RDMA ports" if slow.by_rdma else "their interfaces"
+    links = "RDMA ports" if slow.by_rdma else "interfaces"
     yield Finding(
-        f"NCCL messages between hosts are slow: at most {best}, but {links} support {roofline}",
+        f"NCCL messages between hosts are slow: at most {best}, but the {links} support {roofline}",
         ranks=slow.ranks,
         evidence={
             "best bandwidth": best,
             "best path": f"rank {slow.best.source} -> rank {slow.best.target}",
-            f"bandwidth of {links}": roofline,
+            f"bandwidth of their {links}": roofline,
             "messages": slow.messages,
         },
         fix=_fix_of_links(slow),

@@ -243,7 +243,7 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks, multi_host: boo
         yield Finding(
             _claim(setting, chosen, terms),
             ranks=identical.ranks,
-            evidence={"selected": [one.name for one in chosen], "family": family or "any"},
+            evidence={"selected": [one.name for one in chosen], "family": _family_name(family)},
             fix=_fix(chosen[0], "NCCL_SOCKET_IFNAME", interfaces, family),
             source=source_of(setting),
             explains=_consequences(chosen, identical),
@@ -259,6 +259,10 @@ def _claim(setting: Setting, chosen: list[Interface], terms: _Terms) -> str:
     return f"{setting_text(setting)}: {reasons}"
 
 
+def _family_name(family: str | None) -> str:
+    return {"inet": "IPv4", "inet6": "IPv6"}.get(family or "", "any")
+
+
 _FAMILIES = {"inet": "NCCL_SOCKET_FAMILY=AF_INET", "inet6": "NCCL_SOCKET_FAMILY=AF_INET6"}
 
 
@@ -271,7 +275,7 @@ def _only_local(family: str | None, identical: IdenticalRanks) -> Iterator[Findi
         yield Finding(
             f"NCCL_SOCKET_FAMILY=AF_INET6: {names} {has}",
             ranks=identical.ranks,
-            evidence={"family": family, "addresses": [one.text for one in used[:8]]},
+            evidence={"family": _family_name(family), "addresses": [one.text for one in used[:8]]},
             effect="NCCL works within this host, but cannot connect to other hosts.",
             fix="unset NCCL_SOCKET_FAMILY",
             severity=Severity.INFO,
@@ -298,7 +302,7 @@ def _nothing(interfaces: InterfaceFacts, family: str | None, identical: Identica
     return Finding(
         claim,
         ranks=identical.ranks,
-        evidence={"family": family or "any", "interfaces": [one.name for one in interfaces.interfaces]},
+        evidence={"family": _family_name(family), "interfaces": [one.name for one in interfaces.interfaces]},
         fix="unset NCCL_SOCKET_FAMILY" if family else _fix_of_all(interfaces),
         explains=_consequences(interfaces.interfaces, identical),
     )

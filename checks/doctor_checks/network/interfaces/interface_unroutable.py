@@ -149,7 +149,7 @@ def _target(group: EventGroup) -> str:
         r"so other hosts cannot connect": (
             "The rank cannot connect to its peer and fails, and the other ranks block until the timeout."
         ),
-        r"address of \d+ machines": (
+        r"that \d+ machines share": (
             "A host that connects to this address reaches itself: `Connection refused`, or the ranks block until "
             "the timeout."
         ),
@@ -158,7 +158,7 @@ def _target(group: EventGroup) -> str:
             "hangs on several."
         ),
         r"bridge": (
-            "Other hosts receive the address of a bridge that is local to this host, and cannot connect. The job works "
+            "Other hosts receive the address of a bridge that is local to each host, and cannot connect. The job works "
             "on one host and hangs on several."
         ),
     },
@@ -317,7 +317,7 @@ def _fault(endpoint: InterfaceEndpoint, repeated: dict[str, int]) -> str | None:
     address = parse_address(endpoint.address.address)
     times = repeated.get(endpoint.address.address)
     if times and address is not None and not address.is_loopback:
-        return f"an address of {times} machines"
+        return f"an address that {times} machines share"
     return None
 
 
@@ -334,7 +334,7 @@ def _finding(
         "candidates": [one.text for one in choice.endpoints],
         "nccl": software.nccl if software else None,
     }
-    if summary.endswith(" machines") and "address of" in summary:
+    if summary.endswith(" machines share"):
         fix = "Start the containers with `docker run --network host`, or connect them to an overlay network."
     return Finding(
         summary,

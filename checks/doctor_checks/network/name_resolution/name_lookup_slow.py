@@ -27,6 +27,9 @@ _NAMELESS = PathFacts(
 )
 
 
+_ALONE = "Little on one host; in a job on several hosts, every connection to the store waits for a lookup."
+
+
 class _Lookup(NamedTuple):
     what: str
     seconds: float
@@ -73,15 +76,14 @@ def name_lookup_slow(job: Job, *, seconds: float = 1.0) -> Iterator[Verdict]:
 
     Why it hurts: every connection to the store waits for a lookup, so a job with many ranks seems to hang in
     init_process_group.
-    Fix: List all hosts with their addresses in /etc/hosts, or remove name servers that do not answer from
-    /etc/resolv.conf.
+    Fix: List all hosts with their addresses in /etc/hosts, or remove unresponsive name servers from /etc/resolv.conf.
     """
     severity = Severity.WARNING if job.is_multi_host else Severity.INFO
     found: dict[str, list[tuple[str, list[_Lookup], IdenticalRanks]]] = {}
     for host, identical in job.each(HostFacts, also=(PathFacts, MasterFacts)):
         slow = [one for one in _lookups(host, identical) if one.seconds >= seconds]
         if slow:
-            kind = "Reverse lookups" if all(one.what.startswith("reverse") for one in slow) else "Lookups"
+            kind = "Reverse lookups" if all(one.what.startswith("reverse") for one in slow) else "Name lookups"
             found.setdefault(kind, []).append((host.hostname, slow, identical))
     for kind, hosts in found.items():
         every = [one for _, slow, _ in hosts for one in slow]
@@ -92,8 +94,9 @@ def name_lookup_slow(job: Job, *, seconds: float = 1.0) -> Iterator[Verdict]:
             f"{kind} on {hosts_text(name for name, _, _ in hosts)} take {least}{worst.seconds:.1f} s ({about})",
             ranks=tuple(sorted({rank for _, _, identical in hosts for rank in identical.ranks})),
             severity=severity,
+            effect="" if job.is_multi_host else _ALONE,
             fix=f"Add {about.rpartition('=')[2]} to /etc/hosts on {hosts_text(name for name, _, _ in hosts)}, or "
-            "remove name servers that do not answer from /etc/resolv.conf.",
+            "remove unresponsive name servers from /etc/resolv.conf.",
             evidence={one.what: f"{one.seconds:.3f} s" + (f", {one.error}" if one.error else "") for one in every[:8]},
         )
 

@@ -325,7 +325,8 @@ def _on_other_rails(used: list[_ChosenGid]) -> Iterator[Finding]:
     for one, subnet in placed:
         name = one.choice.name
         if name in usual and usual[name] != subnet and owner.get(subnet, name) != name:
-            finding = _finding(one, f"is in {subnet}, the subnet of {owner[subnet]} on other hosts", None)
+            fault = f"is in {subnet}, the subnet of {owner[subnet]} on other hosts"
+            finding = _finding(one, fault, None, shows_origin=False)
             fix = f"Connect {name} to {usual[name]}, its subnet on other hosts."
             yield finding.extended({}, fix)
 
@@ -355,8 +356,15 @@ def _brief(sort: tuple[str, bool]) -> str:
     return f"{sort[0] or 'unknown type'}, {'IP-based' if sort[1] else 'link-local'}"
 
 
-def _finding(one: _ChosenGid, fault: str, severity: Severity | None, told: BaselineDeviation | None = None) -> Finding:
-    by = "NCCL_IB_GID_INDEX" if one.fixed else "NCCL's choice"
+def _finding(
+    one: _ChosenGid,
+    fault: str,
+    severity: Severity | None,
+    told: BaselineDeviation | None = None,
+    *,
+    shows_origin: bool = True,
+) -> Finding:
+    by = "NCCL_IB_GID_INDEX" if one.fixed else "selected by NCCL"
     good = [gid.index for gid in one.choice.port.gids if _is_routable_v2(gid)]
     fix = (
         f"Give the interface of {one.choice.name} an IPv4 address, or start the container with `--network host`."
@@ -364,7 +372,7 @@ def _finding(one: _ChosenGid, fault: str, severity: Severity | None, told: Basel
         else f"export NCCL_IB_GID_INDEX={good[0]}"
     )
     return Finding(
-        f"GID {one.entry} of {one.choice.name} ({by}) {fault}",
+        f"GID {one.entry} of {one.choice.name}{f' ({by})' if shows_origin else ''} {fault}",
         ranks=one.identical.ranks,
         severity=severity,
         evidence={

@@ -319,7 +319,7 @@ def _malformed(setting: Setting, rdma: RdmaFacts, identical: IdenticalRanks) -> 
         fix = _setting(setting, setting.value.replace(slip[0], slip[1], 1))
     if not fault and not wanted.exclude and (also := _also_selected(wanted, names)):
         fault = f"the prefix {also[0]} also selects {', '.join(also[1][:4])}"
-        effect = "NCCL also sends data over these devices, which may belong to another network."
+        effect = "NCCL also sends data over the additional devices, which may belong to another network."
         fix = _setting(setting, f"={setting.value}")
     if fault:
         yield Finding(
