@@ -12,7 +12,7 @@ from doctor.collectors.base import Machine
 from doctor.collectors.runner import collect_facts
 from doctor.core.check_registry import CheckRegistry, builtin_checks
 from doctor.core.check_runner import examine_job as examine
-from doctor.core.facts import DriverFacts, Missing, MissingReason
+from doctor.core.facts import DriverFacts, Missing, MissingReason, SoftwareFacts
 from doctor.core.job import Job, Member, build_job
 from doctor.core.report_document import CheckResult
 from doctor.testing import healthy
@@ -79,6 +79,13 @@ def test_versions_differ(tmp_path: Path) -> None:
     assert "has torch 2.7.1 instead of 2.8.0, CUDA 12.6 instead of 12.8" in result.findings[0].summary
     assert "all on node2" in result.findings[0].summary
     assert judged(job_of(common, common), "VER001").status is Status.PASS
+
+
+def test_two_python_minor_releases_are_one_finding() -> None:
+    job = healthy(hosts=2, per_host=1).alter(SoftwareFacts, ranks=(1,), python="3.12.3").job()
+    assert [finding.summary for finding in judged(job, "VER001").findings] == [
+        "Python versions differ between ranks (rank 0: 3.11; rank 1: 3.12)"
+    ]
 
 
 @pytest.mark.parametrize(("machine", "faulty"), [("old_driver", {0}), ("eight_h100", set())])

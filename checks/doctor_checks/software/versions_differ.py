@@ -129,9 +129,11 @@ def versions_differ(job: Job) -> Iterator[Verdict]:
         yield Skip(ALONE)
         return
     told: dict[tuple[int, ...], list[_Difference]] = {}
+    is_python_reported = False
     for part in _PARTS:
         parted = split(job, SoftwareFacts, part.read, expected=expected.get(part.word))
         if parted.even:
+            is_python_reported |= part.word == "Python"
             ranks = tuple(rank for group in parted.minorities for rank in group.ranks)
             yield Finding(
                 f"{part.word} versions differ between ranks ({describe(parted)})",
@@ -151,7 +153,7 @@ def versions_differ(job: Job) -> Iterator[Verdict]:
             yield _unlike_others(job, by_vote)
         if len(by_vote) < len(differences):
             yield _unlike_expected(job, [difference for difference in differences if difference.parted.expected])
-    if not told:
+    if not told and not is_python_reported:
         yield from _patches(job, expected.get(_PATCH.word))
 
 
