@@ -200,7 +200,9 @@ def _mapping(name: str, values: Mapping[object, object]) -> str:
         return ", ".join(f"{key} ({_ranks(ranks)})" for key, ranks in values.items())
     if name.startswith("ranks_by_") and all(isinstance(count, int) for count in values.values()):
         return ", ".join(f"{key} ({count} {'rank' if count == 1 else 'ranks'})" for key, count in values.items())
-    pairs = [_pair(name, str(key), value) for key, value in values.items() if value is not None or str(key).isupper()]
+    known = {str(key): value for key, value in values.items() if value is not None or str(key).isupper()}
+    plain = all(map(_IDENTIFIER.fullmatch, known))
+    pairs = [_pair(name, key, value, plain) for key, value in known.items()]
     return _separator(pairs).join(pairs)
 
 
@@ -208,8 +210,9 @@ def _separator(texts: Sequence[str]) -> str:
     return "; " if any("," in text for text in texts) else ", "
 
 
-def _pair(name: str, key: str, value: object) -> str:
-    """A key and its value; the value has the unit of the mapping, unless its key has one."""
+def _pair(name: str, key: str, value: object, plain: bool) -> str:
+    """A key and its value; the value has the unit of the mapping, unless its key has one. ``plain``: no key needs a
+    colon."""
     if _VARIABLE.fullmatch(key):
         return f"{key}={_value(key, value)}"
     is_plain = bool(_IDENTIFIER.fullmatch(key))
@@ -219,7 +222,7 @@ def _pair(name: str, key: str, value: object) -> str:
     label = f"{what} {key}" if what and key.isdecimal() else "own" if key == "bytes" else _label(key)
     if isinstance(value, Mapping) and not _is_range(value):
         return f"{label} ({text})"
-    return f"{label}: {text}" if not is_plain or isinstance(value, (list, tuple)) else f"{label} {text}"
+    return f"{label}: {text}" if not plain or isinstance(value, (list, tuple)) else f"{label} {text}"
 
 
 def _is_range(values: Mapping[object, object]) -> bool:

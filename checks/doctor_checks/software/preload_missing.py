@@ -32,7 +32,8 @@ _ABSENT = ("/usr/local/cuda-12.8/lib/libnccl.so",)
 def preload_missing(job: Job) -> Iterator[Verdict]:
     """Ask whether the dynamic loader finds every library in LD_PRELOAD.
 
-    Why it hurts: programs start without a missing library, and so use another NCCL, allocator or profiler than intended.
+    Why it hurts: programs start without a missing library, and so use another NCCL, allocator or profiler than
+    intended.
     Fix: Correct the path in LD_PRELOAD, or unset it.
     """
     yield from merge(
