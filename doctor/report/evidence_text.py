@@ -65,7 +65,6 @@ _LABELS = {
     "here": "own",
     "hosts_with_it_active": "hosts where it is active",
     "holds_most": "largest allocations",
-    "index": "GID index",
     "limit_microseconds": "limit (µs)",
     "link_bytes_a_second": "link speed",
     "lock_held": "GIL held",
