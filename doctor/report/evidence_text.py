@@ -11,6 +11,13 @@ from doctor.report.formatting import ranges
 _MOST_ITEMS = 12
 _BYTES = lazy_compile(r"(?:^|_)bytes(?:_a_(?P<per>[a-z]+)|_now|_left|_of_one)?(?:_by_\w+)?$")
 """Names of counts of bytes: ``free_bytes``, ``bytes_a_batch``, ``memory_bytes_by_rank``."""
+_UNIT = lazy_compile(
+    r"(?:^|_)(?P<unit>seconds|milliseconds|microseconds|percent|celsius|mhz|milliwatts)(?:_by_\w+)?$|^(?P<time>seconds)_"
+)
+"""Names of values with another unit: ``step_seconds``, ``utilization_percent``, ``seconds_waited``."""
+_SYMBOLS = {"milliseconds": " ms", "microseconds": " µs", "percent": "%", "celsius": " °C", "mhz": " MHz"}
+_DURATIONS = ("age", "limit", "offset", "timeout")
+"""Names of durations, whose labels need no word for it."""
 _BY = lazy_compile(r"(?:^|_)by_(?P<what>(?:local_)?rank|gpu|process)$")
 """Names of mappings whose keys are numbers of ranks, GPUs or processes."""
 _IDENTIFIER = lazy_compile("[a-z][a-z0-9_]*")
@@ -25,7 +32,10 @@ _NAMED_RANKS = {"called_by", "ranks_with", "ranks_without"}
 _VALUES_ARE_RANKS = {"checksums", "directories", "initial", "ranks_by_value", "releases", "values"}
 _CAPITALS = {
     word.lower(): word
-    for word in ("CPU", "CUDA", "GID", "GPU", "ID", "IP", "MTU", "NCCL", "NUMA", "NVML", "PCI", "PID")
+    for word in (
+        *("CPU", "CUDA", "GID", "GPU", "ID", "IMEX", "IOMMU", "IP", "MIG", "MTU", "NCCL", "NUMA", "NVML", "PCI", "PID"),
+        *("RDMA", "SXid", "Xid"),
+    )
 }
 _CAPITALS |= {f"{word}s": f"{capitals}s" for word, capitals in _CAPITALS.items()}
 _LABELS = {
@@ -112,6 +122,36 @@ _LABELS = {
     "wanted": "requested",
     "wanted_by": "required by",
     "wanted_bytes": "requested",
+    "absent": "missing",
+    "active_links_of_best_peer": "most active links of another GPU",
+    "clock_max_mhz": "maximum clock",
+    "clock_reasons": "throttle reasons",
+    "exclude": "hosts to exclude",
+    "generation_max": "maximum generation",
+    "least": "required",
+    "megabytes_per_second": "speed (MB/s)",
+    "named_by": "configured by",
+    "outside_the_allocators_bytes": "memory outside PyTorch's allocator",
+    "offset_seconds": "clock offset",
+    "others_wait_seconds": "waiting time of the others",
+    "pci": "PCI address",
+    "kept_bytes_of_one": "memory of one rank between steps",
+    "peak_bytes_of_one": "peak memory of one rank",
+    "peaks_bytes": "peak memory by rank",
+    "pci_gpus": "GPUs on the PCI bus",
+    "driver_gpus": "GPUs of the driver",
+    "processors_allowed_by_rank": "allowed CPUs by rank",
+    "remapped_rows_uncorrectable": "rows remapped after uncorrectable errors",
+    "seconds": "time",
+    "spread_seconds": "largest clock difference",
+    "sram_uncorrected": "uncorrectable SRAM errors",
+    "trait": "property",
+    "usual_processor_share": "usual CPU share",
+    "volatile_uncorrected": "volatile uncorrectable errors",
+    "watched_seconds": "observation time",
+    "seconds_watched": "observation time",
+    "width_lanes": "lanes",
+    "width_max_lanes": "maximum lanes",
 }
 """Labels of evidence whose names, which programs read, are not terms of the field."""
 
@@ -153,9 +193,20 @@ def _is_absent(value: object) -> bool:
 def _label(name: str) -> str:
     if name in _LABELS or not _IDENTIFIER.fullmatch(name):
         return _LABELS.get(name, name)
-    without_unit = re.sub("_bytes(?=$|_)", "", name)
+    without_unit = re.sub("_bytes(?=$|_)", "", _without_unit(name))
     words = re.sub("_a_(second|step|batch)", r"_per_\1", without_unit).split("_")
     return " ".join(_CAPITALS.get(word, word) for word in words)
+
+
+def _without_unit(name: str) -> str:
+    """``step_seconds`` -> ``step_time``, ``timeout_seconds`` -> ``timeout``, ``busy_percent`` -> ``busy``."""
+    unit = _UNIT.search(name)
+    if unit is None:
+        return name
+    before, word, after = name.partition("seconds")
+    if word and not before.endswith(("milli", "micro")):
+        return before.rstrip("_") + after if before.rstrip("_").endswith(_DURATIONS) else f"{before}time{after}"
+    return re.sub(f"_?{unit['unit']}", "", name, count=1) or "time"
 
 
 def _value(name: str, value: object) -> str:
@@ -176,6 +227,24 @@ def _number(name: str, value: float) -> str:
     unit = _BYTES.search(name)
     if unit is not None:
         return byte_size(value) + (f" per {unit['per']}" if unit["per"] else "")
+    if (other := _UNIT.search(name)) is not None:
+        return _with_symbol(value, other["unit"] or other["time"])
+    return _plain_number(value)
+
+
+def _with_symbol(value: float, unit: str) -> str:
+    """A value with its unit; hours and days where seconds would have to be converted."""
+    if unit == "milliwatts":
+        return f"{_plain_number(value / 1000)} W"
+    if unit != "seconds":
+        return f"{_plain_number(value)}{_SYMBOLS[unit]}"
+    for symbol, size in (("days", 86_400), ("h", 3600)):
+        if value >= 2 * size:
+            return f"{value / size:.3g} {symbol}"
+    return f"{_plain_number(value)} s"
+
+
+def _plain_number(value: float) -> str:
     if isinstance(value, int):
         return str(value)
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
@@ -215,13 +284,17 @@ def _pair(name: str, key: str, value: object, plain: bool) -> str:
     if _VARIABLE.fullmatch(key):
         return f"{key}={_value(key, value)}"
     is_plain = bool(_IDENTIFIER.fullmatch(key))
-    text = _value(key if is_plain and (_BYTES.search(key) or not _BYTES.search(name)) else name, value)
+    text = _value(key if is_plain and (_has_unit(key) or not _has_unit(name)) else name, value)
     by = _BY.search(name)
     what = _KEYS[by["what"]] if by is not None else "rank" if name in _KEYS_ARE_RANKS else ""
     label = f"{what} {key}" if what and key.isdecimal() else "own" if key == "bytes" else _label(key)
     if isinstance(value, Mapping) and not _is_range(value):
         return f"{label} ({text})"
     return f"{label}: {text}" if not plain or isinstance(value, (list, tuple)) else f"{label} {text}"
+
+
+def _has_unit(name: str) -> bool:
+    return bool(_BYTES.search(name) or _UNIT.search(name))
 
 
 def _is_range(values: Mapping[object, object]) -> bool:
