@@ -44,7 +44,9 @@ def _of_named(local: LocalRanks, storage: StorageFacts, least: float) -> Iterato
         if folder.role == "temporary" or (folder.role == "cache" and folder.source):
             name = f"{folder.source}={folder.path}" if folder.source else f"Temporary directory {folder.path}"
             for fault in _faults(folder, least):
-                yield _finding(f"{name} {fault.words}", fault, [folder], local)
+                # The path is in the evidence if its length is the fault.
+                subject = folder.source or "Temporary directory" if fault.words == _TOO_LONG else name
+                yield _finding(f"{subject} {fault.words}", fault, [folder], local)
 
 
 def _of_defaults(local: LocalRanks, storage: StorageFacts, least: float) -> Iterator[Finding]:
@@ -74,14 +76,14 @@ _WRITERS = {
     "TORCHINDUCTOR_CACHE_DIR": "torch.compile",
     "TRITON_CACHE_DIR": "the compilation of a Triton kernel",
     "HF_HOME": "a download from the Hugging Face Hub",
-    "CUDA_CACHE_PATH": "the cache of compiled CUDA kernels",
+    "CUDA_CACHE_PATH": "the JIT compilation of a CUDA kernel",
 }
 
 
 def _cache_effect(*names: str) -> str:
     writers = [_WRITERS[name] for name in names if name in _WRITERS] or ["a program that uses the cache"]
     words = ", ".join(writers[:-1]) + f"{' or ' if len(writers) > 1 else ''}{writers[-1]}"
-    return f"{words[:1].upper()}{words[1:]} fails when it writes there."
+    return f"{words[:1].upper()}{words[1:]} fails when it writes to the cache."
 
 
 def _finding(summary: str, fault: _ScratchFault, folders: list[Directory], local: LocalRanks) -> Finding:
@@ -124,35 +126,33 @@ def _faults(folder: Directory, least: float) -> Iterator[_ScratchFault]:
             words,
             severity,
             full,
-            f"Delete files there, the largest first:\ndu -xsh {path}/* | sort -h | tail\ndf -h {path}",
+            f"Delete files in this directory, the largest first:\ndu -xsh {path}/* | sort -h | tail\ndf -h {path}",
         )
     elif folder.free_inodes == 0:
         yield _ScratchFault(
             "is full: no inodes left",
             severity,
             full,
-            f"Delete files there until inodes are free:\ndf -i {path}",
+            f"Delete files in this directory until inodes are free:\ndf -i {path}",
         )
     if folder.noexec and (folder.role == "temporary" or folder.source in _LOADS_CODE):
         mild = Severity.INFO if folder.role == "temporary" else Severity.WARNING
-        yield _ScratchFault("is mounted noexec", mild, _NOEXEC_EFFECT, _another(folder))
+        yield _ScratchFault("is on a noexec mount", mild, _NOEXEC_EFFECT, _another(folder))
     if folder.role == "temporary" and len(folder.path) + _SOCKET_SUFFIX > _LONGEST_SOCKET:
-        words = f"is too long for socket paths ({len(folder.path)} characters)"
-        yield _ScratchFault(
-            words, Severity.INFO, "DataLoader workers fail: `AF_UNIX path too long`.", "export TMPDIR=/tmp"
-        )
+        effect = "DataLoader workers fail with `AF_UNIX path too long`."
+        yield _ScratchFault(_TOO_LONG, Severity.INFO, effect, "export TMPDIR=/tmp")
 
 
+_TOO_LONG = "is too long for the socket paths of DataLoader workers"
 _TEMPORARY_EFFECT = (
-    "Launchers, compilers and DataLoader workers fail with `torch_shm_manager: could not generate a random "
-    "directory` or "
-    "`No usable temporary directory found`, or Python silently uses another directory."
+    "Python silently uses another temporary directory, and programs without such a fallback fail, for example "
+    "torch_shm_manager with `could not generate a random directory`."
 )
 _FULL_EFFECT = (
     "Launchers, compilers and DataLoader workers that create temporary files fail with `No space left on device`."
 )
 _NOEXEC_EFFECT = (
-    "Libraries that torch.compile, Triton and cpp_extension build there cannot be loaded: `failed to map segment from "
+    "Libraries that torch.compile, Triton and cpp_extension build there fail to load with `failed to map segment from "
     "shared object`."
 )
 
@@ -164,5 +164,5 @@ def _another(folder: Directory) -> str:
     return (
         f'export {name}="$HOME/.cache/{name.partition("_")[0].lower()}"'
         if folder.noexec and not folder.path.startswith("/home/")
-        else f"export {name}=/tmp/$USER"
+        else f"export {name}=/tmp/$USER/{name.partition('_')[0].lower()}"
     )

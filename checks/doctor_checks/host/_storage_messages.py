@@ -11,7 +11,7 @@ from typing import NamedTuple
 from doctor.analysis.logs.root_event import EXCEPTION, LaterEvents
 from doctor.api import EventGroup, Finding, Job, Severity, event_groups, finding_from_logs, is_logged
 from doctor.facts import Event, LogEvidence
-from doctor_checks.host._storage_trials import remedy
+from doctor_checks.host._storage_trials import remedy, uncapitalized
 
 _KINDS = ("storage.refused", "storage.unwritten", "storage.damaged", "storage.missing")
 
@@ -19,19 +19,22 @@ _FAILS = "The process that {uses} the file fails, and the other ranks wait for i
 _WRITES = _FAILS.format(uses="writes")
 _USES = _FAILS.format(uses="uses")
 _LOSES = "The run fails at this checkpoint, and the steps since the last complete checkpoint are lost."
-_LOCKS = "The library that locks the file fails, and the other ranks wait for its rank until the timeout."
+_LOCKS = "The rank that locks the file fails, and the other ranks wait for it until the timeout."
 _LOADS = "The ranks that load the file fail, and the other ranks wait for them until the timeout."
 _RESUMES = "The job cannot be resumed from this checkpoint: the ranks that load it fail."
 _SURVIVED = "The run continued without this file."
 
 _REFUSALS = {
-    "No space left on device": ("No space is left for {path}", "A file could not be written: no space left on device"),
+    "No space left on device": (
+        "No space left on the file system of {path}",
+        "A file could not be written: no space left on device",
+    ),
     "Disk quota exceeded": ("Disk quota exceeded for {path}", "A file could not be written: disk quota exceeded"),
     "Read-only file system": ("{path} is on a read-only file system", "A file is on a read-only file system"),
     "Permission denied": ("Permission denied for {path}", "A file could not be opened: permission denied"),
     "Stale file handle": ("Stale file handle for {path}", "A file could not be used: stale file handle"),
-    "Input/output error": ("I/O error for {path}", "A disk or file server returned an I/O error"),
-    "Remote I/O error": ("Remote I/O error for {path}", "A file server returned an I/O error"),
+    "Input/output error": ("I/O error on {path}", "A disk or file server returned an I/O error"),
+    "Remote I/O error": ("Remote I/O error on {path}", "A file server returned an I/O error"),
     "Transport endpoint is not connected": (
         "The FUSE file system of {path} is disconnected",
         "A FUSE file system is disconnected",
@@ -44,6 +47,9 @@ _REFUSALS = {
     "Is a directory": ("{path} is a directory, not a file", "The path of a checkpoint is a directory, not a file"),
 }
 """Messages of the C library about a file system -> summaries with and without a path."""
+
+_OF_THE_PATH = ("Transport endpoint is not connected", "Permission denied")
+"""Errors whose commands need the path itself. A file that could not be written often does not exist."""
 
 _LOCK_FAULTS = {
     "No locks available": (
@@ -121,7 +127,7 @@ def _refused(group: EventGroup, path: str | None) -> _Claim:
     return _Claim(
         named.format(path=path) if path else unnamed,
         _WRITES if is_write else _USES,
-        remedy(error, path if "endpoint is not" in error else path and _parent(path), _place(group), " that is full"),
+        remedy(error, path if error in _OF_THE_PATH else path and _parent(path), _place(group), " that the job uses"),
     )
 
 
@@ -132,7 +138,7 @@ def _too_large_for_cache(group: EventGroup) -> _Claim:
     return _Claim(
         f"Not enough disk space for a dataset{f': {size} needed' if needed else ''}",
         "The process that prepares the dataset fails, and the other ranks wait for it until the timeout.",
-        f"Free {size} in the cache directory of `datasets`, or set HF_HOME to a directory on a larger file system.",
+        f"Free {size} on the file system of the `datasets` cache, or set HF_HOME to a directory on a larger one.",
     )
 
 
@@ -140,13 +146,20 @@ def _unwritten(group: EventGroup, path: str | None) -> _Claim:
     what = (_first(group, "what", 11) or "").rstrip(".")
     message = _MESSAGE.search(what)
     reason = _reason(message[1] if message else what)
-    fix = remedy(message[1] if message else "No space left on device", None, _place(group), " of the checkpoint")
+    fix = (
+        remedy(message[1], None, _place(group), " of the checkpoint")
+        if message
+        else f"Check the free space and the free inodes on the checkpoint's file system{_place(group)}:\ndf -h\ndf -i"
+    )
     if group.value("path"):
         reason, fix = f"directory {path} does not exist", f"mkdir -p {shlex.quote(path or '')}"
     elif path:
         folder = shlex.quote(_parent(path))
         reason = f"{path} cannot be opened"
-        fix = f"Check the directory of the checkpoint{_place(group)}:\nls -ld {folder}\ndf -h {folder}\ndf -i {folder}"
+        fix = (
+            f"Check that the directory exists, is writable and has free space{_place(group)}:\n"
+            f"ls -ld {folder}\ndf -h {folder}\ndf -i {folder}"
+        )
     return _Claim(f"A checkpoint could not be written: {reason}", _LOSES, fix)
 
 
@@ -154,7 +167,7 @@ def _reason(what: str) -> str:
     """``writing file data/7: file write failed`` -> ``file write failed (data/7)``."""
     if found := _PLACE.fullmatch(what):
         return f"{found[2]} ({found[1] or 'zip archive'})"
-    return what.removeprefix("write error: ")
+    return uncapitalized(what.removeprefix("write error: "))
 
 
 def _damaged(group: EventGroup, path: str | None) -> _Claim:
@@ -162,16 +175,16 @@ def _damaged(group: EventGroup, path: str | None) -> _Claim:
     if swapped := _SWAP.search(group.first.text):
         file, (expected, found) = shlex.quote(swapped[1]), re.findall(r"\d+", what)
         return _Claim(
-            f"{swapped[1]} has {found} bytes instead of {expected}",
-            "DeepSpeed cannot load this tensor from disk, and its rank fails.",
-            "Remove the file, and free space on its file system before the restart:\n"
+            f"{_short(swapped[1])} has {found} bytes instead of {expected}",
+            "DeepSpeed cannot load this tensor from disk, and the rank fails.",
+            "Remove the file, and free space on its file system before restarting the job:\n"
             f"rm {file}\ndf -h {shlex.quote(_parent(swapped[1]))}",
         )
     if what == "invalid load key, 'v'":
         return _Claim(
             "A file is a Git LFS pointer instead of the data: invalid load key, 'v'",
             _LOADS,
-            "Download the data in the directory of the file:\ngit lfs pull",
+            "Replace the pointer with the data by running this command in the file's repository:\ngit lfs pull",
         )
     if any(group.value(f"what{number}") for number in (6, 7, 8, 9)):
         fix = "Replace the file named in the traceback with a complete copy."
@@ -184,18 +197,25 @@ def _missing(group: EventGroup, path: str | None) -> _Claim:
     path = path or "an unknown path"
     folder = shlex.quote(path)
     if target := group.value("target"):
-        # Where ranks share the file system, the first that renames the folder takes it from the others.
+        # On a shared file system, the first rank that renames the folder takes it from the others. transformers 4.36
+        # does so on every rank; since 4.37.0, one rank renames (huggingface/transformers, issue 27925 and pull request
+        # 28364).
+        once = (
+            "Install transformers 4.37 or later, in which one rank renames the checkpoint"
+            if posixpath.basename(path).startswith("tmp-checkpoint-")
+            else "Rename the checkpoint on one rank only"
+        )
         return _Claim(
             f"A checkpoint could not be renamed from {path} to {target}",
             _LOSES,
-            "Let only one rank rename the checkpoint, and resume from the newest complete one:\n"
-            f"ls -lt {shlex.quote(_parent(target))}",
+            f"{once}, and resume from the newest complete checkpoint:\nls -lt {shlex.quote(_parent(target))}",
         )
     if group.value("path5"):
         return _Claim(
-            f"Directory {path} contains no checkpoint",
+            f"Directory {path if '/' in path else repr(path)} contains no valid checkpoint",
             "The Trainer cannot resume, and the ranks fail at startup.",
-            "Pass the directory of a checkpoint to `trainer.train(resume_from_checkpoint=...)`, or start without it.",
+            "Pass the directory of a checkpoint to `trainer.train(resume_from_checkpoint=...)`, or omit the argument "
+            "to start without a checkpoint.",
         )
     if group.value("path7"):
         return _Claim(
@@ -207,17 +227,22 @@ def _missing(group: EventGroup, path: str | None) -> _Claim:
         return _Claim(
             f"Directory {path} contains no model weights",
             "The ranks that load the model fail at startup.",
-            f"Copy the weights to this directory on every host:\nls -l {folder}",
+            f"Copy the weights to this directory on every host, and verify them with:\nls -l {folder}",
         )
     return _Claim(
-        f"A checkpoint {'' if group.value('path4') else 'file '}is missing: {path}",
+        f"No valid checkpoint was found at {path}" if group.value("path4") else f"Checkpoint file {path} is missing",
         _RESUMES,
-        f"Make the checkpoint available under the same path on every host, and compare the hosts with:\n"
-        f"ls -l {shlex.quote(_parent(path))}",
+        f"Make the checkpoint available under this path on every host, and verify it there with:\nls -l {folder}",
     )
 
 
 _CLAIMS = dict(zip(_KINDS, (_refused, _unwritten, _damaged, _missing), strict=True))
+
+
+def _short(path: str) -> str:
+    """The last two parts of a long path, which fit into a summary."""
+    parts = path.rsplit("/", 2)
+    return f"…/{'/'.join(parts[1:])}" if len(path) > 40 and len(parts) == 3 else path
 
 
 def _place(group: EventGroup) -> str:

@@ -26,8 +26,8 @@ WRITE_ERRORS = {
     "Read-only file system": "is on a read-only file system",
     "Permission denied": "is not writable: permission denied",
     "Stale file handle": "does not respond: stale file handle",
-    "File exists": "is a file or below a file",
-    "Not a directory": "is a file or below a file",
+    "File exists": "is an existing file",
+    "Not a directory": "is a file or lies below a file",
 }
 """Messages of the C library about a failed write (errno ENOSPC, EDQUOT, EROFS, EACCES, ESTALE, EEXIST, ENOTDIR), and
 their meaning for the directory."""
@@ -35,7 +35,7 @@ their meaning for the directory."""
 
 _REMEDIES = {
     "No space left on device": ("Free space or inodes on the file system{of}{at}", "df -h {path}", "df -i {path}"),
-    "Disk quota exceeded": ("Delete files, or ask for a larger quota{at}", "quota -s"),
+    "Disk quota exceeded": ("Delete files or request a larger quota, and check the usage{at} with", "quota -s"),
     "Read-only file system": (
         "Find out why the file system{of} is read-only{at}, then remount it or use another directory",
         "findmnt -T {path}",
@@ -45,25 +45,33 @@ _REMEDIES = {
         "namei -l {path}",
         "id",
     ),
-    "File exists": ("Use another directory, or move the file that has this name", "namei -l {path}"),
-    "Not a directory": ("Use another directory, or move the file that has this name", "namei -l {path}"),
+    "File exists": ("Use another directory, or move the file that has this name", "ls -l {path}"),
+    "Not a directory": ("Use another directory, or move the file that is part of this path", "namei -l {path}"),
     "Stale file handle": ("Unmount the file system{of}{at}, mount it again, and restart the job",),
-    "Transport endpoint is not connected": ("Mount the FUSE file system{of} again{at}, and restart the job",),
+    "Transport endpoint is not connected": (
+        "Unmount the FUSE file system{of}{at}, mount it again, and restart the job",
+    ),
     "Cannot send after transport endpoint shutdown": (
-        "Find out why the server evicted the client{at}, and restart the job",
+        "Find the reason for the eviction in the kernel log{at}, then restart the job",
         "sudo dmesg -T | grep -i lustre",
     ),
-    "File too large": ("Raise the limit with `ulimit -f unlimited`, or use a file system that allows larger files",),
-    "Is a directory": ("Pass the name of a file, instead of a directory, to the function that writes the checkpoint",),
+    "File too large": ("Raise the limit with `ulimit -f unlimited`, or use a file system that supports larger files",),
+    "Is a directory": ("Pass the path of a file instead of a directory to the function that writes the checkpoint",),
 }
 """Messages of the C library -> a sentence and commands. ``{of}`` is the directory and ``{at}`` the host, if known."""
 
 _OF_HARDWARE = (
-    "Find the failing disk or server{at}, and use another directory until it is repaired",
+    "Find the failing disk or file server{at}, and use another directory until it is repaired",
     "findmnt -T {path}",
     "sudo dmesg -T | tail -n 50",
 )
-_WITHOUT_PATH = {"df -h {path}": "df -h", "df -i {path}": "df -i", "findmnt -T {path}": "", "namei -l {path}": ""}
+_WITHOUT_PATH = {
+    "ls -l {path}": "",
+    "df -h {path}": "df -h",
+    "df -i {path}": "df -i",
+    "findmnt -T {path}": "",
+    "namei -l {path}": "",
+}
 
 
 def remedy(error: str, folder: str | None, place: str = "", of: str = "") -> str:
@@ -111,14 +119,19 @@ def _unwritten(job: Job) -> Iterator[Finding]:
             found.setdefault((trial.role, trial.path, trial.error or ""), []).append(local)
     for (role, path, error), locals_ in found.items():
         answers, place = not error.startswith(NO_ANSWER), f" on {_names(locals_)}"
-        meaning = WRITE_ERRORS.get(error, f"is not writable: {error}") if answers else f"does not respond: {error}"
+        meaning = WRITE_ERRORS.get(error, f"cannot be written to: {uncapitalized(error)}")
         yield Finding(
-            f"{ROLES[role]} directory {path} {meaning} (write test on {_names(locals_)})",
+            f"{ROLES[role]} directory {path} {meaning} (write test on {_names(locals_)})"
+            if answers
+            else f"{ROLES[role]} directory {path} does not respond: write test on {_names(locals_)} "
+            f"timed out{error.removeprefix(NO_ANSWER).replace(' within', ' after')}",
             ranks=_ranks(locals_),
             severity=Severity.WARNING if role == "nccl-debug" else Severity.ERROR,
             evidence={"path": path, "error": error, **({} if answers else _exclude(job, locals_))},
             effect="NCCL cannot write its log file there." if role == "nccl-debug" else "" if answers else _BLOCKS,
-            fix=remedy(error, path, place) if answers else _remount(path, place),
+            fix=remedy(error, path, place)
+            if answers
+            else _remount(path, place, f"timeout 20 mktemp -p {shlex.quote(path)}"),
         )
 
 
@@ -129,15 +142,21 @@ def _unread(job: Job) -> Iterator[Finding]:
             ranks=local.ranks,
             severity=Severity.ERROR,
             evidence={"path": reading.path, "writer": reading.writer, **_exclude(job, [local])},
-            fix=_remount(reading.path, f" on {local.name}"),
+            fix=_remount(reading.path, f" on {local.name}", f"timeout 20 ls -l {shlex.quote(reading.path)}"),
         )
 
 
 _BLOCKS = "A process that reads or writes there fails or blocks, and the other ranks wait for it until the timeout."
 
 
-def _remount(path: str, place: str) -> str:
-    return f"Remount the file system of {path}{place}, and test it with:\ntimeout 5 ls {shlex.quote(path)}"
+def _remount(path: str, place: str, test: str) -> str:
+    return f"Remount the file system of {path}{place}, and test it there with:\n{test}"
+
+
+def uncapitalized(words: str) -> str:
+    """A message of a library within a sentence: names such as ``MetadataIncompleteBuffer`` keep their capitals."""
+    first = words.partition(" ")[0]
+    return words[:1].lower() + words[1:] if first[1:].islower() or "/" in first else words
 
 
 def _unshared(
@@ -152,9 +171,9 @@ def _unshared(
         yield Finding(
             f"Checkpoint directory {split.path} is not shared: "
             + (
-                f"{_names(faulty)} does not see files of other hosts"
+                f"{_names(faulty)} cannot read files of other hosts"
                 if some_share and len(faulty) == 1
-                else "the hosts do not see each other's files"
+                else "the hosts cannot read each other's files"
             ),
             ranks=_ranks(faulty),
             severity=severity,
@@ -168,8 +187,8 @@ def _unshared(
                 },
             },
             effect="" if severity is Severity.ERROR else ONLY_OF_RANK_0,
-            fix=f"Mount the file system of the other hosts on {_names(faulty)} (they list it with "
-            f"`findmnt -T {shlex.quote(split.path)}`)."
+            fix=f"On {_names(faulty)}, mount the file system that the other hosts use "
+            f"(`findmnt -T {shlex.quote(split.path)}` shows it there)."
             if some_share
             else "Use a directory on a file system that all hosts mount (NFS, Lustre, GPFS).",
         )
@@ -181,7 +200,7 @@ ONLY_OF_RANK_0 = "Only the host of rank 0 has the checkpoints, so ranks on other
 def _slow_directories(job: Job, hosts: Mapping[int, LocalRanks], slow: Iterable[SlowStorage]) -> Iterator[Finding]:
     for one in slow:
         faulty = [hosts[place] for place in one.places]
-        usual = "" if one.usual is None else f" ({one.usual:.2g} s on the other hosts)"
+        usual = "" if one.usual is None else f" (others: {one.usual:.2g} s)"
         of_each = " per host" if len(faulty) > 1 else ""
         yield Finding(
             f"{ROLES.get(one.role, one.role)} directory {one.path} is slow on {_names(faulty)}: "
@@ -197,8 +216,8 @@ def _slow_directories(job: Job, hosts: Mapping[int, LocalRanks], slow: Iterable[
                 "usual_seconds": None if one.usual is None else round(one.usual, 3),
                 **({} if one.usual is None else _exclude(job, faulty)),
             },
-            effect="All ranks wait at a checkpoint until the slowest host has written its part.",
-            fix=f"Use another directory, or check on {_names(faulty)}:\n"
+            effect="All ranks wait at each checkpoint until it is written.",
+            fix=f"Use another directory, or check the load and the mount of {one.path} on {_names(faulty)}:\n"
             f"iostat -x 1 3\nfindmnt -T {shlex.quote(one.path)}",
         )
 

@@ -21,7 +21,7 @@ from doctor.api import (
     is_older,
     ranks_in_words,
 )
-from doctor.facts import BuildLock, Frame, ProgressFacts, SoftwareFacts, StorageFacts, TorchBuild
+from doctor.facts import BuildLock, Event, Frame, ProgressFacts, SoftwareFacts, StorageFacts, TorchBuild
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged, running
 
 ADVISORY_SINCE = "2.14"
@@ -63,9 +63,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         gave_up = any("could not be acquired" in event.text or event.value("stack") for event in group.events)
         yield finding_from_logs(
             group,
-            f"A process waited for the lock {path}" if path else "A process waited for a lock of a build or a cache",
+            _waited(path, failed=all("could not be acquired" in event.text for event in group.events)),
             evidence={"path": path} if path else None,
-            effect="" if gave_up or _seconds(group) >= LONG else "None if the lock is released soon.",
+            effect=""
+            if gave_up or _seconds(group) >= LONG
+            else "None if the process that holds the lock soon releases it.",
             fix=_fix_of_log(path),
             severity=None if gave_up else Severity.WARNING if _seconds(group) >= LONG else Severity.INFO,
             symptoms=gave_up or _seconds(group) >= LONG,
@@ -76,11 +78,22 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     if waited:
         yield finding_from_logs(
             EventGroup(waited[0].kind, waited),
-            "A process ended while waiting for the lock of an extension build",
+            f"{_who(waited)} ended while waiting for the lock of an extension build",
             evidence={"frames": [f"{frame.file}:{frame.line} ({frame.function})" for frame in waited[0].frames[:3]]},
             fix=_REMOVE_ALL,
             confidence=0.85,
         )
+
+
+def _waited(path: str | None, *, failed: bool) -> str:
+    if path is None:
+        return "A process waited for the lock of an extension build (file_baton.py)"
+    return f"A process failed to acquire the lock {path}" if failed else f"A process waited for the lock {path}"
+
+
+def _who(events: tuple[Event, ...]) -> str:
+    ranks = tuple(sorted({event.rank for event in events if event.rank is not None}))
+    return ranks_in_words(ranks).capitalize() if ranks else "A process"
 
 
 _REMOVE_ALL = (
@@ -122,10 +135,15 @@ def _waits_for_lock(frame: Frame) -> bool:
     from_logs=_from_logs,
     impacts={
         r"^Ranks? .* waited": (
-            "Nothing removes the lock: the ranks that wait for it block until the collective of the others times out."
+            "No process removes the lock, and each rank that waits for it blocks until the collective of the other "
+            "ranks times out."
         ),
-        r"is stale": "Every rank that needs the extension waits for the lock, and no message says so.",
-        r"^A process": "The process does not get past the lock, and the other ranks wait for it until their timeout.",
+        r"is stale": "Every rank that needs the extension silently waits for the lock.",
+        r"ended while": "The other ranks wait for this process until their timeout.",
+        r"failed to acquire": "The process fails, and the other ranks wait for it until their timeout.",
+        r"^A process waited": (
+            "The process blocks until the lock is released, and the other ranks wait for it until their timeout."
+        ),
     },
     cases=lambda: (
         Passes("no lock", healthy(hosts=2)),
@@ -244,7 +262,12 @@ def _stuck_finding(local: LocalRanks, ranks: tuple[Rank, ...]) -> Finding:
     paths = " ".join(_removal(lock).partition(" ")[2] for lock in locks)
     return Finding(
         f"{ranks_in_words(numbers).capitalize()} on {local.name} {'has' if len(ranks) == 1 else 'have'} waited "
-        f"{_age(progress.idle or 0.0 if progress else 0.0)} for a build lock that no process holds",
+        f"{_age(progress.idle or 0.0 if progress else 0.0)} for a build lock"
+        + (
+            " that no process holds"
+            if any(lock.held is False for lock in locks)
+            else ", but no rank builds the extension"
+        ),
         ranks=numbers,
         evidence={
             "locks": [{"path": lock.path, "age_seconds": lock.age, "held": lock.held} for lock in locks],

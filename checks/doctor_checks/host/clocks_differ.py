@@ -61,10 +61,9 @@ def _chained(*clocks: float, uncertainty: float = 0.0005) -> JobBuilder:
 def clocks_differ(job: Job, *, apart_seconds: float = 1.0) -> Iterator[Verdict]:
     """Ask whether the clocks of all hosts agree within a second.
 
-    Why it hurts: log lines of several hosts cannot be ordered, so the first failure cannot be distinguished from its
-    consequences. Certificates, rendezvous leases and file times may be rejected or misread.
-    Fix: Run `chronyc makestep` or `systemctl restart systemd-timesyncd` on these hosts, then check them with
-    `timedatectl`.
+    Why it hurts: log lines of different hosts cannot be ordered, so the first failure cannot be distinguished from its
+    consequences. Certificates may be rejected, and torchrun may consider a running host dead.
+    Fix: Synchronize the clocks with `sudo chronyc makestep` (chrony) or `sudo systemctl restart systemd-timesyncd`.
     """
     if len(job.by_host()) < 2:
         reason = "one host: no other clock to compare with"
@@ -119,15 +118,18 @@ def _compare(clocks: Sequence[_Clock], apart: float) -> Iterator[Verdict]:
             "offset_seconds": {clock.local.name: round(clock.offset - middle, 3) for clock in odd[:SHOWN]},
             "hosts_that_agree": largest,
         },
-        fix=f"Run `sudo chronyc makestep` or `sudo systemctl restart systemd-timesyncd` on {_names(odd)}.",
+        fix=f"Synchronize the clock{'' if len(odd) == 1 else 's'} of {_names(odd)} with `sudo chronyc makestep` "
+        "(chrony) or `sudo systemctl restart systemd-timesyncd`.",
     )
 
 
 def _summary(odd: Sequence[_Clock], spread: float, *, agrees: bool) -> str:
-    one = len(odd) == 1
-    if one or agrees:
-        by = f"by {spread:.1f} s" if one else f"by up to {spread:.1f} s"
-        return f"The clock{'' if one else 's'} of {_names(odd)} and those of the other hosts differ {by}"
+    if len(odd) == 1:
+        return f"The clock of {_names(odd)} differs from those of the other hosts by {spread:.1f} s"
+    if agrees:
+        return f"The clocks of {_names(odd)} differ from those of the other hosts by up to {spread:.1f} s"
+    if len(odd) == 2:
+        return f"The clocks of {_names(odd)} differ by {spread:.1f} s, and it is unknown which of them is correct"
     return f"The clocks of {_names(odd)} differ by up to {spread:.1f} s, and no majority of hosts agrees"
 
 
@@ -151,4 +153,6 @@ def _is_unsynchronised(clock: _Clock) -> bool:
 
 def _names(clocks: Sequence[_Clock]) -> str:
     names = [clock.local.name for clock in clocks]
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    if len(names) > 4:
+        return f"{', '.join(names[:4])} and {len(names) - 4} more"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from doctor.analysis.interface_choice import what_forces_sockets
 from doctor.analysis.visible_devices import on_processor
 from doctor.api import (
+    EventGroup,
     Finding,
     Job,
     LocalRanks,
@@ -78,6 +80,13 @@ def _rocm(*files: str) -> JobBuilder:
     )
 
 
+_SHUT = 'NVML fails with "Unknown Error": the container has lost access to its GPUs'
+_INJECT = (
+    "Restart the container with its GPUs injected by CDI, so that `systemctl daemon-reload` on the host does not "
+    "remove them again."
+)
+
+
 def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "device_file.absent"):
         files = tuple(f"/dev/{value}" for name in ("file", "file2", "file3") for value in group.values(name))
@@ -85,7 +94,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         is_rdma = bool(files) and all("infiniband" in file for file in files)
         yield finding_from_logs(
             group,
-            f"{files[0]} is missing or inaccessible" if files else _claim(group.first),
+            f"{files[0]} {_lack(group)}" if files else _claim(group.first),
             evidence={"files": files} if files else None,
             fix=_fix_of_log(group.first, files),
             severity=Severity.WARNING if is_rdma or all(event.value("environment") for event in group.events) else None,
@@ -94,23 +103,39 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         )
 
 
+def _lack(group: EventGroup) -> str:
+    if all(re.search("No such file|does not exist|not found", event.text) for event in group.events):
+        return "is missing"
+    if all(re.search("[Pp]ermi", event.text) for event in group.events):
+        return "is not accessible: no permission"
+    return "is missing or inaccessible"
+
+
 def _claim(event: Event) -> str:
+    if "NVML: Unknown Error" in event.text:
+        return _SHUT
     if event.value("environment"):
-        return "CUDA failed to start with an unknown error"
-    if event.value("capability") or "nvidia-container-cli" in event.text:
+        return "CUDA initialization failed with an unknown error"
+    if event.value("capability"):
         return "Docker cannot start containers with GPUs"
+    if "nvidia-container-cli" in event.text:
+        return "The NVIDIA container runtime failed to set up the GPUs of a container"
     return "The container has no access to its GPUs"
 
 
 def _fix_of_log(event: Event, files: tuple[str, ...]) -> str:
     if files:
         return _fix(files[0])
+    if "NVML: Unknown Error" in event.text:
+        return _INJECT
     if event.value("environment"):
         return "Check the driver and the device files on the host of the rank:\nnvidia-smi\nls -l /dev/nvidia*"
-    if event.value("capability") or "nvidia-container-cli" in event.text:
+    if "nvidia-container-cli" in event.text:
+        return "Check on the host that the driver works and that the requested GPUs exist:\nnvidia-smi -L"
+    if event.value("capability"):
         # https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html
         return (
-            "Install the NVIDIA Container Toolkit and register it with Docker:\n"
+            "Install the NVIDIA Container Toolkit, and register it with Docker:\n"
             "sudo nvidia-ctk runtime configure --runtime=docker\nsudo systemctl restart docker"
         )
     return "Restart the container with `docker run --gpus all`, or request GPUs from the device plugin of Kubernetes."
@@ -120,9 +145,14 @@ def _fix(files: str) -> str:
     fix = next((fix for word, fix in _FIXES.items() if word in files), "")
     if fix:
         return fix
+    if "nvidia-caps" in files:
+        # https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html
+        return "Start the container with `docker run --gpus all`, or request MIG slices from the GPU device plugin."
+    # nvidia-modprobe(1): -u creates the files of nvidia-uvm, -c that of the GPU with this minor number.
+    options = " ".join(f"-c {minor}" for minor in re.findall(r"nvidia(\d+)", files)) or "-u"
     return (
-        "Run `nvidia-modprobe -u -c 0` on the host, then start the container with `docker run --gpus all` or the GPU "
-        "device plugin."
+        f"Run `sudo nvidia-modprobe {options}` on the host, then start the container with `docker run --gpus all` or "
+        "the GPU device plugin."
     )
 
 
@@ -134,16 +164,16 @@ def _fix(files: str) -> str:
     needs=(HostFacts, DriverFacts),
     from_logs=_from_logs,
     impacts={
-        r"infiniband|uverbs": (
-            "NCCL finds no RDMA device and silently uses TCP sockets, which are ten to fifty times slower."
-        ),
+        r"infiniband|uverbs": "NCCL finds no RDMA device and silently uses TCP sockets, which are many times slower.",
         r"kfd|renderD": "ROCm does not start, so the job fails or trains on the CPU.",
         r"nvidia-caps": "CUDA finds no device, and the rank fails at its first use of the GPU.",
         r"uvm": 'CUDA fails to start ("CUDA unknown error") although nvidia-smi works.',
         r"dev/nvidia\d": (
             'The rank that uses this GPU fails with "invalid device ordinal" or "no CUDA-capable device".'
         ),
-        r"no access to its GPUs|cannot start containers|CUDA failed to start": (
+        r"lost access to its GPUs": "No process that is started in this container can use a GPU.",
+        r"cannot start containers|container runtime failed": "The container does not start, and neither do its ranks.",
+        r"no access to its GPUs|CUDA initialization failed": (
             "The job fails at its first use of CUDA, or trains on the CPU."
         ),
     },
@@ -217,13 +247,10 @@ def _shut(local: LocalRanks, reason: str) -> Finding:
     """The device cgroup of a running container was replaced by one without its GPUs, whose files are still there
     (NVIDIA Container Toolkit, troubleshooting: "Containers losing access to GPUs")."""
     return Finding(
-        "NVML fails with Unknown Error: the container has lost access to its GPUs",
+        _SHUT,
         ranks=local.ranks,
         evidence={"nvml": reason},
-        effect="No process that is started in this container can use a GPU.",
-        fix="Restart the container with its GPUs injected by CDI, so that `systemctl daemon-reload` on the host "
-        "does not "
-        "remove them again.",
+        fix=_INJECT,
         explains=("GPU019", "GPU021"),
     )
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Unknown, Verdict, check
+from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Unknown, Verdict, check, hosts_text
 from doctor.facts import HostFacts, HostUseFacts, ProcessFacts
 from doctor.testing import Fails, Passes, healthy, running
 
@@ -23,9 +23,13 @@ admin-guide/pm/intel_pstate.rst and amd-pstate.rst, active mode)."""
     when="PR",
     needs=(HostFacts,),
     impacts={
+        r"throttled": (
+            "The kernel stops the threads of the ranks until the throttled period (100 ms) ends, and all other ranks "
+            "wait for these ranks."
+        ),
         r"governor": (
             "The CPUs run at a fraction of their speed, so kernels are launched late and batches arrive late. All "
-            "ranks wait for the slowest."
+            "ranks wait for the slowest one."
         ),
     },
     cases=lambda: (
@@ -91,8 +95,8 @@ admin-guide/pm/intel_pstate.rst and amd-pstate.rst, active mode)."""
 def cpu_throttled(job: Job, *, throttled_share: float = 0.25, least_periods: float = 600) -> Iterator[Verdict]:
     """Ask whether CPU quota and governor allow the processes to use the CPUs that they expect.
 
-    Why it hurts: DataLoader workers, the thread that launches kernels and NCCL's proxy threads are stopped for part of
-    every 100 ms. All other ranks wait for such a rank in every step.
+    Why it hurts: when the quota of a period (100 ms) is used up, the kernel stops all threads of the ranks until the
+    next period, and all other ranks wait for these ranks.
     Fix: Raise the CPU limit (`docker run --cpus`, `resources.limits.cpu`, `--cpus-per-task`), or lower OMP_NUM_THREADS.
     """
     # 25 % of the periods is the threshold of kubernetes-mixin's CPUThrottlingHigh alert; 600 periods are a minute.
@@ -103,15 +107,31 @@ def cpu_throttled(job: Job, *, throttled_share: float = 0.25, least_periods: flo
     if held:
         worst = max(held, key=lambda local: shares[local])
         yield Finding(
-            f"CPU quota throttled the processes of {worst.name} in {shares[worst]:.0%} of all periods",
+            f"CPU quota throttled the processes on {worst.name} in {shares[worst]:.0%} of all periods",
             ranks=_ranks(held),
             evidence={"throttled_share": {local.name: round(shares[local], 3) for local in held[:SHOWN]}},
-            fix="Raise the CPU limit (`docker run --cpus`, `resources.limits.cpu`, `--cpus-per-task`), or lower "
-            "OMP_NUM_THREADS.",
+            fix=f"{_raise(held)} on {_hosts(held)}, or lower OMP_NUM_THREADS.",
             explains=("RUN003", "RUN005"),
         )
     yield from _small_quota(hosts)
     yield from _slow_governor(hosts)
+
+
+_LIMITS = {
+    "docker": "the CPU limit (`docker run --cpus`)",
+    "podman": "the CPU limit (`podman run --cpus`)",
+    "kubernetes": "the CPU limit of the pod (`resources.limits.cpu`)",
+}
+"""Container managers -> the setting from which the quota comes."""
+
+
+def _raise(held: Sequence[LocalRanks]) -> str:
+    host = held[0].find(HostFacts)
+    return f"Raise {_LIMITS.get(host.container or '' if host else '', 'the CPU quota of the cgroup')}"
+
+
+def _hosts(held: Sequence[LocalRanks]) -> str:
+    return hosts_text(local.name for local in held)
 
 
 Hosts = list[tuple[LocalRanks, HostFacts]]
@@ -135,11 +155,12 @@ def _small_quota(hosts: Hosts) -> Iterator[Verdict]:
     for (quota, threads), held in small.items():
         each = max(1, int(quota) // max(1, len(held[0].members)))
         yield Finding(
-            f"{_count(len(held[0].members), 'rank')} with {_count(threads, 'thread')} share a CPU quota of "
-            f"{quota:g} CPUs",
+            f"{_count(len(held[0].members), 'rank')} on {'each of ' if len(held) > 1 else ''}{_hosts(held)} "
+            f"{'runs' if len(held[0].members) == 1 else 'run'} "
+            f"{_count(threads, 'thread')} on a quota of {quota:g} CPU{'' if quota == 1 else 's'}",
             ranks=_ranks(held),
             evidence={"quota_cpus": quota, "threads": threads, "ranks_per_host": len(held[0].members)},
-            fix=f"Raise the CPU limit to {threads} or more, or set OMP_NUM_THREADS={each}.",
+            fix=f"{_raise(held)} to {_count(threads, 'CPU')} on {_hosts(held)}, or set OMP_NUM_THREADS={each}.",
         )
 
 
@@ -164,10 +185,10 @@ def _slow_governor(hosts: Hosts) -> Iterator[Verdict]:
             slow.setdefault(facts.cpu_driver, []).append(local)
     for driver, held in slow.items():
         yield Finding(
-            f"CPU governor powersave ({driver}) keeps the CPUs at their lowest frequency",
+            f"CPU governor powersave ({driver}) keeps the CPUs of {_hosts(held)} at their lowest frequency",
             ranks=_ranks(held),
             evidence={"governor": "powersave", "driver": driver, "hosts": len(held)},
-            fix="sudo cpupower frequency-set -g performance",
+            fix=f"Select the performance governor on {_hosts(held)}:\nsudo cpupower frequency-set -g performance",
         )
     if unsure:
         unhide = "cat /sys/devices/system/cpu/cpu0/cpufreq/scaling_driver"

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import on_processor
-from doctor.api import Finding, Job, Rank, Scope, Severity, Skip, Verdict, check, event_groups, finding_from_logs
+from doctor.api import (
+    Finding,
+    Job,
+    Rank,
+    Scope,
+    Severity,
+    Skip,
+    Verdict,
+    check,
+    event_groups,
+    finding_from_logs,
+    ranks_in_words,
+)
 from doctor.facts import GpuFacts, GpuProcess, Namespace, ProcessFacts, TrainerFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 
@@ -27,8 +39,8 @@ def _notebook(strategy: str, *, holds_gpu: bool = False, interactive: bool = Tru
     return sketch.gpu(0, processes=(GpuProcess(10_000, 400 << 20),)) if holds_gpu else sketch
 
 
-_SPAWN = 'Use `DataLoader(..., multiprocessing_context="spawn")`, or start the ranks with torchrun.'
-_NOTEBOOK = "Restart the kernel, and do not use CUDA before {call} (no `.cuda()` and no `torch.cuda.device_count()`)."
+_SPAWN = 'Use `DataLoader(..., multiprocessing_context="spawn")` if a worker failed, or start the ranks with torchrun.'
+_NOTEBOOK = 'Restart the notebook kernel, and do not use CUDA before {call}, for example by `.cuda()` or `.to("cuda")`.'
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
@@ -36,7 +48,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         text = group.first.text
         only_hints = all(event.value("weak") for event in group.events)
         if only_hints:
-            summary = "CUDA failed to start with `initialization error`, often in a process forked after CUDA was used"
+            summary = "CUDA initialization failed, probably in a process that was forked after CUDA was used"
             effect = "The process cannot use CUDA: it fails, and the other ranks wait for it until their timeout."
             fix = _SPAWN
         elif "notebook_launcher" in text:
@@ -44,12 +56,15 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             fix = _NOTEBOOK.format(call="`notebook_launcher()`")
         elif "Accelerator" in text:
             summary = "An `Accelerator` was created before `notebook_launcher()` forked the ranks"
-            effect, fix = _NOT_STARTED, "Restart the kernel, and create the `Accelerator` inside the training function."
+            effect, fix = (
+                _NOT_STARTED,
+                "Restart the notebook kernel, and create the `Accelerator` inside the training function.",
+            )
         elif "create new processes" in text:
             summary, effect = "CUDA was used before Lightning forked the ranks", _NOT_STARTED
             fix = _NOTEBOOK.format(call="`trainer.fit()`")
         else:
-            summary, effect, fix = "CUDA was used in a process forked after CUDA was initialized", "", _SPAWN
+            summary, effect, fix = "CUDA was used in a process that was forked after CUDA was initialized", "", _SPAWN
         yield finding_from_logs(
             group,
             summary,
@@ -74,11 +89,13 @@ _NOT_STARTED = "No rank is started."
         r"fail if CUDA is used before fit": (
             'If CUDA is used before fit, each rank fails with "Cannot re-initialize CUDA in forked subprocess".'
         ),
-        r"already holds GPU memory|after its parent": (
+        r"already holds GPU memory|after (?:its|their) parent": (
             'The first CUDA call of the forked process fails with "Cannot re-initialize CUDA in forked '
-            'subprocess", or hangs in a lock of the driver.'
+            'subprocess", or hangs in a driver lock.'
         ),
-        r"in a process forked after": "The forked process fails, and the other ranks wait for it until their timeout.",
+        r"in a process that was forked after": (
+            "The forked process fails, and the other ranks wait for it until their timeout."
+        ),
     },
     cases=lambda: (
         Passes("unknown", healthy()),
@@ -104,7 +121,7 @@ def fork_after_cuda(job: Job) -> Iterator[Verdict]:
     """Ask whether ranks or DataLoader workers are forked from a process that already uses CUDA.
 
     Why it hurts: a CUDA context does not survive a fork. The first CUDA call of the child fails with "Cannot
-    re-initialize CUDA in forked subprocess", or the child hangs in a lock of the driver.
+    re-initialize CUDA in forked subprocess", or the child hangs in a driver lock.
     Fix: Start the ranks with torchrun, or use `DataLoader(..., multiprocessing_context="spawn")` for workers that need
     CUDA.
     """
@@ -132,7 +149,8 @@ def fork_after_cuda(job: Job) -> Iterator[Verdict]:
 def _findings(forked: list[int], holding: dict[str, list[int]], forking: dict[str, list[int]]) -> Iterator[Verdict]:
     if forked:
         yield Finding(
-            "The process of the rank was forked after its parent had initialized CUDA",
+            f"{ranks_in_words(tuple(forked)).capitalize()} {'was' if len(forked) == 1 else 'were'} forked after "
+            f"{'its' if len(forked) == 1 else 'their'} parent process had initialized CUDA",
             ranks=tuple(forked),
             fix="Start the ranks with torchrun, or do not use CUDA before they are forked.",
             evidence={"torch.cuda._is_in_bad_fork": True},

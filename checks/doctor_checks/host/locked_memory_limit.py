@@ -8,6 +8,7 @@ from typing import Any
 from doctor.analysis.interface_choice import sends_data_by_sockets
 from doctor.analysis.visible_devices import uses_nccl
 from doctor.api import (
+    EventGroup,
     Finding,
     Job,
     Rank,
@@ -19,9 +20,11 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
+    hosts_text,
 )
 from doctor.facts import UNLIMITED, GpuFacts, Limit, MissingReason, NcclFacts, ProcessFacts, RdmaFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
+from doctor_checks.host._hard_limits import raise_hard_limit
 
 NEEDED = 1 << 30
 """Bytes. One NCCL connection registers its buffers: 4 MiB (Simple), 4.7 MiB (LL128) and 0.5 MiB (LL), the defaults in
@@ -43,17 +46,22 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             group,
             f"The locked-memory limit of {shown} is too small for RDMA"
             if only_warned
-            else "The network card could not lock the memory that it needs",
+            else f"RDMA memory could not be locked{_calls(group)}",
             evidence={"limit": shown} if shown else None,
             effect="RDMA connections between hosts fail with `Cannot allocate memory`."
             if only_warned
             else "The rank cannot use RDMA: it fails, and the other ranks wait for it until their timeout.",
-            fix="Raise the limit before the start, or in a container with `docker run --ulimit memlock=-1`:\n"
+            fix="Raise the limit before starting the job (in a container, with `docker run --ulimit memlock=-1`):\n"
             "ulimit -l unlimited",
             severity=Severity.WARNING if only_warned else None,
             confidence=0.95 if stated else 0.6 if all(event.value("weak") for event in group.events) else 0.85,
             explains=("NET020",),
         )
+
+
+def _calls(group: EventGroup) -> str:
+    calls = sorted({f"ibv_{call}" for call in group.values("call")})
+    return f": {' and '.join(calls[:2])} failed" if calls else ""
 
 
 @check(
@@ -108,7 +116,7 @@ def locked_memory_limit(job: Job, *, needed_bytes: float = NEEDED) -> Iterator[V
             elif limit.soft != UNLIMITED and limit.soft < needed_bytes and _talks_over_rdma(rank):
                 low.setdefault((limit.soft, limit.hard), []).append(rank)
     for (soft, hard), ranks in low.items():
-        yield from _judge(soft, hard, ranks, needed_bytes)
+        yield from _judge(job, soft, hard, ranks, needed_bytes)
     if unread:
         yield Unknown("the locked-memory limit could not be read", tuple(unread), "ulimit -l in the job's shell")
 
@@ -133,21 +141,25 @@ def _talks_over_rdma(rank: Rank) -> bool:
     return (missing is None or missing.lack is not MissingReason.ABSENT) and uses_nccl(rank)
 
 
-def _judge(soft: int, hard: int, members: list[Rank], needed: float) -> Iterator[Verdict]:
+def _judge(job: Job, soft: int, hard: int, members: list[Rank], needed: float) -> Iterator[Verdict]:
     roots = [rank for rank in members if _may_be_exempt(rank)]
     if roots:
         reason = f"these root processes may lock {_size(soft)} unless they have CAP_IPC_LOCK, which is unknown"
         yield Unknown(reason, tuple(rank.number for rank in roots), "grep CapEff /proc/self/status; capsh --decode=…")
     if ranks := tuple(rank.number for rank in members if rank not in roots):
+        places = [rank.host.name for rank in members if rank not in roots]
         yield Finding(
-            f"Locked-memory limit is {_size(soft)}, but NCCL over RDMA needs at least {_size(int(needed))}",
+            f"Locked-memory limit on {hosts_text(places)} is {_size(soft)}, but NCCL over RDMA needs "
+            f"at least {_size(int(needed))}",
             ranks=ranks,
             evidence={
                 "soft_limit_bytes": soft,
                 "hard_limit_bytes": "unlimited" if hard == UNLIMITED else hard,
                 "needed_bytes": int(needed),
             },
-            fix="Raise the limit before the start:\nulimit -l unlimited" if hard == UNLIMITED else "",
+            fix=f"Raise the limit on {hosts_text(places)} before starting the job:\nulimit -l unlimited"
+            if hard == UNLIMITED
+            else raise_hard_limit(job, ranks, "memlock", "LimitMEMLOCK", "unlimited"),
         )
 
 

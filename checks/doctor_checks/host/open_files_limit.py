@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import Finding, Job, Scope, Severity, Unknown, Verdict, check
+from doctor.api import Finding, Job, Scope, Severity, Unknown, Verdict, check, hosts_text
 from doctor.facts import UNLIMITED, Limit, ProcessFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy
+from doctor_checks.host._hard_limits import raise_hard_limit
 
 
 def _limited(soft: int, hard: int) -> JobBuilder:
@@ -40,7 +41,7 @@ def open_files_limit(job: Job, *, least: float = 1024) -> Iterator[Verdict]:
 
     Why it hurts: the run fails with "Too many open files" as soon as sockets, data files and tensors from DataLoader
     workers together exceed the limit.
-    Fix: Run `ulimit -n "$(ulimit -Hn)"` before the start, or call
+    Fix: Run `ulimit -n "$(ulimit -Hn)"` before starting the job, or call
     `torch.multiprocessing.set_sharing_strategy("file_system")`.
     """
     # 1,024 is the default of the kernel and systemd (INR_OPEN_CUR in include/uapi/linux/fs.h); a lower limit was set on
@@ -55,19 +56,16 @@ def open_files_limit(job: Job, *, least: float = 1024) -> Iterator[Verdict]:
             low.setdefault((limit.soft, limit.hard), []).extend(identical.ranks)
     for (soft, hard), ranks in low.items():
         yield Finding(
-            f"Open-file limit is only {soft:,}",
+            f"Open-file limit on {hosts_text(job.hosts_of(ranks))} is only {soft:,}",
             ranks=tuple(ranks),
             evidence={"soft_limit": soft, "hard_limit": hard, "least": int(least)},
-            fix=_fix(soft, hard),
+            fix=_fix(job, tuple(ranks), soft, hard),
         )
     if unread:
         yield Unknown("the open-files limit could not be read", tuple(unread), "ulimit -n in the job's shell")
 
 
-def _fix(soft: int, hard: int) -> str:
+def _fix(job: Job, ranks: tuple[int, ...], soft: int, hard: int) -> str:
     if hard == UNLIMITED or hard > soft:
-        return f"Raise the limit before the start:\nulimit -n {'1048576' if hard == UNLIMITED else hard}"
-    return (
-        "Raise the hard limit with `LimitNOFILE=1048576` in the systemd unit of slurmd, or with `docker run --ulimit "
-        "nofile=1048576:1048576`."
-    )
+        return f"Raise the limit before starting the job:\nulimit -n {'1048576' if hard == UNLIMITED else hard}"
+    return raise_hard_limit(job, ranks, "nofile", "LimitNOFILE", "1048576")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Unknown, Verdict, check
+from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Unknown, Verdict, check, hosts_text
 from doctor.facts import UNLIMITED, HostFacts, LaunchFacts, Limit, Namespace, ProcessFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
+from doctor_checks.host._hard_limits import raise_hard_limit
 
 THREADS_OF_A_RANK = 32
 """Threads of a rank in addition to its OpenMP threads. A DDP rank on one GPU has about 30: Python, the autograd engine
@@ -23,7 +24,9 @@ def _limited(soft: int, **others: Any) -> JobBuilder:
 
 
 def _pids(limit: int | None, used: int) -> JobBuilder:
-    return healthy(hosts=2, per_host=8).alter(HostFacts, hosts=("node1",), pids_limit=limit, pids_used=used)
+    return healthy(hosts=2, per_host=8).alter(
+        HostFacts, hosts=("node1",), container="docker", pids_limit=limit, pids_used=used
+    )
 
 
 _SECOND = tuple(range(8, 16))
@@ -36,8 +39,7 @@ _SECOND = tuple(range(8, 16))
     when="PM",
     needs=(ProcessFacts,),
     impacts={
-        r"could not start more": "The process that starts it fails, and the other ranks wait for it until their "
-        "timeout.",
+        r"could not start another": "This process fails, and the other ranks wait for it until their timeout.",
     },
     cases=lambda: (
         Passes("half a million", healthy(hosts=2, per_host=8)),
@@ -67,9 +69,10 @@ def process_limit(job: Job, *, threads_of_a_rank: float = THREADS_OF_A_RANK) -> 
 
     Why it hurts: ranks fail with "can't start new thread" or "Resource temporarily unavailable", because Linux counts
     threads as processes.
-    Fix: Run `ulimit -u "$(ulimit -Hu)"` before the start, or start the container with `docker run --pids-limit=-1`.
+    Fix: Run `ulimit -u "$(ulimit -Hu)"` before starting the job, or start the container with `docker run
+    --pids-limit=-1`.
     """
-    low: dict[tuple[str, int, int], list[int]] = {}
+    low: dict[tuple[str, int, int, int], list[int]] = {}
     unread: list[int] = []
     for local in job.by_host():
         processes = [rank.find(ProcessFacts) for rank in local.members]
@@ -88,14 +91,14 @@ def process_limit(job: Job, *, threads_of_a_rank: float = THREADS_OF_A_RANK) -> 
                 and UNLIMITED != limit.soft < needed
                 and not (process.user_id == 0 and process.namespace("user") in (None, INITIAL_USER_NAMESPACE))
             ):
-                low.setdefault(("ulimit -u", limit.soft, needed), []).append(rank.number)
+                low.setdefault(("ulimit -u", limit.soft, limit.hard, needed), []).append(rank.number)
         host = local.find(HostFacts)
         if host is not None and host.pids_limit is not None and host.pids_used is not None:
             room = max(0, host.pids_limit - host.pids_used)
             if room < needed:
-                low.setdefault(("pids cgroup", room, needed), []).extend(local.ranks)
-    for (kind, room, needed), ranks in low.items():
-        yield _finding(kind, room, needed, tuple(ranks))
+                low.setdefault(("pids cgroup", room, room, needed), []).extend(local.ranks)
+    for (kind, room, hard, needed), ranks in low.items():
+        yield _finding(job, kind, room, hard, needed, tuple(ranks))
     if unread:
         yield Unknown("the process limit could not be read", tuple(unread), "ulimit -u in the job's shell")
 
@@ -106,17 +109,31 @@ def _stated(local: LocalRanks) -> int:
     return max((launch.local_world_size or 1 for launch in launches if launch is not None), default=1)
 
 
-def _finding(kind: str, room: int, needed: int, ranks: tuple[int, ...]) -> Finding:
+def _finding(job: Job, kind: str, room: int, hard: int, needed: int, ranks: tuple[int, ...]) -> Finding:
+    place = hosts_text(job.hosts_of(ranks))
     if kind == "ulimit -u":
         return Finding(
-            f"`ulimit -u` allows {room:,} processes and threads, but the ranks of the host need about {needed:,}",
+            f"`ulimit -u` allows {room:,} processes and threads, but the ranks on {place} need about {needed:,}",
             ranks=ranks,
             evidence={"soft_limit": room, "needed": needed},
-            fix='Raise the limit before the start:\nulimit -u "$(ulimit -Hu)"',
+            fix=f'Raise the limit on {place} before starting the job:\nulimit -u "$(ulimit -Hu)"'
+            if hard == UNLIMITED or hard >= needed
+            else raise_hard_limit(job, ranks, "nproc", "LimitNPROC", "unlimited"),
         )
     return Finding(
-        f"The pids cgroup allows {room:,} more processes and threads, but the ranks need about {needed:,}",
+        f"The pids cgroup allows {room:,} more processes and threads, but the ranks on {place} need about {needed:,}",
         ranks=ranks,
         evidence={"room": room, "needed": needed},
-        fix="Raise the limit with `docker run --pids-limit=-1`, or with `podPidsLimit` of the kubelet.",
+        fix=_raise_pids(job, ranks, place),
     )
+
+
+def _raise_pids(job: Job, ranks: tuple[int, ...], place: str) -> str:
+    """The fix for the pids cgroup, by what made it: a container manager, the kubelet or systemd."""
+    hosts = [host for rank in job.ranks if rank.number in ranks and (host := rank.find(HostFacts)) is not None]
+    container = next((host.container for host in hosts if host.container), None)
+    if container in ("docker", "podman"):
+        return f"Start the container on {place} with `{container} run --pids-limit=-1`."
+    if container == "kubernetes":
+        return f"Raise `podPidsLimit` in the configuration of the kubelet on {place}."
+    return f"Raise `TasksMax` in the systemd unit that starts the job on {place}."

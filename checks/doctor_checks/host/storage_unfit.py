@@ -78,11 +78,9 @@ _DUMPS = {"path": "/scratch/dumps", "role": "flight-recorder", "source": "TORCH_
     needs=(StorageFacts,),
     from_logs=storage_messages,
     impacts={
-        r"^Flight-recorder dump": (
-            "After a hang, there is no dump that shows which rank did not reach which collective."
-        ),
+        r"^Flight-recorder dump": "If a collective times out, no dump shows which rank did not reach it.",
         r"not shared|different directories": (
-            "Each host holds only the parts of its own ranks, and the job cannot be resumed from them."
+            "No host can read all parts of a checkpoint, so the job cannot resume from it."
         ),
         r"could not write a checkpoint": (
             "The run fails at this checkpoint, and the steps since the last complete checkpoint are lost."
@@ -90,7 +88,7 @@ _DUMPS = {"path": "/scratch/dumps", "role": "flight-recorder", "source": "TORCH_
         r"does not respond": (
             "A process that reads or writes there fails or blocks, and the other ranks wait for it until the timeout."
         ),
-        r"^Checkpoint .* has less than": "A larger checkpoint cannot be written: the run fails when it saves one.",
+        r"^Checkpoint .* has less than": "The run fails when it saves a checkpoint that is larger than the free space.",
         r"^Checkpoint": "The run fails when it saves its first checkpoint.",
     },
     cases=lambda: (
@@ -444,20 +442,20 @@ def _fix(words: str, folder: Directory, hosts: str) -> str:
     if words == "is missing":
         return f"Create the directory on {hosts}, or mount its file system there:\nmkdir -p {path}"
     if words.startswith("cannot be created"):
-        return f"Create {path} as a user with permission and give it to the user of the job, or use another directory."
+        return f"Have an administrator create {path} on {hosts} for the job's user, or use another directory."
     if words == "is not writable":
         return remedy("Permission denied", folder.path)
     if words == "has no free inodes":
-        return f"Delete files there, or use another directory:\ndf -i {path}"
+        return f"Delete files on this file system, or use another directory:\ndf -i {path}"
     if words.startswith("has less than"):
-        return f"Free space there, or use another directory:\ndf -h {path}"
+        return f"Free space on this file system, or use another directory:\ndf -h {path}"
     if words == _UNSHARED:
         return "Use a directory on a file system that all hosts mount (NFS, Lustre, GPFS)."
     if words.startswith("is not accessible"):
         return f"Use another directory, or correct this path on {hosts}:\nnamei -l {path}"
     return (
-        f"Remount the file system on {hosts} until this command succeeds there, or use another directory:\n"
-        f"timeout 5 ls {path}"
+        f"Remount the file system of {folder.path} on {hosts} until this command succeeds there, or use another "
+        f"directory:\ntimeout 5 ls {path}"
     )
 
 
