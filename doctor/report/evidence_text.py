@@ -76,10 +76,10 @@ _LABELS = {
     "hosts_with_it_active": "hosts where it is active",
     "hosts_that_share": "hosts that share the directory",
     "holds_most": "largest allocations",
-    "limit_microseconds": "limit (µs)",
+    "limit_microseconds": "limit",
     "link_bytes_a_second": "link speed",
     "lock_held": "GIL held",
-    "microseconds": "latency (µs)",
+    "microseconds": "latency",
     "may_mean": "possible cause",
     "meant": "intended value",
     "met_by_rank": "largest batch was on rank",
@@ -105,7 +105,7 @@ _LABELS = {
     "room": "remaining",
     "said_by_rank": "errors by rank",
     "share_of_places": "share of equal positions",
-    "seconds": "duration (s)",
+    "seconds": "duration",
     "sharing_asked_for": "sharing requested",
     "siblings": "groups compared",
     "sockets_asked": "sockets requested",
@@ -116,7 +116,7 @@ _LABELS = {
     "told": "configured",
     "tried": "connections tried",
     "turns": "repetitions",
-    "usual_seconds": "usual duration (s)",
+    "usual_seconds": "usual duration",
     "verbs_library": "libibverbs installed",
     "units_seen": "largest batch so far",
     "units_to_come": "largest batch on any rank",
@@ -125,10 +125,9 @@ _LABELS = {
     "wanted_by": "required by",
     "wanted_bytes": "requested",
     "absent": "missing",
-    "active_links_of_best_peer": "most active links of another GPU",
+    "active_links_of_best_peer": "active links of the best-connected GPU",
     "clock_max_mhz": "maximum clock",
     "clock_reasons": "throttle reasons",
-    "exclude": "hosts to exclude",
     "generation_max": "maximum generation",
     "least": "required",
     "megabytes_per_second": "speed (MB/s)",
@@ -145,7 +144,6 @@ _LABELS = {
     "driver_gpus": "GPUs of the driver",
     "processors_allowed_by_rank": "allowed CPUs by rank",
     "remapped_rows_uncorrectable": "rows remapped after uncorrectable errors",
-    "seconds": "time",
     "spread_seconds": "largest clock difference",
     "sram_uncorrected": "uncorrectable SRAM errors",
     "trait": "property",
@@ -180,7 +178,7 @@ def evidence_lines(evidence: Mapping[str, object]) -> list[str]:
 def _label_for(name: str, value: object) -> str:
     """The label, in the singular for a list of one rank, which would else read as a number of ranks."""
     label = _label(name)
-    return label.removesuffix("s") if label.endswith("ranks") and _is_one_integer(value) else label
+    return label.removesuffix("s") if label.endswith(("ranks", "GPUs")) and _is_one_integer(value) else label
 
 
 def _is_one_integer(value: object) -> bool:
@@ -254,6 +252,8 @@ def _plain_number(value: float) -> str:
 
 
 def _sequence(name: str, values: Sequence[object]) -> str:
+    if _are_integers(values) and name in ("gpus", "inactive_links"):
+        return ranges(item for item in values if isinstance(item, int))
     if _are_integers(values) and ("rank" in name or name in _ARE_RANKS):
         named = _ranks(values)
         return named if name in _NAMED_RANKS else named.partition(" ")[2]
@@ -271,10 +271,20 @@ def _mapping(name: str, values: Mapping[object, object]) -> str:
         return ", ".join(f"{key} ({_ranks(ranks)})" for key, ranks in values.items())
     if name.startswith("ranks_by_") and all(isinstance(count, int) for count in values.values()):
         return ", ".join(f"{key} ({count} {'rank' if count == 1 else 'ranks'})" for key, count in values.items())
+    if name.endswith("_by_link"):
+        return _by_link(values)
     known = {str(key): value for key, value in values.items() if value is not None or str(key).isupper()}
     plain = all(map(_IDENTIFIER.fullmatch, known))
     pairs = [_pair(name, key, value, plain) for key, value in known.items()]
     return _separator(pairs).join(pairs)
+
+
+def _by_link(values: Mapping[object, object]) -> str:
+    """Links with equal values together: ``2 on links 0-17``."""
+    links: dict[object, list[int]] = {}
+    for link, value in values.items():
+        links.setdefault(value, []).append(int(str(link)))
+    return ", ".join(f"{value} on link{'' if len(same) == 1 else 's'} {ranges(same)}" for value, same in links.items())
 
 
 def _separator(texts: Sequence[str]) -> str:

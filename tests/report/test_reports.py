@@ -311,6 +311,12 @@ def test_evidence_that_is_empty_takes_no_line_and_where_ranks_stand_takes_one_ea
         ("seconds_waited", 7200.0, "time waited: 2 h"),
         ("age_seconds", 600_000.0, "age: 6.94 days"),
         ("offset_seconds", {"node2": 37.0}, "clock offset: node2 37 s"),
+        (
+            "recovery_errors_by_link",
+            {"0": 2, "10": 2, "1": 2, "3": 5},
+            "recovery errors by link: 2 on links 0-1,10, 5 on link 3",
+        ),
+        ("gpus", [1], "GPU: 1"),
         ("limit_microseconds", 50, "limit: 50 µs"),
         ("busy_percent_by_rank", {"0": 23.5}, "busy by rank: rank 0: 23.5%"),
         ("power_limit_milliwatts", 700_000, "power limit: 700 W"),

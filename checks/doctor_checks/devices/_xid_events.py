@@ -45,7 +45,7 @@ class XidReport(NamedTuple):
                 "kernel_log": self.last.text,
                 "process_id": self.last.pid,
             },
-            fix=fix or _fix(self.code, self.known, self.device),
+            fix=fix or _fix(self.code, self.known, self.device, local.name),
             severity=severity,
         )
 
@@ -88,11 +88,12 @@ class LoggedXid(NamedTuple):
 
     def finding(self, explains: tuple[str, ...], severity: Severity | None = None) -> Finding:
         where = f" on the GPU at {self.device}" if self.device else ""
+        host = self.events.hosts[0] if len(self.events.hosts) == 1 else "the host"
         return finding_from_logs(
             self.events,
             f"Xid {self.code}{where}: {self.known.meaning}",
             evidence={"xid": self.code, **({"device": self.device} if self.device else {})},
-            fix=_fix(self.code, self.known, self.device),
+            fix=_fix(self.code, self.known, self.device, host),
             severity=severity,
             confidence=0.9 if self.device else 0.75,
             explains=explains,
@@ -107,16 +108,16 @@ _OF_ENDED_PROGRAMS = 45
 """The code that follows the end of a program."""
 
 
-def _fix(code: int, known: Xid, device: str) -> str:
+def _fix(code: int, known: Xid, device: str, host: str) -> str:
     """The action for this device; nvidia-smi takes a PCI address only with its function (``0000:3b:00.0``)."""
     if known is UNLISTED:
         catalog = "NVIDIA's Xid catalog (https://docs.nvidia.com/deploy/xid-errors/)"
-        return f"Look up Xid {code} in {catalog} and follow its action."
+        return f"Look up Xid {code} in {catalog}, and follow the action listed there."
     if code in _OF_KERNELS:
-        return "Run the job again with CUDA_LAUNCH_BLOCKING=1 to find the call that fails."
+        return "Rerun the job with `CUDA_LAUNCH_BLOCKING=1` to find the call that fails."
     if code == _OF_ENDED_PROGRAMS:
-        return "Find in the log of the program why it ended, if that was not intended."
-    text = ACTIONS[known.action]
+        return "If the program was not stopped on purpose, find out from its log why it ended."
+    text = ACTIONS[known.action].replace("the host", host)
     if not device:
         text = text.replace("run `sudo nvidia-smi --gpu-reset -i <gpu>`", "reset it")
     if device:

@@ -18,6 +18,7 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
+    hosts_text,
     ranks_in_words,
 )
 from doctor.facts import EnvironmentFacts, GpuFacts, MissingReason, SoftwareFacts, TorchBuild, TrainerFacts
@@ -41,7 +42,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         yield finding_from_logs(
             group,
             summary,
-            effect="None if the job is meant to run on the CPU." if only_warned else "",
+            effect=_effect_of_log(group, only_warned=only_warned),
             fix=_fix_of_log(group),
             severity=severity,
             confidence=confidence,
@@ -49,8 +50,18 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         )
 
 
+def _effect_of_log(group: EventGroup, *, only_warned: bool) -> str:
+    if only_warned:
+        return "None if the job is meant to run on the CPU."
+    raised = all("Error: " in event.text for event in group.events)
+    return _FAILS if raised and not group.value("backend") and not group.value("device2") else ""
+
+
+_FAILS = "The ranks that logged this fail, and the job ends."
+
 _NOT_SEEN = (
-    "Check the driver and which GPUs are visible, on the host of the rank:\nnvidia-smi -L\necho $CUDA_VISIBLE_DEVICES"
+    "Check on the affected host that the driver works and which GPUs are visible:\n"
+    "nvidia-smi -L\necho $CUDA_VISIBLE_DEVICES"
 )
 _NO_MPI = "Request the backend nccl or gloo instead of mpi, which PyTorch wheels do not contain."
 
@@ -62,7 +73,7 @@ def _fix_of_log(group: EventGroup) -> str:
     if device == "xpu":
         return "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/xpu"
     if other := group.value("device2"):
-        return f"Install a build of PyTorch, or its extension, for devices of type {other}."
+        return f"Install a PyTorch build or extension that has a torch.distributed backend for {other}."
     return "" if backend or device or "_cuda_setDevice" in group.first.text else _NOT_SEEN
 
 
@@ -70,11 +81,11 @@ def _summary_and_confidence(group: EventGroup) -> tuple[str, float]:
     """What is missing, and the confidence that the torch build causes it: torch cannot distinguish hidden devices from
     absent ones."""
     if backend := group.value("backend"):
-        return f"This PyTorch build lacks {backend}, which the job requests", 0.95
+        return f"PyTorch is built without {backend}, which the job requests", 0.95
     if "_cuda_setDevice" in group.first.text:
         return "PyTorch is built without CUDA, which the job requests", 0.7
     if device := group.value("device"):
-        return f"This PyTorch build lacks {device.upper()}, which the job requests", 0.95
+        return f"PyTorch is built without {device.upper()}, which the job requests", 0.95
     if device := group.value("device2"):
         return f"No torch.distributed backend is registered for the device type {device}", 0.8
     if group.value("driver"):
@@ -94,14 +105,12 @@ def _summary_and_confidence(group: EventGroup) -> tuple[str, float]:
         r"finds no NVIDIA driver|sees no GPU|sees none": (
             "The job fails at its first use of CUDA, or silently trains on the CPU."
         ),
-        r"lacks (?:nccl|NCCL)": 'init_process_group fails with "Distributed package doesn\'t have NCCL built in".',
-        r"lacks (?:mpi|MPI)": 'init_process_group fails with "Distributed package doesn\'t have MPI built in".',
-        r"No torch.distributed backend": "init_process_group fails for tensors of this device type.",
-        r"without CUDA, but the host": (
+        r"without (?:\w+, )*(?:NCCL|MPI|UCC|XCCL|GLOO)\b": "init_process_group() fails, and the job ends at startup.",
+        r"No torch.distributed backend": "Collectives on tensors of this device type fail, and the job ends.",
+        r"without CUDA, but": (
             'The job fails with "Torch not compiled with CUDA enabled", or silently trains on the CPU.'
         ),
-        r"without CUDA|lacks CUDA": "The ranks that logged this fail, and the job ends.",
-        r"lacks XPU": 'The job fails with "Torch not compiled with XPU enabled".',
+        r"is built without": _FAILS,
     },
     cases=lambda: (
         Passes("CUDA build on GPUs", healthy(hosts=2, per_host=2)),
@@ -160,10 +169,17 @@ def backend_unavailable(job: Job) -> Iterator[Verdict]:
         missing = identical.missing(GpuFacts)
         if lacking:
             yield _finding(
-                torch, identical, f"PyTorch {torch.version} lacks {', '.join(lacking)}, which the job requests"
+                torch,
+                identical,
+                f"PyTorch {torch.version} is built without {', '.join(lacking).upper()}, which the job requests",
             )
         elif without_cuda and _has_gpus(identical):
-            yield _finding(torch, identical, f"PyTorch {torch.version} is built without CUDA, but the host has GPUs")
+            yield _finding(
+                torch,
+                identical,
+                f"PyTorch {torch.version} is built without CUDA, but there are GPUs on "
+                f"{hosts_text(job.hosts_of(identical.ranks))}",
+            )
         elif without_cuda and missing and missing.lack is not MissingReason.ABSENT:
             words = f"PyTorch {torch.version} is built without CUDA, and the GPUs of the host are not visible"
             yield Unknown(f"{words}: {missing.reason}", identical.ranks, missing.unhide)
@@ -191,7 +207,7 @@ def _finding(torch: TorchBuild, identical: IdenticalRanks, summary: str) -> Find
 
 
 def _fix(summary: str, identical: IdenticalRanks, *, has_gpus: bool) -> str:
-    if "lacks mpi" in summary:
+    if "without MPI" in summary:
         return _NO_MPI
     if not has_gpus:
         return "Request the gloo backend, because the host has no GPUs."

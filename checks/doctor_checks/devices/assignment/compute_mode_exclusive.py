@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -30,6 +31,14 @@ LIMITED = ("exclusive-process", "exclusive-thread", "prohibited")
     impacts={
         r"prohibited, which": (
             'Every process that uses this GPU fails with "CUDA-capable device(s) is/are busy or unavailable".'
+        ),
+        r"could not be created|already uses it": (
+            'The rank fails at its first CUDA call ("CUDA-capable device(s) is/are busy or unavailable"), and the '
+            "other ranks wait for it until their timeout."
+        ),
+        r"ranks share it": (
+            'Only one of these ranks can use the GPU. Each other rank fails at its first CUDA call ("CUDA-capable '
+            'device(s) is/are busy or unavailable").'
         ),
     },
     cases=lambda: (
@@ -85,8 +94,8 @@ LIMITED = ("exclusive-process", "exclusive-thread", "prohibited")
 def compute_mode_exclusive(job: Job) -> Iterator[Verdict]:
     """Ask whether the compute mode of each GPU allows the job's processes to use it.
 
-    Why it hurts: only one process can use the GPU. Each other one fails at its first CUDA call ("CUDA-capable devices
-    are busy or unavailable"), and the remaining ranks wait for it until their timeout.
+    Why it hurts: only one process can use the GPU. Each other process fails at its first CUDA call ("CUDA-capable
+    device(s) is/are busy or unavailable"), and the remaining ranks wait for it until their timeout.
     Fix: Set the compute mode with `sudo nvidia-smi --compute-mode=DEFAULT`, or start one process per GPU.
     """
     devices = devices_of(job)
@@ -109,12 +118,27 @@ def compute_mode_exclusive(job: Job) -> Iterator[Verdict]:
                         "ranks_on_it": len(share.ranks),
                         "processes_on_it": [process.pid for process in share.gpu.processes or ()],
                     },
-                    fix=f"sudo nvidia-smi -i {share.gpu.index} --compute-mode=DEFAULT",
+                    fix=_fix(reason, share.gpu, machine.name),
                 )
             elif _may_be_taken(machine, share.gpu):
                 reason = f"GPU {share.gpu.index} allows one process, and its processes are not visible from here"
                 yield Unknown(reason, share.ranks, "run nvidia-smi on the host, or start the container with --pid=host")
         yield from _exposed(machine, [share.gpu for share in limited if not _forbidden(machine, share.gpu, 1)])
+
+
+def _fix(reason: str, gpu: Gpu, host: str) -> str:
+    if "ranks share" in reason:
+        # In the default mode, NCCL rejects two ranks on one GPU (GPU001).
+        return (
+            "Start one process per GPU (`torchrun --nproc-per-node=gpu`), and call "
+            '`torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before any other CUDA call.'
+        )
+    if process := re.search(r"process (\d+)", reason):
+        return (
+            f"End process {process[1]} if no job needs it (`ps -o user,lstart,cmd -p {process[1]}` shows its owner), "
+            "or select another GPU with CUDA_VISIBLE_DEVICES."
+        )
+    return f"Allow processes on GPU {gpu.index} of {host}:\nsudo nvidia-smi -i {gpu.index} --compute-mode=DEFAULT"
 
 
 def _exposed(machine: LocalRanks, gpus: list[Gpu]) -> Iterator[Finding]:
@@ -128,8 +152,9 @@ def _exposed(machine: LocalRanks, gpus: list[Gpu]) -> Iterator[Finding]:
             ranks=wide,
             evidence={"compute_mode": gpus[0].compute_mode, "gpus": [gpu.index for gpu in gpus]},
             effect="A rank that uses the GPU of another rank, for example by cuda() before set_device() or a barrier "
-            "without device_ids, ends with `all CUDA-capable devices are busy or unavailable`.",
-            fix="Set CUDA_VISIBLE_DEVICES to one GPU for each rank, or call `torch.cuda.set_device(local_rank)` first.",
+            "without device_ids, fails with `CUDA-capable device(s) is/are busy or unavailable`.",
+            fix="Set CUDA_VISIBLE_DEVICES to one GPU for each rank, or call `torch.cuda.set_device(local_rank)` before "
+            "any other CUDA call.",
             severity=Severity.INFO,
         )
 

@@ -56,17 +56,23 @@ SERVICES = ("nvidia-cuda-mps", "nvidia-persiste", "nv-hostengine", "dcgm")
         ),
         Fails(
             "another user's training on the second GPU",
-            healthy(per_host=2).gpu(1, processes=(GpuProcess(4242, 70 * GIB, "python", 1001),)),
+            healthy(per_host=2).gpu(
+                1, processes=(GpuProcess(4242, 70 * GIB, "python", 1001),), memory_used=70 * GIB, utilization=97
+            ),
             ranks=(1,),
         ),
         Fails(
             "a zombie of the last run, whose memory MIG hides",
-            healthy(hosts=2, per_host=2).gpu(0, hosts=("node1",), processes=(GpuProcess(777, None, "python", 1000),)),
+            healthy(hosts=2, per_host=2).gpu(
+                0, hosts=("node1",), processes=(GpuProcess(777, None, "python", 1000),), memory_used=20 * GIB
+            ),
             ranks=(2,),
         ),
         Fails(
             "a desktop program that fills the card",
-            healthy(per_host=1).gpu(0, processes=(GpuProcess(4000, 40 * GIB, "blender", 1000, "graphics"),)),
+            healthy(per_host=1).gpu(
+                0, processes=(GpuProcess(4000, 40 * GIB, "blender", 1000, "graphics"),), memory_used=40 * GIB
+            ),
             ranks=(0,),
         ),
     ),
@@ -76,7 +82,7 @@ def device_occupied(
 ) -> Iterator[Verdict]:
     """Ask whether other processes use the GPUs of this job.
 
-    Why it hurts: this rank has less GPU memory and computes more slowly, and all ranks wait for it in every step.
+    Why it hurts: a rank on this GPU has less memory and computes more slowly, and all ranks wait for it in every step.
     Fix: End the other processes (`nvidia-smi` lists them), or select other GPUs with CUDA_VISIBLE_DEVICES.
     """
     for machine, found in shares_by_machine(job):
@@ -94,7 +100,7 @@ def device_occupied(
                 reason = f"other processes use GPU {share.gpu.index}, but their MIG slice is not visible"
                 yield Unknown(reason, share.ranks, "nvidia-smi lists processes by slice (columns GI ID and CI ID)")
             elif others:
-                yield _finding(machine, share, others)
+                yield _finding(machine, share, others, alone=job.world_size == 1)
             elif any(is_foreign(process, own, host_ids) is None for process in held):
                 reason = f"the owners of the processes on GPU {share.gpu.index} are not visible in this container"
                 yield Unknown(reason, share.ranks, "start the container with --pid=host, or run nvidia-smi on the host")
@@ -119,7 +125,7 @@ def _hidden(machine: LocalRanks, share: GpuSharers, unseen_share: float) -> Iter
     yield Unknown(f"{reason}: {note.reason}" if note else reason, share.ranks, note.unhide if note else "")
 
 
-def _finding(machine: LocalRanks, share: GpuSharers, others: list[GpuProcess]) -> Finding:
+def _finding(machine: LocalRanks, share: GpuSharers, others: list[GpuProcess], *, alone: bool) -> Finding:
     first = max(others, key=lambda process: process.memory or 0)
     more = f" and {len(others) - 1} more" if len(others) > 1 else ""
     return Finding(
@@ -135,6 +141,7 @@ def _finding(machine: LocalRanks, share: GpuSharers, others: list[GpuProcess]) -
                 for one in others
             ],
         },
+        effect="The job has less GPU memory and computes more slowly." if alone else "",
         fix=f"End process {first.pid} if no job needs it (`ps -o user,lstart,cmd -p {first.pid}` shows its owner), or "
         "select other GPUs with CUDA_VISIBLE_DEVICES.",
         explains=("MEM003", "GPU016"),

@@ -145,7 +145,7 @@ def device_shared(job: Job) -> Iterator[Verdict]:
     """Ask whether every rank of a host has its own GPU.
 
     Why it hurts: NCCL rejects two ranks on one GPU ("Duplicate GPU detected"). With another backend, the ranks share
-    the speed and memory of the GPU.
+    the compute time and the memory of the GPU.
     Fix: Start one process per GPU (`torchrun --nproc-per-node=gpu`), and call
     `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before any other CUDA call.
     """
@@ -181,7 +181,7 @@ def device_shared(job: Job) -> Iterator[Verdict]:
                 effect='NCCL refuses to create the communicator ("Duplicate GPU detected"), and the job ends at '
                 "startup."
                 if severity is Severity.ERROR
-                else "The ranks share the speed and the memory of the GPU.",
+                else "The ranks share the compute time and the memory of the GPU.",
                 severity=severity,
                 explains=("NET027",),
             )

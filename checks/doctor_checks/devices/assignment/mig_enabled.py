@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import VisibleDevice, devices_of, on_processor, uses_nccl, visible_to
-from doctor.api import Finding, Job, Rank, Severity, Skip, Verdict, check
+from doctor.api import Finding, Job, Rank, Severity, Skip, Verdict, check, ranks_in_words
 from doctor.facts import GpuFacts, MigDevice
 from doctor.testing import Fails, Passes, healthy
 
@@ -54,7 +54,8 @@ def mig_enabled(job: Job) -> Iterator[Verdict]:
         gpus = local.find(GpuFacts)
         if ranks and gpus:
             yield Finding(
-                f"{len(ranks)} rank{'s run' if len(ranks) > 1 else ' runs'} on MIG slices of {local.name}",
+                f"{ranks_in_words(ranks).capitalize()} "
+                f"{'run on MIG slices' if len(ranks) > 1 else 'runs on a MIG slice'} of {local.name}",
                 ranks=ranks,
                 evidence={
                     "slices_by_gpu": {

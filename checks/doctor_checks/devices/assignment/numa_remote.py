@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import devices_of
 from doctor.api import Finding, Job, Rank, Scope, Severity, Verdict, check
-from doctor.facts import Gpu, GpuFacts, ProcessFacts, RdmaFacts
+from doctor.facts import Gpu, GpuFacts, ProcessFacts, RdmaFacts, SlurmFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 
 LOW = tuple(range(48))
@@ -59,8 +59,9 @@ def numa_remote(job: Job) -> Iterator[Verdict]:
             first, far = remote[0]
             more = f" (and {len(remote) - 1} more)" if len(remote) > 1 else ""
             yield Finding(
-                f"Rank {first.number}{more} of {local.name} is bound to CPUs that are remote from {' and '.join(far)}",
+                f"Rank {first.number}{more} on {local.name} is bound to CPUs that are remote from {' and '.join(far)}",
                 ranks=tuple(rank.number for rank, _ in remote),
+                fix=_fix(first, far, {gpu.index: gpu.numa_node for gpu in gpus.gpus}),
                 evidence={
                     "remote_devices_by_rank": {str(rank.number): far for rank, far in remote},
                     "processors_allowed_by_rank": {str(rank.number): _allowed(rank) for rank, _ in remote},
@@ -69,6 +70,15 @@ def numa_remote(job: Job) -> Iterator[Verdict]:
                     },
                 },
             )
+
+
+def _fix(rank: Rank, far: list[str], nodes: dict[int, int | None]) -> str:
+    """SLURM binds ranks by itself; elsewhere, the program that starts the rank does."""
+    if rank.find(SlurmFacts) is not None:
+        return ""
+    node = next((place for index, place in nodes.items() if far[0] == f"GPU {index}"), None)
+    other = f", or bind it to NUMA node {node} with `numactl --cpunodebind={node}`" if node is not None else ""
+    return f"Remove the CPU binding of rank {rank.number}{other}."
 
 
 def _allowed(rank: Rank) -> tuple[int, ...]:

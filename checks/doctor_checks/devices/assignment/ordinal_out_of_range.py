@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import asks_to_share, has_own_gpus, on_processor, ordinal_of, uses_nccl, visible_to
-from doctor.api import Finding, Job, Rank, Severity, Unknown, Verdict, check, event_groups, finding_from_logs
+from doctor.api import (
+    EventGroup,
+    Finding,
+    Job,
+    Rank,
+    Severity,
+    Unknown,
+    Verdict,
+    check,
+    event_groups,
+    finding_from_logs,
+    ranks_in_words,
+)
 from doctor.facts import EnvironmentFacts, GpuFacts, LaunchFacts, NcclFacts, SoftwareFacts, TrainerFacts, TrainingFacts
 from doctor.testing import Fails, Passes, healthy, logged, running
 
@@ -24,31 +36,40 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             "seen2": "visible",
             "has": "visible_devices",
         }
+        values = {name: group.value(name) or "" for name in ("asked", "seen", "slot", "has")}
         words, summary, fix = next((one for one in _STARTS if one[0] in text), ("", "", ""))
         yield finding_from_logs(
             group,
-            summary or f"A process requested a GPU that is not visible to it{seen}",
+            summary.format(**values) or f"{_who(group)}{seen}",
             effect="The job ends at startup." if words else "",
-            fix=fix.format(**{name: group.value(name) or "" for name in ("asked", "seen", "slot")}),
+            fix=fix.format(**values),
             evidence={key: value for name, key in names.items() if (value := group.value(name)) is not None},
             confidence=0.75 if has is not None else 0.95,
         )
+
+
+def _who(group: EventGroup) -> str:
+    """``Ranks 4-5 requested GPUs that are not visible to them``."""
+    if len(group.ranks) > 1:
+        return f"{ranks_in_words(group.ranks).capitalize()} requested GPUs that are not visible to them"
+    who = ranks_in_words(group.ranks).capitalize() if group.ranks else "A process"
+    return f"{who} requested a GPU that is not visible to it"
 
 
 _STARTS = (
     (
         "your machine only has",
         "The Trainer requests a GPU that is not visible",
-        "Request only the GPUs that the message lists in `devices` of the Trainer, or extend CUDA_VISIBLE_DEVICES.",
+        "Request only visible GPUs ({has}) in `Trainer(devices=...)`, or extend CUDA_VISIBLE_DEVICES.",
     ),
     (
         "cannot be larger than the number of available GPUs",
-        "The tensor parallel size exceeds the number of visible GPUs",
+        "Tensor parallel size {asked} exceeds the number of visible GPUs ({seen})",
         "Lower the tensor parallel size from {asked} to {seen}, or make more GPUs visible.",
     ),
     (
         "No slot '",
-        "DeepSpeed's options name a GPU slot that the host does not have",
+        "`--include` or `--exclude` of DeepSpeed names slot {slot}, which the host does not have",
         "Remove slot {slot} from `--include` or `--exclude`, or correct the slots of the host in the hostfile.",
     ),
 )
@@ -133,8 +154,8 @@ _STARTS = (
 def ordinal_out_of_range(job: Job) -> Iterator[Verdict]:
     """Ask whether each local rank uses a device that is visible to its process.
 
-    Why it hurts: the rank fails with "CUDA error: invalid device ordinal", and the others wait for it until their
-    timeout.
+    Why it hurts: each rank whose GPU is not visible fails with "CUDA error: invalid device ordinal", and the other
+    ranks wait for it until their timeout.
     Fix: Start one process per visible GPU (`torchrun --nproc-per-node=gpu`), or extend CUDA_VISIBLE_DEVICES.
     """
     lists: dict[int, set[str | None]] = {}
@@ -186,20 +207,16 @@ def _judge(
     if size == 1 and job.ungathered and len(job.ranks) == 1 and listed is not None:
         reason = "one device is visible to this rank, and it is unknown whether other ranks share it"
         return Unknown(reason, numbers, "gather all ranks of the host")
-    devices = "no device is" if size == 0 else "1 device is" if size == 1 else f"{size} devices are"
+    devices = "no GPU is" if size == 0 else "only 1 GPU is" if size == 1 else f"only {size} GPUs are"
     local_ranks = sorted({rank.local_rank or 0 for rank in ranks})
     hosts = list(dict.fromkeys(rank.host.name for rank in ranks))
     more = f" and {len(hosts) - 3} more hosts" if len(hosts) > 3 else ""
     return Finding(
-        f"No GPU for local rank{'s' if len(local_ranks) > 1 else ''} {', '.join(map(str, local_ranks))} on "
-        f"{', '.join(hosts[:3])}{more}: {devices} visible",
+        f"Local {ranks_in_words(tuple(local_ranks))} on {', '.join(hosts[:3])}{more} "
+        f"{'has' if len(local_ranks) == 1 else 'have'} no GPU: {devices} visible",
         ranks=numbers,
         evidence={"visible_devices": size, "local_ranks": local_ranks, "CUDA_VISIBLE_DEVICES": listed},
-        effect='Each of these ranks fails with "CUDA error: invalid device ordinal", and the others wait for it.'
-        if len(ranks) > 1 and severity is Severity.ERROR
-        else _SHARES
-        if severity is Severity.WARNING
-        else "",
+        effect=_SHARES if severity is Severity.WARNING else "",
         fix=f"Select the device of each rank with `LOCAL_RANK % {size}`."
         if severity is Severity.WARNING and size
         else _fix(size, listed),

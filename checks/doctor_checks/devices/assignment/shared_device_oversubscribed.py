@@ -102,7 +102,8 @@ def shared_device_oversubscribed(
         peaks = [estimate.device_peak or 0 for rank in ranks if (estimate := rank.find(EstimateFacts))]
         if total is not None and sum(peaks) > total and not watched.issuperset(rank.number for rank in ranks):
             yield Finding(
-                f"{len(ranks)} ranks on {device.label} need {mebibytes(sum(peaks))}, but it has {mebibytes(total)}",
+                f"{len(ranks)} ranks on {device.label} of {ranks[0].host.name} need {mebibytes(sum(peaks))}, but it "
+                f"has {mebibytes(total)}",
                 ranks=tuple(rank.number for rank in ranks),
                 evidence={"device": device.uuid, "peaks_bytes": peaks, "memory_total_bytes": total},
                 explains=("MEM005",),
@@ -168,7 +169,7 @@ def _judge_turns(crowd: Crowd, busy: float, least: float, room: float) -> Iterat
             "memory_total_bytes": total,
         },
         severity=Severity.WARNING,
-        effect="The ranks do not compute in parallel, and their all-reduce takes additional time.",
+        effect="The ranks compute in turns, and their all-reduce takes additional time.",
         fix=f"Run one rank per GPU with {len(crowd)} times the batch_size, which needs about {mebibytes(need)} of "
         f"{mebibytes(total)}.",
         confidence=0.7,

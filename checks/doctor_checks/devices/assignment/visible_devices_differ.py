@@ -38,7 +38,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if one_host and not own and len(lists) > 1:
             yield finding_from_logs(
                 group,
-                f"Ranks of one host see {len(lists)} different lists of devices",
+                f"Ranks on one host see {len(lists)} different lists of GPUs",
                 ranks=(),
                 evidence={"visible_devices_by_local_rank": {rank: list(*seen) for rank, seen in views.items()}},
                 confidence=0.7,
@@ -132,7 +132,7 @@ def visible_devices_differ(job: Job) -> Iterator[Verdict]:
         blamed = _blamed(views)
         if blamed:
             yield Finding(
-                f"Ranks of {local.name} see {len(views)} different lists of devices",
+                f"Ranks on {local.name} see {len(views)} different lists of GPUs",
                 ranks=tuple(sorted(rank.number for rank in blamed)),
                 evidence={
                     "visible_devices_by_rank": {

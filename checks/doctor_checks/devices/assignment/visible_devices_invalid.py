@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from doctor.analysis.visible_devices import VisibleListFault, parse_visible_devices, visible_to
 from doctor.api import Finding, IdenticalRanks, Job, Severity, Unknown, Verdict, check, merge
@@ -21,12 +22,12 @@ def _amd() -> JobBuilder:
     severity=Severity.ERROR,
     needs=(EnvironmentFacts,),
     impacts={
-        r"repeats": 'CUDA shows no device: ranks fail with "No CUDA GPUs are available".',
+        r"repeats": 'Ranks fail with "No CUDA GPUs are available".',
         r"ignores|stops there|reads only": (
-            'CUDA shows fewer devices than are listed: ranks fail with "invalid device ordinal".'
+            'CUDA shows fewer devices than listed, and ranks that use a missing one fail with "invalid device ordinal".'
         ),
         r"does not exist|but this host has": (
-            'CUDA ignores the entry and all that follow it: ranks fail with "invalid device ordinal" or "No CUDA '
+            'CUDA ignores this entry and all that follow it, and ranks fail with "invalid device ordinal" or "No CUDA '
             'GPUs are available".'
         ),
     },
@@ -109,15 +110,30 @@ def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
                 ranks=identical.ranks,
                 evidence={
                     "CUDA_VISIBLE_DEVICES": text,
-                    "read_by_cuda": list(listed.entries),
+                    "read_by_cuda": _before(listed.entries, fault),
                     "gpus_of_host": [gpu.uuid or gpu.index for gpu in gpus.gpus] if gpus else None,
                 },
-                fix=fix_of_fault(fault, text or ""),
+                fix=fix_of_fault(fault, text or "") or _fix_of_absent(fault, len(gpus.gpus) if gpus else 0),
                 explains=("GPU002", "GPU004"),
             )
         elif listed.entries and (missing := identical.missing(GpuFacts)) and missing.lack is not MissingReason.ABSENT:
             reason = f"the devices of CUDA_VISIBLE_DEVICES={text} could not be verified: {missing.reason}"
             yield Unknown(reason, identical.ranks, missing.unhide)
+
+
+def _before(entries: Sequence[str], fault: VisibleListFault) -> list[str]:
+    """The entries that CUDA uses: those before one that does not exist."""
+    if fault.kind != "absent":
+        return list(entries)
+    return list(takewhile(lambda entry: entry != fault.entry, entries))
+
+
+def _fix_of_absent(fault: VisibleListFault, there: int) -> str:
+    if fault.kind != "absent" or not there:
+        return ""
+    if fault.entry.isdigit():
+        return f"List only device{' 0' if there == 1 else f's 0-{there - 1}'} in CUDA_VISIBLE_DEVICES."
+    return "List devices of this host, which `nvidia-smi -L` shows, or unset CUDA_VISIBLE_DEVICES."
 
 
 def _uuids_for_torch_1_13(job: Job) -> Iterator[Finding]:
@@ -130,7 +146,7 @@ def _uuids_for_torch_1_13(job: Job) -> Iterator[Finding]:
                 f"CUDA_VISIBLE_DEVICES={text} lists UUIDs, which PyTorch {torch} does not count",
                 ranks=identical.ranks,
                 evidence={"CUDA_VISIBLE_DEVICES": text, "torch": torch},
-                effect="Programs that count devices find none, although CUDA shows them.",
+                effect="`torch.cuda.device_count()` returns 0, and the ranks find no GPU.",
                 fix="List the devices by index, or install PyTorch 2.0 or later.",
                 severity=Severity.WARNING,
             )
@@ -151,13 +167,21 @@ def _of_rocm(environment: EnvironmentFacts, identical: IdenticalRanks) -> Iterat
     listed = [entry.strip() for entry in text.split(",")]
     left = len([entry for entry in rocr.split(",") if entry.strip()])
     beyond = [entry for entry in listed if rocr and entry.isdigit() and int(entry) >= left]
-    evidence = {"ROCR_VISIBLE_DEVICES": rocr, "HIP_VISIBLE_DEVICES": hip, "CUDA_VISIBLE_DEVICES": cuda}
+    evidence = {
+        "ROCR_VISIBLE_DEVICES": rocr or None,
+        "HIP_VISIBLE_DEVICES": hip or None,
+        "CUDA_VISIBLE_DEVICES": cuda or None,
+    }
     if beyond:
+        summary = f"{name}={text} names device {beyond[0]}, but ROCR_VISIBLE_DEVICES={rocr} {_devices(left)}"
         yield Finding(
-            f"{name}={text} names device {beyond[0]}, but ROCR_VISIBLE_DEVICES={rocr} leaves only {_devices(left)}",
+            summary
+            if len(summary) <= 100
+            else f"{name} names device {beyond[0]}, but ROCR_VISIBLE_DEVICES {_devices(left)}",
             ranks=identical.ranks,
             evidence=evidence,
-            effect="HIP shows fewer GPUs than listed, or none: `invalid device ordinal`, `No HIP GPUs are available`.",
+            effect='HIP shows fewer GPUs than listed, or none, and ranks fail with "invalid device ordinal" or '
+            '"No HIP GPUs are available".',
             fix=f"unset {name}",
             explains=("GPU002", "GPU004"),
         )
@@ -166,14 +190,15 @@ def _of_rocm(environment: EnvironmentFacts, identical: IdenticalRanks) -> Iterat
             f"HIP_VISIBLE_DEVICES={hip} and CUDA_VISIBLE_DEVICES={cuda} differ: HIP uses the former",
             ranks=identical.ranks,
             evidence=evidence,
-            effect="Programs that read CUDA_VISIBLE_DEVICES, such as Ray, see different GPUs than HIP.",
+            effect="Programs that read CUDA_VISIBLE_DEVICES, such as Ray, see other GPUs than HIP.",
             fix=f"export CUDA_VISIBLE_DEVICES={hip}",
             severity=Severity.WARNING,
         )
 
 
 def _devices(count: int) -> str:
-    return "device 0" if count == 1 else f"devices 0 to {count - 1}"
+    """HIP counts the devices that ROCr leaves from 0."""
+    return "renumbers its device to 0" if count == 1 else f"renumbers its devices to 0-{count - 1}"
 
 
 def fix_of_fault(fault: VisibleListFault, text: str) -> str:
@@ -192,7 +217,8 @@ _ENTRY = re.compile(r"[0-9]{1,3}|(?:GPU|MIG)-[0-9A-Za-z-]{1,80}")
 
 def shown_list(text: str) -> str:
     """``CUDA_VISIBLE_DEVICES=0,1``: the subject of :func:`fault_text`; the name alone if the value is long."""
-    return f"CUDA_VISIBLE_DEVICES={text}" if len(text) <= 32 else "CUDA_VISIBLE_DEVICES"
+    shown = repr(text) if " " in text else text
+    return f"CUDA_VISIBLE_DEVICES={shown}" if len(text) <= 32 else "CUDA_VISIBLE_DEVICES"
 
 
 def fault_text(fault: VisibleListFault, there: int) -> str:
@@ -204,7 +230,7 @@ def fault_text(fault: VisibleListFault, there: int) -> str:
         case "repeated":
             return f"repeats device {_short(fault.entry)}: CUDA then shows no device"
         case "partly read":
-            return f"contains {fault.entry!r}, of which CUDA reads only {fault.others[0]}"
+            return f"has the invalid entry {fault.entry!r}, of which CUDA reads only {fault.others[0]}"
         case "absent" if fault.entry.isdigit():
             return f"names device {fault.entry}, but this host has {there} GPU{'' if there == 1 else 's'}"
         case "absent":

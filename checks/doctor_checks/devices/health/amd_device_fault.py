@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.api import EventGroup, Finding, Job, Severity, Verdict, check, event_groups, finding_from_logs, is_logged
 from doctor.testing import Fails, Passes, logged
 
-_RESET = "The driver resets the GPU, which ends all processes on it; the other ranks wait until their timeout."
+_RESET = "The driver resets the GPU, which ends all processes on it, and the other ranks wait until their timeout."
 _ABORT = "The ROCm runtime aborts the process, and the other ranks wait for it until their timeout."
 _ENDS = "All processes on the GPU end, and the other ranks wait for them until their timeout."
 _UNTIL_REBOOT = "Programs on the GPU fail or hang until the host is rebooted."
 _UNUSABLE = "No program can use this GPU."
-_LOG = (
-    "Check the kernel log of the host, and exclude the host from the next job if the error recurs:\n"
-    "sudo dmesg -T | grep -i amdgpu"
-)
+_LOG = "Exclude {host} from the next job if the error recurs, and check its kernel log:\nsudo dmesg -T | grep -i amdgpu"
 _MEMORY = (
-    "Exclude the host from the next job, and check the errors of its GPUs:\n"
+    "Exclude {host} from the next job, and check the errors of its GPUs:\n"
     "rocm-smi --showrasinfo all\nsudo dmesg -T | grep -i amdgpu"
 )
-_REBOOT = "Drain the host and reboot it, and check the card and its power supply if the error recurs."
+_REBOOT = "Drain {host}, reboot it, and check the card and its power supply if the error recurs."
 
 
 class _Meaning(NamedTuple):
@@ -31,17 +29,17 @@ class _Meaning(NamedTuple):
 
 
 _OF_HARDWARE = (
-    ("uncorrectable hardware error", _Meaning("A GPU reported uncorrectable memory errors (RAS)", _RESET, _MEMORY)),
+    ("uncorrectable hardware error", _Meaning("A GPU reported uncorrectable memory errors", _RESET, _MEMORY)),
     ("ecc", _Meaning("A GPU reported uncorrectable memory errors", _ABORT, _MEMORY)),
-    ("poison", _Meaning("A GPU read data corrupted by an uncorrectable error (RAS poison)", _ABORT, _MEMORY)),
+    ("poison", _Meaning("A GPU read poisoned data, the result of an uncorrectable memory error", _ABORT, _MEMORY)),
     ("lost from bus", _Meaning("A GPU has fallen off the bus", _UNTIL_REBOOT, _REBOOT)),
     ("fatal error during gpu init", _Meaning("The driver could not initialize a GPU", _UNUSABLE, _REBOOT)),
-    ("hang", _Meaning("A GPU stopped processing its queues (GPU hang)", _ABORT, _LOG)),
+    ("hang", _Meaning("A GPU hangs and no longer processes its queues", _ABORT, _LOG)),
     ("gpu reset", _Meaning("The driver reset a GPU: all processes on it lost their GPU memory", _ENDS, _LOG)),
     ("gpu recovery failed", _Meaning("The driver could not reset a GPU", _UNTIL_REBOOT, _REBOOT)),
     ("vram is lost", _Meaning("The driver reset a GPU: all processes on it lost their GPU memory", _ENDS, _LOG)),
     ("test failed", _Meaning("The driver reset a GPU, but the GPU still does not work", _UNTIL_REBOOT, _REBOOT)),
-    ("timeout, signaled", _Meaning("A GPU did not complete the work of a ring in time", _RESET, _LOG)),
+    ("timeout, signaled", _Meaning("A GPU did not finish its commands in time (amdgpu ring timeout)", _RESET, _LOG)),
 )
 """Words of messages about a whole GPU, and their meanings: amdgpu_job.c, amdgpu_device.c, amdgpu_ras.c and
 kfd_device_queue_manager.c of Linux, runtime.cpp of ROCR-Runtime."""
@@ -98,12 +96,13 @@ def _of_device(group: EventGroup) -> Finding:
     said = (group.value("what", "what2", "what3", "what4", "what5", "what6", "what7", "what8") or "").lower()
     meaning = next((meaning for word, meaning in _OF_HARDWARE if word in said), _QUEUES)
     pci, node = group.value("pci"), group.value("node", "node2")
-    where = f" (PCI {pci})" if pci else f" (HSA node {node})" if node else ""
+    which = f"the GPU at PCI {pci}" if pci else f"the GPU of HSA node {node}" if node else "a GPU"
+    summary = re.sub(r"\b[Aa] GPU\b", which, meaning.summary, count=1)
     return finding_from_logs(
         group,
-        meaning.summary + where,
+        summary[:1].upper() + summary[1:],
         effect=meaning.effect,
-        fix=meaning.fix,
+        fix=meaning.fix.format(host=group.hosts[0] if len(group.hosts) == 1 else "the host"),
         evidence={"pci": pci} if pci else {"node": node} if node else None,
         confidence=0.95,
         explains=("GPU022",),
@@ -121,5 +120,5 @@ def _of_kernel(group: EventGroup) -> Finding:
         effect=_ABORT,
         evidence={"node": node} if node else None,
         confidence=0.5 if fault in _VAGUE else 0.9,
-        fix="Run again with AMD_SERIALIZE_KERNEL=3 and HIP_LAUNCH_BLOCKING=1 to find the kernel that failed.",
+        fix="Rerun the job with `AMD_SERIALIZE_KERNEL=3 HIP_LAUNCH_BLOCKING=1` to find the kernel that fails.",
     )

@@ -26,7 +26,7 @@ from doctor.testing import Fails, Passes, logged
     when="M",
     impacts={
         r"failed with an unknown error": (
-            "The rank cannot use CUDA any more: it exits, and the others wait for it until their timeout."
+            "The rank can no longer use CUDA: it exits, and the other ranks wait for it until their timeout."
         ),
     },
     cases=lambda: (
@@ -45,9 +45,10 @@ from doctor.testing import Fails, Passes, logged
 def device_fault(job: Job) -> Iterator[Verdict]:
     """Ask whether a kernel failed with an illegal access, an assertion or a launch failure, and on which rank first.
 
-    Why it hurts: the rank exits, and the others wait for it until their timeout. The traceback may show a later call
-    than the one that failed.
-    Fix: Run again with CUDA_LAUNCH_BLOCKING=1, or one process under `compute-sanitizer`, to find the call that fails.
+    Why it hurts: the rank exits, and the other ranks wait for it until their timeout. The traceback may show a later
+    call than the one that failed.
+    Fix: Rerun the job with `CUDA_LAUNCH_BLOCKING=1`, or one process under `compute-sanitizer`, to find the call that
+    fails.
     """
     assertions = list(event_groups(job, "gpu.assertion", by=("expression",)))
     if not assertions and is_logged(job, "amd.kernel_fault", "amd.device"):
@@ -67,7 +68,8 @@ def device_fault(job: Job) -> Iterator[Verdict]:
 
 
 _OF_ASSERTIONS = (
-    "Run again with CUDA_LAUNCH_BLOCKING=1 to find the call, and check whether its labels or indices are out of range."
+    "Rerun the job with `CUDA_LAUNCH_BLOCKING=1` to find the call, and check whether its labels or indices are out of "
+    "range."
 )
 
 

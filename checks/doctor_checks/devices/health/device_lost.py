@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import GpuSharers, bus_key, is_data_centre, shares_by_host
@@ -43,7 +44,8 @@ BATCH_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID")
 def _told(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "gpu.lost"):
         summary, fix = _claim(group)
-        yield finding_from_logs(group, summary, fix=fix, confidence=0.95, explains=_CONSEQUENCES)
+        host = group.hosts[0] if len(group.hosts) == 1 else "the host"
+        yield finding_from_logs(group, summary, fix=fix.format(host=host), confidence=0.95, explains=_CONSEQUENCES)
     if is_logged(job, "gpu.lost"):
         return
     for reported in logged_xids(job, {"lost"}):
@@ -51,8 +53,8 @@ def _told(job: Job) -> Iterator[Finding]:
 
 
 _CONSEQUENCES = ("GPU002", "GPU010", "GPU013", "GPU021", "GPU022")
-_REBOOT = "Drain the host and reboot it, and check the card and its power supply if the GPU is lost again."
-_RESET = "End all processes on the GPU, then reset it with `sudo nvidia-smi --gpu-reset` or reboot the host."
+_REBOOT = "Drain {host}, reboot it, and check the card and its power supply if the fault recurs."
+_RESET = "End all processes on the GPU, then reset it with `sudo nvidia-smi --gpu-reset` or reboot {host}."
 
 
 def _claim(group: EventGroup) -> tuple[str, str]:
@@ -60,10 +62,14 @@ def _claim(group: EventGroup) -> tuple[str, str]:
     if "equires" in text or "RESET_REQUIRED" in text:
         return "The driver requires a reset of a GPU", _RESET
     if "nitAdapter" in text or "init_adapter" in text:
-        return "The driver cannot initialize a GPU", _REBOOT
+        at = re.search(r"GPU ([0-9a-fA-F]{4,8}:[0-9a-fA-F:.]+): R", text)
+        return f"The driver cannot initialize {f'the GPU at {at[1]}' if at else 'a GPU'}", _REBOOT
     if "GSP Timeout" in text or "Heartbeat timed out" in text:
-        return "The system processor (GSP) of a GPU did not respond in time", _RESET
-    return f"The GPU{f' at {pci}' if pci else ''} was lost: the driver cannot reach it", _REBOOT
+        index = re.search(r"NVRM: GPU(\d+)\b", text)
+        which = f"GPU {index[1]}" if index else "a GPU"
+        return f"The system processor (GSP) of {which} did not respond in time", _RESET
+    pci = pci or next(iter(re.findall(r"(?:Xid \(PCI:|GPU (?:at )?)([0-9a-fA-F]{4,8}:[0-9a-fA-F:.]+)", text)), "")
+    return f"{f'The GPU at {pci}' if pci else 'A GPU'} was lost: the driver cannot reach it", _REBOOT
 
 
 @check(
@@ -74,11 +80,11 @@ def _claim(group: EventGroup) -> tuple[str, str]:
     needs=(GpuFacts,),
     from_logs=_told,
     impacts={
-        r"on the PCI bus, but": "The missing GPU cannot be used, and the numbers of the others may have changed.",
-        r"cannot read a GPU|must be recovered|requires a reset|did not respond": (
+        r"on the PCI bus, but": "The missing GPU cannot be used, and the indices of the other GPUs may have changed.",
+        r"cannot read a GPU|needs recovery|requires a reset|did not respond": (
             "Programs on this GPU hang or fail until it is reset."
         ),
-        r"cannot initialize": "No program can use this GPU, and the numbers of the others may have changed.",
+        r"cannot initialize": "No program can use this GPU, and the indices of the other GPUs may have changed.",
         r"fallen off|was lost|lost$|driver cannot reach": (
             "Programs on this GPU fail or hang, and the other ranks wait for them until their timeout. The host "
             "needs a reboot."
@@ -151,7 +157,7 @@ def device_lost(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: programs on the GPU hang or fail with "unknown error" or "no CUDA-capable device", and often no new
     CUDA program starts on the host.
-    Fix: Drain the host and reboot it, and check the card and its power supply if the GPU is lost again.
+    Fix: Drain the host, reboot it, and check the card and its power supply if the fault recurs.
     """
     for local, found in shares_by_host(job):
         told = set()
@@ -188,7 +194,7 @@ def _words(gpu: Gpu) -> str | None:
         return f"does not respond: {gpu.error or 'lost'}"
     failing = gpu.ecc_volatile_uncorrected or gpu.remap_pending or gpu.remap_failed or gpu.retired_pages_pending
     if gpu.recovery_action in TAKEN_OUT and not failing:
-        return f"must be recovered: the driver requests a {gpu.recovery_action}"
+        return f"needs recovery: the driver requests the action {gpu.recovery_action}"
     return None
 
 
@@ -196,7 +202,7 @@ def _fix(gpu: Gpu, host: str) -> str:
     if not gpu.lost and gpu.recovery_action in ("gpu-reset", "drain-and-reset"):
         reset = f"sudo nvidia-smi --gpu-reset -i {gpu.index}"
         return f"End all processes on GPU {gpu.index} of {host}, then reset it:\n{reset}"
-    return f"Drain {host} and reboot it, and check the card and its power supply if the GPU is lost again."
+    return f"Drain {host}, reboot it, and check the card and its power supply if the fault recurs."
 
 
 def _absent_from_driver(local: LocalRanks, found: tuple[GpuSharers, ...]) -> Iterator[Verdict]:
@@ -214,7 +220,7 @@ def _absent_from_driver(local: LocalRanks, found: tuple[GpuSharers, ...]) -> Ite
             ranks=local.ranks,
             evidence={"absent": absent, "pci_gpus": len(drivers.pci_gpus), "driver_gpus": len(gpus.gpus)},
             effect="" if serious else "None unless the job needs this GPU, which the driver does not provide.",
-            fix=f"Drain {local.name} and reboot it, and check the card if the GPU is still missing."
+            fix=f"Drain {local.name}, reboot it, and check the card if the GPU is still missing."
             if serious
             else f"Check on {local.name} which driver the GPU uses:\nlspci -k -s {absent[0]}",
             severity=Severity.ERROR if serious else Severity.INFO,

@@ -27,11 +27,11 @@ _WORDS = (
     when="M",
     impacts={
         r"no license": "No program can use CUDA on this virtual GPU until it has a license.",
-        r"^NCCL uses": "NCCL fails when it starts, unless its variables turn the feature off.",
-        r"^The program uses": (
-            "The call fails and ends the rank, and the other ranks wait for it until their timeout."
+        r"^NCCL uses": "NCCL initialization fails, and the job ends.",
+        r"^The program uses": ("The rank fails at this call, and the other ranks wait for it until their timeout."),
+        r"operating system or container": (
+            "The rank fails at this CUDA call, and the other ranks wait for it until their timeout."
         ),
-        r"operating system or container": "CUDA fails in this container or on this system, and the rank ends.",
     },
     cases=lambda: (
         Passes("a socket refuses an option", logged("OSError: [Errno 95] Operation not supported")),
@@ -69,13 +69,13 @@ def _fix(claim: str) -> str:
         return "License the virtual GPU, and check its state with:\nnvidia-smi -q | grep -i license"
     if claim.startswith("NCCL") or "operating system" in claim:
         return (
-            "Turn off the NCCL features that containers and restricted systems often lack:\n"
+            "Disable the NCCL features that restricted systems and containers often do not support:\n"
             "export NCCL_CUMEM_ENABLE=0 NCCL_P2P_DISABLE=1 NCCL_NVLS_ENABLE=0"
         )
     if "MPS" in claim:
         return "Stop MPS, because each rank then has its own context:\necho quit | nvidia-cuda-mps-control"
     return (
-        "Remove the call that fails, or check whether the GPU is virtual or split by MIG, which lack features:\n"
+        "Find out whether the GPU is virtual or a MIG slice, which lack features, and avoid the failing call on it:\n"
         "nvidia-smi -q | grep -iE 'virtualization mode|mig mode'"
     )
 

@@ -62,7 +62,7 @@ _CONSEQUENCES = ("GPU010", "GPU019", "GPU022")
         ),
         r"not contained": "All programs on this GPU end, and their data may be corrupted. The GPU needs a reset.",
         r"pending": ("The damaged memory is still in use, and fails again at the same address until the next reset."),
-        r"remap failed|failed to remap": (
+        r"failed row remap|failed to remap": (
             "The GPU has no spare memory for further repairs, so errors recur until it is replaced."
         ),
         r"limit reached": (
@@ -145,7 +145,7 @@ def memory_errors(job: Job, *, remapped_rows: int = 512, retired_pages: int = 60
                 faulty.add(share.gpu.uuid)
                 gpu = share.gpu
                 yield Finding(
-                    f"GPU {gpu.index} of {local.name}: {', '.join(faults)}",
+                    f"GPU {gpu.index} of {local.name} has {' and '.join(faults)}",
                     ranks=share.ranks or local.ranks,
                     evidence={
                         "gpu": gpu.uuid,
@@ -161,7 +161,7 @@ def memory_errors(job: Job, *, remapped_rows: int = 512, retired_pages: int = 60
                     },
                     fix=_fix(gpu, local.name, faults)
                     if share.ranks
-                    else "Report this GPU to the cluster administrators.",
+                    else f"Report GPU {gpu.index} of {local.name} to the cluster administrators.",
                     severity=None if share.ranks else Severity.INFO,
                     explains=("GPU010", "GPU019"),
                 )
@@ -176,27 +176,28 @@ def memory_errors(job: Job, *, remapped_rows: int = 512, retired_pages: int = 60
             yield reported.finding(local, severity, _WATCH if severity is Severity.INFO else "")
 
 
-_WATCH = "Report the GPU to the administrators of the cluster if such errors recur."
+_WATCH = "Report the GPU to the cluster administrators if the error recurs."
 
 
 def _faults(gpu: Gpu, remapped_rows: int, retired_pages: int) -> Iterator[str]:
     """NVIDIA "GPU Memory Error Management", RMA policy: 512 remapped rows, or the SRAM threshold flag. GPUs before
     Ampere retire pages instead: NVIDIA "Dynamic Page Retirement", RMA policy, 60 pages, one for each error."""
     if gpu.ecc_volatile_uncorrected:
-        yield f"{gpu.ecc_volatile_uncorrected} uncorrectable errors"
+        errors = gpu.ecc_volatile_uncorrected
+        yield f"{errors} uncorrectable memory error{'' if errors == 1 else 's'}"
     if gpu.remap_failed:
-        yield "row remap failed"
+        yield "a failed row remap"
     if gpu.remap_pending:
-        yield "row remap pending until the next reset"
+        yield "a row remap pending until the next reset"
     if gpu.retired_pages_pending:
-        yield "page retirement pending until the next reset"
+        yield "a page retirement pending until the next reset"
     if gpu.ecc_sram_threshold_exceeded:
-        yield f"SRAM errors {_WORN}"
+        yield f"uncorrectable SRAM errors {_WORN}"
     if (gpu.remapped_uncorrectable or 0) >= remapped_rows:
         yield f"{gpu.remapped_uncorrectable} remapped rows {_WORN}"
     aggregate = gpu.ecc_aggregate_uncorrected or 0
     if aggregate >= (retired_pages if gpu.remap_failed is None else remapped_rows):
-        yield f"{aggregate} uncorrectable errors in its lifetime {_WORN}"
+        yield f"{aggregate} uncorrectable memory errors in its lifetime {_WORN}"
 
 
 _WORN = "(replacement limit reached)"

@@ -8,9 +8,11 @@ from doctor.api import Finding, Job, Scope, Severity, Verdict, check, event_grou
 from doctor.facts import EnvironmentFacts, ProcessFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
-_RESTART = "Restart MPS as the user of the job:\necho quit | nvidia-cuda-mps-control\nnvidia-cuda-mps-control -d"
+_RESTART = "Restart MPS as the job's user:\necho quit | nvidia-cuda-mps-control\nnvidia-cuda-mps-control -d"
 _FEWER = "Start fewer processes on this GPU, or stop MPS if each rank has its own GPU."
-_OTHERS = "Read the logs of the other processes on this GPU: a fault of one MPS client ends all of them."
+_OTHERS = (
+    "Find the first fault in the logs of all processes on this GPU, because a fault of one MPS client ends all of them."
+)
 
 REASONS = (
     (("connect", "cannot find"), "The MPS control daemon or its server is unreachable", _RESTART),
@@ -51,9 +53,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         r"accepts no new clients|use all connections": (
             "CUDA does not start in this process, and the other ranks wait for it until their timeout."
         ),
-        r"is unreachable": "CUDA does not start in any process of the host that is a client of this server.",
+        r"is unreachable": "CUDA does not start in the processes of this host, which are clients of the server.",
         r"connection to the MPS server was lost": (
-            "The process cannot use CUDA any more: it fails, and the other ranks wait for it until their timeout."
+            "The process can no longer use CUDA: it fails, and the other ranks wait for it until their timeout."
         ),
     },
     cases=lambda: (
@@ -98,7 +100,8 @@ def _without_daemon(job: Job) -> Iterator[Finding]:
                 ranks=identical.ranks,
                 evidence={"CUDA_MPS_PIPE_DIRECTORY": folder},
                 effect="Processes that share a GPU take turns; in exclusive-process mode, only the first one starts.",
-                fix="Start the daemon with the same variable, or run:\nunset CUDA_MPS_PIPE_DIRECTORY",
+                fix="Start the MPS control daemon with this CUDA_MPS_PIPE_DIRECTORY, or run the job without it:\n"
+                "unset CUDA_MPS_PIPE_DIRECTORY",
                 severity=Severity.INFO,
             )
 

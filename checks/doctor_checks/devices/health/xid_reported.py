@@ -47,7 +47,7 @@ def _told(job: Job) -> Iterator[Finding]:
         r"not in rankdoctor's": "Unknown, but most hardware faults end or block the programs on the GPU.",
         r"before this job": "The fault often recurs on the same GPU; it then ends or blocks the rank that uses it.",
         r"GSP": (
-            "The driver cannot control the GPU any more: programs on it hang until the host is rebooted or the "
+            "The driver can no longer control the GPU: programs on it hang until the host is rebooted or the "
             "GPU is reset."
         ),
     },

@@ -30,7 +30,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "gpu.multicast_fails"):
         yield finding_from_logs(
             group,
-            "NCCL cannot set up multicast memory of the NVSwitches (NVLink SHARP)",
+            "NCCL cannot bind multicast memory on the NVSwitches (NVLink SHARP)",
             effect="NCCL continues without NVLink SHARP, so all-reduce is slower." if _went_on(job, group) else "",
             fix="Restart the fabric manager while no process uses the GPUs (`sudo systemctl restart "
             "nvidia-fabricmanager`), or set NCCL_NVLS_ENABLE=0.",
@@ -44,14 +44,20 @@ def _unready(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "gpu.fabric_unready"):
         texts = " ".join(event.text for event in group.events)
         if re.search(r"do(?:n't|esn't| not|es not) match", texts):
-            summary = "The release of the fabric manager does not match that of the driver"
-            fix = "Install the fabric manager in exactly the driver's release, which this command prints:\n" + _RELEASE
+            driver = re.search(r"driver version ([0-9.]*[0-9])", texts)
+            summary = "The version of the fabric manager does not match that of the driver"
+            fix = (
+                f"Install fabric manager {driver[1]}, which matches the driver, and restart it while no process uses "
+                "the GPUs."
+                if driver
+                else "Install the fabric manager in the version of the driver, which this command prints:\n" + _RELEASE
+            )
         elif _STOPPED.search(texts):
             summary = "The fabric manager is not running"
-            fix = "Find out why it does not run, and start it:\n" + "\n".join((_STATUS, _RESTART))
+            fix = "Find out why the fabric manager does not run, and start it:\n" + "\n".join((_STATUS, _RESTART))
         else:
             summary = "CUDA reports that the NVSwitch fabric is not ready"
-            fix = "Start the fabric manager, and reboot the host if this does not help:\n" + "\n".join(
+            fix = "Start the fabric manager, and reboot the host if CUDA still fails:\n" + "\n".join(
                 (_RESTART, _STATUS)
             )
         yield finding_from_logs(
@@ -86,12 +92,14 @@ def _went_on(job: Job, group: EventGroup) -> bool:
     needs=(GpuFacts, DriverFacts),
     from_logs=(_from_logs, _unready),
     impacts={
-        r"multicast": "NCCL fails when it starts, unless NCCL_NVLS_ENABLE=0 turns NVLink SHARP off.",
+        r"multicast": "NCCL initialization fails unless NCCL_NVLS_ENABLE=0 disables NVLink SHARP.",
+        r"^CUDA reports": "CUDA does not start on this host, and its ranks fail at their first CUDA call.",
         r"do(?:es)? not match": (
             'The fabric manager rejects the driver when it starts, and CUDA then fails with "system not yet '
             'initialized" (error 802).'
         ),
-        r"not running": 'CUDA does not start: "system not yet initialized" (error 802).',
+        # Even if running programs continue (NVIDIA Fabric Manager user guide, ABORT_CUDA_JOBS_ON_FM_EXIT).
+        r"not running": 'New CUDA programs on this host fail with "system not yet initialized" (error 802).',
     },
     cases=lambda: (
         Passes("a running fabric manager of the driver's release", healthy(hosts=2, per_host=8)),
@@ -186,9 +194,11 @@ def _judge(local: LocalRanks) -> Iterator[Verdict]:
         return
     manager = drivers.service("fabric-manager")
     if manager and manager.running is False:
-        faults.insert(0, "The fabric manager is not running")
+        faults.insert(0, f"The fabric manager on {local.name} is not running")
     elif manager and manager.running and _differs(manager.version, gpus.driver_version):
-        faults.insert(0, f"The fabric manager ({manager.version}) does not match driver {gpus.driver_version}")
+        faults.insert(
+            0, f"Fabric manager {manager.version} on {local.name} does not match driver {gpus.driver_version}"
+        )
     if faults:
         yield _finding(local, faults, drivers, gpus)
     elif (manager is None or manager.running is None) and not any(_is_ready(gpu) for gpu in gpus.gpus):
@@ -204,11 +214,12 @@ def _is_ready(gpu: Gpu) -> bool:
 def _fabric_faults(gpus: list[Gpu]) -> Iterator[str]:
     waiting = [str(gpu.index) for gpu in gpus if gpu.fabric and gpu.fabric.state in ("not-started", "in-progress")]
     failed = [gpu for gpu in gpus if gpu.fabric and gpu.fabric.state == "completed" and gpu.fabric.status]
-    if waiting:
-        yield f"NVSwitch fabric is not initialized on GPU {', '.join(waiting)}"
+    words = [f"is not initialized on GPU {', '.join(waiting)}"] if waiting else []
     if failed:
         codes = ", ".join(f"{gpu.index} (NVML code {gpu.fabric.status})" for gpu in failed if gpu.fabric)
-        yield f"NVSwitch fabric failed on GPU {codes}"
+        words.append(f"failed on GPU {codes}")
+    if words:
+        yield f"The NVSwitch fabric {' and '.join(words)}"
 
 
 def _differs(manager: str | None, driver: str | None) -> bool:

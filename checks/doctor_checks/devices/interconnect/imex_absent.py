@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Skip, Unknown, Verdict, check
+from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Skip, Unknown, Verdict, check, hosts_text
 from doctor.facts import DriverFacts, Fabric, GpuFacts, NcclFacts, Service
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 
@@ -29,7 +29,10 @@ def _rack(
     when="PM",
     needs=(GpuFacts, DriverFacts),
     impacts={
-        r"another clique": "This host communicates with the others over the network instead of NVLink.",
+        r" is in another clique": "This host communicates with the others over the network instead of NVLink.",
+        r" are in (?:another|different) cliques?": (
+            "Hosts of different cliques communicate over the network instead of NVLink."
+        ),
         r"IMEX": (
             'NCCL reports "MNNVL is available but not working" and fails, or uses the network instead of NVLink.'
         ),
@@ -91,12 +94,12 @@ def _judge(local: LocalRanks) -> Iterator[Verdict]:
     imex = drivers.service("imex")
     faults = []
     if imex and imex.running is False:
-        faults.append("the IMEX daemon is not running")
+        faults.append("The IMEX daemon is not running")
     if not drivers.imex_channels:
-        faults.append("no IMEX channel is accessible")
+        faults.append(f"{'no' if faults else 'No'} IMEX channel is accessible")
     if faults:
         yield Finding(
-            f"{local.name}: {' and '.join(faults)}",
+            f"{' and '.join(faults)} on {local.name}",
             ranks=local.ranks,
             evidence={
                 "imex_running": imex.running if imex else None,
@@ -123,9 +126,10 @@ def _judge_cliques(members: list[LocalRanks]) -> Iterator[Verdict]:
     even = len(ordered) > 1 and len(ordered[0][1]) == len(ordered[1][1])
     odd = ordered if even or len(ordered) == 1 else ordered[1:]
     hosts = [local for _, locals_ in odd for local in locals_]
+    cliques = "different cliques" if even and len(hosts) > 1 else "another clique"
     yield Finding(
-        f"{len(hosts)} host{'s are' if len(hosts) > 1 else ' is'} in another clique of the same NVLink domain: "
-        f"{', '.join(local.name for local in hosts[:4])}",
+        f"{hosts_text(local.name for local in hosts)} {'is' if len(hosts) == 1 else 'are'} in {cliques} of the same "
+        "NVLink domain",
         ranks=tuple(rank for local in hosts for rank in local.ranks),
         fix="Request hosts of one clique from the scheduler, or set NCCL_MNNVL_ENABLE=0.",
         evidence={

@@ -36,6 +36,7 @@ def _told(job: Job) -> Iterator[Finding]:
     needs=(GpuFacts,),
     from_logs=_told,
     impacts={
+        r"SXid \d+ before this job": "The switch may fail again during this job, which then fails or hangs.",
         r"^Xid.*before this job": (
             "The link may fail again during this job, which then ends or falls back to a slower path."
         ),
@@ -45,11 +46,9 @@ def _told(job: Job) -> Iterator[Finding]:
         r"fatal SXid": (
             "Processes that use this switch fail or hang, and the other ranks wait for them until the timeout."
         ),
-        r": 0 of \d+ NVLinks are active": "Traffic of this GPU uses PCIe or host memory, which is many times slower.",
-        r"NVLinks are active": (
-            "Traffic of this GPU uses the remaining links, PCIe or host memory, which is many times slower."
-        ),
-        r"recovery errors": (
+        r"^0 of \d+ NVLinks are active": "Traffic of this GPU uses PCIe or host memory, which is many times slower.",
+        r"NVLinks are active": ("Traffic of this GPU uses fewer NVLinks, or PCIe, and is slower."),
+        r"recovery errors?": (
             "Each recovery interrupts the traffic of the link. A link that fails to recover ends the job."
         ),
     },
@@ -153,8 +152,9 @@ def nvlink_down(job: Job) -> Iterator[Verdict]:
         for (code, device), event in fatal.items():
             began = log.job_started if log else None
             recent = began is not None and event.time is not None and event.time >= began
+            when = "" if recent or began is None or event.time is None else " before this job"
             yield Finding(
-                f"The NVSwitch at {device} of {local.name} reported the fatal SXid {code}",
+                f"The NVSwitch at {device} of {local.name} reported the fatal SXid {code}{when}",
                 ranks=local.ranks,
                 fix=f"End all processes on the GPUs of {local.name}, then reset them with `sudo nvidia-smi "
                 "--gpu-reset` or "
@@ -177,10 +177,14 @@ def _judge(local: LocalRanks, share: GpuSharers, active: int, most: int, peers: 
         return
     total = len(gpu.nvlinks or ())
     if active < most or 0 < active < total:
-        words = f"{active} of {total} NVLinks are active"
+        words = f"{active} of {total} NVLinks are active on {{gpu}}"
         yield _finding(local, share, words, _severity(gpu, active == most and peers > 1), most)
     if failing := [link for link in gpu.nvlinks or () if link.fatal]:
-        words = f"{sum(link.fatal or 0 for link in failing)} recovery errors on {len(failing)} NVLinks"
+        errors = sum(link.fatal or 0 for link in failing)
+        words = (
+            f"{{gpu}} has {errors} recovery error{'' if errors == 1 else 's'} on "
+            f"{len(failing)} NVLink{'' if len(failing) == 1 else 's'}"
+        )
         yield _finding(local, share, words, Severity.WARNING, most)
 
 
@@ -195,14 +199,17 @@ def _severity(gpu: Gpu, all_alike: bool) -> Severity:
 def _finding(local: LocalRanks, share: GpuSharers, words: str, severity: Severity, most: int) -> Finding:
     links = share.gpu.nvlinks or ()
     return Finding(
-        f"GPU {share.gpu.index} of {local.name}: {words}",
+        words.format(gpu=f"GPU {share.gpu.index} of {local.name}"),
         ranks=share.ranks,
         evidence={
             "gpu": share.gpu.uuid,
             "inactive_links": [link.index for link in links if not link.active],
             "active_links_of_best_peer": most,
             "recovery_errors_by_link": {str(link.index): link.fatal for link in links if link.fatal},
-            "errors_by_link": {str(link.index): link.errors for link in links if link.errors},
+            # Recovery errors are also errors.
+            "errors_by_link": {str(link.index): link.errors for link in links if link.errors}
+            if any(link.errors != link.fatal for link in links if link.errors)
+            else {},
         },
         fix=_fix(local.name, share.gpu, severity),
         severity=severity,
@@ -229,4 +236,4 @@ def _from_log(local: LocalRanks, reported: XidReport) -> Finding:
     return reported.finding(local, severity)
 
 
-_WATCH = "Report the GPU to the administrators of the cluster if such errors recur."
+_WATCH = "Report the GPU to the cluster administrators if the error recurs."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import GpuSharers, is_data_centre, shares_by_host
@@ -52,14 +53,20 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "gpu.io_page_fault"):
         by_driver = group.value("driver") is not None
         of_a_job = is_logged(job, "nccl.", "torch.")
+        at = next(iter(_ADDRESS.findall(group.first.text)), "")
         yield finding_from_logs(
             group,
-            "The IOMMU blocked an access between devices",
-            effect="" if by_driver or of_a_job else "None for the job unless one of the devices is its GPU.",
+            f"The IOMMU blocked a memory access by {'the GPU' if by_driver else 'the device'}"
+            f"{f' at {at}' if at else ''}",
+            effect="" if by_driver or of_a_job else "None unless this device is a GPU of the job.",
+            fix="" if by_driver or not at else f"Find out which device this is:\nlspci -s {at}",
             severity=None if by_driver else Severity.WARNING if of_a_job else Severity.INFO,
             symptoms=by_driver or of_a_job,
             confidence=0.8 if by_driver else 0.5,
         )
+
+
+_ADDRESS = re.compile(r"(?:nvidia |device[= ]\[?)((?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])")
 
 
 def _from_the_start(job: Job) -> Iterator[Finding]:
@@ -73,7 +80,7 @@ def _from_the_start(job: Job) -> Iterator[Finding]:
         if sent == {"P2P"} and everybody and first == set(group.ranks):
             yield finding_from_logs(
                 group,
-                "The first collective never completed on any rank: GPU peer access does not work",
+                "The first collective never completed on any rank, probably because GPU peer access fails",
                 confidence=0.6,
             )
 
@@ -97,13 +104,15 @@ def _from_the_start(job: Job) -> Iterator[Finding]:
             "Peer access to further GPUs fails, and the program that requests it ends or copies through host memory."
         ),
         r"RTX 4000": "The program stops before training starts.",
-        r"refuses peer": "The program that requests peer access fails, and the other ranks wait until their timeout.",
-        r"cannot map": "NCCL fails when it starts, and the job ends.",
+        # ncclTopoCheckP2p returns ncclUnhandledCudaError (NCCL src/graph/paths.cc).
+        r"refuses peer access between GPUs \d": "NCCL initialization fails, and the job ends.",
+        r"requested peer": "The program that requests peer access fails, and the other ranks wait until their timeout.",
+        r"cannot map": "NCCL initialization fails, and the job ends.",
         r"access control \(ACS\)": (
-            "Traffic between GPUs is routed through the CPU, which is slower. On bare metal, it can hang or be "
-            "corrupted."
+            "Traffic between GPUs takes the longer route through the CPU, which is slower. On bare metal, it can hang "
+            "or be corrupted."
         ),
-        r"never completed": "Every rank blocks in its first collective until the timeout.",
+        r"never completed": "Training cannot start, and the job ends at the timeout of the collective.",
         r"IOMMU blocked": "The blocked transfer is lost: the collective that needed it hangs, or data is corrupted.",
     },
     cases=lambda: (
@@ -210,7 +219,7 @@ def peer_access_blocked(job: Job) -> Iterator[Verdict]:
             continue
         redirected = [link for link in links if link.path in NEAR[1:] and link not in blocked]
         if redirected:
-            words = "PCIe access control (ACS) redirects traffic between GPUs"
+            words = "PCIe access control (ACS) on {host} redirects traffic between GPUs"
             yield _finding(local, redirected, users, words, Severity.WARNING)
 
 
@@ -237,7 +246,8 @@ def _words(blocked: list[PeerLink]) -> str:
     status = next(status for status in (first.read, first.write) if status not in (None, "ok"))
     path = _PATHS.get(first.path or "", first.path or "an unknown path")
     return (
-        f"GPUs {first.first} and {first.second} have no peer access over {path} ({_STATES.get(status or '', status)})"
+        f"GPUs {first.first} and {first.second} of {{host}} have no peer access over {path} "
+        f"({_STATES.get(status or '', status)})"
     )
 
 
@@ -248,19 +258,19 @@ _PATHS = {
     "single-switch": "a PCIe switch",
     "multiple-switches": "PCIe switches",
     "host-bridge": "a PCIe host bridge",
-    "system": "the link between CPU sockets",
+    "system": "the CPU socket link",
 }
 
 
 def _fix(link: PeerLink, host: str) -> str:
     if "disabled-by-driver-setting" in (link.read, link.write):
         return (
-            f"Remove the option of the nvidia driver that disables peer access on {host}, and reboot:\n"
+            f"Find and remove the nvidia driver option that disables peer access on {host}, then reboot:\n"
             "grep -rn NVreg /etc/modprobe.d"
         )
     if link.path == "nvlink" and (link.read not in FIT or link.write not in FIT):
         return (
-            f"Check that the fabric manager and the NVLinks of {host} work, then reset the GPUs or reboot:\n"
+            f"Check that the fabric manager and the NVLinks of {host} work, then reset the GPUs or reboot it:\n"
             f"systemctl status nvidia-fabricmanager\nnvidia-smi nvlink --status -i {link.first}"
         )
     return ""
@@ -277,7 +287,7 @@ def _finding(
     host = local.find(HostFacts)
     more = f" ({len(links)} pairs)" if len(links) > 1 else ""
     return Finding(
-        f"{local.name}: {words}{more}",
+        f"{words.format(host=local.name)}{more}",
         ranks=tuple(sorted({rank for index in ends for rank in users[index][1]})),
         evidence={
             "pairs": [

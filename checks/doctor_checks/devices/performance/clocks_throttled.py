@@ -48,7 +48,7 @@ CAP = "software-power-cap"
         Fails("power brake", healthy(per_host=2).gpu(0, clock_reasons=("hardware-power-brake",)), ranks=(0,)),
         Fails(
             "capped, and slower than the others",
-            healthy(per_host=8).gpu(3, clock_reasons=(CAP,), clock=900, power_limit=350_000),
+            healthy(per_host=8).gpu(3, clock_reasons=(CAP,), clock=900, power_limit=350_000, power=349_000),
             ranks=(3,),
         ),
         Passes(
@@ -102,7 +102,7 @@ def clocks_throttled(job: Job, *, capped_share: float = 0.25, clock_share: float
 def _finding(local: LocalRanks, share: GpuSharers, reasons: str) -> Finding:
     gpu = share.gpu
     clock = (
-        f" at {gpu.clock} of {gpu.clock_max} MHz" if gpu.clock and gpu.clock_max and gpu.clock < gpu.clock_max else ""
+        f" to {gpu.clock} of {gpu.clock_max} MHz" if gpu.clock and gpu.clock_max and gpu.clock < gpu.clock_max else ""
     )
     return Finding(
         f"GPU {gpu.index} of {local.name} is throttled{clock}: {reasons}",

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
-from doctor.analysis.stats.rank_roles import uses_lightning
 from doctor.analysis.stats.step_times import typical_parts, typical_total
 from doctor.analysis.visible_devices import VisibleDevice, devices_of, mebibytes
 from doctor.api import Finding, Job, Rank, Severity, Skip, Unknown, Verdict, check
@@ -58,7 +57,7 @@ def device_idle(
     """Ask whether GPUs are mostly idle and have enough free memory for a larger batch.
 
     Why it hurts: the same work could be done in less time or on fewer GPUs.
-    Fix: Use a larger batch and adjust the learning rate, accumulate fewer batches, or use mixed precision.
+    Fix: Use a larger batch and adjust the learning rate, or accumulate fewer batches.
     """
     # Below 40 %, the GPU runs no kernel for long periods. With half of the memory free, a batch twice as large fits.
     # RUN005 reports ranks that wait for data.
@@ -78,7 +77,7 @@ def device_idle(
         for one in _with_room(rank, memory, readings, memory_share)
     ]
     if idle:
-        yield _finding(job, idle)
+        yield _finding(idle)
 
 
 class _Idle(NamedTuple):
@@ -119,16 +118,15 @@ def _with_room(rank: Rank, memory: RunMemoryFacts, readings: tuple[int, ...], sh
     yield _Idle(rank, memory, median(readings), len(readings), max(1, times))
 
 
-def _finding(job: Job, idle: list[_Idle]) -> Finding:
+def _finding(idle: list[_Idle]) -> Finding:
     worst = max(idle, key=lambda one: one.busy)
     left = (worst.memory.total or 0) - (worst.memory.foreign or 0) - (worst.memory.peak_allocated or 0)
     who = "The GPU is" if len(idle) == 1 else f"{len(idle)} GPUs are"
     training = worst.rank.find(TrainingFacts)
-    words = ["a larger batch_size in the DataLoader"]
+    times = f" (about {worst.times} times as large fits)" if worst.times > 1 else ""
+    words = [f"a larger `batch_size` in the DataLoader{times}"]
     if training and training.accumulate > 1:
         words.append(f"accumulation over fewer than {training.accumulate} batches")
-    if training and (training.precision or "").startswith("32"):
-        words.append('Trainer(precision="bf16-mixed")' if uses_lightning(job) else "torch.autocast in bfloat16")
     return Finding(
         f"{who} busy at most {worst.busy:.0f}% of the time, with {mebibytes(left)} of "
         f"{mebibytes(worst.memory.total)} free",

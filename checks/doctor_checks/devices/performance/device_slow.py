@@ -197,7 +197,7 @@ def _blames_device(error: str) -> bool:
 def _cannot_compute(job: Job, rank: int, error: str) -> Finding:
     hosts = job.hosts_of((rank,))
     return Finding(
-        f"Rank {rank} cannot compute on its device: {error[error.index('CUDA error') :]}",
+        f"Rank {rank} on {', '.join(hosts)} cannot compute: {error[error.index('CUDA error') :]}",
         ranks=(rank,),
         severity=Severity.ERROR,
         evidence={"error": error, "exclude": list(hosts)},
@@ -222,8 +222,8 @@ def _slow_messages(near: SlowNeighbour) -> Finding:
             },
             "exclude": [near.host],
         },
-        fix=f"Exclude {near.host} (`srun --exclude={near.host}`) and check its links with `nvidia-smi nvlink -s`, "
-        "`nvidia-smi topo -m` and `sudo dmesg -T | grep -iE 'xid.*(74|nvlink)'`.",
+        fix=f"Exclude {near.host} (`srun --exclude={near.host}` in SLURM), and check its links with:\n"
+        "nvidia-smi nvlink -s\nnvidia-smi topo -m\nsudo dmesg -T | grep -iE 'xid.*(74|nvlink)'",
         confidence=near.confidence,
     )
 
@@ -287,7 +287,7 @@ def _claim(slow: SlowDevice) -> str:
     return f"matrix products on {where} run at {speeds}"
 
 
-_UNSHARED: dict[str, object] = {"cause": "its CPU is slow, but not shared"}
+_UNSHARED: dict[str, object] = {"cause": "a slow CPU, which no other process uses"}
 
 
 def _share(slow: SlowDevice) -> dict[str, object]:
@@ -296,7 +296,7 @@ def _share(slow: SlowDevice) -> dict[str, object]:
         return {}
     if share > 0.8 * usual:
         return _UNSHARED
-    return {"cause": f"it gets {share:.0%} of {_processors(slow.sample)}, which other processes use"}
+    return {"cause": f"the rank gets {share:.0%} of {_processors(slow.sample)}, which other processes use"}
 
 
 def _where(sample: DeviceSpeed) -> str:
@@ -321,19 +321,16 @@ def _of_processor(slow: SlowDevice) -> dict[str, object]:
 
 
 def _fix_of_gpu(slow: SlowDevice, hosts: tuple[str, ...]) -> str:
-    look = "the GPU with `nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE`"
+    look = "the clocks of its GPUs with:\nnvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE"
     if slow.what != "product":
-        look = (
-            "its PCIe link with `nvidia-smi -q | grep -A 12 'GPU Link Info'` and the rank's NUMA node with "
-            "`nvidia-smi topo -m`"
-        )
-    return f"Exclude {', '.join(hosts)} (`srun --exclude={','.join(hosts)}`) and check {look}."
+        look = "its PCIe links and NUMA nodes with:\nnvidia-smi -q | grep -A 12 'GPU Link Info'\nnvidia-smi topo -m"
+    return f"Exclude {', '.join(hosts)} (`srun --exclude={','.join(hosts)}` in SLURM), and check {look}"
 
 
 def _fix_of_processor(slow: SlowDevice, hosts: tuple[str, ...]) -> str:
     sample = slow.sample
     if _share(slow) == _UNSHARED:
-        return f"Exclude {', '.join(hosts)}, or check its CPU frequency:\ngrep MHz /proc/cpuinfo"
+        return f"Exclude {', '.join(hosts)}, and check its CPU frequency:\ngrep MHz /proc/cpuinfo"
     listing = "`ps -eLo pid,psr,pcpu,comm --sort=-pcpu | head`"
     return (
         f"End other processes on {_where(sample)} ({listing} lists them), or bind the rank to other CPUs "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from doctor.analysis.stats.baseline import BaselineDifference
 from doctor.analysis.visible_devices import mebibytes, shares_by_host
 from doctor.api import (
     ALONE,
@@ -20,6 +21,7 @@ from doctor.api import (
     baseline_values,
     check,
     correlates,
+    hosts_text,
     split_groups,
     stands_alone,
 )
@@ -42,14 +44,15 @@ def _smaller(sketch: JobBuilder, host: str) -> JobBuilder:
     needs=(GpuFacts,),
     uses_baseline=True,
     impacts={
-        r"^Driver": "Hosts may select different algorithms, or fail with features that only one of the drivers has.",
+        r"^Driver version": (
+            "Hosts may select different algorithms, or fail with features that only one of the drivers has."
+        ),
         r"^GPU memory": (
             "The smallest memory limits the batch size of all ranks, and a batch that fits on one rank may not "
             "fit on another."
         ),
-        r"^MIG": "Slices are slower than whole GPUs, have no peer access, and limit the batch size of all ranks.",
-        r"^This host has different": "None unless the job uses both: its speed is then that of the slower one.",
-        r"GPU memory": "Every step waits for the slower model, and the smallest memory limits the batch size.",
+        r"^MIG": "MIG slices are slower than whole GPUs, have no peer access, and limit the batch size of all ranks.",
+        r" has different GPU models": "None unless the job uses both models: each step then waits for the slower one.",
         r"^GPU model": "Every step waits for the slowest GPU model.",
     },
     cases=lambda: (
@@ -154,7 +157,7 @@ def devices_differ(job: Job, *, memory_share: float = 0.02) -> Iterator[Verdict]
         names = sorted({gpu.name for gpu in gpus.gpus if gpu.name}) if gpus else []
         if len(names) > 1 and not (launch and launch.running_together):
             yield Finding(
-                f"This host has different GPU models: {', '.join(names)}",
+                f"{job.ranks[0].host.name} has different GPU models: {', '.join(names)}",
                 ranks=(job.ranks[0].number,),
                 evidence={"models": names},
                 fix="Select GPUs of one model with CUDA_VISIBLE_DEVICES.",
@@ -166,10 +169,10 @@ def devices_differ(job: Job, *, memory_share: float = 0.02) -> Iterator[Verdict]
 
 
 def _group(job: Job, used: _Used, steps: Mapping[int, str]) -> dict[str, Groups]:
-    groups: dict[str, Groups] = {"Driver": {}, "GPU model": {}, "GPU memory": {}, "MIG layout": {}}
+    groups: dict[str, Groups] = {"Driver version": {}, "GPU model": {}, "GPU memory": {}, "MIG layout": {}}
     for gpus, identical in job.each(GpuFacts):
         if gpus.driver_version:
-            groups["Driver"].setdefault(gpus.driver_version, []).extend(identical.ranks)
+            groups["Driver version"].setdefault(gpus.driver_version, []).extend(identical.ranks)
     for alike, users in used.items():
         values = (alike.name or None, steps.get(alike.memory or 0), _layout(alike))
         for trait, value in zip(("GPU model", "GPU memory", "MIG layout"), values, strict=True):
@@ -210,16 +213,35 @@ def _judge(job: Job, trait: str, parted: MajoritySplit) -> Iterator[Finding]:
     if parted.expected or not parted.minorities:
         return
     parts = [f"{value} on {len(ranks):,} rank{'s' if len(ranks) > 1 else ''}" for value, ranks in parted.groups]
+    summary = f"{trait} differs between ranks: {'; '.join(parts[:4])}"
     yield Finding(
-        f"{trait} differs between ranks{', split evenly' if parted.even else ''}: {'; '.join(parts[:4])}",
+        summary if len(summary) <= 100 else f"{trait} differs between ranks ({len(parts)} values)",
         ranks=parted.odd,
         evidence={
             "trait": trait,
             "ranks_by_value": {str(value): list(ranks) for value, ranks in parted.groups},
-            "goes_along_with": list(correlates(job, parted.odd)),
+            "goes_along_with": _other_traits(job, parted.odd, [value for value, _ in parted.groups]),
         },
-        fix=_FIXES.get(trait, _of_one_host(job, parted) or _SAME_HOSTS),
+        fix=_fix(job, trait, parted),
     )
+
+
+def _other_traits(job: Job, ranks: tuple[int, ...], values: Sequence[object]) -> list[str]:
+    """What these ranks have in common, other than the values that differ."""
+    return [words for words in correlates(job, ranks) if not any(words.endswith(f" {value}") for value in values)]
+
+
+def _fix(job: Job, trait: str, parted: MajoritySplit) -> str:
+    place = hosts_text(job.hosts_of(parted.odd))
+    if trait == "Driver version":
+        if parted.even or parted.common is None:
+            return "Install one driver version on all hosts."
+        return f"Install driver {parted.common.value} on {place}."
+    if trait == "MIG layout":
+        if parted.common is not None and parted.common.value == "MIG off":
+            return f"Turn MIG off on {place} with `sudo nvidia-smi -mig 0`."
+        return "Use the same MIG layout on all hosts."
+    return _of_one_host(job, parted) or _SAME_HOSTS
 
 
 def _of_one_host(job: Job, parted: MajoritySplit) -> str:
@@ -228,14 +250,10 @@ def _of_one_host(job: Job, parted: MajoritySplit) -> str:
     others = tuple(rank.number for rank in job.ranks if rank.number not in parted.odd)
     if not set(hosts) <= set(job.hosts_of(others)):
         return ""
-    return f"Use only GPUs of one model on {' and '.join(hosts[:4])}, with CUDA_VISIBLE_DEVICES."
+    return f"Select GPUs of one model on {' and '.join(hosts[:4])} with CUDA_VISIBLE_DEVICES."
 
 
 _SAME_HOSTS = "Request hosts with the same GPUs from the scheduler (`--constraint` in SLURM)."
-_FIXES = {
-    "Driver": "Install one driver release on all hosts.",
-    "MIG layout": "Use the same MIG layout on all hosts, or turn MIG off on them with `sudo nvidia-smi -mig 0`.",
-}
 
 
 def _unexpected(job: Job, parted: Mapping[str, MajoritySplit]) -> Iterator[Finding]:
@@ -252,4 +270,46 @@ def _unexpected(job: Job, parted: Mapping[str, MajoritySplit]) -> Iterator[Findi
         deviation = BaselineDeviation(rows, all(parted[trait].drifted for trait in groups))
         # A host with other GPUs also has other network cards.
         explains = ("NET022",) if "GPU model" in groups else ()
-        yield deviation.finding(ranks, {"goes_along_with": list(correlates(job, ranks))}, explains=explains)
+        found = [row.found for row in rows]
+        yield Finding(
+            _summary(rows),
+            ranks=ranks,
+            evidence={**deviation.evidence, "goes_along_with": _other_traits(job, ranks, found)},
+            effect="" if _are_drivers(rows) else _OTHER_GPUS,
+            fix=_fix_of_baseline(job, ranks, rows),
+            explains=explains,
+        )
+
+
+def _summary(rows: tuple[BaselineDifference, ...]) -> str:
+    """The first trait alone if all of them make the summary too long; the evidence has all."""
+    shown = rows
+    while True:
+        what = " and ".join(row.what for row in shown).replace("GPU model and GPU memory", "GPU model and memory")
+        found, expected = (
+            ", ".join(values) for values in zip(*((row.found, row.expected) for row in shown), strict=True)
+        )
+        text = f"{what} differ{'' if len(shown) > 1 else 's'} from the baseline: {found} instead of {expected}"
+        if len(text) <= 100 or len(shown) == 1:
+            return text
+        shown = shown[:1]
+
+
+_OTHER_GPUS = "The job that worked used other GPUs, so its speed and its batch size may not apply to this job."
+
+
+def _are_drivers(rows: tuple[BaselineDifference, ...]) -> bool:
+    return all(row.what == "Driver version" for row in rows)
+
+
+def _fix_of_baseline(job: Job, ranks: tuple[int, ...], rows: tuple[BaselineDifference, ...]) -> str:
+    place = hosts_text(job.hosts_of(ranks))
+    if _are_drivers(rows):
+        return f"Install driver {rows[0].expected} on {place}, or record a new baseline with `{_RECORD}`."
+    return (
+        "Request hosts with the GPUs of the baseline from the scheduler (`--constraint` in SLURM), or record a new "
+        f"baseline with `{_RECORD}`."
+    )
+
+
+_RECORD = "doctor capture -o expected.json"

@@ -62,9 +62,10 @@ def pcie_degraded(job: Job, *, loaded_percent: float = 10) -> Iterator[Verdict]:
             loaded = (gpu.utilization or 0) >= loaded_percent
             narrow = bool(_lacks(gpu.pcie_width, gpu.pcie_width_max))
             slow = loaded and bool(_lacks(gpu.pcie_generation, gpu.pcie_generation_max))
+            certain = loaded or ((share.gpu.name in wide) and is_data_centre(gpu))
             if narrow or slow:
                 yield Finding(
-                    f"PCIe link of GPU {gpu.index} of {local.name} runs at {_words(gpu)}",
+                    f"The PCIe link of GPU {gpu.index} of {local.name} runs at {_words(gpu)}",
                     ranks=share.ranks,
                     evidence={
                         "gpu": gpu.uuid,
@@ -75,12 +76,17 @@ def pcie_degraded(job: Job, *, loaded_percent: float = 10) -> Iterator[Verdict]:
                         "width_max_lanes": gpu.pcie_width_max,
                         "utilization_percent": gpu.utilization,
                     },
-                    fix=f"Check the link on {local.name} under load, then reseat the card and check its riser:\n"
-                    f"nvidia-smi -i {gpu.index} -q | grep -A 12 'GPU Link Info'\nsudo dmesg -T | grep -i aer",
-                    severity=Severity.WARNING
-                    if loaded or ((share.gpu.name in wide) and is_data_centre(gpu))
-                    else Severity.INFO,
+                    fix=_fix(gpu, local.name, certain=certain),
+                    severity=Severity.WARNING if certain else Severity.INFO,
                 )
+
+
+def _fix(gpu: Gpu, host: str, *, certain: bool) -> str:
+    commands = f"nvidia-smi -i {gpu.index} -q | grep -A 12 'GPU Link Info'\nsudo dmesg -T | grep -i aer"
+    if certain:
+        return f"Reseat the card on {host}, check its riser, and verify the link under load with:\n{commands}"
+    lanes = gpu.pcie_width_max
+    return f"Check the link on {host} under load, and reseat the card if its slot has {lanes} lanes:\n{commands}"
 
 
 def _lacks(now: int | None, best: int | None) -> bool | None:

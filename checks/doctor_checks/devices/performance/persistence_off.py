@@ -32,10 +32,10 @@ from doctor.testing import Fails, Passes, healthy
 def persistence_off(job: Job) -> Iterator[Verdict]:
     """Ask whether persistence mode is enabled on data center GPUs.
 
-    Why it hurts: every start takes seconds per GPU, and power limits and error counters are reset when the last process
-    on the GPU exits.
-    Fix: Enable the daemon with `sudo systemctl enable --now nvidia-persistenced`, or run `sudo nvidia-smi -pm 1`
-    after each boot.
+    Why it hurts: each start of CUDA takes seconds per GPU, and power limits and error counters are reset when the last
+    process on the GPU exits.
+    Fix: Enable the persistence daemon with `sudo systemctl enable --now nvidia-persistenced`, or run `sudo nvidia-smi
+    -pm 1` after each boot.
     """
     findings = []
     for local, found in shares_by_host(job):
@@ -44,7 +44,7 @@ def persistence_off(job: Job) -> Iterator[Verdict]:
             yield Unknown(note.reason, local.ranks, note.unhide)
         if off:
             finding = Finding(
-                f"Persistence mode is off on {len(off)} GPU{'s' if len(off) > 1 else ''} of the host",
+                f"Persistence mode is off on {len(off)} GPU{'s' if len(off) > 1 else ''} of {local.name}",
                 ranks=tuple(sorted({rank for share in off for rank in share.ranks})),
                 evidence={"gpus": [share.gpu.index for share in off], "model": off[0].gpu.name},
             )

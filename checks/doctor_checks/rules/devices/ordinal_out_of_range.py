@@ -183,9 +183,16 @@ def _violation(place: SourceLocation, ranks: int, gpus: int, why: str) -> Violat
     return Violation(
         place,
         f"{ranks} ranks are started per host, but {source}",
-        fix=f"Start {gpus} rank{'' if gpus == 1 else 's'} per host, or provide {ranks} GPUs.",
+        fix=f"Start {gpus} rank{'' if gpus == 1 else 's'} per host, or {_more(why, ranks)}.",
         evidence=(("ranks", ranks), ("gpus", gpus)),
     )
+
+
+def _more(why: str, ranks: int) -> str:
+    """How the host gets as many GPUs as ranks."""
+    if why == "the job requests":
+        return f"request {ranks} GPUs per host"
+    return f"list {ranks} GPUs in {why.partition('=')[0]}" if "=" in why else f"list {ranks} GPUs in `{why.split()[0]}`"
 
 
 def _judge_container(box: Container, gpus: int) -> Iterator[Violation]:
