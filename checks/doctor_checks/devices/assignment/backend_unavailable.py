@@ -108,7 +108,7 @@ def _summary_and_confidence(group: EventGroup) -> tuple[str, float]:
         r"without (?:\w+, )*(?:NCCL|MPI|UCC|XCCL|GLOO)\b": "init_process_group() fails, and the job ends at startup.",
         r"No torch.distributed backend": "Collectives on tensors of this device type fail, and the job ends.",
         r"without CUDA, but": (
-            'The job fails with "Torch not compiled with CUDA enabled", or silently trains on the CPU.'
+            'The ranks fail with "Torch not compiled with CUDA enabled", or silently train on the CPU.'
         ),
         r"is built without": _FAILS,
     },

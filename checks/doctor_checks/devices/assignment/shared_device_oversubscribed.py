@@ -170,7 +170,7 @@ def _judge_turns(crowd: Crowd, busy: float, least: float, room: float) -> Iterat
         },
         severity=Severity.WARNING,
         effect="The ranks compute in turns, and their all-reduce takes additional time.",
-        fix=f"Run one rank per GPU with {len(crowd)} times the batch_size, which needs about {mebibytes(need)} of "
+        fix=f"Run one rank per GPU with {len(crowd)} times the `batch_size`, which needs about {mebibytes(need)} of "
         f"{mebibytes(total)}.",
         confidence=0.7,
     )

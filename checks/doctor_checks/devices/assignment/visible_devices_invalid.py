@@ -105,8 +105,13 @@ def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
         listed, gpus, seen = parse_visible_devices(text), identical.find(GpuFacts), visible_to(identical)
         fault = listed.fault or (seen.fault if seen and gpus and gpus.gpus else None)
         if fault:
+            hosts = job.hosts_of(identical.ranks)
+            words = fault_text(fault, len(gpus.gpus) if gpus else 0)
+            if len(hosts) == 1:
+                words = words.replace("this host", hosts[0])
+            summary = f"{shown_list(text or '')} {words}"
             yield Finding(
-                f"{shown_list(text or '')} {fault_text(fault, len(gpus.gpus) if gpus else 0)}",
+                summary if len(summary) <= 100 else f"CUDA_VISIBLE_DEVICES {words}",
                 ranks=identical.ranks,
                 evidence={
                     "CUDA_VISIBLE_DEVICES": text,
@@ -143,7 +148,7 @@ def _uuids_for_torch_1_13(job: Job) -> Iterator[Finding]:
         torch = software.torch.version if software and software.torch else ""
         if text.startswith(("GPU-", "MIG-")) and torch and within(torch, "1.13", before="2.0"):
             yield Finding(
-                f"CUDA_VISIBLE_DEVICES={text} lists UUIDs, which PyTorch {torch} does not count",
+                f"{shown_list(text)} lists UUIDs, which PyTorch {torch} does not support",
                 ranks=identical.ranks,
                 evidence={"CUDA_VISIBLE_DEVICES": text, "torch": torch},
                 effect="`torch.cuda.device_count()` returns 0, and the ranks find no GPU.",

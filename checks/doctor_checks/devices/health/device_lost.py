@@ -68,7 +68,9 @@ def _claim(group: EventGroup) -> tuple[str, str]:
         index = re.search(r"NVRM: GPU(\d+)\b", text)
         which = f"GPU {index[1]}" if index else "a GPU"
         return f"The system processor (GSP) of {which} did not respond in time", _RESET
-    pci = pci or next(iter(re.findall(r"(?:Xid \(PCI:|GPU (?:at )?)([0-9a-fA-F]{4,8}:[0-9a-fA-F:.]+)", text)), "")
+    pci = pci or next(
+        iter(re.findall(r"(?:Xid \(PCI:|GPU (?:at )?(?:PCI:)?)([0-9a-fA-F]{4,8}:[0-9a-fA-F:.]+)", text)), ""
+    )
     return f"{f'The GPU at {pci}' if pci else 'A GPU'} was lost: the driver cannot reach it", _REBOOT
 
 
@@ -82,7 +84,7 @@ def _claim(group: EventGroup) -> tuple[str, str]:
     impacts={
         r"on the PCI bus, but": "The missing GPU cannot be used, and the indices of the other GPUs may have changed.",
         r"cannot read a GPU|needs recovery|requires a reset|did not respond": (
-            "Programs on this GPU hang or fail until it is reset."
+            "Programs on this GPU hang or fail until it is reset or the host is rebooted."
         ),
         r"cannot initialize": "No program can use this GPU, and the indices of the other GPUs may have changed.",
         r"fallen off|was lost|lost$|driver cannot reach": (

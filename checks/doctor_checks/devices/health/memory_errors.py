@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import hidden_of_gpus, shares_by_host
@@ -17,7 +18,7 @@ from doctor.api import (
     event_groups,
     finding_from_logs,
 )
-from doctor.facts import Gpu, GpuFacts, KernelEvent, KernelLogFacts
+from doctor.facts import Event, Gpu, GpuFacts, KernelEvent, KernelLogFacts
 from doctor.testing import Fails, Passes, healthy, logged
 from doctor_checks.devices._xid_events import logged_xids, xids_of
 
@@ -31,7 +32,7 @@ def _told(job: Job) -> Iterator[Finding]:
         if failed:
             yield finding_from_logs(
                 EventGroup(group.kind, failed),
-                "A GPU failed to remap a damaged row of its memory",
+                f"{_which(failed)} failed to remap a damaged row of its memory",
                 fix="Drain the host, and have the GPU replaced.",
                 confidence=0.95,
                 explains=_CONSEQUENCES,
@@ -39,12 +40,20 @@ def _told(job: Job) -> Iterator[Finding]:
         if others:
             yield finding_from_logs(
                 EventGroup(group.kind, others),
-                "A GPU reported uncorrectable memory errors",
+                f"{_which(others)} reported uncorrectable memory errors",
                 fix="End all processes on the GPUs of the host, then reset them:\nsudo nvidia-smi --gpu-reset",
                 confidence=0.95,
                 explains=_CONSEQUENCES,
             )
 
+
+def _which(events: tuple[Event, ...]) -> str:
+    """``The GPU at 0000:3b:00``, if the lines name one address."""
+    found = {address for event in events for address in _ADDRESS.findall(event.text)}
+    return f"The GPU at {found.pop()}" if len(found) == 1 else "A GPU"
+
+
+_ADDRESS = re.compile(r"(?:GPU at (?:PCI:)?|\(PCI:)([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?)")
 
 _CONSEQUENCES = ("GPU010", "GPU019", "GPU022")
 
@@ -58,7 +67,7 @@ _CONSEQUENCES = ("GPU010", "GPU019", "GPU022")
     from_logs=_told,
     impacts={
         r"contained to one program": (
-            "The process that used the damaged memory is terminated. Other processes are not affected."
+            "Only the process that used the damaged memory ends, and the other ranks wait for it until their timeout."
         ),
         r"not contained": "All programs on this GPU end, and their data may be corrupted. The GPU needs a reset.",
         r"pending": ("The damaged memory is still in use, and fails again at the same address until the next reset."),

@@ -45,7 +45,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     needs=(ProcessFacts,),
     from_logs=_from_logs,
     impacts={
-        r"reached the GPU's limit": "Further processes cannot use the GPU until one of its clients ends.",
+        r"reached the GPU's limit": "Further processes cannot use the GPU until one of the MPS clients ends.",
         r"terminated this client": (
             "All clients of the server on this GPU end with an error, and the other ranks wait for them until "
             "their timeout."
@@ -53,7 +53,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         r"accepts no new clients|use all connections": (
             "CUDA does not start in this process, and the other ranks wait for it until their timeout."
         ),
-        r"is unreachable": "CUDA does not start in the processes of this host, which are clients of the server.",
+        r"is unreachable": "CUDA does not start in any process on this host.",
         r"connection to the MPS server was lost": (
             "The process can no longer use CUDA: it fails, and the other ranks wait for it until their timeout."
         ),

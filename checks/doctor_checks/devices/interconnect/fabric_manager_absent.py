@@ -52,6 +52,9 @@ def _unready(job: Job) -> Iterator[Finding]:
                 if driver
                 else "Install the fabric manager in the version of the driver, which this command prints:\n" + _RELEASE
             )
+        elif re.search(r"service not found|not installed|NOT_PRESENT", texts):
+            summary = "The fabric manager is not installed"
+            fix = "Install the fabric manager in the version of the driver, which this command prints:\n" + _RELEASE
         elif _STOPPED.search(texts):
             summary = "The fabric manager is not running"
             fix = "Find out why the fabric manager does not run, and start it:\n" + "\n".join((_STATUS, _RESTART))
@@ -98,8 +101,9 @@ def _went_on(job: Job, group: EventGroup) -> bool:
             'The fabric manager rejects the driver when it starts, and CUDA then fails with "system not yet '
             'initialized" (error 802).'
         ),
-        # Even if running programs continue (NVIDIA Fabric Manager user guide, ABORT_CUDA_JOBS_ON_FM_EXIT).
-        r"not running": 'New CUDA programs on this host fail with "system not yet initialized" (error 802).',
+        r"not (?:running|installed)": (
+            'New CUDA programs on this host fail with "system not yet initialized" (error 802).'
+        ),
     },
     cases=lambda: (
         Passes("a running fabric manager of the driver's release", healthy(hosts=2, per_host=8)),

@@ -29,10 +29,7 @@ def _rack(
     when="PM",
     needs=(GpuFacts, DriverFacts),
     impacts={
-        r" is in another clique": "This host communicates with the others over the network instead of NVLink.",
-        r" are in (?:another|different) cliques?": (
-            "Hosts of different cliques communicate over the network instead of NVLink."
-        ),
+        r"clique": "Hosts of different cliques communicate over the network instead of NVLink.",
         r"IMEX": (
             'NCCL reports "MNNVL is available but not working" and fails, or uses the network instead of NVLink.'
         ),

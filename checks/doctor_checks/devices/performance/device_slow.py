@@ -212,8 +212,8 @@ def _slow_messages(near: SlowNeighbour) -> Finding:
     others = {"sending": "to", "receiving": "from"}.get(near.way, "to and from")
     whose = "messages to each other" if len(near.ranks) > 1 else f"messages {others} other GPUs of the host"
     return Finding(
-        f"{ranks_in_words(near.ranks).capitalize()} on {near.host}: {whose} reach {worst.value / 1e9:.1f} of "
-        f"{usual / 1e9:.1f} GB/s",
+        f"{ranks_in_words(near.ranks).capitalize()} on {near.host}: {whose} reach "
+        f"{worst.value / 1e9:.1f} GB/s (usual: {usual / 1e9:.1f})",
         ranks=near.ranks,
         evidence={
             "messages": {
@@ -235,7 +235,7 @@ def _slow_copies(job: Job, copies: SlowCopies) -> Finding:
     way = "to" if what == "to_device" else "from"
     return Finding(
         f"Rank {copies.rank} on {', '.join(hosts)}: copies {way} {copies.sample.device} reach {speed / 1e9:.1f} of the "
-        f"{copies.roofline / 1e9:.1f} GB/s of its PCIe link ({link})",
+        f"{copies.roofline / 1e9:.1f} GB/s of its PCIe link",
         ranks=(copies.rank,),
         evidence={
             "device": f"{copies.sample.device} ({copies.sample.name})",
