@@ -47,6 +47,7 @@ _LABELS = {
     "aggregate_uncorrected": "aggregate uncorrectable errors",
     "batch_at_the_end": "batch when memory runs out",
     "batch_could_be_times": "batch size factor that fits",
+    "bytes": "size",
     "bytes_a_batch": "growth",
     "bytes_a_second": "growth",
     "bytes": "size",

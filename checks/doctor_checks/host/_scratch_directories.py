@@ -45,7 +45,7 @@ def _of_named(local: LocalRanks, storage: StorageFacts, least: float) -> Iterato
             name = f"{folder.source}={folder.path}" if folder.source else f"Temporary directory {folder.path}"
             for fault in _faults(folder, least):
                 # The path is in the evidence if its length is the fault.
-                subject = folder.source or "Temporary directory" if fault.words == _TOO_LONG else name
+                subject = f"The path in {folder.source or 'TMPDIR'}" if fault.words == _TOO_LONG else name
                 yield _finding(f"{subject} {fault.words}", fault, [folder], local)
 
 

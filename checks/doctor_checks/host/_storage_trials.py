@@ -190,7 +190,7 @@ def _unshared(
             fix=f"On {_names(faulty)}, mount the file system that the other hosts use "
             f"(`findmnt -T {shlex.quote(split.path)}` shows it there)."
             if some_share
-            else "Use a directory on a file system that all hosts mount (NFS, Lustre, GPFS).",
+            else "Write checkpoints to a file system that all hosts mount (NFS, Lustre, GPFS).",
         )
 
 

@@ -139,7 +139,7 @@ def _waits_for_lock(frame: Frame) -> bool:
             "ranks times out."
         ),
         r"is stale": "Every rank that needs the extension silently waits for the lock.",
-        r"ended while": "The other ranks wait for this process until their timeout.",
+        r"ended while": "The other ranks wait for this rank until their timeout.",
         r"failed to acquire": "The process fails, and the other ranks wait for it until their timeout.",
         r"^A process waited": (
             "The process blocks until the lock is released, and the other ranks wait for it until their timeout."

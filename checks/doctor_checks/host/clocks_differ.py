@@ -65,6 +65,8 @@ def clocks_differ(job: Job, *, apart_seconds: float = 1.0) -> Iterator[Verdict]:
     consequences. Certificates may be rejected, and torchrun may consider a running host dead.
     Fix: Synchronize the clocks with `sudo chronyc makestep` (chrony) or `sudo systemctl restart systemd-timesyncd`.
     """
+    # Rendezvous removes nodes whose last heartbeat is too old by its own clock (torch/distributed/elastic/rendezvous/
+    # dynamic_rendezvous.py, expire_time).
     if len(job.by_host()) < 2:
         reason = "one host: no other clock to compare with"
         yield Unknown("other ranks not gathered") if job.ungathered else Skip(reason)

@@ -138,7 +138,7 @@ def _fix_of_log(event: Event, files: tuple[str, ...]) -> str:
             "Install the NVIDIA Container Toolkit, and register it with Docker:\n"
             "sudo nvidia-ctk runtime configure --runtime=docker\nsudo systemctl restart docker"
         )
-    return "Restart the container with `docker run --gpus all`, or request GPUs from the device plugin of Kubernetes."
+    return "Restart the container with `docker run --gpus all`, or request GPUs from the Kubernetes device plugin."
 
 
 def _fix(files: str) -> str:
@@ -147,12 +147,15 @@ def _fix(files: str) -> str:
         return fix
     if "nvidia-caps" in files:
         # https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html
-        return "Start the container with `docker run --gpus all`, or request MIG slices from the GPU device plugin."
-    # nvidia-modprobe(1): -u creates the files of nvidia-uvm, -c that of the GPU with this minor number.
-    options = " ".join(f"-c {minor}" for minor in re.findall(r"nvidia(\d+)", files)) or "-u"
+        return (
+            "Start the container with `docker run --gpus all`, or request MIG slices from the Kubernetes device plugin."
+        )
+    # nvidia-modprobe.c: -c creates the file with this minor number (255: nvidiactl), with -u that of nvidia-uvm.
+    options = " ".join(f"-c {minor}" for minor in re.findall(r"nvidia(\d+)", files.replace("nvidiactl", "nvidia255")))
+    options = options or "-u -c 0"
     return (
         f"Run `sudo nvidia-modprobe {options}` on the host, then start the container with `docker run --gpus all` or "
-        "the GPU device plugin."
+        "request its GPUs from the Kubernetes device plugin."
     )
 
 

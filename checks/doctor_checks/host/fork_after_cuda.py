@@ -162,7 +162,7 @@ def _findings(forked: list[int], holding: dict[str, list[int]], forking: dict[st
             evidence={"strategy": strategy, "parent_holds_gpu_memory": True},
             fix=_NOTEBOOK.format(call="`trainer.fit()`")
             if strategy.startswith("ddp_notebook")
-            else 'Use strategy="ddp", which does not fork the ranks.',
+            else 'Use `strategy="ddp"`, which does not fork the ranks.',
         )
     for strategy, ranks in forking.items():
         yield Finding(
@@ -170,7 +170,7 @@ def _findings(forked: list[int], holding: dict[str, list[int]], forking: dict[st
             ranks=tuple(ranks),
             severity=Severity.WARNING,
             evidence={"strategy": strategy, "interactive": False},
-            fix='Use strategy="ddp", which does not fork the ranks.',
+            fix='Use `strategy="ddp"`, which does not fork the ranks.',
         )
 
 

@@ -46,12 +46,13 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             group,
             f"The locked-memory limit of {shown} is too small for RDMA"
             if only_warned
-            else f"RDMA memory could not be locked{_calls(group)}",
+            else f"Memory could not be locked for RDMA{_calls(group)}",
             evidence={"limit": shown} if shown else None,
             effect="RDMA connections between hosts fail with `Cannot allocate memory`."
             if only_warned
             else "The rank cannot use RDMA: it fails, and the other ranks wait for it until their timeout.",
-            fix="Raise the limit before starting the job (in a container, with `docker run --ulimit memlock=-1`):\n"
+            fix="Raise the locked-memory limit before starting the job (in a container, with `docker run --ulimit "
+            "memlock=-1`):\n"
             "ulimit -l unlimited",
             severity=Severity.WARNING if only_warned else None,
             confidence=0.95 if stated else 0.6 if all(event.value("weak") for event in group.events) else 0.85,

@@ -153,7 +153,11 @@ _DUMPS = {"path": "/scratch/dumps", "role": "flight-recorder", "source": "TORCH_
         Fails("no bytes left", _with(_folder(free=0)), ranks=(2, 3)),
         Fails("no inodes left", _with(_folder(free_inodes=0)), ranks=(2, 3)),
         Fails("each host has its own", _with(_folder(shared=False, filesystem="xfs")), ranks=(2, 3)),
-        Fails("the mount does not answer", _with(_folder(exists=None, error="no answer within 2 s")), ranks=(2, 3)),
+        Fails(
+            "the mount does not answer",
+            _with(_folder(exists=None, free=None, free_inodes=None, error="no answer within 2 s")),
+            ranks=(2, 3),
+        ),
         Fails(
             "each host has its own, and rank 0 alone writes",
             _with(_folder(shared=False)).put(TrainerFacts(strategy="ddp")),
@@ -450,7 +454,7 @@ def _fix(words: str, folder: Directory, hosts: str) -> str:
     if words.startswith("has less than"):
         return f"Free space on this file system, or use another directory:\ndf -h {path}"
     if words == _UNSHARED:
-        return "Use a directory on a file system that all hosts mount (NFS, Lustre, GPFS)."
+        return "Write checkpoints to a file system that all hosts mount (NFS, Lustre, GPFS)."
     if words.startswith("is not accessible"):
         return f"Use another directory, or correct this path on {hosts}:\nnamei -l {path}"
     return (

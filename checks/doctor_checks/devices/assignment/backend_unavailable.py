@@ -53,7 +53,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def _effect_of_log(group: EventGroup, *, only_warned: bool) -> str:
     if only_warned:
         return "None if the job is meant to run on the CPU."
-    raised = all("Error: " in event.text for event in group.events)
+    raised = all(re.search("(?:Error|Exception): ", event.text) for event in group.events)
     return _FAILS if raised and not group.value("backend") and not group.value("device2") else ""
 
 

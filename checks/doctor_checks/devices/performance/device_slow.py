@@ -331,8 +331,9 @@ def _fix_of_processor(slow: SlowDevice, hosts: tuple[str, ...]) -> str:
     sample = slow.sample
     if _share(slow) == _UNSHARED:
         return f"Exclude {', '.join(hosts)}, and check its CPU frequency:\ngrep MHz /proc/cpuinfo"
+    of = f" of {', '.join(hosts)}" if sample.pinned_to else ""
     listing = "`ps -eLo pid,psr,pcpu,comm --sort=-pcpu | head`"
     return (
-        f"End other processes on {_where(sample)} ({listing} lists them), or bind the rank to other CPUs "
+        f"End other processes on {_where(sample)}{of} ({listing} lists them), or bind the rank to other CPUs "
         "(`srun --cpu-bind=cores`)."
     )

@@ -192,7 +192,11 @@ def _more(why: str, ranks: int) -> str:
     """How the host gets as many GPUs as ranks."""
     if why == "the job requests":
         return f"request {ranks} GPUs per host"
-    return f"list {ranks} GPUs in {why.partition('=')[0]}" if "=" in why else f"list {ranks} GPUs in `{why.split()[0]}`"
+    return (
+        f"list {ranks} GPUs in {why.partition('=')[0]}"
+        if "=" in why
+        else f"list {ranks} GPUs in `{why.split()[0].rstrip(':')}`"
+    )
 
 
 def _judge_container(box: Container, gpus: int) -> Iterator[Violation]:
