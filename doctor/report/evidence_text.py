@@ -29,6 +29,8 @@ _KEYS_ARE_RANKS = {
 _FOR_PROGRAMS = {"column", "end_column", "end_line", "fixable", "flow", "preview"}
 _ARE_RANKS = {"called_by", "waiting"}
 _NAMED_RANKS = {"called_by", "ranks_with", "ranks_without"}
+_PARAMETERS = {"machine_rank", "num_machines", "num_nodes", "num_processes", "train_batch_size"}
+"""Names of parameters of other programs, shown as they are written there."""
 _VALUES_ARE_RANKS = {"checksums", "directories", "initial", "ranks_by_value", "releases", "values"}
 _CAPITALS = {
     word.lower(): word
@@ -82,12 +84,16 @@ _LABELS = {
     "lock_held": "GIL held",
     "microseconds": "latency",
     "may_mean": "possible cause",
+    "instead": "available instead",
+    "last_seen": "last step seen",
     "meant": "intended value",
     "met_by_rank": "largest batch was on rank",
     "near": "similar name",
     "not_seen": "reads of other hosts' files",
     "number": "collective number",
     "nvswitches": "NVSwitches",
+    "ntasks": "--ntasks",
+    "ntasks_per_node": "--ntasks-per-node",
     "others_were_in": "other ranks were in",
     "peers_gbit_per_s": "peers (Gb/s)",
     "rate_gbit_per_s": "rate (Gb/s)",
@@ -98,6 +104,8 @@ _LABELS = {
     "processor_share": "CPU share",
     "ranks_with": "found on",
     "ranks_without": "not found on",
+    "processes_each": "processes per launcher",
+    "ranks_claimed_twice": "number of ranks used twice",
     "ranks_that_came": "ranks that joined",
     "peers_median": "median of the others",
     "peers_median_bytes": "median of the others",
@@ -198,7 +206,7 @@ def _is_absent(value: object) -> bool:
 
 
 def _label(name: str) -> str:
-    if name in _LABELS or not _IDENTIFIER.fullmatch(name):
+    if name in _LABELS or name in _PARAMETERS or not _IDENTIFIER.fullmatch(name):
         return _LABELS.get(name, name)
     without_unit = re.sub("_bytes(?=$|_)", "", _without_unit(name))
     words = re.sub("_a_(second|step|batch)", r"_per_\1", without_unit).split("_")

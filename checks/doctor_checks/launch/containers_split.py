@@ -17,6 +17,9 @@ NAMESPACES = {
     "net": "network",
 }
 
+_OPTIONS = {"shm": "--ipc=host", "ipc": "--ipc=host", "pid": "--pid=host", "net": "--network=host"}
+"""Options of docker and podman that make a container use the namespace, and /dev/shm, of its host."""
+
 Spaces = tuple[object, ...]
 """The values of :data:`KINDS`; ``None`` if one is unknown."""
 UNKNOWN: Spaces = (None,) * len(KINDS)
@@ -118,23 +121,25 @@ def _report(known: list[tuple[Rank, Spaces]], differing: tuple[str, ...]) -> Fin
             "groups": [ranks_in_words(tuple(sorted(ranks))) for ranks in ordered[:8]],
         },
         effect=_effect(differing),
+        fix="Run all ranks of a machine in one container, or start each container with "
+        f"`{' '.join(dict.fromkeys(_OPTIONS[kind] for kind in differing))}`.",
     )
 
 
 def _shared(differing: tuple[str, ...]) -> str:
-    """``/dev/shm and the IPC and PID namespaces``."""
+    """``/dev/shm or the IPC and PID namespaces``."""
     names = [NAMESPACES[kind] for kind in differing if kind in NAMESPACES]
     named = f"the {' and '.join(filter(None, (', '.join(names[:-1]), names[-1])))} namespace" if names else ""
     parts = ("/dev/shm" if "shm" in differing else "", named + ("s" if len(names) > 1 else ""))  # noqa: S108
-    return " and ".join(filter(None, parts))
+    return " or ".join(filter(None, parts))
 
 
 def _effect(differing: tuple[str, ...]) -> str:
     """Source: src/transport/shm.cc and p2p.cc; both require the same /dev/shm, compared by its device number."""
     if "shm" in differing:
-        return "NCCL uses neither P2P nor shared memory between them: it compares the device numbers of /dev/shm."
+        return "NCCL compares the device numbers of /dev/shm, so it uses neither P2P nor shared memory between them."
     if "net" in differing:
-        return "P2P may fail: NCCL passes cuMem handles over abstract UNIX sockets, local to a network namespace."
+        return "P2P may fail: NCCL passes cuMem handles over UNIX sockets that exist only in one network namespace."
     return "One rank cannot open the CUDA memory handles and shared memory segments of another."
 
 

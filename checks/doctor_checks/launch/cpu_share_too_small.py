@@ -22,8 +22,7 @@ def _unread(threads: str) -> JobBuilder:
     compares_ranks=True,
     impacts={
         r"not a positive number": (
-            "OpenMP ignores the value and starts a thread for every CPU on each rank, so ranks of one host "
-            "compete for the CPUs."
+            "The threads of the ranks on a host compete for its CPUs, and all ranks wait for the slowest."
         ),
     },
     cases=lambda: (
@@ -145,7 +144,7 @@ def _not_inherited(job: Job) -> Iterator[Finding]:
 
 _MORE_CPUS = {
     "quota": "raise the CPU limit of the container or cgroup",
-    "pinned": "give each rank more CPUs (`srun --cpus-per-task` or `mpirun --bind-to none`)",
+    "pinned": "give each rank more CPUs, with `srun --cpus-per-task` or `mpirun --bind-to none`",
 }
 
 
@@ -165,7 +164,7 @@ def _judge(local: LocalRanks, known: list[tuple[int, ProcessFacts]], threads_per
             yield _report(ranks, len(cpus), _how(cpus, local, shared=len(pinned) > 1))
     host = local.find(HostFacts)
     if not crowded and host and host.cpu_quota and _threads(known) > host.cpu_quota * threads_per_cpu:
-        yield _report(known, host.cpu_quota, "the cgroup quota")
+        yield _report(known, host.cpu_quota, "cgroup quota")
 
 
 def _threads(ranks: list[tuple[int, ProcessFacts]]) -> int:
@@ -191,7 +190,9 @@ def _cores(cpus: tuple[int, ...]) -> str:
 def _report(ranks: list[tuple[int, ProcessFacts]], cpus: float, how: str) -> Finding:
     numbers, threads = tuple(number for number, _ in ranks), _threads(ranks)
     each = max(1, int(cpus // len(ranks)))
-    who = "1 rank runs" if len(ranks) == 1 else f"{len(ranks)} ranks of a host run"
+    who = "1 rank runs" if len(ranks) == 1 else f"{len(ranks)} ranks on a host run"
+    threads_fit = all(process.threads_per_process in (None, each) for _, process in ranks)
+    more = _MORE_CPUS["quota" if "quota" in how else "pinned"]
     return Finding(
         f"{who} {threads} thread{'' if threads == 1 else 's'} on {cpus:g} CPU{'' if cpus == 1 else 's'} ({how})",
         ranks=numbers,
@@ -202,10 +203,10 @@ def _report(ranks: list[tuple[int, ProcessFacts]], cpus: float, how: str) -> Fin
             "threads_per_rank": ranks[0][1].threads_per_process,
             "limited_by": how,
         },
-        fix=(
-            f"Run `export OMP_NUM_THREADS={each}`, and {_MORE_CPUS['quota' if 'quota' in how else 'pinned']}."
-            if cpus < 4 * len(ranks)
-            else f"export OMP_NUM_THREADS={each}"
-        ),
+        fix=f"export OMP_NUM_THREADS={each}"
+        if cpus >= 4 * len(ranks)
+        else f"{more[0].upper()}{more[1:]}."
+        if threads_fit
+        else f"Run `export OMP_NUM_THREADS={each}`, and {more}.",
         explains=("HOST005",),
     )

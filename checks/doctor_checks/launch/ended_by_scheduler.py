@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -22,9 +23,16 @@ class EndReason(NamedTuple):
     fix: str
 
 
+EVICTED = "A pod was evicted"
 REASONS = (
     EndReason(
-        ("node fail", "nodenotready"),
+        ("nodenotready",),
+        "A Kubernetes node of the job is not ready",
+        0.9,
+        "Find the node with `kubectl get nodes`, and resume from the last checkpoint on other nodes.",
+    ),
+    EndReason(
+        ("node fail",),
         "A host of the job failed",
         0.9,
         "Resume from the last checkpoint on other hosts, and report the failed host to its operators.",
@@ -35,11 +43,20 @@ REASONS = (
         0.95,
         "Resume from the last checkpoint with a longer time limit.",
     ),
-    EndReason(
-        ("threadlimit", "processlimit", "cpulimit", "swap"),
-        "The scheduler ended the job at a resource limit",
-        0.95,
-        "Request more of the resource that `bhist -l` names for the job, then resume from the last checkpoint.",
+    *(
+        EndReason(
+            (word,),
+            f"LSF ended the job at its {limit}",
+            0.95,
+            f"Raise the {limit} of the job with `bsub {option}`, then resume from the last checkpoint.",
+        )
+        # Options of bsub: https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=bsub-options
+        for word, limit, option in (
+            ("threadlimit", "thread limit", "-T"),
+            ("processlimit", "process limit", "-p"),
+            ("cpulimit", "CPU time limit", "-c"),
+            ("swap", "virtual memory limit", "-v"),
+        )
     ),
     EndReason(
         ("preempt",),
@@ -52,13 +69,13 @@ REASONS = (
     ),
     EndReason(
         ("spot",),
-        "The cloud provider reclaimed the hosts",
+        "The cloud provider reclaims the hosts (spot interruption)",
         0.95,
         "Resume from the last checkpoint on new hosts, and write one at each interruption notice.",
     ),
     EndReason(
         ("evict", "kubelet", "taint", "low on resource"),
-        "A pod was evicted",
+        EVICTED,
         0.9,
         "Look up the reason with `kubectl describe pod NAME`, then resume from the last checkpoint.",
     ),
@@ -86,8 +103,8 @@ _STALLED = ("torch.nccl.watchdog_timeout", "torch.nccl.heartbeat", "torch.monito
             "None: the later attempt completed. Errors of the first one are consequences of its end."
         ),
         r"requeued$": (
-            "The first attempt ended, and its ranks lost their connections. The job starts again from its last "
-            "checkpoint."
+            "The first attempt ended, and its ranks lost their connections. SLURM starts the batch script again from "
+            "the beginning."
         ),
         r"earlier failure": (
             "The ranks were blocked by the earlier failure until the time limit, which used up the allocation."
@@ -96,8 +113,9 @@ _STALLED = ("torch.nccl.watchdog_timeout", "torch.nccl.heartbeat", "torch.monito
         r"torchrun": (
             "torchrun stops all ranks of its host; lost connections that other hosts log afterwards are consequences."
         ),
-        r"A host of the job failed": (
-            "The scheduler ends the job on all hosts; the steps since the last checkpoint are lost."
+        r"^Host|^A host": "The scheduler ends the job on all hosts; the steps since the last checkpoint are lost.",
+        r"not ready|evicted": (
+            "The ranks in the pod are ended; lost connections that other ranks log afterwards are consequences."
         ),
     },
     cases=lambda: (
@@ -239,16 +257,34 @@ def _completed_later(job: Job, end: Event) -> bool:
 def _finding(group: EventGroup, earlier: Event | None, *, completed: bool) -> Finding:
     reason = _reason(group.first) or CANCELLED
     after = f", after an earlier failure ({earlier.file}:{earlier.line})" if earlier else ""
+    summary, fix = _named(reason, group.first)
     return finding_from_logs(
         group,
-        reason.summary + after + (", then ran again and completed" if completed else ""),
+        summary + after + (", then ran again and completed" if completed else ""),
         ranks=(),
         severity=Severity.INFO if earlier or completed else None,
         confidence=reason.confidence,
-        fix=f"Fix the earlier failure ({earlier.file}:{earlier.line}) first." if earlier else reason.fix,
+        fix=f"Fix the earlier failure ({earlier.file}:{earlier.line}) first." if earlier else fix,
         explains=() if earlier else ("RUN004", "RUN012", "NCCL013"),
         symptoms=False,
     )
+
+
+def _named(reason: EndReason, event: Event) -> tuple[str, str]:
+    """The summary and the fix, with the host or the pod that the message names."""
+    host = event.value("node2")
+    if host:
+        return reason.summary.replace("A host", f"Host {host}"), reason.fix.replace("the failed host", host)
+    named = _POD.search(event.text) if reason.summary == EVICTED else None
+    if named is None:
+        return reason.summary, reason.fix
+    pod = named["pod"] or named["row"]
+    space, _, name = pod.rpartition("/")
+    return f"Pod {pod} was evicted", reason.fix.replace("pod NAME", f"pod {name}{f' -n {space}' if space else ''}")
+
+
+_POD = re.compile(r"\bPod (?P<pod>[\w.-]{1,253}/[\w.-]{1,253})|^\s*(?P<row>[\w.-]{1,253})\s{1,40}\d{1,3}/\d{1,3}\s")
+"""A pod in an event of Kubernetes, or its row of ``kubectl get pods``."""
 
 
 def _reason(event: Event) -> EndReason | None:

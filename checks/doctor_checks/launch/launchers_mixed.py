@@ -62,7 +62,7 @@ def _joined_twice(job: Job) -> Iterator[Finding]:
             yield finding_from_logs(
                 group,
                 f"{ranks_in_words(ranks).capitalize()} of {group.value('w')} joined twice, and the others "
-                "never: each host starts at rank 0",
+                "never joined: each host starts at rank 0",
                 ranks=ranks,
                 evidence={"ranks_that_came": list(ranks), "world_size": parse_count(group.value("w"))},
                 confidence=0.75,
@@ -93,10 +93,10 @@ def _waits_alone(job: Job) -> Iterator[Finding]:
 
 
 def _alone(group: EventGroup, size: int, names: str) -> Finding:
-    why = f"{names} is set" if names else "probably a stale LOCAL_RANK or NODE_RANK"
+    why = f"{names} {'are' if ',' in names else 'is'} set" if names else "probably of a stale LOCAL_RANK or NODE_RANK"
     return finding_from_logs(
         group,
-        f"Rank 0 of Lightning waits for ranks that nothing starts: {why}",
+        f"Lightning waits for ranks that nothing starts, {'because' if names else ''} {why}",
         ranks=(),
         evidence={"world_size": size or None, "set": names or None},
         confidence=0.8 if names else 0.5,
@@ -121,8 +121,8 @@ def _goes_on(job: Job, event: Event) -> bool:
     needs=(LaunchFacts,),
     from_logs=(_joined_twice, _waits_alone),
     impacts={
-        r"joined twice": "Two processes use the same rank, and the ranks of the other hosts never join.",
-        r"^Rank 0 of Lightning waits": "Training never starts: rank 0 waits until the timeout.",
+        r"joined twice": "Training never starts: all processes wait for the missing ranks until the timeout.",
+        r"^Lightning waits": "Training never starts: rank 0 waits until the timeout.",
     },
     cases=lambda: (
         Passes("torchrun alone", healthy(hosts=2, per_host=2)),
@@ -259,7 +259,7 @@ def _judge_direct(job: Job) -> Iterator[Finding]:
     if not odd:
         return
     launch, direct, _ = odd[0]
-    more = f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
+    more = f" (and {len(odd) - 1} more process{'es' if len(odd) > 2 else ''})" if len(odd) > 1 else ""
     yield Finding(
         f"RANK={launch.get('RANK')}, but {direct.program} started this process as "
         f"{direct.rank_name}={direct.rank}{more}",
@@ -269,7 +269,8 @@ def _judge_direct(job: Job) -> Iterator[Finding]:
             "WORLD_SIZE": launch.get("WORLD_SIZE"),
             direct.size_name: direct.size,
         },
-        effect="PyTorch reads RANK, Lightning the launcher's rank: ranks collide or wait for ranks that do not exist.",
+        effect=f"PyTorch reads RANK, and Lightning {direct.rank_name}, so ranks collide or wait for ranks that do not "
+        "exist.",
         fix=f"Run `unset RANK LOCAL_RANK` before {direct.program}, or set RANK in each task: "
         f"`{direct.program} bash -c 'RANK=${direct.rank_name} exec python train.py'`.",
         explains=("ENV001", "ENV004"),
@@ -316,12 +317,15 @@ def _judge_local_rank(launch: LaunchFacts, identical: IdenticalRanks) -> Iterato
     value = launch.get("LOCAL_RANK")
     if value is None or devices_asked(identical.members[0]) == 1:
         return
+    is_read = _is_read(identical)
     yield Finding(
         f"LOCAL_RANK={value or repr(value)} is set, but no launcher started this process",
         ranks=identical.ranks,
         evidence={"LOCAL_RANK": value, "launcher": launch.launcher},
-        severity=None if _is_read(identical) else Severity.INFO,
-        effect="Lightning assumes that a launcher starts the ranks: it starts none itself and waits for them.",
+        severity=None if is_read else Severity.INFO,
+        effect="Lightning assumes that a launcher starts the ranks, so it starts none itself and waits for them."
+        if is_read
+        else "None unless the script reads LOCAL_RANK: neither Lightning nor Accelerate is installed.",
         fix="unset LOCAL_RANK",
     )
 
@@ -340,7 +344,8 @@ def _judge_node_rank(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator
             ranks=identical.ranks,
             severity=None if _is_read(identical) else Severity.INFO,
             evidence={name: number, "MASTER_ADDR": launch.get("MASTER_ADDR"), "num_nodes": asked},
-            effect=f"Lightning numbers its ranks as those of host {number}; no process is rank 0, and all wait for it.",
+            effect=f"Lightning numbers its ranks as those of host {number}, and all of them wait for rank 0, which no "
+            "process is.",
             fix=f"Run `unset {name}`, or for several hosts also export MASTER_ADDR and MASTER_PORT and set num_nodes.",
         )
         return
@@ -349,10 +354,10 @@ def _judge_node_rank(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator
     release = release_of(lightning)
     if name == "NODE_RANK" and release is not None and release[:2] < LAST_THAT_WAITS:
         yield Finding(
-            f"NODE_RANK={number} is set: Lightning {lightning} then waits for processes that nothing starts",
+            f"NODE_RANK={number} is set, so Lightning {lightning} waits for processes that nothing starts",
             ranks=identical.ranks,
             evidence={name: number, "lightning": lightning},
-            effect="Training with several GPUs hangs at 'initializing ddp: GLOBAL_RANK: 0'.",
+            effect='Training with several GPUs hangs at "initializing ddp: GLOBAL_RANK: 0".',
             fix="Run `unset NODE_RANK`, or upgrade Lightning to 1.2 or later.",
         )
 

@@ -86,7 +86,9 @@ def _differing(group: EventGroup, masters: dict[str, str], confidence: float) ->
         ranks=(),
         evidence={"masters": masters},
         confidence=confidence,
-        fix="Pass the same --master_addr (or --rdzv-endpoint) on every host: an address of the host with node rank 0.",
+        fix=f"Use the master of host 0 on all hosts: `--master-addr={shlex.quote(masters['host 0'])}`."
+        if "host 0" in masters
+        else "Use the same master on all hosts: an address of the host with node rank 0.",
         explains=("NET006", "ENV005", "ENV015"),
     )
 
@@ -183,7 +185,8 @@ def _given(job: Job, kind: str) -> tuple[Event, ...]:
 def master_disagrees(job: Job) -> Iterator[Verdict]:
     """Ask whether all ranks use the same master address and port.
 
-    Why it hurts: ranks with another master wait for a store that does not exist, while the others wait for them.
+    Why it hurts: ranks that use a different master wait for a store that does not exist, while the others wait for
+    them.
     Fix: Set MASTER_ADDR to the name of the host of rank 0 on every host, not to localhost.
     """
     owners = _owners(job)
@@ -210,7 +213,7 @@ def master_disagrees(job: Job) -> Iterator[Verdict]:
     wrong = [looks for place, looks in places.items() if place != right]
     where = ""
     if len(wrong) > MOST_FINDINGS:
-        where = f"{len(wrong)} other masters"
+        where = f"{len(wrong)} different masters"
         wrong = [[look for looks in wrong for look in looks]]
     for looks in wrong:
         yield _report(looks, places.get(right) if right else None, where)
@@ -267,10 +270,12 @@ def _meet_somewhere(places: dict[MasterEndpoint, list[ReportedMaster]]) -> bool:
 
 def _report(looks: list[ReportedMaster], right: list[ReportedMaster] | None, where: str) -> Finding:
     first, ranks = looks[0], tuple(look.rank for look in looks)
-    elsewhere = f"the others {_shown(right[0])}" if right else "without a majority"
+    elsewhere = f", the others {_shown(right[0])}" if right else ", without a majority"
+    if where:
+        elsewhere = f" instead of {_shown(right[0])}" if right else ""
     verb = "uses" if len(ranks) == 1 else "use"
     return Finding(
-        f"{ranks_in_words(ranks).capitalize()} {verb} {where or f'master {_shown(first)}'}, {elsewhere}",
+        f"{ranks_in_words(ranks).capitalize()} {verb} {where or f'master {_shown(first)}'}{elsewhere}",
         ranks=ranks,
         evidence={
             "told": first.told,
@@ -290,7 +295,7 @@ def _fix(odd: ReportedMaster, right: ReportedMaster) -> str:
     export = f"export MASTER_ADDR={name} MASTER_PORT={port}"
     if odd.told.rpartition(":")[0] != right.told.rpartition(":")[0] or odd.address == right.address:
         return f"Use the same master on {odd.host.name} as on the other hosts:\n{export}"
-    return f"On {odd.host.name}, correct the name service so that `getent ahosts {name}` prints {right.address}."
+    return f"On {odd.host.name}, correct DNS or /etc/hosts so that `getent ahosts {name}` prints {right.address}."
 
 
 def _with_address_of_node0(old: tuple[Interface, ...]) -> tuple[Interface, ...]:

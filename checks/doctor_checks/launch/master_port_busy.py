@@ -32,7 +32,7 @@ def _of_refusals(job: Job) -> Iterator[Finding]:
         port = next((port for event in group.events if (port := _port_of(event))), None)
         yield finding_from_logs(
             group,
-            f"Port {port} is already in use" if port else "The port to listen on is already in use",
+            f"Port {port} is already in use" if port else "A port that the job listens on is already in use",
             ranks=(),
             evidence={"port": port},
             confidence=0.95 if port else 0.85,
@@ -109,9 +109,8 @@ def _port_of(event: Event) -> int | None:
     compares_ranks=False,
     from_logs=(_of_strangers, _of_refusals),
     impacts={
-        r"^(?:Port \d+|The port to listen on) is already in use": (
-            'The process fails with "address already in use", and the ranks that connect to it block until their '
-            "timeout."
+        r"is already in use": (
+            "The process that needs the port fails, and the ranks that connect to it block until their timeout."
         ),
         r"is not a TCPStore": (
             "The ranks connect to another program: they fail with an error or block until the timeout."

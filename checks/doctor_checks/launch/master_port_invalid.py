@@ -16,10 +16,8 @@ from doctor.testing import Fails, Passes, healthy
     when="P",
     needs=(LaunchFacts,),
     impacts={
-        r"MASTER_PORT=0": "Rank 0 binds a port that the other ranks do not know, and they block until the timeout.",
-        r"is not a (?:valid port|number)": (
-            "PyTorch raises an error in init_process_group() on every rank with this setting."
-        ),
+        r"MASTER_PORT=0": "The other ranks cannot connect to rank 0, and block until the timeout.",
+        r"is not a (?:valid port|number)": "init_process_group() fails on every rank with this setting.",
     },
     cases=lambda: (
         Passes("the default port", healthy(hosts=2, per_host=2).by_srun()),
@@ -105,11 +103,11 @@ def _judge_low(port: int, launch: LaunchFacts, identical: IdenticalRanks) -> Ite
         )
     elif port < first and user != 0:
         yield Finding(
-            f"MASTER_PORT={port} is a privileged port (below {first}): user {user} cannot bind it",
+            f"MASTER_PORT={port} is a privileged port (below {first}): user ID {user} cannot bind it",
             ranks=identical.ranks,
             severity=Severity.INFO,
             evidence={"MASTER_PORT": port, "unprivileged_port_start": first, "user_id": user},
-            effect="Rank 0 fails with 'Permission denied' unless it has CAP_NET_BIND_SERVICE; the others wait for it.",
+            effect='Without CAP_NET_BIND_SERVICE, rank 0 fails with "Permission denied", and the others wait for it.',
         )
 
 
@@ -122,7 +120,7 @@ def _judge_ephemeral(port: int, identical: IdenticalRanks) -> Iterator[Finding]:
             ranks=identical.ranks,
             severity=Severity.INFO,
             evidence={"MASTER_PORT": port, "port_range": [low, high]},
-            effect="Occasionally an outgoing connection of the host already uses the port, and rank 0 cannot bind it.",
+            effect="If an outgoing connection of the host already uses the port, rank 0 cannot bind it.",
             fix=f"Use a port below {low}, for example `export MASTER_PORT=29500`."
             if low > 29500
             else f"Reserve the port:\nsudo sysctl net.ipv4.ip_local_reserved_ports={port}",

@@ -19,6 +19,7 @@ FORKS = ("notebook", "fork")
 
 def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "pl.notebook"):
+        of_old = group.value("strategy2")  # before Lightning 1.6, without ddp_notebook
         strategy = (group.value("strategy", "strategy2") or "").strip("'\"")
         named = f"strategy={strategy!r}" if strategy else "The strategy"
         yield finding_from_logs(
@@ -26,7 +27,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             f"{named} cannot start processes from a notebook or an interactive session",
             evidence={"strategy": strategy or None},
             confidence=0.95,
-            fix=_fix(strategy),
+            fix=_AS_SCRIPT if of_old else _fix(strategy),
         )
 
 
@@ -80,7 +81,10 @@ def notebook_launch(job: Job) -> Iterator[Verdict]:
 def _fix(strategy: str | None) -> str:
     if (strategy or "ddp").startswith("ddp"):
         return 'Use `Trainer(strategy="ddp_notebook")` in a fresh kernel, or run the code as a script.'
-    return "Save the cells as a script, and run it with `python`."
+    return _AS_SCRIPT
+
+
+_AS_SCRIPT = "Save the cells as a script, and run it with `python`."
 
 
 def _starts_scripts(strategy: str | None) -> bool:

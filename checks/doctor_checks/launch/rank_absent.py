@@ -37,7 +37,8 @@ MEASURED_AGAIN = ("NET006", "NET013", "NET014", "NET015")
 """Consequences for the peers of a dead or stopped process: connections to it get no answer."""
 
 _ALIVE = (
-    "On {host}, check whether the process is stopped (T), blocked in the kernel (D) or was ended by the OOM killer:\n"
+    "On {host}, check whether the process is stopped (T), is blocked in the kernel (D) or was killed by the OOM "
+    "killer:\n"
     "ps -o pid,stat,wchan:32,etime,cmd -C python\n"
     "dmesg -T | tail"
 )
@@ -96,7 +97,8 @@ def _more_than_world(group: EventGroup, joined: int, world: int) -> Finding:
     """The barrier waits for an exact number, which a restarted job passes if the store kept the keys of an attempt."""
     return finding_from_logs(
         group,
-        f"{joined} processes reached init_process_group() of {world} ranks, probably from an earlier attempt",
+        f"{joined} processes joined a process group of {world} rank{'' if world == 1 else 's'}, probably some from an "
+        "earlier attempt",
         ranks=(),
         evidence={"joined": joined, "world_size": world},
         confidence=0.8,
@@ -122,8 +124,8 @@ def _by_rendezvous(job: Job) -> Iterator[Finding]:
                 "The rendezvous timed out: fewer hosts joined than the job needs",
                 ranks=(),
                 confidence=0.75,
-                fix="Use the same --rdzv-id, --rdzv-endpoint and --nnodes on all hosts, and start them within the "
-                "join_timeout of --rdzv-conf (600 s by default).",
+                fix="Use the same --rdzv-id, --rdzv-endpoint and --nnodes on all hosts, and start torchrun on all of "
+                "them within the join_timeout of --rdzv-conf (600 s by default).",
                 explains=("NET006", "ENV015"),
             )
 
@@ -140,15 +142,17 @@ def _by_store(job: Job) -> Iterator[Finding]:
     if awaited == {0} and not is_logged(job, "elastic."):
         missing = _besides_the_store(job, group)
     absent = ranks_in_words(missing) if missing else "some ranks"
+    of_members = waits[0].kind == "torch.store.members"
     yield finding_from_logs(
         group,
-        f"Startup timed out at the store: {absent} did not join",
+        f"The c10d store timed out waiting for all {group.value('want')} members to join"
+        if of_members
+        else f"Startup timed out: {absent} did not join",
         ranks=missing,
         evidence={"keys": keys[:8], "world_size": group.value("want")},
-        effect="The members that joined fail after the timeout, and no rank starts training."
-        if waits[0].kind == "torch.store.members"
-        else "",
+        effect="The members that joined fail after the timeout, and no rank starts training." if of_members else "",
         confidence=0.7 if missing else 0.6,
+        fix=_read_logs(missing),
     )
 
 
@@ -206,8 +210,8 @@ def _ends_there(job: Job, event: Event) -> bool:
             "The report lacks what this rank would have measured. In the job, the other ranks would block until "
             "the timeout."
         ),
-        r"^\d+ processes reached": (
-            "More processes than ranks register with the store: the group is never complete, or a rank joins twice."
+        r"earlier attempt": (
+            "init_process_group() waits for exactly as many processes as ranks, so it fails at the timeout."
         ),
         r"rendezvous timed out": "The launcher ends without starting the training on any host.",
         r"before the timeout|Startup timed out|log ends while|reached init_process_group": (
@@ -341,7 +345,7 @@ def rank_absent(job: Job) -> Iterator[Verdict]:
     """Ask whether every rank of the job joined.
 
     Why it hurts: the other ranks block in init_process_group() or in the first collective until the timeout.
-    Fix: Read the logs of the ranks that did not join, and check that they were started.
+    Fix: Check that the ranks that did not join were started, and read their logs.
     """
     yield from _fallen_silent(job)
     found = absent_by_host(job)
@@ -378,9 +382,9 @@ def _fallen_silent(job: Job) -> Iterator[Finding]:
 
 def _read_logs(missing: tuple[int, ...]) -> str:
     if not missing:
-        return "Read the logs of the ranks that did not join, and check that they were started."
-    logs, were = ("log", "it was") if len(missing) == 1 else ("logs", "they were")
-    return f"Read the {logs} of {ranks_in_words(missing)}, and check that {were} started."
+        return "Check that the ranks that did not join were started, and read their logs."
+    was, logs = ("was", "its log") if len(missing) == 1 else ("were", "their logs")
+    return f"Check that {ranks_in_words(missing)} {was} started, and read {logs}."
 
 
 def _where(host: str) -> str:

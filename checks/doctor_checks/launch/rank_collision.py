@@ -7,7 +7,18 @@ from collections.abc import Iterator
 
 from doctor.analysis.launch_origin import direct_launch
 from doctor.analysis.logs.event_timeline import parse_count
-from doctor.api import Finding, Job, Rank, Scope, Severity, Verdict, check, event_groups, finding_from_logs
+from doctor.api import (
+    Finding,
+    Job,
+    Rank,
+    Scope,
+    Severity,
+    Verdict,
+    check,
+    event_groups,
+    finding_from_logs,
+    ranks_in_words,
+)
 from doctor.facts import LaunchFacts, ProcessFacts
 from doctor.testing import Fails, Passes, healthy, logged
 
@@ -23,6 +34,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             ranks=() if rank is None else (rank,),
             evidence={"rank": rank, "world_size": size},
             confidence=0.95,
+            effect="NCCL cannot build the communicator: the ranks fail or wait until the timeout.",
         )
     for group in event_groups(job, "torch.store.wait", by=("keys",)):
         key = _GLOO_ADDRESS.search(group.value("keys") or "")
@@ -30,9 +42,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if awaited is not None and awaited in group.ranks:
             yield finding_from_logs(
                 group,
-                f"No process uses rank {awaited}, so two share another one (process {awaited} of the launcher waits "
-                f"for rank {awaited})",
+                f"No process uses rank {awaited}: process {awaited} of the launcher waits for it under another rank",
                 ranks=(),
+                effect="Two processes use the same rank, and all ranks fail when the store times out.",
                 evidence={"awaited": awaited, "waiting": list(group.ranks[:64])},
                 confidence=0.7,
                 explains=("RUN004", "RUN012"),
@@ -73,8 +85,8 @@ Source: gloo/transport/context.cc and gloo/transport/tcp/context.cc.
 def rank_collision(job: Job) -> Iterator[Verdict]:
     """Ask whether every rank is used by exactly one process.
 
-    Why it hurts: both processes register with the same rank; the process group is never complete, or NCCL reports that
-    a rank has already checked in.
+    Why it hurts: two processes register with the same rank, so the process group is never complete, or NCCL reports
+    that a rank has already checked in.
     Fix: Pass a different --node-rank to each host, or set RANK inside each task of srun or mpirun.
     """
     claims: dict[int, list[Rank]] = {}
@@ -100,13 +112,15 @@ def _is_counted(rank: Rank) -> bool:
 
 
 def _report(doubled: dict[int, list[Rank]]) -> Finding:
-    number, claimants = next(iter(doubled.items()))
+    claimants = next(iter(doubled.values()))
     homes = list(dict.fromkeys(rank.host.name for rank in claimants))
-    places = f"on {homes[0]}" if len(homes) == 1 else f"on {', '.join(homes[:4])}"
-    count = len(doubled) - 1
-    more = f" (and {count} more rank{'s' if count > 1 else ''} used twice)" if count else ""
+    named = " and ".join(filter(None, (", ".join(homes[:-1]), homes[-1])))
+    places = f"on {named if len(homes) <= 4 else f'{len(homes)} hosts'}"
+    counts = {len(same) for same in doubled.values()}
+    verb = "is used" if len(doubled) == 1 else "are each used"
     return Finding(
-        f"Rank {number} is used by {len(claimants)} processes {places}{more}",
+        f"{ranks_in_words(tuple(sorted(doubled))).capitalize()} {verb} by "
+        f"{counts.pop() if len(counts) == 1 else 'several'} processes {places}",
         ranks=tuple(rank.number for claimants in doubled.values() for rank in claimants),
         evidence={
             "claims": [

@@ -16,12 +16,13 @@ from doctor.testing import Fails, Passes, healthy, logged
     when="PM",
     needs=(LaunchFacts,),
     impacts={
-        r"^A process asked NCCL": (
-            "NCCL rejects the rank, and the other ranks wait in the initialization until the timeout."
+        r"^NCCL rejected rank": (
+            "The process fails, and the other ranks wait in NCCL's initialization until the timeout."
         ),
         r"^LOCAL_RANK": "The process selects a GPU that belongs to another rank or does not exist.",
-        r"negative|allows no rank": (
-            "PyTorch rejects the rank in init_process_group(), and the other ranks wait for it."
+        r"allows no rank": "init_process_group() fails on every rank with this setting.",
+        r"negative": (
+            "PyTorch rejects the rank in init_process_group(), and the other ranks wait for it until the timeout."
         ),
     },
     cases=lambda: (
@@ -54,8 +55,8 @@ def rank_out_of_range(job: Job) -> Iterator[Verdict]:
     Fix: Number the ranks from 0 to WORLD_SIZE - 1 over all hosts, and LOCAL_RANK from 0 to LOCAL_WORLD_SIZE - 1 on each
     host.
     """
-    yield from _judge(job, "RANK", "WORLD_SIZE", "the job")
-    yield from _judge(job, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "the host")
+    yield from _judge(job, "RANK", "WORLD_SIZE", "in the job")
+    yield from _judge(job, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "on the host")
 
 
 def _judge(job: Job, name: str, size_name: str, whole: str) -> Iterator[Finding]:
@@ -80,23 +81,21 @@ def _summary(name: str, rank: int, size_name: str, size: int | None) -> str:
         return f"{size_name}={size} allows no rank, but this process has {name}={rank}"
     if rank < 0:
         return f"{name}={rank} is negative: ranks start at 0"
-    numbers = "the only rank is 0" if size == 1 else f"ranks are 0 to {(size or 1) - 1}"
+    numbers = "the only valid rank is 0" if size == 1 else f"valid ranks are 0-{(size or 1) - 1}"
     return f"{name}={rank} is not below {size_name}={size}: {numbers}"
 
 
 def _fix(name: str, rank: int, size_name: str, size: int | None, whole: str) -> str:
     if size is not None and size < 1:
-        return f"Set {size_name} to the number of processes of {whole}."
+        return f"Set {size_name} to the number of processes {whole}."
     if rank == size:
         return (
             f"Number the processes from {name}=0 to {name}={rank - 1}, or, if {rank + 1} processes run, set "
             f"{size_name}={rank + 1} on all of them."
         )
     if rank < 0:
-        return (
-            f"Set {name} to the number of this process in {whole}, from 0, or `unset {name}` if it is not distributed."
-        )
+        return f"Number the processes from {name}=0, or run `unset {name}` if this process is not distributed."
     return (
-        f"Give every process of {whole} its own {name} from 0 to {size_name} - 1, or set {size_name} to the number of "
+        f"Give every process {whole} its own {name} from 0 to {size_name} - 1, or set {size_name} to the number of "
         "processes that run" + (", not of nodes or pods." if name == "RANK" else ".")
     )

@@ -24,14 +24,15 @@ SUBSTITUTES = dict(zip(("RANK", "WORLD_SIZE"), SCRIPT_VARIABLES, strict=True))
 def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "torch.env_missing"):
         names = [*group.values("var"), *group.values("var2")]
-        missing = ", ".join(names)
+        is_one = len(names) == 1
         yield finding_from_logs(
             group,
-            f"{missing} is not set: no launcher started the script, or one that sets other variables",
+            f"{_joined(names)} {'is' if is_one else 'are'} not set: the script needs a launcher that sets "
+            f"{'it' if is_one else 'them'}",
             evidence={"missing": names},
             confidence=0.6,
-            fix="Start the script with a launcher that sets all variables (`torchrun --nproc-per-node=gpu train.py`), "
-            "or run `unset LOCAL_RANK RANK WORLD_SIZE` if it must run as a single process.",
+            fix="Start the script with torchrun, which sets the rank variables:\n"
+            "torchrun --nproc-per-node=gpu train.py",
             explains=("RUN004",),
         )
 
@@ -43,12 +44,10 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     needs=(LaunchFacts,),
     from_logs=_from_logs,
     impacts={
-        r"no launcher started the script": (
-            "The script raises an error when it reads the variable, or every process starts as a separate job."
-        ),
+        r"needs a launcher": "The script fails at startup, and the training does not start.",
         r"is not a number": (
             "The rank fails with a ValueError in init_process_group(), and the other ranks wait for it until the "
-            "timeout."
+            "store times out."
         ),
     },
     cases=lambda: (
@@ -90,7 +89,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def rank_variables_incomplete(job: Job) -> Iterator[Verdict]:
     """Ask whether a process with RANK or WORLD_SIZE set has all variables that init_process_group() needs.
 
-    Why it hurts: init_process_group() raises on this rank, and the other ranks wait for it until the store times out.
+    Why it hurts: init_process_group() fails on each rank that lacks a variable; ranks that have all of them wait until
+    the store times out.
     Fix: Use a launcher that sets them (`torchrun --nproc-per-node=8 train.py`), export RANK, WORLD_SIZE, MASTER_ADDR
     and MASTER_PORT together, or run `unset RANK WORLD_SIZE LOCAL_RANK` if they are stale.
     """
@@ -128,7 +128,7 @@ def _judge_numbers(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[F
 def _fix_of_numbers(wrong: Mapping[str, str]) -> str:
     unexpanded = [value for value in wrong.values() if "$" in value]
     if unexpanded:
-        return f"Let the shell expand `{unexpanded[0]}` where the variable is set, without single quotes around it."
+        return f"Set {' and '.join(wrong)} without single quotes, so that the shell expands `{unexpanded[0]}`."
     return f"Set {' and '.join(wrong)} to {'an integer' if len(wrong) == 1 else 'integers'}."
 
 
@@ -149,8 +149,16 @@ def _judge_missing(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[F
         f"{_joined(list(there))} {'is' if len(there) == 1 else 'are'} set, but {_joined(missing)} "
         f"{'is' if len(missing) == 1 else 'are'} {'empty' if empty == missing else 'missing'}",
         ranks=identical.ranks,
-        evidence={"set": there, "missing": missing, "empty": empty, "launcher": launch.launcher},
-        fix="Start the script with torchrun, which sets all four variables, or run "
+        evidence={
+            "set": there,
+            "missing": [name for name in missing if name not in empty],
+            "empty": empty,
+            "launcher": launch.launcher,
+        },
+        fix=f"Remove the command or code that unsets {_joined(missing)} after torchrun has set "
+        f"{'it' if len(missing) == 1 else 'them'}."
+        if inner_launcher(launch) == "torchrun"
+        else "Start the script with torchrun, which sets all four variables, or run "
         f"`unset {' '.join(there)}` if {'it is' if len(there) == 1 else 'they are'} left over from another job.",
     )
 
@@ -169,9 +177,9 @@ def _mapped(missing: list[str], instead: list[str], there: dict[str, str | None]
         ranks=identical.ranks,
         severity=Severity.INFO,
         evidence={"set": there, "missing": missing, "instead": instead},
-        effect="init_process_group() without rank= and world_size= raises; Lightning and scripts that pass the "
-        "launcher's numbers do not need the variables.",
-        fix="Set the variables in the command that srun or mpirun starts:\n"
+        effect="init_process_group() fails unless the script passes rank= and world_size=. Lightning reads the "
+        "launcher's variables instead.",
+        fix=f"Set {_joined(missing)} in the command that each task runs:\n"
         + "\n".join(f"export {name}=${other}" for name, other in zip(missing, instead, strict=True)),
     )
 
@@ -194,7 +202,7 @@ def _judge_local_ranks(job: Job) -> Iterator[Finding]:
                 ranks=without,
                 severity=Severity.INFO,
                 evidence={"ranks_per_host": len(launches)},
-                effect="A script that selects its GPU by LOCAL_RANK uses GPU 0 for all ranks of the host.",
+                effect="A script that selects its GPU by LOCAL_RANK fails, or uses GPU 0 for all ranks of a host.",
                 fix="Set LOCAL_RANK to the index of each process on its host, or start the ranks with torchrun.",
             )
 

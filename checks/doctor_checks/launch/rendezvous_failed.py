@@ -74,8 +74,7 @@ def rendezvous_failed(job: Job) -> Iterator[Verdict]:
         endpoint = launch_setting(job, "rdzv_endpoint")
         yield finding_from_logs(
             EventGroup(early[0].kind, early),
-            f"No store responded at {f'rendezvous endpoint {endpoint}' if endpoint else 'the rendezvous endpoint'}: "
-            "not served, or blocked",
+            f"No store responded at the rendezvous endpoint{f' {endpoint}' if endpoint else ''}",
             ranks=(),
             evidence={"endpoint": endpoint},
             confidence=0.7,
@@ -92,7 +91,7 @@ def _by_closing(job: Job) -> Iterator[Finding]:
     if closed:
         yield finding_from_logs(
             EventGroup(closed[0].kind, closed),
-            "The rendezvous was closed before this host joined: the other hosts had given up or ended",
+            "The rendezvous was closed before this host joined: the other hosts had timed out or finished",
             ranks=(),
             confidence=0.6,
             fix="Start all hosts with a new --rdzv-id, within the join_timeout of --rdzv-conf (600 s by default).",

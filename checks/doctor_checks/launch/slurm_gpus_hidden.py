@@ -36,7 +36,8 @@ OPTIONS = (
 
 MAY_WORK = (
     'A script that uses cuda:LOCAL_RANK fails with "invalid device ordinal" or shares a GPU, and Lightning rejects the '
-    "number of devices. A script that uses cuda:0 in every task works, but without P2P between device cgroups."
+    "number of devices. A script that uses cuda:0 in every task works, but GPUs in different device cgroups cannot use "
+    "P2P."
 )
 
 
@@ -73,13 +74,13 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             continue
         yield finding_from_logs(
             group,
-            f"{len(asked)} GPUs are requested, but {'SLURM' if slurm else 'the environment'} shows each task only "
+            f"The Trainer requests {len(asked)} GPUs, but each {'SLURM task' if slurm else 'process'} sees only "
             f"{'one' if seen else 'some'}",
             evidence={"asked": group.value("wanted"), "seen": seen or "unknown"},
             severity=Severity.ERROR,
             confidence=0.75 if slurm and seen else 0.5,
-            fix=f"Request `--gpus-per-node={len(asked)}` instead of `--gpus-per-task=1`, and start with "
-            "`srun --gpu-bind=none python train.py`.",
+            fix=f"Request `--gpus-per-node={len(asked)}` instead of `--gpus-per-task=1`, and add `--gpu-bind=none` to "
+            "srun.",
             explains=("GPU002", "RUN004"),
         )
 
@@ -101,10 +102,11 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     compares_ranks=False,
     from_logs=_from_logs,
     impacts={
-        r"requested|devices=": 'Lightning fails with "You requested gpu: ... But your machine only has: ...".',
-        r"^(?:Local rank|torchrun starts|LOCAL_RANK)": (
+        r"requests|devices=": "Lightning raises MisconfigurationException, and the training does not start.",
+        r"only 1 GPU": (
             'torch.cuda.set_device(LOCAL_RANK) fails with "invalid device ordinal" on every local rank except 0.'
         ),
+        r"local rank": 'torch.cuda.set_device(LOCAL_RANK) fails with "invalid device ordinal" on these ranks.',
     },
     cases=lambda: (
         Passes("every task sees all GPUs of its node", healthy(hosts=2, per_host=4).by_srun()),
@@ -258,23 +260,19 @@ def _bound(launch: LaunchFacts, identical: IdenticalRanks) -> bool:
 
 def _report(fault: HiddenGpus, seats: list[tuple[LocalRankGpus, IdenticalRanks]]) -> Finding:
     numbers = sorted({seat.number for seat, _ in seats})
-    what = (
-        f"Lightning uses devices={fault.devices}"
-        if fault.devices
-        else ranks_in_words(tuple(numbers)).replace("rank", "Local rank", 1)
-    )
+    tasks, verb = ("task", "sees") if len(numbers) == 1 or fault.devices else ("tasks", "see")
+    of = "" if fault.devices else f" of local {ranks_in_words(tuple(numbers))}"
+    start = f"Lightning uses devices={fault.devices}, but the" if fault.devices else "The"
     count = "some" if fault.visible is None else str(fault.visible)
     cause = f" ({', '.join(f'{name}={value}' for name, value in fault.options)})" if fault.options else ""
     return Finding(
-        f"{what}, but the SLURM task sees only {count} GPU{'' if fault.visible == 1 else 's'}{cause}"
-        if fault.devices
-        else f"{what}: the SLURM task sees only {count} GPU{'' if fault.visible == 1 else 's'}{cause}",
+        f"{start} SLURM {tasks}{of} {verb} only {count} GPU{'' if fault.visible == 1 else 's'}{cause}",
         ranks=tuple(number for _, identical in seats for number in identical.ranks),
         severity=fault.severity,
         evidence={"local_ranks": numbers, "visible_gpus": fault.visible, **dict(fault.options)},
         effect=MAY_WORK if fault.severity is Severity.WARNING else "",
-        fix=f"Use `#SBATCH --gpus-per-node={max(fault.tasks, 1)}` instead of --gpus-per-task, and start with "
-        "`srun --gpu-bind=none python train.py`."
+        fix=f"Request `--gpus-per-node={max(fault.tasks, 1)}` instead of GPUs per task, and add `--gpu-bind=none` to "
+        "srun."
         if fault.options
         else f"Request as many GPUs per host as tasks: `#SBATCH --gpus-per-node={max(fault.tasks, 1)}`.",
         explains=("GPU002", "RUN004"),

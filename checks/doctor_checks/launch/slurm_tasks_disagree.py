@@ -102,7 +102,7 @@ def _by_slurm(job: Job) -> Iterator[Finding]:
             waits = group.kind == "slurm.step_waits"
             yield finding_from_logs(
                 group,
-                f"srun waits to start the step: {why}" if waits else f"SLURM cannot start the requested tasks: {why}",
+                f"srun waits to start the step: {why}" if waits else f"SLURM did not start the tasks: {why}",
                 ranks=(),
                 confidence=0.85,
                 fix=_FREE_THE_NODES if waits else _fix_of(why),
@@ -164,10 +164,10 @@ def _by_waiting(job: Job) -> Iterator[Finding]:
     from_logs=(_by_slurm, _by_waiting, _by_index),
     impacts={
         r"ignores --ntasks-per-node": (
-            "SLURM starts fewer tasks than the Trainer expects, and these wait for ranks that are never started."
+            "A script that relies on --ntasks-per-node waits for ranks that are never started."
         ),
         r"^srun waits": "No rank starts until SLURM can place the step.",
-        r"cannot start the requested tasks": "SLURM rejects the job or the step before any rank starts.",
+        r"did not start the tasks": "The job or the job step does not run, so no rank starts.",
         r"not a number": "Programs that read the variable as a number fail with a ValueError at startup.",
         r"^Trainer\(|^--ntasks|requires --ntasks-per-node": "Lightning raises the error at startup, before training.",
         r"more than once|more tasks per host": "The tasks without a device fail, and the other ranks wait for them.",
@@ -339,7 +339,8 @@ def _contradictions(job: Job, launch: LaunchFacts, identical: IdenticalRanks) ->
         f"but the step runs {step.size} {'task' if step.size == 1 else 'tasks'}",
         ranks=identical.ranks,
         evidence={"devices": trainer.devices, "num_nodes": nodes, **_slurm_variables(launch)},
-        effect="Lightning trains with the existing tasks, but distributes the data as if all configured ranks existed.",
+        effect="Lightning trains only on the ranks that exist, but shards the data for all configured ranks, so some "
+        "samples are never read.",
         fix=f"Use `#SBATCH --nodes={nodes} --ntasks-per-node={trainer.devices}` and `srun python train.py`.",
     )
 
@@ -356,8 +357,8 @@ def _judge_numbers(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[F
                 f"{name}={number} is out of range: {count_name}={count}",
                 ranks=identical.ranks,
                 evidence=_slurm_variables(launch),
-                effect=f"Scripts and Lightning use {name} and {count_name} as rank and world size: init_process_group "
-                "then rejects the rank or blocks until the timeout.",
+                effect=f"Scripts and Lightning use {name} and {count_name} as rank and world size, so "
+                "init_process_group() rejects the rank or blocks until the timeout.",
                 fix=f"unset {name} {count_name}\nsrun --ntasks={max(count, 1)} python train.py",
             )
 
@@ -390,13 +391,13 @@ def _judge_torchrun(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[
     if nodes > 1 and world is not None and world == local:
         standalone = _is_standalone(launch)
         yield Finding(
-            f"torchrun runs on {nodes} nodes (SLURM_STEP_NUM_NODES), but WORLD_SIZE={world} covers one of them",
+            f"torchrun runs on {nodes} nodes (SLURM_STEP_NUM_NODES), but WORLD_SIZE={world} covers only one of them",
             ranks=identical.ranks,
             evidence={"SLURM_STEP_NUM_NODES": nodes, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": local},
             effect="Each node trains a separate model, which is intended only for independent runs."
             if standalone
             else "Each node trains a separate model, or waits for ranks that have joined another rendezvous.",
-            fix="For one job over all nodes, give torchrun one rendezvous:\n"
+            fix="For one job on all nodes, give torchrun a common rendezvous:\n"
             'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
             f"srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node={local} --rdzv-backend=c10d "
             "--rdzv-endpoint=$head:29500 --rdzv-id=$SLURM_JOB_ID train.py",
@@ -430,7 +431,7 @@ def _judge_trainer(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[F
                 ranks=identical.ranks,
                 evidence={argument: asked, name: given, "source": trainer.source},
                 effect="Lightning raises ValueError before training starts.",
-                fix=f"Use `#SBATCH {option}={asked}`, or {argument}={given} in the Trainer.",
+                fix=f"Use `#SBATCH {option}={asked}`, or `Trainer({argument}={given})`.",
             )
 
 

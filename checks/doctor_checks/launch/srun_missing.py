@@ -36,7 +36,7 @@ def srun_missing(job: Job) -> Iterator[Verdict]:
     """Ask whether a process in an allocation of several tasks was started by srun or another launcher.
 
     Why it hurts: Lightning reads SLURM_NTASKS, assumes that this process is task 0, starts no others, and waits at
-    'Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/N' until the timeout.
+    "Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/N" until the timeout.
     Fix: Start with `srun python train.py`, or with torchrun in a job with `--ntasks-per-node=1`.
     """
     for launch, identical in job.each(LaunchFacts):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from doctor.analysis.launch_origin import DirectLaunch, direct_launch, launch_number, may_be_direct
 from doctor.analysis.logs.event_timeline import events_of_kinds, parse_count, set_up_after
 from doctor.api import (
     EventGroup,
     Finding,
+    Group,
     IdenticalRanks,
     Job,
+    MajoritySplit,
     Scope,
     Severity,
     Verdict,
@@ -65,11 +68,12 @@ def _too_many(job: Job) -> Iterator[Finding]:
         if size is not None and came > size and not set_up_after(job, event):
             yield finding_from_logs(
                 EventGroup(event.kind, (event,)),
-                f"{came} processes joined a world of size {size}: started more than once, or after an earlier attempt",
+                f"{came} processes joined a process group of {size} rank{'' if size == 1 else 's'}, probably "
+                "from several starts",
                 ranks=(),
                 evidence={"came": came, "world_size": size},
                 confidence=0.75,
-                fix="Start the ranks once, and use another MASTER_PORT after a failed attempt.",
+                fix="Start each rank only once, and use a new MASTER_PORT after a failed attempt.",
             )
             return
 
@@ -82,9 +86,8 @@ def _too_many(job: Job) -> Iterator[Finding]:
     needs=(LaunchFacts,),
     from_logs=(_worlds_unequal, _too_many),
     impacts={
-        r"started more than once|earlier attempt": (
-            "Processes of two attempts register in one store: the group is never complete, or a process replaces "
-            "another."
+        r"several starts": (
+            "init_process_group() waits for exactly as many processes as ranks, so it fails at the timeout."
         ),
         r"connected to each other": "NCCL cannot build the communicator: the ranks fail or wait until the timeout.",
         r"mpirun started|srun started": (
@@ -183,7 +186,7 @@ def _judge_each_other(job: Job) -> Iterator[Finding]:
         along = correlates(job, group.ranks)
         yield Finding(
             f"{ranks_in_words(group.ranks).capitalize()} use{'s' if len(group.ranks) == 1 else ''} "
-            f"world size {group.value}" + (f", the others {common}" if parted.common else f" ({describe(parted)})"),
+            f"world size {group.value}" + (f", the others {common}" if parted.common else _others(parted, group)),
             ranks=group.ranks,
             evidence={
                 "world_size": group.value,
@@ -192,6 +195,15 @@ def _judge_each_other(job: Job) -> Iterator[Finding]:
                 "along_with": list(along),
             },
         )
+
+
+def _others(parted: MajoritySplit, group: Group[Any]) -> str:
+    """The other sizes of an even split: ``, ranks 2-3 use 2``, if there is only one."""
+    others = [other for other in parted.groups if other is not group]
+    if len(others) != 1 or others[0].value is None:
+        return f" ({describe(parted)})"
+    one = len(others[0].ranks) == 1
+    return f", {ranks_in_words(others[0].ranks)} use{'s' if one else ''} {others[0].value}"
 
 
 def _judge_launcher(direct: DirectLaunch, launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
@@ -206,5 +218,5 @@ def _judge_launcher(direct: DirectLaunch, launch: LaunchFacts, identical: Identi
         ranks=identical.ranks,
         evidence={"WORLD_SIZE": stated, direct.size_name: direct.size, "launcher": direct.program},
         fix=f"Run `export WORLD_SIZE=${direct.size_name}` in the command that {direct.program} starts, or start "
-        f"{stated} processes (`{'srun --ntasks' if direct.program == 'srun' else 'mpirun -np'} {stated}`).",
+        f"{stated} processes (`{'srun --ntasks=' if direct.program == 'srun' else 'mpirun -np '}{stated}`).",
     )

@@ -64,7 +64,8 @@ from doctor_checks.launch.cpu_share_too_small import cpu_share_too_small
 def cpu_share_too_small_in_files(file: ShellFile) -> Iterator[Violation]:
     """Ask whether each task gets at least one CPU per rank that it starts, and more than one in total.
 
-    Why it hurts: computation, data loading and NCCL's proxy thread share one core, and all ranks wait for the slowest.
+    Why it hurts: computation, data loading and NCCL's proxy threads compete for too few cores, and all ranks wait for
+    the slowest.
     Fix: Set `#SBATCH --cpus-per-task` to the CPUs of the host divided by its tasks, and pass it on to srun with
     `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK`.
     """
@@ -76,10 +77,10 @@ def cpu_share_too_small_in_files(file: ShellFile) -> Iterator[Violation]:
         cpus = _cpus(given, start) if given is not None else None
         ranks = _ranks(start)
         if given is not None and cpus and ranks and _is_short(start, given, cpus, ranks):
-            for_whom = "a rank with a GPU" if ranks == 1 else f"{ranks} ranks with a GPU each"
+            for_whom = "its rank, which uses a GPU" if ranks == 1 else f"its {ranks} ranks, which use a GPU each"
             yield Violation(
                 start.launch.place,
-                f"Only {cpus} CPU{'' if cpus == 1 else 's'} for {for_whom}",
+                f"Each task has only {cpus} CPU{'' if cpus == 1 else 's'} for {for_whom}",
                 evidence=(("cpus_per_task", cpus), ("ranks_per_task", ranks)),
             )
 

@@ -65,15 +65,25 @@ def launchers_mixed_in_files(file: LaunchFile) -> Iterator[Violation]:
         if count is not None and count > 1 and _repeats(start, count):
             assert start.outer is not None
             hosts = hosts_of(start.launch) or 1
-            where = f"once on each of {hosts} hosts" if hosts > 1 else "once per host"
+            alone = start.launch.command.reaches_hosts
+            where = "once per job" if alone else f"once on each of {hosts} hosts" if hosts > 1 else "once per host"
             yield Violation(
                 start.launch.place,
                 f"{start.outer.program} starts {start.launch.program} {count} times, but it must run {where}",
-                fix=f"Use `#SBATCH --ntasks-per-node=1`, so that {start.launch.program} starts once per host."
-                if start.step is not None
-                else f"Start {start.launch.program} once per host with `mpirun --map-by ppr:1:node`.",
+                fix=_fix(start),
                 evidence=(("tasks", count), ("processes_each", processes_of(start.launch))),
             )
+
+
+def _fix(start: ProcessLaunch) -> str:
+    """The deepspeed launcher starts the ranks of the other hosts itself, by pdsh or ssh
+    (https://www.deepspeed.ai/getting-started/#resource-configuration-multi-node)."""
+    program = start.launch.program
+    if start.launch.command.reaches_hosts:
+        return f"Start {program} once, without srun: it starts the ranks on all hosts of its `--hostfile`."
+    if start.step is not None:
+        return f"Use `#SBATCH --ntasks-per-node=1`, so that {program} starts once per host."
+    return f"Use `mpirun --map-by ppr:1:node` without a number of processes, so that {program} starts once per host."
 
 
 def _count(start: ProcessLaunch) -> int | None:

@@ -77,7 +77,7 @@ def master_disagrees_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether the commands for the hosts of one job use the same master.
 
     Why it hurts: each host waits for the others at a different address until the store times out.
-    Fix: Use the address of the host with `--node-rank=0` and the same port in all commands.
+    Fix: Use the address and port of host 0 in all commands.
     """
     yield from _told_themselves(file)
     masters: dict[tuple[str, ...], tuple[str, str, int]] = {}
@@ -118,7 +118,7 @@ def _told_themselves(file: LaunchFile) -> Iterator[Violation]:
             yield Violation(
                 setting.place if setting is not None and is_from_setting else launch.place,
                 f"Each of {start.step.nodes} hosts uses its own name as the master: {shown(own)}",
-                fix="Use the first host of the job in the command:\n"
-                'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+                fix="Export the first host of the job before srun, and use `$head` as the master:\n"
+                'export head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
                 evidence=(("endpoint", shown(own)), ("nodes", start.step.nodes)),
             )

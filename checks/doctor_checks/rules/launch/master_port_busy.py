@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from doctor.api import FileFails, FilePasses, LaunchFile, Severity, Violation, rule
 from doctor.lint.launch.kubernetes import Workload
+from doctor.lint.launch.launch_file import Launch
 from doctor.lint.launch.manifest import Manifest
-from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, port_of, starts_of
+from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, option_name, port_of, starts_of
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.testing.script_cases import shell_fails, shell_passes
 from doctor_checks.launch.master_port_busy import master_port_busy
@@ -110,7 +111,7 @@ SMALL = 4
 def master_port_busy_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether runs that a file starts concurrently use different ports.
 
-    Why it hurts: the second run on a host ends with "address already in use", or its ranks join the store of the
+    Why it hurts: the second run on a host fails with "address already in use", or its ranks join the store of the
     first.
     Fix: Give each run its own --master-port, or start runs on one host with `torchrun --standalone`, which picks a free
     port.
@@ -128,9 +129,7 @@ def master_port_busy_in_files(file: LaunchFile) -> Iterator[Violation]:
                 yield Violation(
                     start.launch.place,
                     f"Port {port} is fixed, and {why}",
-                    fix=f"Give each job its own port: `--master-port=$(({port} + SLURM_ARRAY_TASK_ID))`."
-                    if "array" in why
-                    else "",
+                    fix=_fix(start.launch, port, in_array="array" in why),
                     evidence=(("port", port),),
                 )
             if start.launch.in_background:
@@ -148,11 +147,20 @@ def _judge_pods(job: Workload) -> Iterator[Violation]:
     if job.kind == "PyTorchJob" and master is not None and master.on_host_network and gpus and max(gpus) < SMALL:
         yield Violation(
             master.place,
-            f"{master.name} listens on a fixed port of its host (hostNetwork), which another job may share",
+            f"The {master.name} pod listens on a fixed port of its host (hostNetwork), which other jobs may use",
             fix="Remove hostNetwork, or give each job its own containerPort named pytorchjob-port.",
             severity=Severity.INFO,
             evidence=(("gpus", max(gpus)),),
         )
+
+
+def _fix(launch: Launch, port: str, *, in_array: bool) -> str:
+    option = option_name(launch, launch.command.port) if launch.command.port else "MASTER_PORT"
+    if in_array:
+        return f"Give each task its own port: `{option}=$(({port} + SLURM_ARRAY_TASK_ID))`."
+    standalone = launch.command.standalone
+    local = f", or start runs on one host with `--{standalone}`, which picks a free port" if standalone else ""
+    return f"Give each run its own {option}{local}."
 
 
 def _fixed_port(start: ProcessLaunch) -> str | None:
@@ -174,7 +182,7 @@ def _in_array(file: ShellFile, start: ProcessLaunch) -> str:
     if job is None or not job.runs_beside_itself or "exclusive" in job.options or (job.nodes or 2) > 1:
         return ""
     gpus = job.gpus_per_node
-    return "jobs of the array may share a host" if gpus and gpus < SMALL else ""
+    return "tasks of the array may share a host" if gpus and gpus < SMALL else ""
 
 
 def _in_loop(file: ShellFile, start: ProcessLaunch) -> str:

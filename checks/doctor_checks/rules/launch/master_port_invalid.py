@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from doctor.api import FilePasses, LaunchFile, Script, Severity, Violation, rule
 from doctor.lint.launch.launch_file import EnvironmentSource
-from doctor.lint.launch.process_launches import starts_of
+from doctor.lint.launch.process_launches import option_name, starts_of
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 from doctor_checks.launch.master_port_invalid import master_port_invalid
 
@@ -44,8 +44,8 @@ from doctor_checks.launch.master_port_invalid import master_port_invalid
 def master_port_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether the master port is a valid port number.
 
-    Why it hurts: rank 0 cannot listen on it, and PyTorch rejects it on every rank.
-    Fix: Use the same number from 1024 to 32767 for all ranks of the job: `export MASTER_PORT=29500`.
+    Why it hurts: PyTorch rejects the port on every rank, and the job does not start.
+    Fix: Set the same port from 1024 to 32767 on all ranks: `export MASTER_PORT=29500`.
     """
     for setting in file.settings:
         if (
@@ -64,7 +64,11 @@ def master_port_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]
         given = start.launch.known_option(start.launch.command.port)
         if given and not _is_port(given):
             yield Violation(
-                start.launch.place, f"{given} is not a valid master port (1-65535)", evidence=(("value", given),)
+                start.launch.place,
+                f"{given} is not a valid master port (1-65535)",
+                fix="Use the same port from 1024 to 32767 in all commands of the job, for example "
+                f"`{option_name(start.launch, start.launch.command.port)}=29500`.",
+                evidence=(("value", given),),
             )
 
 

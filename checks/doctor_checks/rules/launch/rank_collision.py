@@ -11,7 +11,7 @@ from doctor.lint.launch.launch_file import LaunchFile
 from doctor.lint.launch.manifest import Manifest
 from doctor.lint.launch.partial_text import names_in as untold_in
 from doctor.lint.launch.partial_text import shown
-from doctor.lint.launch.process_launches import ProcessLaunch, rank_of_host, starts_of, uses_node_rank
+from doctor.lint.launch.process_launches import ProcessLaunch, option_name, rank_of_host, starts_of, uses_node_rank
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.testing.script_cases import shell_fails, shell_passes
 from doctor_checks.launch.rank_collision import rank_collision
@@ -26,11 +26,9 @@ _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GLOBAL_RANK", "MACHINE_RANK", "GRO
     check=rank_collision,
     reads=LaunchFile,
     impacts={
-        r"is expanded to 0": (
-            "All tasks use rank 0, and the other ranks never join, because the batch script expands the variable "
-            "before srun starts the tasks."
-        ),
-        r"same on all hosts|rank 0 of|host number 0": "All hosts use the same ranks, and the other ranks never join.",
+        r"expands LOCAL_RANK": "All tasks of a host use GPU 0.",
+        r"expands \w+=": "All tasks use the same rank, and the other ranks never join.",
+        r"node rank": "All hosts use the same ranks, and the other ranks never join.",
     },
     cases=lambda: (
         shell_fails(
@@ -118,9 +116,8 @@ def rank_collision_in_files(file: LaunchFile) -> Iterator[Violation]:
 
     Why it hurts: the batch script expands $SLURM_PROCID before srun starts the tasks, so all tasks get 0. They use the
     same rank, and the other ranks never join.
-    Fix: Let each task expand the variable in single quotes
-    (`srun bash -c 'torchrun --node-rank=$SLURM_NODEID train.py'`), or use `--rdzv-backend=c10d`, which needs no
-    node rank.
+    Fix: Start the command with `srun bash -c '...'` in single quotes, so that each task expands
+    `--node-rank=$SLURM_NODEID` itself, or use `--rdzv-backend=c10d`, which needs no node rank.
     """
     if isinstance(file, Manifest):
         for workload in file.workloads:
@@ -147,9 +144,8 @@ def _judge_remote(file: ShellFile) -> Iterator[Violation]:
         if number and hosts and int(hosts[1]) > 1 and not _ELASTIC.search(command) and not one_host:
             yield Violation(
                 launch.place,
-                f"{name} starts {'each host of the loop' if name == 'ssh' else 'all hosts'} with node rank {number[1]} "
-                f"of {hosts[1]}",
-                fix="Pass a different --node-rank to each host, or use `--rdzv-backend=c10d`, which needs none.",
+                f"{'The ssh loop' if name == 'ssh' else name} passes node rank {number[1]} to each of {hosts[1]} hosts",
+                fix="Pass a different --node-rank to each host, or use `--rdzv-backend=c10d`, which assigns them.",
                 evidence=(("value", number[1]), ("nodes", int(hosts[1]))),
             )
 
@@ -164,9 +160,9 @@ def _judge_pods(workload: Workload) -> Iterator[Violation]:
                 told = (place for word, place in box.places if re.match(r"--(?:node|machine)[-_]rank\b", word))
                 yield Violation(
                     next(told, launch.place),
-                    f"all {role.replicas} pods of {workload.kind} {role.name} are given host number {number}",
+                    f"All {role.replicas} pods of the {workload.kind} use node rank {number}",
                     fix="Use `--node-rank=$(JOB_COMPLETION_INDEX)` in a Job with `completionMode: Indexed`, or "
-                    "`--rdzv-backend=c10d`, which needs no number.",
+                    "`--rdzv-backend=c10d`, which needs no node rank.",
                     evidence=(("value", number), ("nodes", role.replicas)),
                 )
 
@@ -184,10 +180,15 @@ def _judge_option(start: ProcessLaunch) -> Iterator[Violation]:
         return
     filled_in = set(untold_in(number)) & set(_PER_TASK)
     if filled_in or number.isdigit():
-        how = "is expanded to 0 by the batch script" if filled_in else "is the same on all hosts"
+        command = start.launch.command
+        elastic = f", or use `--{command.rendezvous}=c10d`, which needs no node rank" if command.rendezvous else ""
         yield Violation(
             start.launch.place,
-            f"The node rank {shown(number)} {how}",
+            f"The batch script expands the node rank {shown(number)} to 0 for all hosts"
+            if filled_in
+            else f"All hosts use node rank {number}",
+            fix="Start the command with `srun bash -c '...'` in single quotes, so that each task expands "
+            f"`{option_name(start.launch, command.node_rank)}=$SLURM_NODEID` itself{elastic}.",
             evidence=(("value", shown(number)), ("nodes", start.step.nodes)),
         )
 
@@ -208,7 +209,7 @@ def _judge_settings(file: ShellFile) -> Iterator[Violation]:
             ):
                 yield Violation(
                     setting.place,
-                    f"{setting.name}={shown(setting.value)} is expanded to 0 by the batch script for all tasks",
+                    f"The batch script expands {setting.name}={shown(setting.value)} to 0 for all tasks",
                     fix=f"Set {setting.name} in each task, in single quotes: "
                     f"`srun bash -c '{setting.name}={shown(setting.value)} python train.py'`.",
                     evidence=((setting.name, shown(setting.value)),),

@@ -46,7 +46,8 @@ def rank_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
         if hosts is not None and number is not None and number >= hosts and uses_node_rank(start.launch):
             yield Violation(
                 start.launch.place,
-                f"The node rank is {number}, but the job has {hosts} host{'' if hosts == 1 else 's'}",
+                f"The node rank is {number}, but "
+                + ("the job has 1 host" if hosts == 1 else f"the {hosts} hosts are numbered 0-{hosts - 1}"),
                 fix=_fix_of_hosts(option_name(start.launch, start.launch.command.node_rank), hosts),
                 evidence=(("node_rank", number), ("hosts", hosts)),
             )
@@ -64,5 +65,5 @@ def rank_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
 
 def _fix_of_hosts(name: str, hosts: int) -> str:
     if hosts == 1:
-        return f"Set {name} to 0, or the number of hosts to that of the job."
-    return f"Number the hosts with {name} from 0 to {hosts - 1}."
+        return f"Set {name} to 0, or set the number of hosts to that of the job."
+    return f"Number the hosts from 0 to {hosts - 1} with {name}."

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import LaunchFile, Severity, Violation, rule
+from doctor.lint.launch.launch_file import Launch
+from doctor.lint.launch.partial_text import shown
 from doctor.lint.launch.process_launches import (
     ProcessLaunch,
     hosts_of,
     option_name,
+    option_of,
     rank_of_host,
     starts_of,
     uses_node_rank,
@@ -75,7 +78,7 @@ _BATCH = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1")
 def rank_variables_incomplete_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether each host of a job has a node rank, unless a rendezvous assigns it.
 
-    Why it hurts: two processes use the same rank, and the ranks of the other hosts never join.
+    Why it hurts: all hosts use the same ranks, and the other ranks never join.
     Fix: Pass a different node rank on each host, starting at 0.
     """
     for start in starts_of(file):
@@ -93,15 +96,27 @@ def rank_variables_incomplete_in_files(file: LaunchFile) -> Iterator[Violation]:
 def _violation(start: ProcessLaunch, hosts: int) -> Violation:
     launch = start.launch
     command = launch.command
-    backend = f" and with a static --{command.rendezvous}" if launch.option(command.host_port) else ""
+    number = option_name(launch, command.node_rank)
     return Violation(
         launch.place,
-        f"{launch.program} starts on {hosts} hosts without {option_name(launch, command.node_rank)}{backend}, so each "
-        "uses node rank 0",
-        fix="Add `--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=HOST`, with the first host as HOST."
+        f"{launch.program} on {hosts} hosts has a static --{command.rendezvous} and no {number}: each uses node rank 0"
+        if launch.option(command.host_port)
+        else f"{launch.program} starts on {hosts} hosts without {number}, so each uses node rank 0",
+        fix=_rendezvous(launch)
         if start.step is not None and command.rendezvous
-        else f"Set {option_name(launch, command.node_rank)} to a different number on each host, starting at 0.",
+        else f"Set {number} to a different number on each host, starting at 0.",
         severity=None if start.step is not None else Severity.WARNING,
         confidence=1.0 if start.step is not None else 0.7,
         evidence=(("hosts", hosts),),
     )
+
+
+def _rendezvous(launch: Launch) -> str:
+    """The options of a rendezvous that assigns node ranks; an endpoint or a master address of the file is kept."""
+    if launch.option(launch.command.host_port):
+        return f"Add `--{launch.command.rendezvous}=c10d`, which assigns the node ranks."
+    added = "--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint="
+    given = option_of(launch, launch.command.master)
+    if given:
+        return f"Replace `--{launch.command.master}={shown(given)}` with `{added}{shown(given)}`."
+    return f"Add `{added}HOST`, with the first host as HOST."

@@ -22,10 +22,11 @@ _LIGHTNING = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4",
     reads=ShellFile,
     impacts={
         r"ignores --\w": "The job starts with the scheduler's default for this option.",
-        r"one host, but srun": "Each host trains a separate model.",
-        r"hosts, but srun": "The launcher waits for hosts that are never started, or rejects those beyond its number.",
+        r"1 host, but srun": "Each host trains a separate model.",
+        r"hosts, but srun .* only": "The launcher waits for the missing hosts until its timeout.",
+        r"hosts, but srun": "The launcher rejects the additional hosts.",
         r"^trainer\.": "Lightning raises ValueError before training starts.",
-        r"^srun requests": 'srun fails with "Only allocated N nodes asked for M".',
+        r"^srun requests": "srun rejects the step, and no rank starts.",
         r"share 1 GPU": (
             "NCCL rejects several ranks on one GPU; with another backend, they share its memory and time."
         ),
@@ -177,12 +178,13 @@ def _judge_agent(start: ProcessLaunch, step: Allocation) -> list[Violation]:
     if expected is None or nodes is None or step.tasks_per_node != 1 or expected == nodes:
         return []
     option = option_name(start.launch, start.launch.command.hosts)
-    told = f"uses {expected} hosts" if expected > 1 else "uses one host"
+    told = f"{expected} host{'' if expected == 1 else 's'}"
     return [
         Violation(
             start.launch.place,
-            f"{start.launch.program} {told}, but srun starts it on {nodes}",
-            fix=f"Use `{option}={nodes}` and one rendezvous for all hosts, or `#SBATCH --nodes={expected}`.",
+            f"{start.launch.program} is configured for {told}, but srun starts it on "
+            f"{'only ' if nodes < expected else ''}{nodes}",
+            fix=f"Use `{option}={nodes}` with a common rendezvous for all hosts, or `#SBATCH --nodes={expected}`.",
             evidence=(("nodes", nodes), ("expected", expected)),
         )
     ]
@@ -202,7 +204,7 @@ def _judge_launched_trainer(start: ProcessLaunch, step: Allocation) -> list[Viol
                 Violation(
                     start.launch.place,
                     f"trainer.{name}={asked}, but srun uses --{option}={given}",
-                    fix=f"Use `#SBATCH --{option}={asked}`, or trainer.{name}={given}.",
+                    fix=f"Use `#SBATCH --{option}={asked}`, or `trainer.{name}={given}`.",
                     evidence=((f"trainer.{name}", asked), (option, given)),
                 )
             ]

@@ -44,9 +44,10 @@ def _config(kind: str, machines: str, count: str) -> str:
     check=world_size_disagrees,
     reads=LaunchFile,
     impacts={
-        r"^num_processes": "Accelerate starts fewer processes than num_processes.",
+        r"^num_processes": "Accelerate rounds down the processes per machine, and starts fewer than num_processes.",
         r"^train_batch_size": "DeepSpeed fails at startup, because no number of ranks fits these sizes.",
-        r"^WORLD_SIZE=": "Ranks beyond the world size are rejected, or the job waits for ranks that are not started.",
+        r"^WORLD_SIZE=.* only": "The job waits for ranks that are not started.",
+        r"^WORLD_SIZE=": "PyTorch rejects the ranks beyond the world size.",
         r"Only one process": "The script trains on one GPU, and the others are idle.",
         r"waits for \d+ hosts": "torchrun waits at its rendezvous for hosts that do not exist, until its timeout.",
     },
@@ -131,7 +132,8 @@ def _judge_task(start: ProcessLaunch) -> Iterator[Violation]:
     if size is not None and tasks is not None and size != tasks and "RANK" in start.launch.settings:
         yield Violation(
             start.launch.place,
-            f"WORLD_SIZE={size}, but srun starts {tasks} task{'' if tasks == 1 else 's'}",
+            f"WORLD_SIZE={size}, but srun starts {'only ' if tasks < size else ''}{tasks} "
+            f"task{'' if tasks == 1 else 's'}",
             fix="Set `export WORLD_SIZE=$SLURM_NTASKS` instead of a fixed number.",
             evidence=(("WORLD_SIZE", size), ("tasks", tasks)),
         )
@@ -147,6 +149,7 @@ def _judge_accelerate(root: YamlNode) -> Iterator[Violation]:
         yield Violation(
             place.place,
             f"num_processes ({ranks}) is not a multiple of num_machines ({machines})",
+            fix=f"Set num_processes to a multiple of {machines}.",
             evidence=(("num_processes", ranks), ("num_machines", machines)),
         )
     elif ranks > 1 and (root.word("distributed_type") or "").upper() == "NO" and not root.flag("use_cpu"):
@@ -188,6 +191,6 @@ def _judge_pods(job: Workload) -> Iterator[Violation]:
                         launch.place,
                         f"{launch.program} waits for {expected} host{'' if expected == 1 else 's'}, but the job has "
                         f"{pods} pod{'' if pods == 1 else 's'}",
-                        fix=f"Use --nnodes={pods}, or remove the option: the operator sets PET_NNODES.",
+                        fix=f"Use `--nnodes={pods}`, or remove the option: the operator sets PET_NNODES.",
                         evidence=(("nnodes", expected), ("pods", pods)),
                     )
