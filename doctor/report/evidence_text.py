@@ -49,7 +49,6 @@ _LABELS = {
     "aggregate_uncorrected": "aggregate uncorrectable errors",
     "batch_at_the_end": "batch when memory runs out",
     "batch_could_be_times": "batch size factor that fits",
-    "bytes": "size",
     "bytes_a_batch": "growth",
     "bytes_a_second": "growth",
     "bytes": "size",
@@ -81,6 +80,7 @@ _LABELS = {
     "holds_most": "largest allocations",
     "limit_microseconds": "limit",
     "link_bytes_a_second": "link speed",
+    "loader_at_line": "DataLoader at line",
     "lock_held": "GIL held",
     "microseconds": "latency",
     "may_mean": "possible cause",
@@ -167,6 +167,7 @@ _LABELS = {
     "seconds_watched": "observation time",
     "width_lanes": "lanes",
     "width_max_lanes": "maximum lanes",
+    "wrapped_at_line": "model wrapped at line",
 }
 """Labels of evidence whose names, which programs read, are not terms of the field."""
 
@@ -274,6 +275,8 @@ def _sequence(name: str, values: Sequence[object]) -> str:
     if any(isinstance(value, (Mapping, list, tuple)) for value in values):
         return "; ".join(_value(name, value) for value in values) or "none"
     texts = [_value(name, value) for value in values]
+    if len(texts) == 2 and name.endswith("_range"):
+        return "-".join(texts)
     more = f" and {len(texts) - _MOST_ITEMS} more" if len(texts) > _MOST_ITEMS else ""
     return _separator(texts).join(texts[:_MOST_ITEMS]) + more or "none"
 
@@ -302,7 +305,7 @@ def _by_link(values: Mapping[object, object]) -> str:
 
 
 def _separator(texts: Sequence[str]) -> str:
-    return "; " if any("," in text for text in texts) else ", "
+    return "; " if any("," in text or text.startswith("rank") for text in texts) else ", "
 
 
 def _pair(name: str, key: str, value: object, plain: bool) -> str:

@@ -44,7 +44,7 @@ def test_an_even_split_blames_nobody_alone():
 
 def test_of_many_ranks_it_is_said_how_many():
     job = healthy(hosts=5, per_host=2).alter(SoftwareFacts, ranks=(0, 1, 2, 3, 4), packages=_older).job()
-    assert describe(split(job, SoftwareFacts, _torch)) == "no majority: 5 ranks: 2.7.1; 5 ranks: 2.8.0"
+    assert describe(split(job, SoftwareFacts, _torch)) == "no majority (5 ranks: 2.7.1; 5 ranks: 2.8.0)"
 
 
 def test_ranks_behind_what_was_split_and_values_of_several_parts():

@@ -44,6 +44,28 @@ def test_an_example_alone_leads_to_the_check_of_its_entry(text, cause):
     assert primary_of(examined(text)) == cause
 
 
+def test_a_spot_notice_is_not_reported_as_a_cancellation():
+    (finding,) = findings_of("INFO: EC2 Spot interruption notice received; instance will be terminated", "ENV017")
+    assert finding.summary == "The cloud provider reclaims the hosts (spot interruption)"
+
+
+@each_case(
+    ("text", "named"),
+    [
+        ("Normal  TaintManagerEviction  2m  controller  Marking for deletion Pod default/job-0", "job-0 -n default`"),
+        ("train-worker-0   0/1   Evicted   0   18h", "train-worker-0`"),
+    ],
+)
+def test_the_fix_of_an_eviction_names_the_pod(text, named):
+    (finding,) = findings_of(text, "ENV017")
+    assert f"kubectl describe pod {named}" in finding.fix
+
+
+def test_a_process_started_during_an_import_gives_one_finding():
+    (finding,) = findings_of("An attempt has been made to start a new process before the current process", "ENV013")
+    assert "``" not in finding.summary + finding.fix
+
+
 DECLARED = [one for one in PATTERNS if one.finding]
 
 

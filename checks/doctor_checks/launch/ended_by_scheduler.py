@@ -114,8 +114,12 @@ _STALLED = ("torch.nccl.watchdog_timeout", "torch.nccl.heartbeat", "torch.monito
             "torchrun stops all ranks of its host; lost connections that other hosts log afterwards are consequences."
         ),
         r"^Host|^A host": "The scheduler ends the job on all hosts; the steps since the last checkpoint are lost.",
-        r"not ready|evicted": (
-            "The ranks in the pod are ended; lost connections that other ranks log afterwards are consequences."
+        r"not ready": (
+            "The ranks on this node stop; lost connections that other ranks log afterwards are consequences."
+        ),
+        r"evicted": (
+            "The ranks in this pod receive SIGTERM and then SIGKILL; lost connections that other ranks log afterwards "
+            "are consequences."
         ),
     },
     cases=lambda: (
@@ -288,7 +292,7 @@ _POD = re.compile(r"\bPod (?P<pod>[\w.-]{1,253}/[\w.-]{1,253})|^\s*(?P<row>[\w.-
 
 
 def _reason(event: Event) -> EndReason | None:
-    said = " ".join(event.value(name) or "" for name in ("why", "why2", "state")).lower().replace("_", " ")
+    said = " ".join(event.value(name) or "" for name in ("why", "why2", "state")).strip().lower().replace("_", " ")
     if not said and "spot" in event.text.lower():  # a notice names no reason of its own
         said = "spot"
     return next((reason for reason in REASONS if any(word in said for word in reason.words)), None)

@@ -93,14 +93,17 @@ def _waits_alone(job: Job) -> Iterator[Finding]:
 
 
 def _alone(group: EventGroup, size: int, names: str) -> Finding:
-    why = f"{names} {'are' if ',' in names else 'is'} set" if names else "probably of a stale LOCAL_RANK or NODE_RANK"
+    why = f"because {names} {'are' if ',' in names else 'is'} set"
     return finding_from_logs(
         group,
-        f"Lightning waits for ranks that nothing starts, {'because' if names else ''} {why}",
+        "Lightning waits for ranks that nothing starts, "
+        + (why if names else "probably because of a stale LOCAL_RANK or NODE_RANK"),
         ranks=(),
         evidence={"world_size": size or None, "set": names or None},
         confidence=0.8 if names else 0.5,
-        fix="Check for stale variables in the shell that starts training, unset them and start again:\n"
+        fix=f"unset {names.replace(',', '')}"
+        if names
+        else "Check for stale variables in the shell that starts training, unset them and start again:\n"
         "env | grep -E 'RANK|WORLD_SIZE|MASTER|SLURM'\n"
         "unset LOCAL_RANK NODE_RANK GROUP_RANK",
         explains=("ENV005",),
@@ -344,8 +347,8 @@ def _judge_node_rank(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator
             ranks=identical.ranks,
             severity=None if _is_read(identical) else Severity.INFO,
             evidence={name: number, "MASTER_ADDR": launch.get("MASTER_ADDR"), "num_nodes": asked},
-            effect=f"Lightning numbers its ranks as those of host {number}, and all of them wait for rank 0, which no "
-            "process is.",
+            effect=f"Lightning numbers its ranks as those of host {number}, and all of them wait for rank 0, which is "
+            "never started.",
             fix=f"Run `unset {name}`, or for several hosts also export MASTER_ADDR and MASTER_PORT and set num_nodes.",
         )
         return

@@ -16,6 +16,7 @@ from doctor.testing import Fails, Passes, healthy
     when="P",
     needs=(LaunchFacts,),
     impacts={
+        r"to connect to": "The ranks with this port cannot connect to rank 0, and block until the timeout.",
         r"MASTER_PORT=0": "The other ranks cannot connect to rank 0, and block until the timeout.",
         r"is not a (?:valid port|number)": "init_process_group() fails on every rank with this setting.",
     },
@@ -72,6 +73,8 @@ def _judge(text: str, launches: list[tuple[LaunchFacts, IdenticalRanks]]) -> Ite
     port = whole_number(text)
     if wrong := _wrong(text, port):
         ranks = tuple(rank for _, identical in launches for rank in identical.ranks)
+        if port == 0 and 0 not in ranks:
+            wrong = "MASTER_PORT=0 is not a port to connect to"
         yield Finding(wrong, ranks=ranks, evidence={"MASTER_PORT": text})
         return
     for launch, identical in launches:

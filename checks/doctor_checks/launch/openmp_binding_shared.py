@@ -84,16 +84,23 @@ def _judge(local: LocalRanks) -> Iterator[Finding]:
     for (name, value, _), ranks in groups.items():
         shared = len(ranks) > 1
         certain = name != "KMP_AFFINITY" or any(map(_loads_intel_openmp, ranks))
-        on = f"{len(ranks)} ranks of a host" if shared else "this rank"
+        on = f"{len(ranks)} ranks" if shared else "this rank"
+        verb = "binds" if certain else "may bind"
         yield Finding(
-            f"{name}={value} binds OpenMP threads of {on} to {'the same CPUs' if shared else 'single CPUs'}",
+            f"{name}={value} {verb} OpenMP threads of {on} to {'the same CPUs' if shared else 'single CPUs'}",
             ranks=tuple(rank.number for rank in ranks),
             evidence={"name": name, "value": value, "ranks_with_the_same_cpus": len(ranks)},
-            effect="" if shared else "Data loader workers inherit the CPU of the main thread and share it.",
+            effect=_effect(name, shared=shared, certain=certain),
             severity=None if shared and certain else Severity.INFO,
             fix=f"unset {name}" if name != "OMP_PROC_BIND" else "export OMP_PROC_BIND=false",
             explains=("HOST005",) if shared else (),
         )
+
+
+def _effect(name: str, *, shared: bool, certain: bool) -> str:
+    if not certain:
+        return f"None with PyTorch's wheels for Linux: their OpenMP library ignores {name}. Intel's binds the threads."
+    return "" if shared else "Data loader workers inherit the CPU of the main thread and share it."
 
 
 def binding(environment: EnvironmentFacts) -> tuple[str, str] | None:

@@ -80,7 +80,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             severity=Severity.ERROR,
             confidence=0.75 if slurm and seen else 0.5,
             fix=f"Request `--gpus-per-node={len(asked)}` instead of `--gpus-per-task=1`, and add `--gpu-bind=none` to "
-            "srun.",
+            "srun."
+            if slurm
+            else f"Add `--gpu-bind=none` to srun, or without SLURM set CUDA_VISIBLE_DEVICES to all {len(asked)} GPUs.",
             explains=("GPU002", "RUN004"),
         )
 

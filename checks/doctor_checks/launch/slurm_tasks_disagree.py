@@ -100,9 +100,10 @@ def _by_slurm(job: Job) -> Iterator[Finding]:
         why = group.value("why", "why2", "why3") or "there are not enough slots"
         if not set_up_after(job, group.events[-1]):
             waits = group.kind == "slurm.step_waits"
+            shown = why if why != "failed to distribute tasks" else "they could not be distributed to the CPUs"
             yield finding_from_logs(
                 group,
-                f"srun waits to start the step: {why}" if waits else f"SLURM did not start the tasks: {why}",
+                f"srun waits to start the step: {why}" if waits else f"SLURM did not start the tasks: {shown}",
                 ranks=(),
                 confidence=0.85,
                 fix=_FREE_THE_NODES if waits else _fix_of(why),

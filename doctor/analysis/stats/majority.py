@@ -119,7 +119,7 @@ def describe(
 ) -> str:
     """The groups as text, such as ``63 ranks: 2.27.3; 1 rank: 2.21.5``; empty without ranks.
 
-    An even split begins with ``no majority: …``, and a few ranks are named: ``rank 0: 20; rank 1: 21``. With a
+    An even split is written as ``no majority (…)``, and a few ranks are named: ``rank 0: 20; rank 1: 21``. With a
     baseline: ``expected 2.21.5 (capture of node0, 2026-11-20), found 63 ranks: …``. ``at``: the ranks that a group
     stands for. ``absent``: the text for the value ``None``."""
 
@@ -137,7 +137,7 @@ def describe(
         ranks = sum(len(group.ranks) for group in rest)
         parts.append(f"{counted(ranks, 'rank')}: {counted(len(rest), 'other value')}")
     even = not are_few and len(groups) > 1 and len(groups[0].ranks) == len(groups[1].ranks)
-    found = ("no majority: " if even else "") + "; ".join(parts)
+    found = f"no majority ({'; '.join(parts)})" if even else "; ".join(parts)
     expected = split.expected
     return f"expected {word(expected.value)} ({expected.source}), found {found}" if expected else found
 

@@ -114,6 +114,9 @@ def location_of(node: ast.AST) -> SourceLocation:
     return SourceLocation(line, column, getattr(node, "end_lineno", None), getattr(node, "end_col_offset", None))
 
 
+LONGEST_SUMMARY = 100
+"""Characters of a summary; longer ones name a line instead of its code."""
+
 MARK = "# !"
 """Ends a line of a failing case that violates the rule."""
 

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
+from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.divergent_conditions import disagreement
 from doctor.lint.python.script import step_at
@@ -117,10 +118,13 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
         how = "is not reached if"
     if isinstance(statement, ast.While):
         how = "runs as long as"
+    name, cause = script.text_of(call.func, 40), f"which depends on {_DEPENDENCIES[kind]}"
+    summary = f"{name} {how} {script.text_of(test, 40)} (line {test.lineno}), {cause}"
+    if len(summary) > LONGEST_SUMMARY:
+        summary = f"{name} {how} the condition at line {test.lineno} holds, {cause}"
     return Violation(
         call,
-        f"{script.text_of(call.func, 40)} {how} {script.text_of(test, 40)} (line {test.lineno}), which depends on "
-        f"{_DEPENDENCIES[kind]}",
+        summary,
         severity=Severity.WARNING if kind == "signal" else None,  # launchers signal all ranks: see `disagreement`
         evidence=(("condition", script.text_of(test)), ("line_of_condition", test.lineno), ("depends_on", kind)),
         confidence=0.85,

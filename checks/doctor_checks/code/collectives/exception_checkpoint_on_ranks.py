@@ -46,9 +46,8 @@ def exception_checkpoint_on_ranks(script: Script) -> Iterator[Violation]:
         if trainers:
             yield Violation(
                 call,
-                f"OnExceptionCheckpoint on several ranks (Trainer at line {trainers[0].lineno}): a failed rank blocks "
-                "in the save",
-                fix="Save on a schedule instead, with `ModelCheckpoint(every_n_train_steps=..., save_last=True)`.",
+                "OnExceptionCheckpoint blocks a failed rank, because the other ranks do not join the save",
+                fix="Replace OnExceptionCheckpoint with `ModelCheckpoint(every_n_train_steps=..., save_last=True)`.",
                 evidence=(("trainer_at_line", trainers[0].lineno),),
             )
     yield from _hooks(script)

@@ -21,6 +21,11 @@ from doctor.testing.script_cases import fails, passes
     reads=Script,
     mentions=(".log(", ".log_dict("),
     foreshadows=("RUN006",),
+    impacts={
+        r"of a torchmetrics object": (
+            "The other ranks do not join the reduction of the metric at the end of the epoch, and the job hangs there."
+        ),
+    },
     cases=lambda: (
         fails(
             "a validation loss on rank 0",
@@ -48,8 +53,7 @@ def log_in_rank_condition(script: Script) -> Iterator[Violation]:
     """Ask whether self.log is called on all ranks.
 
     Why it hurts: the metric is missing on the other ranks. A ModelCheckpoint or EarlyStopping that monitors it fails
-    there or decides differently. A torchmetrics object, which is reduced at the end of the epoch, makes the job hang
-    there, because the other ranks do not join.
+    there.
     Fix: Call self.log on all ranks (the logger writes only on rank 0), or pass rank_zero_only=True if only rank 0 has
     the value and nothing monitors it.
     """
@@ -95,8 +99,7 @@ _NO_NAME = frozenset({"None", "null", "???", "~"})
 def _severity(script: Script, call: ast.Call) -> Severity | None:
     """A warning if the metric is monitored, or reduced at the end of the epoch; ``None`` if the project makes a Trainer
     and does not monitor that name, so that only the logger of rank 0 reads it."""
-    values = [*script.inside(call, ast.Name), *script.inside(call, ast.Attribute)]
-    if any(METRIC.match(script.name(one)) for one in values):
+    if _is_of_metric(script, call):
         return Severity.WARNING
     texts = [(script.path, script.text)]
     if script.modules is not None:
@@ -106,6 +109,12 @@ def _severity(script: Script, call: ast.Call) -> Severity | None:
     if any(map(logged.fullmatch, known)):
         return Severity.INFO if logged.pattern == ".*" else Severity.WARNING
     return Severity.INFO if has_others or not any(_TRAINS.search(text) for _, text in texts) else None
+
+
+def _is_of_metric(script: Script, call: ast.Call) -> bool:
+    """Whether it logs an object of torchmetrics, which Lightning reduces over all ranks at the end of the epoch."""
+    values = [*script.inside(call, ast.Name), *script.inside(call, ast.Attribute)]
+    return any(METRIC.match(script.name(one)) for one in values)
 
 
 def _monitored(texts: list[tuple[str, str]]) -> tuple[set[str], bool]:
@@ -145,10 +154,18 @@ def _pattern(name: ast.expr | None) -> str:
 
 def _hit(script: Script, call: ast.Call, condition: RankCondition) -> Violation:
     line = getattr(condition.where, "lineno", call.lineno)
-    what = script.text_of(call.args[0], 30) if call.args else "a metric"
+    name = script.text_of(call.func)
+    what = f"({script.text_of(call.args[0], 30)})" if call.args and not isinstance(call.args[0], ast.Dict) else ""
+    metric = " of a torchmetrics object" if _is_of_metric(script, call) else ""
+    if condition.test.startswith("@"):
+        where = f"runs only on rank 0 (`{condition.test}`, line {line})"
+    else:
+        where = f"runs only if `{condition.test}` (line {line})"
     return Violation(
         call,
-        f"{script.text_of(call.func)}({what}) is called only under `{condition.test}` (line {line})",
+        f"{name}{what}{metric} {where}",
+        fix=f"Call {name} on all ranks (the logger writes only on rank 0)"
+        + ("." if metric else ", or pass `rank_zero_only=True` if only rank 0 has the value and nothing monitors it."),
         edits=_edits(script, call, condition),
         evidence=(("condition", condition.test), ("line_of_condition", line)),
         confidence=0.9,

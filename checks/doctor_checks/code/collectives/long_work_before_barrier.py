@@ -50,7 +50,7 @@ def long_work_before_barrier(script: Script) -> Iterator[Violation]:
             reported.add(place)
             yield Violation(
                 call,
-                f"{script.text_of(call.func, 40)} may exceed the default timeout of the ranks {words}",
+                f"{script.text_of(call.func, 40)} may exceed the timeout of the ranks that wait {words}",
                 fix=_FIXES.get(script.name(started.func), ""),
                 severity=Severity.INFO if last_name(call.func) == "map" else None,  # its size is not in the code
                 evidence=(("waits_at_line", place), ("job_started_at_line", started.lineno)),

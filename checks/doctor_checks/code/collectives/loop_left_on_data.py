@@ -191,7 +191,7 @@ def _hit(script: Script, at: ast.AST, cause: str, does: str, missed: ast.Call, w
     own = _REASONS[why]
     return Violation(
         at,
-        f"A rank {does} based on {own}: {cause}",
+        f"A rank {does} {'after' if why == 'error' else 'based on'} {own}: {cause}",
         severity=Severity.WARNING if why == "signal" else None,
         fix=_FIXES.get(why, ""),
         evidence=(("condition", cause.partition("`")[2].partition("`")[0]), ("waits_at_line", missed.lineno)),

@@ -55,7 +55,8 @@ _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/]
         "ReduceLROnPlateau",
     ),
     impacts={
-        r"is not gathered": "The printed value is that of one rank's shard.",
+        r"is not gathered|Accelerate shards": "The reported value describes one rank's shard, not the whole dataset.",
+        r"^\S+ gets": "The ranks change their learning rates in different epochs, so their weights diverge.",
     },
     cases=lambda: (
         fails(
@@ -130,9 +131,9 @@ _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/]
 def metric_not_synchronised(script: Script) -> Iterator[Violation]:
     """Ask whether evaluation metrics are averaged across ranks.
 
-    Why it hurts: the logged value covers one rank's shard. ModelCheckpoint and EarlyStopping use it, so the saved
+    Why it hurts: the logged value covers one rank's shard. If ModelCheckpoint or EarlyStopping monitors it, the saved
     checkpoint may not be the best one.
-    Fix: Call `self.log(name, value, sync_dist=True)`, or log a torchmetrics object, which synchronizes itself.
+    Fix: Pass `sync_dist=True` to `self.log`, or log a torchmetrics object, which synchronizes itself.
     """
     yield from _not_gathered(script)
     yield from _scheduled_alone(script)
@@ -181,8 +182,8 @@ def _scheduled_alone(script: Script) -> Iterator[Violation]:
             yield Violation(
                 call,
                 f"{script.text_of(call.func)} gets {script.text_of(call.args[0], 40)} of only this rank's shard",
-                fix="Call `dist.all_reduce(loss, op=dist.ReduceOp.AVG)` first, so that all ranks pass the same value "
-                "and lower their learning rates in the same epoch.",
+                fix="Average the value over all ranks (`dist.all_reduce(loss, op=dist.ReduceOp.AVG)`) before calling "
+                f"{script.text_of(call.func)}.",
                 confidence=0.85,
             )
 
@@ -259,6 +260,14 @@ def _is_by_epoch(script: Script, call: ast.Call, hook: ast.FunctionDef) -> bool:
     return given is None or script.value(given) is True
 
 
+def _fix(script: Script, call: ast.Call, name: str) -> str:
+    """``sync_dist=True`` averages; the sum of a count needs ``reduce_fx`` (lightning/pytorch/core/module.py, log)."""
+    options = 'sync_dist=True, reduce_fx="sum"' if _COUNTS.search(name.lower()) else "sync_dist=True"
+    called = script.text_of(call.func)
+    where = f"{called}({name!r}, ...)" if name and called.endswith(".log") else called
+    return f"Pass `{options}` to `{where}`, or log a torchmetrics object, which synchronizes itself."
+
+
 def _hits(script: Script, call: ast.Call, hook: ast.FunctionDef) -> Iterator[Violation]:
     for name, value in _logged(script, call):
         if _is_of_this_rank(script, value, hook):
@@ -272,7 +281,7 @@ def _hits(script: Script, call: ast.Call, hook: ast.FunctionDef) -> Iterator[Vio
                 "shard",
                 fix=f"Log the metric object, which synchronizes itself: `self.log({name!r}, {metric})`."
                 if metric
-                else "",
+                else _fix(script, call, name),
                 edits=(SetArgument(location_of(call), "sync_dist", "True"),) if certain else (),
             )
             return

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
+from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.collectives import CollectiveCall, collectives_and_forwards
 from doctor.lint.python.matching_collectives import flow_of, unmatched_condition
 from doctor.lint.python.project.options import switch_off_by_default
@@ -27,10 +28,16 @@ from doctor.testing.script_cases import fails, passes
     foreshadows=("RUN006",),
     preview_infos=True,
     impacts={
-        r"lets the other ranks enter": "The other ranks run the block before the first one has left it.",
-        r"forward": (
-            "DDP broadcasts buffers in its forward pass, so the ranks that call it wait for the others, or collectives "
-            "that do not belong together are paired."
+        r"lets the other ranks enter": (
+            "The other ranks run the block while the first one is still in it, and may read data that it is preparing."
+        ),
+        r"DDP forward": (
+            "DDP broadcasts buffers in its forward pass, so the ranks that call it wait for the others, or mismatched "
+            "collectives are paired."
+        ),
+        r"FSDP forward": (
+            "FSDP gathers parameters in its forward pass, so the ranks that call it wait for the others, or mismatched "
+            "collectives are paired."
         ),
     },
     cases=lambda: (
@@ -120,7 +127,7 @@ def rank_condition_around_collective(script: Script) -> Iterator[Violation]:
 
     Why it hurts: the ranks that make the call wait for the others, which skip it or are in another collective. The job
     deadlocks until the timeout, or mismatched collectives are paired.
-    Fix: Make the call on all ranks, and keep only the use of its result inside the branch.
+    Fix: Make the call on all ranks, and use its result only inside the branch.
     """
     exits: set[tuple[ast.AST, str]] = set()
     for one in collectives_and_forwards(script).all():
@@ -140,19 +147,21 @@ def rank_condition_around_collective(script: Script) -> Iterator[Violation]:
 def _run_by_some(script: Script, one: CollectiveCall, condition: RankCondition) -> Violation:
     line = getattr(condition.where, "lineno", one.call.lineno)
     if condition.test.startswith("@"):
-        where = f"only on one rank ({condition.test}, line {line})"
+        where = f"only on rank 0 ({condition.test}, line {line})"
     else:
-        where = f"only if {_plain(condition.test)} (line {line}), not on all ranks"
+        where = f"only if {_plain(condition.test)} (line {line})"
     depends = not condition.certain or _OF_A_GROUP.search(condition.test) is not None or _is_stopped(script, one.call)
     option = _option_of(script, one)
     is_certain = one.certain and not depends and not option
     is_advice = not option and _is_advice(script, one)
+    summary = f"{f'With {option}, ' if option else ''}{_words(script, one)} runs {where}"
+    longer = f"{summary}, not on all ranks"
     return Violation(
         one.call,
-        f"{f'With {option}, ' if option else ''}{_words(script, one)} runs {where}",
+        longer if len(longer) <= LONGEST_SUMMARY and not condition.test.startswith("@") else summary,
         fix=_fix(script, one),
         severity=None if is_certain else Severity.INFO if depends or is_advice else Severity.WARNING,
-        evidence=(("condition", condition.test), ("line_of_condition", line), ("collective", one.word)),
+        evidence=(("condition", _plain(condition.test)), ("line_of_condition", line), ("collective", one.word)),
         confidence=(0.95 if one.through is None else 0.9) if is_certain else 0.7,
         flow=flow_of(script, one, condition),
     )
@@ -284,11 +293,11 @@ def _waited_for(script: Script, one: CollectiveCall, first: ast.Call) -> Violati
     """A barrier meets the one at which the others wait to enter, so that nothing blocks, and they enter too early;
     another collective meets that barrier and blocks."""
     is_barrier = {one.word, *one.reached} <= _BARRIERS
-    what = "lets the other ranks enter" if is_barrier else "deadlocks inside"
     return Violation(
         one.call,
-        f"{_words(script, one)} {what} `with {script.text_of(first, 50)}` (line {first.lineno})"
-        + (" before the first one has left it" if is_barrier else ""),
+        f"{_words(script, one)} lets the other ranks enter the block at line {first.lineno} too early"
+        if is_barrier
+        else f"{_words(script, one)} deadlocks inside `with {script.text_of(first, 50)}` (line {first.lineno})",
         severity=Severity.WARNING if is_barrier else None,
         fix=f"Move line {one.call.lineno} below the block, so that all ranks make the call after it.",
         evidence=(("condition", script.text_of(first)), ("line_of_condition", first.lineno), ("collective", one.word)),
@@ -297,10 +306,12 @@ def _waited_for(script: Script, one: CollectiveCall, first: ast.Call) -> Violati
 
 def _words(script: Script, one: CollectiveCall) -> str:
     if one.word.startswith("forward of ") and one.through is None:
-        return f"The {one.word.replace('forward', 'forward pass')} {script.text_of(one.call.func, 40)}()"
+        return f"The {one.word.removeprefix('forward of ')} forward pass {script.text_of(one.call.func, 40)}()"
     if one.word == "sync_dist":
         return f"{script.text_of(one.call.func, 40)}(sync_dist=True)"
     name = script.text_of(one.call.func, 40)
+    if one.through and one.word.startswith("forward of "):
+        return f"{name} (which runs the {one.word.removeprefix('forward of ')} forward pass)"
     return f"{name} (which calls {one.word})" if one.through else name
 
 
@@ -319,7 +330,7 @@ _FIXES = {
     "save_checkpoint": "Call `trainer.save_checkpoint(path)` on all ranks: it contains a barrier, and only rank 0 "
     "writes.",
     "save": "Call `fabric.save(path, state)` on all ranks: it contains a barrier, and only rank 0 writes.",
-    "barrier": "Move the barrier out of the branch or remove it: the other ranks do not call it.",
+    "barrier": "Move the barrier out of the branch, or remove it: the other ranks do not call it.",
     "wait_for_everyone": "Move the call out of the branch: all ranks must make it.",
     "validate": "Evaluate on all ranks, each on its shard; run a test on one process in a separate script with "
     "`Trainer(devices=1)`.",
@@ -341,8 +352,12 @@ def _fix(script: Script, one: CollectiveCall) -> str:
     if one.through and one.word == "forward of DDP":
         return f"Call `{script.text_of(one.call.func, 40)}` on all ranks, or pass it the inner model: `model.module`."
     if one.through:
-        return f"Call `{script.text_of(one.call.func, 40)}` on all ranks, and use its result on rank 0."
-    return _FIXES.get(one.word, "")
+        return f"Call `{script.text_of(one.call.func, 40)}` on all ranks, and use its result only inside the branch."
+    if one.word == "distributed checkpoint":
+        return f"Call `{script.text_of(one.call.func, 40)}` on all ranks: each of them reads or writes its own shards."
+    return _FIXES.get(one.word) or (
+        f"Call `{script.text_of(one.call.func, 40)}` on all ranks, and use its result only inside the branch."
+    )
 
 
 _CHECKPOINT_OF_ALL = """\

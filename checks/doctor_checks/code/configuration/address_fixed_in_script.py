@@ -43,7 +43,7 @@ _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
             "On hosts without this adapter, NCCL finds no RDMA device: it uses TCP sockets, or the job hangs at "
             "startup."
         ),
-        r"host of that address": (
+        r"must run on that host": (
             "If rank 0 runs on another host, no process listens at this address, and all ranks wait until the timeout."
         ),
         r"overrides the address": "Each host connects to itself, so a job on several hosts blocks until the timeout.",
@@ -235,13 +235,18 @@ def _judge(write: _Write, given: bool, starts: bool) -> Violation | None:
         return Violation(
             write.at,
             f'MASTER_ADDR="{write.value}" in the script overrides the address set by the launcher',
+            fix='Remove the assignment, or use `os.environ.setdefault("MASTER_ADDR", ...)`.',
         )
     return None
 
 
 def _of_port(write: _Write, given: bool) -> Violation:
     if given:
-        return Violation(write.at, f"MASTER_PORT={write.value} in the script overrides the port set by the launcher")
+        return Violation(
+            write.at,
+            f"MASTER_PORT={write.value} in the script overrides the port set by the launcher",
+            fix='Remove the assignment, or use `os.environ.setdefault("MASTER_PORT", ...)`.',
+        )
     return Violation(
         write.at,
         f"MASTER_PORT={write.value} is hard-coded: a second job on this host, or a leftover rank, may hold the port",
@@ -263,10 +268,8 @@ def _of_method(script: Script, call: ast.Call) -> Iterator[Violation]:
     yield Violation(
         call,
         f'init_method="{text}" is hard-coded: '
-        + (
-            "a second job on this host may hold the port" if here else "the job starts only on the host of that address"
-        ),
-        fix='Use init_method="env://" (the default), with MASTER_ADDR and MASTER_PORT from torchrun.',
+        + ("a second job on this host may hold the port" if here else "rank 0 must run on that host"),
+        fix='Use `init_method="env://"` (the default), with MASTER_ADDR and MASTER_PORT from torchrun.',
         severity=Severity.INFO if here else None,
     )
 

@@ -49,12 +49,11 @@ def _llama(title: str, *body: str) -> FileFails | FilePasses:
     ),
     foreshadows=("MEM011",),
     impacts={
+        r"^fsdp_config": "The model is not sharded. If it does not fit on one GPU, the job runs out of memory.",
         r"no effect|ignored": (
-            "The setting is silently ignored, and the job uses the memory and the time that it would use without it."
+            "The setting is silently ignored. If the model fits only with offloading, the job runs out of memory."
         ),
-        r"rejects|accepts only one|can only be trained|not a multiple": (
-            "The program fails at startup, after the job has waited for its hosts."
-        ),
+        r"rejects|conflicts with|not a multiple": "The program fails at startup on every rank.",
     },
     cases=lambda: (
         _deepspeed(
@@ -209,7 +208,7 @@ def _llama(title: str, *body: str) -> FileFails | FilePasses:
 def configuration_contradicts_itself(file: Manifest) -> Iterator[Violation]:
     """Ask whether a DeepSpeed, Accelerate or LLaMA-Factory configuration contains contradictory settings.
 
-    Why it hurts: the program fails at startup, after the job has waited for its hosts.
+    Why it hurts: the program fails at startup on every rank.
     Fix: Keep one of the two settings, and remove the other one or set it to "auto".
     """
     for config in file.configs:

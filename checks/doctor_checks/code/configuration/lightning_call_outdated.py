@@ -81,12 +81,31 @@ def lightning_call_outdated(script: Script) -> Iterator[Violation]:
         yield Violation(
             worst[0].at,
             _claim(worst, release),
-            fix=" ".join(dict.fromkeys(f"Instead of `{one.words}`, use {one.replacement}." for one in complaints)),
+            fix=_joined(list(dict.fromkeys(map(_fix, complaints)))),
             severity=Severity.INFO if unused else severity,
             preview=unused,
             edits=tuple(edit for one in complaints for edit in one.edits) if certain else (),
             evidence=(("lightning", release),) if release is not None else (),
         )
+
+
+def _joined(fixes: list[str]) -> str:
+    """One sentence, if each of them says what to use instead of what."""
+    if all(one.startswith("Use ") for one in fixes):
+        return f"Use {', and '.join(one.removeprefix('Use ').removesuffix('.') for one in fixes)}."
+    return " ".join(fixes)
+
+
+def _fix(one: _Complaint) -> str:
+    if one.removed.startswith("since "):
+        return f"Install {one.replacement}, or remove the argument."
+    if _PROSE.search(one.replacement):
+        return f"Instead of `{one.words}`, use {one.replacement}."
+    return f"Use `{one.replacement}` instead of `{one.words}`."
+
+
+_PROSE = re.compile(r"\b(?:and|another|gone|or|own|package|removed|the|with)\b")
+"""Words of replacements that are not code as it stands."""
 
 
 def _may_install(script: Script) -> bool:
@@ -132,12 +151,16 @@ class _Complaint(NamedTuple):
 
 
 def _claim(worst: list[_Complaint], release: str | None) -> str:
-    words = list(dict.fromkeys(one.words for one in worst))
+    words, has_several = list(dict.fromkeys(one.words for one in worst)), False
+    if len(words) > 1 and all(word.startswith("Trainer(") for word in words):
+        words = [f"Trainer({', '.join(word.removeprefix('Trainer(').removesuffix(')') for word in words)})"]
+        has_several = True
     subject, verb = " and ".join(words), "were" if len(words) > 1 else "was"
     if worst[0].severity is Severity.INFO:
-        return f"{subject} {verb} replaced in Lightning {worst[0].removed}"
+        return f"{subject} {'uses arguments' if has_several else verb} replaced in Lightning {worst[0].removed}"
     if worst[0].removed.startswith("since "):
         return f"Lightning {release} does not support {subject}, added in {worst[0].removed.removeprefix('since ')}"
+    verb = "uses arguments" if has_several else verb
     gone = f"{subject} {verb} removed in Lightning {' and '.join(sorted({one.removed for one in worst}))}"
     if release is None:
         return f"{gone}, and no release is pinned"
@@ -162,9 +185,9 @@ def _complaints(script: Script, release: str | None) -> Iterator[_Complaint]:
             place = at if isinstance(at, ast.keyword) else None
             if known is not None and _is_gone(known.removed, release):
                 edits = trainer_edits(script, call, name, value) if place else ()
-                yield _Complaint(
-                    at, f"Trainer({name}={script.text_of(value, 24)})", known.removed or "", known.replacement, edits
-                )
+                text = script.text_of(value, 24)
+                new = known.replacement.replace("=…", f"={text}") if name in _SAME_VALUE else known.replacement
+                yield _Complaint(at, f"Trainer({name}={text})", known.removed or "", new, edits)
             elif known is not None and known.since and release is not None and is_older(release, known.since):
                 yield _Complaint(at, f"Trainer({name}=)", f"since {known.since}", f"Lightning {known.since} or newer")
             else:
@@ -181,6 +204,12 @@ def _complaints(script: Script, release: str | None) -> Iterator[_Complaint]:
             yield from _gone(node, f"{node.module}.{one.name}", lightning_import(path), release)
     for owner in lightning_modules(script):
         yield from _of_module(owner, release)
+
+
+_SAME_VALUE = frozenset(
+    {"checkpoint_callback", "gpus", "num_processes", "replace_sampler_ddp", "resume_from_checkpoint", "tpu_cores"}
+)
+"""Arguments whose replacement takes the same value."""
 
 
 def _given(script: Script, call: ast.Call) -> Iterator[tuple[str, ast.expr, ast.AST]]:
@@ -208,7 +237,7 @@ def _of_value(
         if known is not None and _is_gone(known.removed, release):
             yield _Complaint(at, words, known.removed or "", f'strategy="{known.replacement}"', edits)
     elif name == "accelerator" and written in STRATEGIES_AS_ACCELERATORS and _is_gone("1.7.0", release):
-        yield _Complaint(at, words, "1.7.0", f'strategy="{written}" with accelerator="gpu"', edits)
+        yield _Complaint(at, words, "1.7.0", f'accelerator="gpu", strategy="{written}"', edits)
     elif name == "accumulate_grad_batches" and isinstance(value, ast.Dict) and _is_gone("2.0.0", release):
         yield _Complaint(at, words, "2.0.0", "callbacks=[GradientAccumulationScheduler(scheduling=...)]")
     elif name == "precision" and written in HALF and release is not None and _is_gone("2.0.0", release):

@@ -64,7 +64,7 @@ def collate_drops_samples(script: Script) -> Iterator[Violation]:
     """Ask whether collate functions return as many samples as they are given.
 
     Why it hurts: `all_gather` of such batches hangs or fails, and DDP averages gradients as if all batches had the same
-    size. An empty batch ends the rank, or skips a step that others wait for.
+    size. An empty batch makes the rank fail, or skip a step in which the others wait.
     Fix: Remove bad samples from the dataset before it is sharded, or replace them so that each batch stays full.
     """
     ranks = several_ranks(script)

@@ -103,7 +103,7 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
 def loader_not_distributed(script: Script) -> Iterator[Violation]:
     """Ask whether the training data loader shards the data across ranks.
 
-    Why it hurts: an epoch takes as long as on one rank, and each sample is trained on once per rank in it.
+    Why it hurts: an epoch takes as long as on one rank, and contains each sample once per rank.
     Fix: Pass `sampler=DistributedSampler(dataset)` to the loader instead of `shuffle=True`, and call its
     `set_epoch(epoch)` before each epoch.
     """
@@ -120,11 +120,13 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
         if _is_trained_on(script, loader, trained) and _gives_all(script, loader) and not _may_part(script, loader):
             data = script.argument(loader.call, "dataset", 0)
             named = script.text_of(data, 40) if data is not None else "dataset"
+            shuffles = script.value(script.argument(loader.call, "shuffle", 2)) is True
             yield Violation(
                 loader.call,
                 f"{loader.title} has no distributed sampler: every rank trains on all of {named}",
-                fix=f"Pass `sampler=DistributedSampler({named})` to the loader instead of `shuffle=True`, and call its "
-                "`set_epoch(epoch)` before each epoch.",
+                fix=f"Pass `sampler=DistributedSampler({named})` to the loader"
+                f"{' instead of `shuffle=True`' if shuffles else ''}, and call its `set_epoch(epoch)` before each "
+                "epoch.",
                 evidence=(("wrapped_at_line", wrapper.lineno),),
                 severity=Severity.WARNING if _has_other_launch(script, wrapper) else None,
             )

@@ -37,7 +37,7 @@ def more_workers_than_cores(script: Script) -> Iterator[Violation]:
 
     Why it hurts: workers compete for cores with the threads that feed the GPUs: steps wait for data, and each worker
     holds a copy of the dataset.
-    Fix: Set num_workers to at most the cores of the host divided by its ranks, minus one for the rank itself.
+    Fix: Set `num_workers` to at most the cores of the host divided by its ranks, minus one for the rank itself.
     """
     ranks = _ranks_of_host(script)
     for call in script.calls(LOADER):
@@ -49,11 +49,11 @@ def more_workers_than_cores(script: Script) -> Iterator[Violation]:
             yield from _every_core(script, call, workers, ranks)
         elif script.processors is not None and workers.number * ranks > script.processors:
             total = (workers.number or 0) * ranks
-            times = f" for each of {ranks} ranks: {total} workers" if ranks > 1 else ""
+            exceeds = f" on {ranks} ranks starts {total} workers on" if ranks > 1 else " exceeds the"
             yield Violation(
                 call,
-                f"{workers.of}{times} on {script.processors} CPU cores",
-                fix=f"Set num_workers={max(1, script.processors // ranks - 1)}.",
+                f"{workers.of}{exceeds} {script.processors} CPU cores",
+                fix=f"Set `num_workers={max(1, script.processors // ranks - 1)}`.",
                 confidence=1.0 if workers.certain else 0.7,
                 evidence=(("workers", total), ("ranks", ranks), ("cores", script.processors)),
             )
@@ -76,7 +76,7 @@ def _workers(script: Script, given: ast.expr) -> _Workers | None:
     if isinstance(given, ast.Call) and script.name(given.func) in _ALL_CORES:
         return _Workers(None, f"num_workers={script.text_of(given)}")
     if isinstance(given, ast.Attribute) and (default := _default_of(script, given.attr)) is not None:
-        return _Workers(default, f"num_workers={script.text_of(given)}, {default} by default", False)
+        return _Workers(default, f"num_workers={script.text_of(given)} ({default} by default)", False)
     return None
 
 

@@ -81,8 +81,8 @@ from doctor.testing.script_cases import fails, passes
 def sampler_epoch_not_set(script: Script) -> Iterator[Violation]:
     """Ask whether a script that creates a DistributedSampler calls set_epoch() in every epoch.
 
-    Why it hurts: each rank reads the same shard in the same order in every epoch. Nothing fails, but the model
-    generalizes worse.
+    Why it hurts: every epoch has the same batches in the same order, so the model generalizes worse; no error is
+    raised.
     Fix: Call `sampler.set_epoch(epoch)` as the first statement of the loop over epochs.
     """
     if shards_loaders_itself(script) or next(script.method_calls("set_epoch"), None) is not None:

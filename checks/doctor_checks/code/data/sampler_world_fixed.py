@@ -31,14 +31,14 @@ _HOSTS = re.compile(r"n_?nodes|num_(?:nodes|machines)|node_rank|machine_rank|SLU
     impacts={
         r"uses \d+ shards": (
             "With more ranks than shards, some ranks read the same data or fail on an invalid index. With fewer, "
-            "part of the data is never read. Nothing else fails."
+            "part of the data is never read, and no error is raised."
         ),
         r"local rank": (
-            "The ranks with the same local rank on each node read the same data, and the rest is never read. "
-            "Nothing else fails."
+            "Ranks with the same local rank read the same data, and the rest of the data is never read; no error is "
+            "raised."
         ),
         r"uses shard \d+": (
-            "Every rank reads the same shard, and the rest of the data is never read. Nothing else fails."
+            "Every rank reads the same shard, and the rest of the data is never read; no error is raised."
         ),
     },
     cases=lambda: (
@@ -66,7 +66,7 @@ def sampler_world_fixed(script: Script) -> Iterator[Violation]:
     """Ask whether DistributedSampler uses the actual rank and number of ranks.
 
     Why it hurts: with more ranks than the hard-coded number, some ranks read the same data or fail on an invalid index;
-    with fewer, part of the data is never read. A fixed rank gives every rank the same shard. Nothing else fails.
+    with fewer, part of the data is never read. A fixed rank gives every rank the same shard.
     Fix: Omit `num_replicas` and `rank`: DistributedSampler then takes them from torch.distributed.
     """
     if next(script.calls(*_SEVERAL), None) is None or is_test(script):

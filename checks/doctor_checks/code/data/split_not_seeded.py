@@ -122,7 +122,7 @@ def split_not_seeded(script: Script) -> Iterator[Violation]:
                 )
 
 
-_SAME_SEED = "Set the same seed on all ranks before the split."
+_SAME_SEED = "Use the same seed on all ranks when the split is drawn, for example `torch.manual_seed(42)`."
 
 
 def _draws(script: Script) -> Iterator[tuple[ast.Call, tuple[str, int | None] | None]]:

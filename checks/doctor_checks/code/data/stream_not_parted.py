@@ -69,8 +69,7 @@ _SPLITS = frozenset(
 def stream_not_parted(script: Script) -> Iterator[Violation]:
     """Ask whether an IterableDataset gives each rank and each worker its own shard.
 
-    Why it hurts: an epoch contains every sample once per reader, because PyTorch gives every worker of every rank the
-    same stream.
+    Why it hurts: an epoch takes several times as long without training on additional data.
     Fix: In `__iter__`, yield only the samples of this rank and of this worker (`torch.utils.data.get_worker_info()`).
     """
     ranks = several_ranks(script)
@@ -96,12 +95,12 @@ def _hits(script: Script, owner: ast.ClassDef, ranks: ast.Call | None) -> Iterat
         return
     number = script.value(workers)
     count = f"{number} " if isinstance(number, int) else ""
-    readers = [f"each of the {count}workers (line {loader.lineno})"] if several else []
+    readers = [f"in each of the {count}workers (line {loader.lineno})"] if several else []
     if ranks is not None:
-        readers.append("each rank")
+        readers.append("on each rank")
     yield Violation(
         reads,
-        f"{owner.name} yields all of its samples in {' and '.join(readers)}",
+        f"Dataset {owner.name} yields all of its samples {' and '.join(readers)}",
         evidence=(("job_started_at_line", ranks.lineno),) if ranks is not None else (),
     )
 

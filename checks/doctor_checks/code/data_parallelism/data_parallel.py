@@ -202,7 +202,7 @@ def _hit(script: Script, call: ast.Call, shown: ast.Call | None) -> Violation:
     if shown is not None:
         return Violation(
             call,
-            f"DataParallel does not reduce gradients across ranks, although line {shown.lineno} joins a job",
+            f"DataParallel does not reduce gradients across ranks, although line {shown.lineno} joins a process group",
             fix="Wrap the model in DistributedDataParallel instead.",
             severity=Severity.ERROR,
         )

@@ -47,7 +47,7 @@ def forward_past_ddp(script: Script) -> Iterator[Violation]:
 
     Why it hurts: each rank silently trains a separate model, because DDP prepares gradient reduction in its own forward
     pass.
-    Fix: Call the wrapper instead, and move what bypasses it into the module's forward.
+    Fix: Call the wrapper instead, and move methods that bypass it into the module's forward().
     """
     wraps = list(script.calls(DDP))
     accelerates = next(script.calls(ACCELERATOR), None) is not None
@@ -64,9 +64,7 @@ def forward_past_ddp(script: Script) -> Iterator[Violation]:
             yield Violation(
                 call,
                 f"{script.text_of(call.func)}(...) bypasses {words}: the gradients of this step are not reduced",
-                fix=f"Call `{words}(...)` instead, and move what bypasses it into the module's forward."
-                if words.isidentifier()
-                else "",
+                fix=_fix(script, call, words),
             )
 
 
@@ -94,6 +92,14 @@ def _training(script: Script, call: ast.Call) -> ast.AST | None:
 
 
 _METHODS = ("forward", "compute_loss", "loss", "get_loss", "training_step", "train_step", "forward_train", "calc_loss")
+
+
+def _fix(script: Script, call: ast.Call, words: str) -> str:
+    if not words.isidentifier():
+        return ""
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    moved = f", and move `{method}` into the module's forward()" if method in _METHODS else ""
+    return f"Call `{words}(...)` instead{moved}."
 
 
 def _past(script: Script, call: ast.Call, wraps: bool, accelerates: bool) -> str:

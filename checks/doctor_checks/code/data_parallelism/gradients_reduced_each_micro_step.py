@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
+from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.loader_calls import target_name
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import ACCELERATOR, DDP, FABRIC, Loop, is_test, loops, trains_on_several
@@ -112,7 +113,7 @@ def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
     """Ask whether ranks average gradients in every gradient accumulation step.
 
     Why it hurts: DDP averages the gradients in every backward pass, although only the last pass before an optimizer
-    step needs it. On slow links this takes most of the time.
+    step needs it. On slow links, this communication can take most of the step time.
     Fix: Run all but the last forward and backward pass of a step under `with model.no_sync():`.
     """
     fabrics = (call for call in script.calls(FABRIC) if trains_on_several(script, call))
@@ -124,9 +125,13 @@ def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
         step = _accumulated(script, loop) if backward is not None else None
         if backward is not None and step is not None and not _is_decided_by_context(script, loop, backward, wrapper):
             is_off = _is_off_by_default(script, loop)
+            summary = f"Gradients are averaged in each micro-step, but used only {step}"
+            line = summary.rpartition("(line ")[2].removesuffix(")")
+            if len(summary) > LONGEST_SUMMARY and line.isdigit():
+                summary = f"Gradients are averaged in each micro-step, but used only in steps that line {line} selects"
             yield Violation(
                 backward,
-                f"Gradients are averaged in each micro-step, but used only {step}",
+                summary,
                 severity=Severity.INFO if is_off else None,
                 preview=is_off,
                 evidence=(("wrapped_at_line", wrapper.lineno),),

@@ -67,14 +67,14 @@ def unused_parameters_contradict(script: Script) -> Iterator[Violation]:
             yield Violation(
                 call,
                 f"{word} is redundant with static_graph=True",
-                fix="Remove find_unused_parameters.",
+                fix="Remove `find_unused_parameters=True`.",
                 severity=Severity.INFO,
             )
         elif reentrant is not None and not any(True for _ in script.method_calls("_set_static_graph")):
             yield Violation(
                 call,
                 f"{word} conflicts with reentrant checkpointing (line {reentrant.lineno})",
-                fix="Use `checkpoint(..., use_reentrant=False)`, or remove find_unused_parameters.",
+                fix="Use `checkpoint(..., use_reentrant=False)`, or do not search for unused parameters.",
             )
     yield from _parts(script)
 
@@ -143,7 +143,7 @@ def _parts(script: Script) -> Iterator[Violation]:
                 call,
                 f"Each backward pass of training_step (line {step.lineno}) leaves parameters unused, which strategy "
                 f"{name} rejects",
-                fix=f'Use strategy="{name}{_FINDS}".',
+                fix=f'Use `strategy="{name}{_FINDS}"`.',
                 edits=(SetArgument(location_of(call), "strategy", f'"{name}{_FINDS}"'),)
                 if not script.is_open(call)
                 else (),

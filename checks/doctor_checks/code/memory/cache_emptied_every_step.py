@@ -36,8 +36,7 @@ def cache_emptied_every_step(script: Script) -> Iterator[Violation]:
 
     Why it hurts: each call synchronizes with the GPU and releases blocks that the next step allocates again from the
     driver: steps get slower, and no additional memory becomes available.
-    Fix: Remove the call, or set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` if it was meant to reduce
-    fragmentation.
+    Fix: Remove the call, and set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` if memory is fragmented.
     """
     for call in script.calls("torch.cuda.empty_cache", "torch.accelerator.empty_cache"):
         if where := _step_around(script, call):

@@ -46,10 +46,7 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
     mentions=("load(",),
     foreshadows=("MEM001",),
     impacts={
-        r"map_location is (?!not set)": (
-            "All ranks of a host hold a copy of the checkpoint on this GPU, and the rank that uses it runs out of "
-            "memory."
-        ),
+        r"onto GPU 0": "All ranks of a host hold a copy of the checkpoint on GPU 0, which may run out of memory.",
     },
     cases=lambda: (
         fails("a snapshot of the elastic example", _SNAPSHOT),
@@ -84,7 +81,7 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
     """Ask whether ranks load checkpoints onto the CPU or their own GPU.
 
     Why it hurts: torch.load restores each tensor to the device it was saved from, usually GPU 0. All ranks of a host
-    then hold a copy of the checkpoint there, and rank 0 runs out of memory.
+    then hold a copy of the checkpoint there, and rank 0 may run out of memory.
     Fix: Call `torch.load(path, map_location="cpu")`; load_state_dict then copies the tensors to the GPU of the rank.
     """
     shown = several_ranks(script)
@@ -104,8 +101,8 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
         elif fixed := _first_gpu(script, where):
             yield Violation(
                 call,
-                f"Every rank loads {_source(script, call)} onto GPU 0: map_location is {fixed}",
-                fix='Use map_location="cpu", or map_location=f"cuda:{local_rank}" for the GPU of the rank.',
+                f"Every rank loads {_source(script, call)} onto GPU 0 (map_location={fixed})",
+                fix='Use `map_location="cpu"`, or `map_location=f"cuda:{local_rank}"` for the GPU of each rank.',
             )
 
 

@@ -33,7 +33,7 @@ _HARMLESS = frozenset(
             'The backward pass fails with "element 0 of tensors does not require grad" on every rank.'
         ),
         r"is never trained": (
-            "These parameters do not change, and DDP waits for their gradients, which are never computed "
+            "Its parameters do not change. If they require gradients, DDP fails, because the gradients are never computed "
             '("Expected to have finished reduction").'
         ),
     },
@@ -53,7 +53,7 @@ def gradients_off_to_save_memory(script: Script) -> Iterator[Violation]:
     """Ask whether gradients are enabled for everything that is trained.
 
     Why it hurts: torch.no_grad saves memory because nothing under it is trained: the parameters do not change, and DDP
-    waits for gradients that are never computed ("Expected to have finished reduction").
+    fails because their gradients are never computed ("Expected to have finished reduction").
     Fix: Remove `torch.no_grad()` to train the module, or freeze it with `requires_grad_(False)`.
     """
     for call in script.method_calls("backward", "manual_backward"):

@@ -19,6 +19,10 @@ from doctor.testing.script_cases import fails, passes
     reads=Script,
     mentions=("DataLoader", "Process(", "start_processes", "ddp_fork", "ddp_notebook"),
     foreshadows=("HOST006",),
+    impacts={
+        r"forked workers": 'The workers fail with "Cannot re-initialize CUDA in forked subprocess", or hang.',
+        r"forks the ranks": 'The ranks fail with "Cannot re-initialize CUDA in forked subprocess", or hang.',
+    },
     cases=lambda: (
         fails("a data set moves its samples to the GPU", _DATA_SET),
         fails("a collate function does", _COLLATE),
@@ -43,7 +47,7 @@ def cuda_before_fork(script: Script) -> Iterator[Violation]:
     """Ask whether CUDA is used in a process and in children forked from it.
 
     Why it hurts: the forked process fails with "Cannot re-initialize CUDA in forked subprocess", or hangs.
-    Fix: Start the processes with `spawn` (torchrun or mp.spawn for ranks), not with fork.
+    Fix: Start the processes with torchrun or `mp.spawn`, not with fork.
     """
     if start_method(script) in ("spawn", "forkserver"):
         return
@@ -65,7 +69,7 @@ def _in_workers(script: Script, loader: ast.Call) -> Iterator[Violation]:
             yield Violation(
                 used,
                 f"`{script.text_of(used, 40)}` uses CUDA in forked workers of the DataLoader at line {loader.lineno}",
-                fix='Return CPU tensors from the workers, or pass `multiprocessing_context="spawn"` to the loader.',
+                fix='Return CPU tensors from the workers, or pass `multiprocessing_context="spawn"` to the DataLoader.',
                 evidence=(("called_by", what), ("loader_at_line", loader.lineno), ("workers", script.text_of(workers))),
                 confidence=0.9,
             )
@@ -100,8 +104,8 @@ def _in_children(script: Script, call: ast.Call) -> Iterator[Violation]:
     if function is not None and inner is not None and before is not None:
         yield Violation(
             call,
-            f"{function.name} uses CUDA in a process forked after `{script.text_of(before, 36)}` (line "
-            f"{before.lineno}) initialized it",
+            f"`{function.name}` uses CUDA in a process forked after `{script.text_of(before, 30)}` (line "
+            f"{before.lineno}) initialized CUDA",
             evidence=(("parent_at_line", before.lineno), ("child_at_line", inner.lineno)),
             confidence=0.9,
         )

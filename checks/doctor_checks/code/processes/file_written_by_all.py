@@ -24,6 +24,7 @@ _WRITERS = {
     "joblib.dump": ("filename", 1),
 }
 """Calls that write, with their path argument."""
+_QUOTES = "'\""
 _DATA_SETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.datasets.")
 _LAUNCHED = re.compile(r"torchrun|torch\.distributed|accelerate launch|deepspeed |local_rank|LOCAL_RANK|world_size")
 """Words of scripts that a launcher starts in several ranks."""
@@ -43,6 +44,10 @@ _LOADER = re.compile(r"loader|(?:^|_)dl$", re.IGNORECASE)
     preview_infos=True,
     reads=Script,
     mentions=(*RANK_WORDS, "num_proc"),
+    impacts={
+        r"download": "Ranks on the same file system overwrite each other's files, and may read an incomplete dataset.",
+        r"^Every rank runs": "Every rank does the same work, and the processes of all ranks compete for the CPUs.",
+    },
     cases=lambda: (
         fails("a checkpoint after each epoch", _script("torch.save(model.module.state_dict(), 'last.pt')  # !")),
         fails(
@@ -171,8 +176,8 @@ _LOADER = re.compile(r"loader|(?:^|_)dl$", re.IGNORECASE)
 def file_written_by_all(script: Script) -> Iterator[Violation]:
     """Ask whether each file of a job is written by one rank only.
 
-    Why it hurts: ranks on the same file system overwrite each other's output. The file is truncated or mixed, which
-    shows only when it is read.
+    Why it hurts: ranks on the same file system overwrite each other's output. The file may be truncated or mixed, which
+    is noticed only when it is read.
     Fix: Write under `if torch.distributed.get_rank() == 0:`, or include the rank in the file name.
     """
     ranks = several_ranks(script)
@@ -196,9 +201,10 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
         ):
             continue
         if function in run_by_all(script) and not may_run_alone(script, call) and not _is_own(script, where, function):
+            place = script.text_of(where, 50)
             yield Violation(
                 call,
-                f"All ranks write {script.text_of(where, 50)} at the same time",
+                f"All ranks write to {place if place[0] in _QUOTES else f'`{place}`'} at the same time",
                 evidence=(("job_started_at_line", ranks.lineno),),
                 severity=_severity_of(script, call, infers=infers),
                 fix=f"Put line {call.lineno} under `if torch.distributed.get_rank() == 0:`.",

@@ -19,6 +19,12 @@ from doctor.testing.script_cases import fails, passes
     reads=Script,
     foreshadows=("RUN004",),
     mentions=("spawn", "forkserver"),
+    impacts={
+        r"lambda": 'Starting the processes fails with "Can\'t pickle", because a lambda cannot be imported by name.',
+        r"nested": (
+            'Starting the processes fails with "Can\'t pickle", because a nested function cannot be imported by name.'
+        ),
+    },
     cases=lambda: (
         fails("a lambda is spawned", _LAMBDA),
         fails("a function of a function is spawned", _LOCAL),
@@ -34,9 +40,9 @@ from doctor.testing.script_cases import fails, passes
 def lambda_with_spawn(script: Script) -> Iterator[Violation]:
     """Ask whether everything passed to spawned processes can be pickled.
 
-    Why it hurts: the processes fail at startup with "Can't pickle", because a lambda or a nested function cannot be
+    Why it hurts: starting the processes fails with "Can't pickle", because a lambda or a nested function cannot be
     imported by name.
-    Fix: Define it with `def` at the top level of the module.
+    Fix: Define the function with `def` at the top level of the module.
     """
     default = start_method(script)
     for call in script.all(ast.Call):
@@ -45,6 +51,7 @@ def lambda_with_spawn(script: Script) -> Iterator[Violation]:
                 yield Violation(
                     sent,
                     f"{words} cannot be pickled for the {what} spawned at line {call.lineno}",
+                    fix=_fix(sent, words),
                     severity=None if script.function_of(call) in run_by_all(script) else Severity.WARNING,
                     evidence=(("receiver", script.text_of(call.func)), ("line_of_call", call.lineno)),
                 )
@@ -107,11 +114,19 @@ def _unpicklable(script: Script, node: ast.expr) -> str:
     if len(given) != 1:
         return ""
     if isinstance(given[0], ast.Lambda):
-        return f"Lambda {node.id}"
+        return f"The lambda `{node.id}`"
     if isinstance(given[0], (ast.FunctionDef, ast.AsyncFunctionDef)):
         outer = script.function_of(given[0])
-        return f"Function {node.id} inside {outer.name}" if outer is not None else ""
+        return f"Function {node.id}, which is nested in {outer.name}," if outer is not None else ""
     return ""
+
+
+def _fix(sent: ast.expr, words: str) -> str:
+    if not isinstance(sent, ast.Name):
+        return "Replace the lambda with a `def` at the top level of the module."
+    if "lambda" in words:
+        return f"Replace the lambda with `def {sent.id}` at the top level of the module."
+    return f"Move `{sent.id}` to the top level of the module."
 
 
 _LAMBDA = """\

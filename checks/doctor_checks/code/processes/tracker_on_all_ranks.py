@@ -83,7 +83,7 @@ def tracker_on_all_ranks(script: Script) -> Iterator[Violation]:
             what = _STARTS[script.name(call.func)]
             yield Violation(
                 call,
-                f"Every rank starts its own {what}: {script.text_of(call.func)} runs on all ranks",
+                f"{script.text_of(call.func)} runs on all ranks, so each of them starts its own {what}",
                 evidence=(("job_started_at_line", ranks.lineno),),
                 fix=f"Put line {call.lineno} under `if accelerator.is_main_process:`."
                 if script.name(ranks.func) == ACCELERATOR

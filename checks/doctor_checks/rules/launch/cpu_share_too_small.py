@@ -81,8 +81,15 @@ def cpu_share_too_small_in_files(file: ShellFile) -> Iterator[Violation]:
             yield Violation(
                 start.launch.place,
                 f"Each task has only {cpus} CPU{'' if cpus == 1 else 's'} for {for_whom}",
+                fix=_fix(job, start, cpus),
                 evidence=(("cpus_per_task", cpus), ("ranks_per_task", ranks)),
             )
+
+
+def _fix(job: Allocation, start: ProcessLaunch, cpus: int) -> str:
+    """A step that takes fewer CPUs than the job requests for each task needs no other request."""
+    wanted = job.number("cpus-per-task") or 0
+    return f"Use `srun --cpus-per-task={wanted}`, as the job requests." if start.step and wanted > cpus else ""
 
 
 def _cpus(given: Allocation, start: ProcessLaunch) -> int | None:

@@ -145,7 +145,7 @@ def _judge_remote(file: ShellFile) -> Iterator[Violation]:
             yield Violation(
                 launch.place,
                 f"{'The ssh loop' if name == 'ssh' else name} passes node rank {number[1]} to each of {hosts[1]} hosts",
-                fix="Pass a different --node-rank to each host, or use `--rdzv-backend=c10d`, which assigns them.",
+                fix="Pass a different --node-rank to each host, or use `--rdzv-backend=c10d` instead.",
                 evidence=(("value", number[1]), ("nodes", int(hosts[1]))),
             )
 
@@ -161,7 +161,7 @@ def _judge_pods(workload: Workload) -> Iterator[Violation]:
                 yield Violation(
                     next(told, launch.place),
                     f"All {role.replicas} pods of the {workload.kind} use node rank {number}",
-                    fix="Use `--node-rank=$(JOB_COMPLETION_INDEX)` in a Job with `completionMode: Indexed`, or "
+                    fix="Use `--node-rank=$(JOB_COMPLETION_INDEX)`, which an Indexed Job sets in each pod, or "
                     "`--rdzv-backend=c10d`, which needs no node rank.",
                     evidence=(("value", number), ("nodes", role.replicas)),
                 )

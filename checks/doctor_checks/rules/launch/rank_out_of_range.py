@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import FileFails, FilePasses, LaunchFile, Violation, rule
+from doctor.lint.launch.launch_file import Launch
 from doctor.lint.launch.manifest import Manifest
 from doctor.lint.launch.partial_text import whole_number
 from doctor.lint.launch.process_launches import hosts_of, option_name, rank_of_host, starts_of, uses_node_rank
@@ -48,7 +49,7 @@ def rank_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
                 start.launch.place,
                 f"The node rank is {number}, but "
                 + ("the job has 1 host" if hosts == 1 else f"the {hosts} hosts are numbered 0-{hosts - 1}"),
-                fix=_fix_of_hosts(option_name(start.launch, start.launch.command.node_rank), hosts),
+                fix=_fix_of_hosts(start.launch, hosts),
                 evidence=(("node_rank", number), ("hosts", hosts)),
             )
     if isinstance(file, Manifest):
@@ -58,12 +59,17 @@ def rank_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
                 yield Violation(
                     place.place,
                     f"machine_rank is {number}, but num_machines is {machines}",
-                    fix=_fix_of_hosts("machine_rank", machines),
+                    fix=_fix("machine_rank", "num_machines", machines),
                     evidence=(("machine_rank", number), ("num_machines", machines)),
                 )
 
 
-def _fix_of_hosts(name: str, hosts: int) -> str:
+def _fix_of_hosts(launch: Launch, hosts: int) -> str:
+    command = launch.command
+    return _fix(option_name(launch, command.node_rank), option_name(launch, command.hosts), hosts)
+
+
+def _fix(name: str, count: str, hosts: int) -> str:
     if hosts == 1:
-        return f"Set {name} to 0, or set the number of hosts to that of the job."
+        return f"Set {name} to 0, or set {count} to the number of hosts."
     return f"Number the hosts from 0 to {hosts - 1} with {name}."

@@ -99,9 +99,10 @@ def _violation(start: ProcessLaunch, hosts: int) -> Violation:
     number = option_name(launch, command.node_rank)
     return Violation(
         launch.place,
-        f"{launch.program} on {hosts} hosts has a static --{command.rendezvous} and no {number}: each uses node rank 0"
+        f"{launch.program} on {hosts} hosts has a static --{command.rendezvous} and no {number}: each host uses node "
+        "rank 0"
         if launch.option(command.host_port)
-        else f"{launch.program} starts on {hosts} hosts without {number}, so each uses node rank 0",
+        else f"{launch.program} starts on {hosts} hosts without {number}, so each host uses node rank 0",
         fix=_rendezvous(launch)
         if start.step is not None and command.rendezvous
         else f"Set {number} to a different number on each host, starting at 0.",

@@ -97,7 +97,7 @@ def _judge_python(launch: Launch, job: Allocation) -> Iterator[Violation]:
     yield Violation(
         launch.place,
         f"The job has {tasks} tasks {where}, but the batch script starts one process",
-        fix=f"Put `srun` before `{launch.program}`, which runs {launch.script}.",
+        fix=f"Put `srun` before `{launch.program} {launch.script}`.",
         severity=None if is_lightning else Severity.WARNING,
         confidence=1.0 if is_lightning else 0.8,
         evidence=(("tasks", tasks), ("nodes", nodes), ("script", launch.script)),

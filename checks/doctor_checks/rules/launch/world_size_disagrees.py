@@ -44,11 +44,11 @@ def _config(kind: str, machines: str, count: str) -> str:
     check=world_size_disagrees,
     reads=LaunchFile,
     impacts={
-        r"^num_processes": "Accelerate rounds down the processes per machine, and starts fewer than num_processes.",
+        r"^num_processes": "Accelerate rounds down the number per machine, and starts fewer than num_processes.",
         r"^train_batch_size": "DeepSpeed fails at startup, because no number of ranks fits these sizes.",
         r"^WORLD_SIZE=.* only": "The job waits for ranks that are not started.",
         r"^WORLD_SIZE=": "PyTorch rejects the ranks beyond the world size.",
-        r"Only one process": "The script trains on one GPU, and the others are idle.",
+        r"Only one process": "The script trains on one GPU, and the other GPUs are idle.",
         r"waits for \d+ hosts": "torchrun waits at its rendezvous for hosts that do not exist, until its timeout.",
     },
     cases=lambda: (

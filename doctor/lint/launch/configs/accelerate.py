@@ -77,10 +77,14 @@ def _beside_file(root: YamlNode) -> Iterator[Contradiction]:
     if named:
         yield Contradiction(
             file,
-            f"Accelerate rejects {', '.join(named)} together with deepspeed_config_file",
-            f"Set {', '.join(named)} only in {file.text}.",
+            f"Accelerate rejects {_listed(named)} together with deepspeed_config_file",
+            f"Remove {_listed(named)} here, because {file.text} replaces {'it' if len(named) == 1 else 'them'}.",
             confidence=1.0 if names else _UNLESS_ASKED,
         )
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _offload(root: YamlNode) -> Iterator[Contradiction]:

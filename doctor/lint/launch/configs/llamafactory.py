@@ -69,20 +69,20 @@ _REFUSALS = (
     _Refusal(
         ("quantization_bit", _given),
         ("finetuning_type", _is("full", "freeze")),
-        "a quantized model can only be trained with LoRA or OFT",
-        "Set `finetuning_type: lora`, or remove quantization_bit.",
+        "only LoRA and OFT train quantized models",
+        "Set `finetuning_type: lora`, or remove `quantization_bit`.",
     ),
     _Refusal(("quantization_bit", _given), ("fp8", _on), "a quantized model cannot be trained in FP8"),
-    _not_under_zero3("pure_bf16", _on, "ZeRO-3 does not support pure_bf16", "Set `bf16: true` instead of pure_bf16"),
+    _not_under_zero3("pure_bf16", _on, "ZeRO-3 does not support pure_bf16", "Set `bf16: true` instead of `pure_bf16`"),
     _not_under_zero3(
         "predict_with_generate",
         _on,
         "ZeRO-3 does not support generation",
         "Predict in a separate run without DeepSpeed",
     ),
-    _not_under_zero3("use_unsloth", _on, "Unsloth does not work with ZeRO-3", "Remove use_unsloth"),
+    _not_under_zero3("use_unsloth", _on, "Unsloth does not work with ZeRO-3", "Remove `use_unsloth`"),
     _not_under_zero3(
-        "pissa_init", _on, "PiSSA cannot be initialized under ZeRO-3", "Run scripts/pissa_init.py before the training"
+        "pissa_init", _on, "PiSSA cannot be initialized under ZeRO-3", "Run `scripts/pissa_init.py` before training"
     ),
     _Refusal(("use_galore", _on), ("deepspeed", _given), "GaLore does not work with DeepSpeed"),
     _Refusal(("use_apollo", _on), ("deepspeed", _given), "APOLLO does not work with DeepSpeed"),
@@ -119,12 +119,17 @@ def _judge(root: YamlNode, refusal: _Refusal) -> Iterator[Contradiction]:
     nodes = [root.key(key) or root.get(key) for key, _ in sides]
     yield Contradiction(
         reduce(later, filter(None, nodes)),
-        f"{' with '.join(_shown(root, key) for key, _ in sides)}: {refusal.why}",
-        refusal.fix or f"Remove {refusal.first[0]} or {refusal.second[0]}.",
+        f"{' conflicts with '.join(_shown(root, *side) for side in sides)} ({refusal.why})",
+        refusal.fix or f"Remove `{refusal.first[0]}` or `{refusal.second[0]}`.",
         confidence=_BY_NAME if refusal.second[1] is _zero3 and root.word("deepspeed") else 1.0,
     )
 
 
-def _shown(root: YamlNode, key: str) -> str:
+def _shown(root: YamlNode, key: str, test: Test) -> str:
+    """The key, with its value if the conflict depends on it; DeepSpeed's file by its name."""
     word = root.word(key)
+    if test is _zero3:
+        return (word or key).rpartition("/")[2]
+    if test is _given:
+        return key
     return key if word is None or root.flag(key) else f"{key}: {' '.join(word.split())}"
