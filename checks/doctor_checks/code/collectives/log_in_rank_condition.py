@@ -158,7 +158,8 @@ def _hit(script: Script, call: ast.Call, condition: RankCondition) -> Violation:
     what = f"({script.text_of(call.args[0], 30)})" if call.args and not isinstance(call.args[0], ast.Dict) else ""
     metric = " of a torchmetrics object" if _is_of_metric(script, call) else ""
     if condition.test.startswith("@"):
-        where = f"runs only on rank 0 (`{condition.test}`, line {line})"
+        who = "one rank" if "last_process" in condition.test or "on_process" in condition.test else "rank 0"
+        where = f"runs only on {who} (`{condition.test}`, line {line})"
     else:
         where = f"runs only if `{condition.test}` (line {line})"
     return Violation(

@@ -147,7 +147,8 @@ def rank_condition_around_collective(script: Script) -> Iterator[Violation]:
 def _run_by_some(script: Script, one: CollectiveCall, condition: RankCondition) -> Violation:
     line = getattr(condition.where, "lineno", one.call.lineno)
     if condition.test.startswith("@"):
-        where = f"only on rank 0 ({condition.test}, line {line})"
+        who = "one rank" if "last_process" in condition.test or "on_process" in condition.test else "rank 0"
+        where = f"only on {who} ({condition.test}, line {line})"
     else:
         where = f"only if {_plain(condition.test)} (line {line})"
     depends = not condition.certain or _OF_A_GROUP.search(condition.test) is not None or _is_stopped(script, one.call)

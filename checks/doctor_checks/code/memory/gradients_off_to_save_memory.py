@@ -33,8 +33,8 @@ _HARMLESS = frozenset(
             'The backward pass fails with "element 0 of tensors does not require grad" on every rank.'
         ),
         r"is never trained": (
-            "Its parameters do not change. If they require gradients, DDP fails, because the gradients are never computed "
-            '("Expected to have finished reduction").'
+            'Its parameters do not change. If they require gradients, DDP fails with "Expected to have finished '
+            'reduction".'
         ),
     },
     cases=lambda: (
