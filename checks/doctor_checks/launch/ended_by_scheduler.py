@@ -276,6 +276,8 @@ def _finding(group: EventGroup, earlier: Event | None, *, completed: bool) -> Fi
 
 def _named(reason: EndReason, event: Event) -> tuple[str, str]:
     """The summary and the fix, with the host or the pod that the message names."""
+    if reason is CANCELLED:
+        return _BY_WHOM.get(event.value("why2") or "", (reason.summary, reason.fix))
     host = event.value("node2")
     if host:
         return reason.summary.replace("A host", f"Host {host}"), reason.fix.replace("the failed host", host)
@@ -287,6 +289,14 @@ def _named(reason: EndReason, event: Event) -> tuple[str, str]:
     return f"Pod {pod} was evicted", reason.fix.replace("pod NAME", f"pod {name}{f' -n {space}' if space else ''}")
 
 
+_BY_WHOM = {
+    "TERM_ADMIN": (
+        "The job was killed by root or an LSF administrator",
+        "Ask the administrator for the reason, then resume from the last checkpoint.",
+    ),
+    "TERM_OWNER": ("The job was killed by its owner", "Resume from the last checkpoint."),
+}
+"""What LSF says of who ended a job: the summary, and the fix."""
 _POD = re.compile(r"\bPod (?P<pod>[\w.-]{1,253}/[\w.-]{1,253})|^\s*(?P<row>[\w.-]{1,253})\s{1,40}\d{1,3}/\d{1,3}\s")
 """A pod in an event of Kubernetes, or its row of ``kubectl get pods``."""
 
