@@ -23,7 +23,7 @@ from doctor.core.facts import LaunchFacts, SlurmFacts, TrainerFacts
 from doctor.core.job import Job, Rank
 from doctor.core.logs.event_groups import EventGroup
 from doctor.core.section_table import IdenticalRanks
-from doctor.core.text import number_runs
+from doctor.core.text import lazy_compile, number_runs
 from doctor.knowledge.launcher_index import BY_NAME, BY_PRECEDENCE, COUNTED, PARENTS
 from doctor.knowledge.launchers import FIRST_SPECIAL_STEP, INTERACTIVE_JOBS, LAUNCHERS, Launcher, ProcessCount
 
@@ -50,8 +50,8 @@ _STARTED_DIRECTLY = {
     for row, _ in COUNTED
 }
 """The launchers without agents by the word for them in findings, each with its count."""
-_PARTS = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
-_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+_PARTS = lazy_compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+_BRACKETS = lazy_compile(r"\[([^\[\]]*)\]")
 
 
 def whole_number(text: str | None) -> int | None:

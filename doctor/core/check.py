@@ -12,6 +12,7 @@ import msgspec
 from doctor.core.facts import Section
 from doctor.core.finding import Scope, Severity, Verdict
 from doctor.core.job import Job
+from doctor.core.text import lazy_compile
 
 FAMILIES = {
     "ENV": "launch",
@@ -32,9 +33,9 @@ State = Literal["stable", "preview"]
 
 LogJudge = Callable[[Job], Iterable[Verdict]]
 
-_ID = re.compile(r"[A-Z]{2,12}[0-9]{3}")
-_NAME = re.compile(r"[\w-]+")
-_PLAIN_WORD = re.compile(r"[a-z]+(?:-[a-z]+)*,?(?= |$)")
+_ID = lazy_compile(r"[A-Z]{2,12}[0-9]{3}")
+_NAME = lazy_compile(r"[\w-]+")
+_PLAIN_WORD = lazy_compile(r"[a-z]+(?:-[a-z]+)*,?(?= |$)")
 
 
 class Case(Protocol):

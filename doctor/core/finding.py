@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 
 import msgspec
 
 from doctor.core.facts import Setting
+from doctor.core.text import lazy_compile
 
-_ORDINARY = re.compile(r"(?:an?|all|the|ranks?) ")
+_ORDINARY = lazy_compile(r"(?:an?|all|the|ranks?) ")
 
 ALONE = "one process: nothing to compare it with"
 """Why a check that compares ranks is skipped for a job of one process."""

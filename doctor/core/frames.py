@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import re
 import sysconfig
 from collections.abc import Iterable, Sequence
 from types import FrameType, TracebackType
 
 from doctor.core.facts import Frame
+from doctor.core.text import lazy_compile
 from doctor.knowledge.waiting_functions import (
     WaitingFunctions,
     forwards,
@@ -33,7 +33,7 @@ NATIVE_WAITS = frozenset(
     """.split()  # noqa: SIM905 - thirteen lines otherwise
 )
 """Operations by which such a frame is named."""
-_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d+\.\d+/")
+_INSTALLED = lazy_compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d+\.\d+/")
 """Directories of packages and standard libraries of any Python installation: a file may come from another machine."""
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, AnyStr, cast
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_NUMBER = re.compile(r"(\d{1,9})", re.ASCII)
 
 
 def natural_key(name: str) -> tuple[tuple[int, str], ...]:
@@ -44,7 +43,7 @@ def byte_size(count: float) -> str:
 class LazyPattern:
     """Stands for a compiled pattern, which it becomes when one of its methods is first looked up."""
 
-    def __init__(self, pattern: str, flags: int) -> None:
+    def __init__(self, pattern: Any, flags: int) -> None:
         self._arguments = (pattern, flags)
 
     def __getattr__(self, name: str) -> Any:
@@ -63,10 +62,13 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def lazy_compile(pattern: str, flags: int = 0) -> re.Pattern[str]:
+def lazy_compile(pattern: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
     """Return ``re.compile(pattern, flags)`` for calls of its methods; a malformed pattern raises at the first one.
 
     For patterns that a healthy run never uses: compiling all of them takes as long as everything else at the import of
     their modules.
     """
-    return cast("re.Pattern[str]", LazyPattern(pattern, flags))
+    return cast("re.Pattern[AnyStr]", LazyPattern(pattern, flags))
+
+
+_NUMBER = lazy_compile(r"(\d{1,9})", re.ASCII)

@@ -6,12 +6,12 @@ drivers under minor-version compatibility; NCCL makefiles/common.mk by tag for t
 
 from __future__ import annotations
 
-import re
 from functools import cache, lru_cache
 from typing import NamedTuple
 
 import msgspec
 
+from doctor.core.text import lazy_compile
 from doctor.knowledge.data_files import read
 
 Release = tuple[int, ...]
@@ -36,7 +36,7 @@ def _table() -> _Releases:
     return read("releases.json", _Releases)
 
 
-_NUMBERS = re.compile(r"\s*[vVrR]?(\d{1,9}(?:\.\d{1,9})*)")
+_NUMBERS = lazy_compile(r"\s*[vVrR]?(\d{1,9}(?:\.\d{1,9})*)")
 
 
 @lru_cache(maxsize=4096)

@@ -12,6 +12,8 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, NamedTuple
 
+from doctor.core.text import lazy_compile
+
 StyledLine = list[tuple[str, str]]
 """Pairs of text and style, such as ``bold red``."""
 
@@ -27,7 +29,7 @@ LEAST_WIDTH, MOST_WIDTH = 20, 1000
 _ATTRIBUTES = {"bold": "1", "dim": "2"}
 _COLORS = {"red": "31", "green": "32", "yellow": "33", "magenta": "35", "cyan": "36"}
 """Parameters of SGR (ECMA-48)."""
-_WORD = re.compile(r"\s*\S+\s*")
+_WORD = lazy_compile(r"\s*\S+\s*")
 _WITHOUT_WIDTH = ("Mn", "Me", "Cf")
 """Categories of Unicode that take no column: combining marks and format characters."""
 

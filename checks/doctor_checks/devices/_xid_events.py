@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from doctor.analysis.visible_devices import bus_key, shares
 from doctor.api import EventGroup, Finding, Job, LocalRanks, Severity, event_groups, finding_from_logs
+from doctor.core.text import lazy_compile
 from doctor.facts import KernelEvent, KernelLogFacts
 from doctor.knowledge.xid_catalog import ACTIONS, Xid, xid
 
 UNLISTED = Xid("unknown code, not in rankdoctor's Xid table", "hardware", "reset")
 
-_RECOVERED = re.compile(r"recovery action changed from \S+ \([^)]*\) to 0x0\b")
+_RECOVERED = lazy_compile(r"recovery action changed from \S+ \([^)]*\) to 0x0\b")
 """An Xid 154 that withdraws an earlier request."""
 
 
@@ -125,7 +125,7 @@ def _fix(code: int, known: Xid, device: str, host: str) -> str:
     return text[0].upper() + text[1:] + "."
 
 
-_PREVIOUS = re.compile(r"caused by previous Xid (\d{1,3})\b")
+_PREVIOUS = lazy_compile(r"caused by previous Xid (\d{1,3})\b")
 
 
 def logged_xids(job: Job, kinds: Collection[str]) -> Iterator[LoggedXid]:

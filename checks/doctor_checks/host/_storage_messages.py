@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from doctor.analysis.logs.root_event import EXCEPTION, LaterEvents
 from doctor.api import EventGroup, Finding, Job, Severity, event_groups, finding_from_logs, is_logged
+from doctor.core.text import lazy_compile
 from doctor.facts import Event, LogEvidence
 from doctor_checks.host._storage_trials import remedy, uncapitalized
 
@@ -71,10 +72,10 @@ rpc-statd.service of nfs-utils is the "NFS status monitor for NFSv2/3 locking"; 
 A Lustre client that is mounted with ``noflock`` returns ENOSYS, and ``flock`` makes locks coherent across all clients
 (drivers/staging/lustre/README.txt of Linux 4.3, mount.lustre(8))."""
 
-_NEEDED = re.compile(r"Needed: ([\d.]+ \w+)")
-_MESSAGE = re.compile(r'message: "([^"]*)"')
-_PLACE = re.compile(r"(?:writing|reading) (?:file (\S+)|zip archive): (.+)")
-_SWAP = re.compile(r"(\S+): buffer nbytes")
+_NEEDED = lazy_compile(r"Needed: ([\d.]+ \w+)")
+_MESSAGE = lazy_compile(r'message: "([^"]*)"')
+_PLACE = lazy_compile(r"(?:writing|reading) (?:file (\S+)|zip archive): (.+)")
+_SWAP = lazy_compile(r"(\S+): buffer nbytes")
 
 
 class _Claim(NamedTuple):

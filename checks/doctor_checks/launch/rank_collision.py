@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from doctor.analysis.launch_origin import direct_launch
@@ -19,6 +18,7 @@ from doctor.api import (
     finding_from_logs,
     ranks_in_words,
 )
+from doctor.core.text import lazy_compile
 from doctor.facts import LaunchFacts, ProcessFacts
 from doctor.testing import Fails, Passes, healthy, logged
 
@@ -52,7 +52,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             )
 
 
-_GLOO_ADDRESS = re.compile(r"//\w{1,20}//\d{1,9}/(?P<rank>\d{1,9})$")
+_GLOO_ADDRESS = lazy_compile(r"//\w{1,20}//\d{1,9}/(?P<rank>\d{1,9})$")
 """The store key of a rank's address: prefixes of the group, device and context, then the rank.
 
 Source: gloo/transport/context.cc and gloo/transport/tcp/context.cc.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl
 from doctor.api import Finding, Job, Severity, Verdict, check, merge, source_of
+from doctor.core.text import lazy_compile
 from doctor.facts import EnvironmentFacts, NcclFacts, NcclLibrary, Setting, SettingsFile, SoftwareFacts
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.interface_syntax import parse_nccl_integer
@@ -241,7 +242,7 @@ def _fix(stated: EffectiveSetting, expected: str) -> str:
 
 _SAFE = {"NCCL_DEBUG": "WARN", "TORCH_DISTRIBUTED_DEBUG": "INFO"}
 """Values that log what a failure needs, without a cost."""
-_SIZE = re.compile(r"(\d{1,9}) ?([kmg])(?:i?b)?", re.IGNORECASE)
+_SIZE = lazy_compile(r"(\d{1,9}) ?([kmg])(?:i?b)?", re.IGNORECASE)
 _BITS = {"k": 10, "m": 20, "g": 30}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network
 from statistics import median
@@ -14,7 +13,7 @@ from doctor.analysis.fabric.localization.pairing_rounds import Pairs
 from doctor.analysis.interface_choice import CHOICE_SECTIONS, choice_of, network_of
 from doctor.core.facts import InterfaceFacts, NcclFacts, Transfer, TransferFacts
 from doctor.core.job import Job
-from doctor.core.text import natural_key
+from doctor.core.text import lazy_compile, natural_key
 
 Network = IPv4Network | IPv6Network
 
@@ -38,7 +37,7 @@ UNTOUCHED = 0.75
 """The quantile of slowdowns of pairs that counts as the general one. A host that is slow at times is in half of the
 pairs of four hosts."""
 
-_NUMBER = re.compile(r"(\d{1,9})")
+_NUMBER = lazy_compile(r"(\d{1,9})")
 
 
 class SentSample(NamedTuple):

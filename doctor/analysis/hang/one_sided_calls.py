@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from doctor.analysis.call_sites import conditions_of
 from doctor.analysis.hang.collective_mismatch import Divergence, MismatchGroup
+from doctor.core.text import lazy_compile
 
-_LINE = re.compile(r"line (\d+)$")
+_LINE = lazy_compile(r"line (\d+)$")
 
 
 class OneSidedCall(NamedTuple):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from doctor.collectors.base import Machine, link_target, read_int, read_text
 from doctor.core.facts import HiddenField
+from doctor.core.text import lazy_compile
 
 # Registers by the PCI Express base specification; names as in Linux, include/uapi/linux/pci_regs.h.
 _CAPABILITY_LIST = 0x34
@@ -20,7 +20,7 @@ _REDIRECT = 0x04 | 0x08
 
 _SWITCH_PORTS = (5, 6)
 _BRIDGE_CLASS = "0x0604"
-_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
+_ADDRESS = lazy_compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 DISPLAY_CLASSES = ("0x0300", "0x0302")
 """VGA and 3D controllers, as sysfs writes their classes; data center GPUs are of the second."""
 _IOMMU_WORDS = ("intel_iommu=", "amd_iommu=", "iommu=", "iommu.passthrough=", "iommu.strict=")

@@ -14,11 +14,12 @@ from doctor.collectors.software.elf import ElfError, read_library, search_read_o
 from doctor.collectors.software.packages import Distribution
 from doctor.collectors.software.torch_build import NCCL_VERSION, TorchFiles
 from doctor.core.facts import NcclLibrary
+from doctor.core.text import lazy_compile
 
 SONAME = "libnccl.so.2"
 WHEEL_FOLDERS = ("nvidia/nccl/lib", "nvidia/cu11/lib", "nvidia/cu12/lib", "nvidia/cu13/lib")
 _MAPS_LIMIT = 16 << 20
-_NUMBERED = re.compile(r"libnccl\.so\.(\d+\.\d+\.\d+)")
+_NUMBERED = lazy_compile(r"libnccl\.so\.(\d+\.\d+\.\d+)")
 
 
 class NcclSearch(msgspec.Struct, frozen=True):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from doctor.collectors.software.dynamic_loader import DynamicLoader
 from doctor.collectors.software.elf import ElfError, exported_symbols
 from doctor.core.facts import NcclPlugin
+from doctor.core.text import lazy_compile
 
 KINDS = {
     "net": "NCCL_NET_PLUGIN",
@@ -18,7 +18,7 @@ KINDS = {
 }
 """Variable of each kind; the library of a kind is called libnccl-<kind>.so (src/plugin/plugin_open.cc)."""
 
-INTERFACES = re.compile(rb"nccl(?:(?:Net|CollNet|Gin|Tuner|Env)Plugin|Profiler)_v\d+")
+INTERFACES = lazy_compile(rb"nccl(?:(?:Net|CollNet|Gin|Tuner|Env)Plugin|Profiler)_v\d+")
 """Symbols that NCCL looks up in a plugin (src/plugin/*/*_v*.cc)."""
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from doctor.collectors.base import Machine, NotPresent, NotVisible, collector, listed, parse_int, read_int, read_text
 from doctor.collectors.host.pci import driver_name, numa_node, pci_address
 from doctor.core.facts import Counter, Gid, HiddenField, RdmaDevice, RdmaFacts, RdmaPort
-from doctor.core.text import natural_key
+from doctor.core.text import lazy_compile, natural_key
 
 _COUNTERS = """
 link_downed link_error_recovery local_link_integrity_errors excessive_buffer_overrun_errors symbol_error
@@ -33,7 +33,7 @@ _DMA_BUF_KERNEL = (5, 12)
 """Linux 5.12 introduced verbs over dma-buf (drivers/infiniband/core/umem_dmabuf.c)."""
 
 _GID_LIMIT = 1024
-_LIBRARY = re.compile(rb"(?<![^\0])/[^\0]*/libibverbs\.so(?:\.1)?(?=\0)")
+_LIBRARY = lazy_compile(rb"(?<![^\0])/[^\0]*/libibverbs\.so(?:\.1)?(?=\0)")
 _LIBRARY_FOLDERS = ("/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib")
 
 

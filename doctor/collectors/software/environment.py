@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 from doctor.collectors.base import Machine, collector
 from doctor.core.facts import EnvironmentFacts
 from doctor.core.masking import mask_variables
+from doctor.core.text import lazy_compile
 
 PREFIXES = (
     "NCCL_",
@@ -72,7 +71,7 @@ NAMES = frozenset(
 """Single names: threads, caches, libraries, interpreters."""
 
 
-_SLIPPED = re.compile(r"(?:N+[CL]{1,4}|GL[0O]{1,3}|T[0O]RCH)_[A-Z]")
+_SLIPPED = lazy_compile(r"(?:N+[CL]{1,4}|GL[0O]{1,3}|T[0O]RCH)_[A-Z]")
 """``NCLL_DEBUG``, ``GL00_SOCKET_IFNAME``: misspelled variables of NCCL, Gloo or torch, which do not read them."""
 
 

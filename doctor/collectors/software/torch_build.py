@@ -15,12 +15,13 @@ from doctor.collectors.base import read_text
 from doctor.collectors.software.elf import ElfError, ElfLibrary, read_library, search_read_only
 from doctor.collectors.software.packages import Distribution, requirements_of
 from doctor.core.facts import TorchBuild
+from doctor.core.text import lazy_compile
 
-NCCL_VERSION = re.compile(rb"NCCL version (\d{1,4}\.\d{1,4}\.\d{1,4})[0-9A-Za-z.]{0,40}\+cuda")
+NCCL_VERSION = lazy_compile(rb"NCCL version (\d{1,4}\.\d{1,4}\.\d{1,4})[0-9A-Za-z.]{0,40}\+cuda")
 """The line that NCCL logs at its start (NCCL src/init.cc VERSION_STRING), a literal of its own for this purpose."""
 
 _ARCHITECTURE = rb"(?:sm|compute)_\d{2,3}[a-z]?"
-_ARCHITECTURES = re.compile(rb"(?:%(one)s(?: %(one)s){1,99}|(?<=\0)%(one)s)(?=\0)" % {b"one": _ARCHITECTURE})
+_ARCHITECTURES = lazy_compile(rb"(?:%(one)s(?: %(one)s){1,99}|(?<=\0)%(one)s)(?=\0)" % {b"one": _ARCHITECTURE})
 """What torch.cuda.get_arch_list() splits: a literal of libtorch_python.so (torch/csrc/cuda/Module.cpp)."""
 
 USERS = ("libtorch_cuda.so", "libtorch_cuda_cpp.so", "libtorch_python.so")

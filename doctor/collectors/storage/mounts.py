@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
 from doctor.collectors.base import Machine, link_target, read_text
+from doctor.core.text import lazy_compile
 
 _LOCAL = """
 aufs bcachefs bpf btrfs cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs erofs exfat ext2 ext3 ext4 f2fs
@@ -32,7 +32,7 @@ _SYMLINKS = 40
 """Links followed in one path before it counts as a loop (MAXSYMLINKS of Linux)."""
 
 
-_PROTOCOL = re.compile(r"(::|://)")
+_PROTOCOL = lazy_compile(r"(::|://)")
 _THIS_HOST = ("file", "local")
 """Names of the file system of this host in fsspec (fsspec/implementations/local.py)."""
 

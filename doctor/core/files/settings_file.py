@@ -29,7 +29,7 @@ LARGEST = 1 << 18
 MOST_DOTS = 100
 """Maximum number of parts of a key on one line: the time that tomllib takes for a key is quadratic in them."""
 
-_OUR_TABLE = re.compile(
+_OUR_TABLE = lazy_compile(
     rb"""^[ \t]*\[+[ \t]*["']?tool["']?[ \t]*\.[ \t]*["']?(?:rank)?doctor["']?[ \t]*(?:[.\]]|$)""", re.MULTILINE
 )
 _STRING = lazy_compile(r""""[^"\n]*"|'[^'\n]*'""")

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from doctor.core.finding import Finding, Severity
 from doctor.core.job import Job
 from doctor.core.logs.event_groups import EventGroup, event_groups, finding_from_logs, is_logged
+from doctor.core.text import lazy_compile
 from doctor.knowledge.log_patterns import LogFinding, known_patterns
 
-_OPTIONAL = re.compile(r"\[([^][]*\{[^][]*)\]")
-_PLACE = re.compile(r"\{([\w|]+)\}")
+_OPTIONAL = lazy_compile(r"\[([^][]*\{[^][]*)\]")
+_PLACE = lazy_compile(r"\{([\w|]+)\}")
 
 
 def declared_findings(job: Job, check_id: str) -> Iterator[Finding]:

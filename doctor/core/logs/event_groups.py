@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ from doctor.core.facts import Event
 from doctor.core.finding import Finding, Severity, Source
 from doctor.core.job import Job
 from doctor.core.report_document import ReportFinding
+from doctor.core.text import lazy_compile
 
 SYMPTOMS = ("RUN001", "RUN004", "RUN010", "RUN012", "RUN016", "RUN018", "RUN019", "NCCL013")
 """Symptoms that nearly every fault causes: ranks that fail, wait for others, or lose them, libraries that fail, and
@@ -119,7 +119,7 @@ def quoted_places(findings: Iterable[Finding | ReportFinding]) -> frozenset[tupl
     return frozenset(places)
 
 
-_PLACE = re.compile(r"(?P<file>.+?):(?P<line>[0-9]{1,12}):(?: |$)")
+_PLACE = lazy_compile(r"(?P<file>.+?):(?P<line>[0-9]{1,12}):(?: |$)")
 
 
 def place_of_line(text: str) -> tuple[str, int] | None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from doctor.core.facts import Event
 from doctor.core.finding import Finding, Severity
 from doctor.core.job import Job
 from doctor.core.logs.event_groups import SYMPTOMS, EventGroup, finding_from_logs
+from doctor.core.text import lazy_compile
 
 KIND = "doctor.finding"
-_HINT = re.compile(r" \((?:see|the way out): ")
+_HINT = lazy_compile(r" \((?:see|the way out): ")
 """What follows a summary in the message of an exception, in the current and in an earlier wording."""
 MOST_RANKS = 4096
 """Maximum number of ranks that one finding names."""

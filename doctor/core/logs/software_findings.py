@@ -5,12 +5,12 @@ They are a second choice: a line that a check quotes is explained by that check.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 
 from doctor.core.finding import Finding
 from doctor.core.job import Job
 from doctor.core.logs.event_groups import SYMPTOMS, EventGroup, event_groups, finding_from_logs, quoted_places
+from doctor.core.text import lazy_compile
 
 KIND = "software.check"
 LIBRARY_ERROR = "RUN018"
@@ -18,7 +18,7 @@ LIBRARY_ERROR = "RUN018"
 CONFIDENCE = 0.7
 """The message names what failed, but nothing was read from its values."""
 Place = tuple[str, int]
-_RANK = re.compile(r"^\[(?:rank|default)\d{1,6}\]: ?")
+_RANK = lazy_compile(r"^\[(?:rank|default)\d{1,6}\]: ?")
 """What torchrun writes before the lines of a rank."""
 
 

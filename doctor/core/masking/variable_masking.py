@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from doctor.core.facts import Variable
 from doctor.core.masking.secret_names import is_secret_name
 from doctor.core.masking.text_masking import REDACTED, mask_text
+from doctor.core.text import lazy_compile
 
 LONGEST = 4096
 """Maximum length of a value. Longer values are lists of hosts or whole documents."""
@@ -34,7 +34,7 @@ def mask_variables(environ: Mapping[str, str], wanted: Callable[[str], bool]) ->
     return tuple(Variable(readable(name), mask_value(name, environ[name])) for name in sorted(environ) if wanted(name))
 
 
-_SHORT_OPTION = re.compile(r"-[pP](?!ort|\d{1,5}$)[^\s=-].*")
+_SHORT_OPTION = lazy_compile(r"-[pP](?!ort|\d{1,5}$)[^\s=-].*")
 """``-pX``, as mysql and sshpass take it; a port may have the same form."""
 
 

@@ -26,6 +26,7 @@ from doctor.core.files.open_folder import OpenFolder
 from doctor.core.files.own_folder import OwnFolder
 from doctor.core.files.trusted_owners import UntrustedPath
 from doctor.core.job import Member, build_job
+from doctor.core.text import lazy_compile
 from doctor.monitor.watchdog.decision import WriteLine
 from doctor.monitor.watchdog.store_discovery import KEY
 
@@ -41,7 +42,7 @@ DUMP_PATIENCE = 1.0
 DUMPS = "flight-recorder"
 LARGEST = 64 << 20
 """Maximum bytes read of a file in the folder: a record holds its rank, and ranks that did not answer it."""
-RECORD = re.compile(r"rank-\d{1,10}\.json", re.ASCII)
+RECORD = lazy_compile(r"rank-\d{1,10}\.json", re.ASCII)
 MOST_RECORDERS = 64
 """Maximum number of dump folders that are examined; a process has two recorders."""
 

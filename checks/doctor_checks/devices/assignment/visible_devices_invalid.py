@@ -8,6 +8,7 @@ from itertools import takewhile
 
 from doctor.analysis.visible_devices import VisibleListFault, parse_visible_devices, visible_to
 from doctor.api import Finding, IdenticalRanks, Job, Severity, Unknown, Verdict, check, merge
+from doctor.core.text import lazy_compile
 from doctor.facts import EnvironmentFacts, GpuFacts, MissingReason, SoftwareFacts, TorchBuild
 from doctor.knowledge.releases import within
 from doctor.testing import Fails, JobBuilder, Passes, healthy
@@ -217,7 +218,7 @@ def fix_of_fault(fault: VisibleListFault, text: str) -> str:
     return ""
 
 
-_ENTRY = re.compile(r"[0-9]{1,3}|(?:GPU|MIG)-[0-9A-Za-z-]{1,80}")
+_ENTRY = lazy_compile(r"[0-9]{1,3}|(?:GPU|MIG)-[0-9A-Za-z-]{1,80}")
 
 
 def shown_list(text: str) -> str:

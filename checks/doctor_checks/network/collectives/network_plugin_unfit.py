@@ -27,6 +27,7 @@ from doctor.api import (
     merge,
     source_of,
 )
+from doctor.core.text import lazy_compile
 from doctor.facts import (
     EnvironmentFacts,
     GpuFacts,
@@ -43,7 +44,7 @@ from doctor.knowledge.net_plugins import readable_interfaces
 from doctor.testing import Fails, Passes, healthy, logged
 
 VARIABLES = {"net": "NCCL_NET_PLUGIN", "tuner": "NCCL_TUNER_PLUGIN"}
-_SYMBOLS = {"net": re.compile(r"ncclNetPlugin_v(\d+)$"), "tuner": re.compile(r"ncclTunerPlugin_v(\d+)$")}
+_SYMBOLS = {"net": lazy_compile(r"ncclNetPlugin_v(\d+)$"), "tuner": lazy_compile(r"ncclTunerPlugin_v(\d+)$")}
 
 _PATH = "/opt/amazon/ofi-nccl/lib/libnccl-net.so"
 _GOOD = (NcclPlugin("net", "libnccl-net.so", path=_PATH, symbols=("ncclNetPlugin_v8", "ncclNetPlugin_v9")),)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -27,6 +26,7 @@ from doctor.api import (
     merge,
     source_of,
 )
+from doctor.core.text import lazy_compile
 from doctor.facts import (
     Address,
     EnvironmentFacts,
@@ -76,7 +76,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             yield finding_from_logs(group, "The interface that NCCL uses is down", confidence=0.9, explains=("NET013",))
 
 
-_LINK = re.compile(r"\b(?P<name>[\w.-]{2,20}): (?:NIC )?[Ll]ink (?:is )?(?:[Dd]own|DOWN)")
+_LINK = lazy_compile(r"\b(?P<name>[\w.-]{2,20}): (?:NIC )?[Ll]ink (?:is )?(?:[Dd]own|DOWN)")
 """The interface in a line of its driver, which is named first (``mlx5_core 0000:3b:00.0 eth2: Link down``)."""
 _LOST = (
     "net.peer.connect_failed",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -22,6 +21,7 @@ from doctor.api import (
     hosts_text,
     merge,
 )
+from doctor.core.text import lazy_compile
 from doctor.facts import EnvironmentFacts, HostFacts, InterfaceFacts, NameLookup
 from doctor.knowledge.interface_syntax import gloo_names
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
@@ -85,7 +85,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             return
 
 
-_GLOO_AT_HOME = re.compile(
+_GLOO_AT_HOME = lazy_compile(
     r"(?:gloo/transport/tcp/\S+ connect |connectFullMesh failed[^\0]{0,400}?remote=)\[(127\.0\.0\.\d+)\]"
 )
 _CONNECTIONS = (

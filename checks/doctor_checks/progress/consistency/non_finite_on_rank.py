@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from doctor.api import (
     finding_from_logs,
     ranks_in_words,
 )
+from doctor.core.text import lazy_compile
 from doctor.facts import Event, NonFinite, ReplicaFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, running
 
@@ -87,7 +87,7 @@ def _passing(job: Job) -> Iterator[Finding]:
             return
 
 
-_TRAINING_LOSS = re.compile(
+_TRAINING_LOSS = lazy_compile(
     r"(?i)(?:^|[^\w/])(?<!val )(?<!valid )(?<!validation )(?<!eval )(?<!evaluation )(?<!test )(?:train(?:ing)?[_/ ])?"
     r"loss(?:_step|_epoch)?[\"']?\s{0,4}[:=]?\s{0,4}[\"'(]{0,2}(?:tensor\()?nan\b"
 )

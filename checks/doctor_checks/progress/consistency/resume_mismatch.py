@@ -18,6 +18,7 @@ from doctor.api import (
     finding_from_logs,
     ranks_in_words,
 )
+from doctor.core.text import lazy_compile
 from doctor.facts import Event
 from doctor.testing import Fails, Passes, logged
 
@@ -154,11 +155,11 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
 
 _SIZES = ("torch.state_mismatch", "run.resume_sizes")
 """Messages about one tensor of a checkpoint: another model, or another sharding."""
-_OF_SHARDS = re.compile(r"flat_param|(?:^|[._])(?:dp_)?rank_?\d+\b")
+_OF_SHARDS = lazy_compile(r"flat_param|(?:^|[._])(?:dp_)?rank_?\d+\b")
 _EMPTY, _SINGLE = "[0]", "[1]"
 """Shapes of a parameter that ZeRO stage 3 has not gathered (deepspeed/runtime/zero/partition_parameters.py): empty, in
 releases of 2021 one element."""
-_REFUSED = re.compile(r"\bbut\b|cannot|can't|\w(?:Error|Exception)\b")
+_REFUSED = lazy_compile(r"\bbut\b|cannot|can't|\w(?:Error|Exception)\b")
 
 
 def _is_of_shard(event: Event) -> bool:

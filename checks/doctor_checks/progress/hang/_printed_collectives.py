@@ -5,13 +5,13 @@ PyTorch does with ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, NCCL with ``NCCL_DEBUG_SUB
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from doctor.core.text import lazy_compile
 from doctor.facts import Event, LogEvidence
 
-_PARTS = re.compile(r"(SequenceNumber|OpType|TensorShape|TensorDtypes)=(\[[^\]]*\]|\w+?(?=OpType|\W|$))")
+_PARTS = lazy_compile(r"(SequenceNumber|OpType|TensorShape|TensorDtypes)=(\[[^\]]*\]|\w+?(?=OpType|\W|$))")
 _SAME_ON_ALL = frozenset({"ALLREDUCE", "BROADCAST", "REDUCE", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE"})
 """Operations to which all ranks pass the same number of elements."""
 

@@ -27,6 +27,7 @@ from doctor.api import (
     is_logged,
     ranks_in_words,
 )
+from doctor.core.text import lazy_compile
 from doctor.facts import Collective, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, running, stalled, user_frame
 from doctor.testing.stalled_run import with_call, with_failure
@@ -40,10 +41,10 @@ from doctor_checks.progress.hang._printed_collectives import (
 )
 from doctor_checks.progress.hang._stall_text import effect_of_abort, stall_evidence
 
-_RUNNING = re.compile(
+_RUNNING = lazy_compile(
     r"\bRank (\d+) is running collective: (.+?)(?=, but Rank|\.?\s{0,9}Collectives differ|\.?$)", re.DOTALL
 )
-_PARTS = re.compile(r"(SequenceNumber|OpType|TensorShape|TensorDtypes)=(\[[^\]]*\]|\w+)")
+_PARTS = lazy_compile(r"(SequenceNumber|OpType|TensorShape|TensorDtypes)=(\[[^\]]*\]|\w+)")
 _FINGERPRINT = "SequenceNumber=3, OpType=ALLREDUCE, TensorShape=[%d], TensorDtypes=Float"
 _TIE = {"majority": "none (tie)"}
 _ORDER = "if rank == 0, line 40"

@@ -36,6 +36,7 @@ from doctor.api import (
     line_of,
     ranks_in_words,
 )
+from doctor.core.text import lazy_compile
 from doctor.facts import EpochEnd, Event, Failure, Frame, LogEvidence, ProgressFacts
 from doctor.testing import Fails, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_failure, with_late_ranks
@@ -389,7 +390,7 @@ def rank_died(job: Job) -> Iterator[Verdict]:
         )
 
 
-_GENERAL = re.compile(
+_GENERAL = lazy_compile(
     r"NCCL error in: .{0,200}?(?:unhandled \w+ error|internal error|remote process exited|invalid usage)"
 )
 """NCCL errors whose cause is in NCCL's own log lines."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import socket
 import struct
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from doctor.collectors.base import listed, parse_int, read_text
 from doctor.collectors.host.kernel_view import open_links, plain, system_call
 from doctor.core.facts import Frame
+from doctor.core.text import lazy_compile
 
 _CALLS: dict[str, dict[int, str]] = {
     "x86_64": {
@@ -82,7 +82,7 @@ _OPENS_PIPE = "wait_for_partner"
 """The function of the kernel in which ``open`` of a named pipe waits (fs/pipe.c, ``fifo_open``)."""
 _NEAR = 4
 """Innermost frames that are compared with these."""
-_INODE = re.compile(r"(?:pipe|socket):\[(\d{1,20})\]")
+_INODE = lazy_compile(r"(?:pipe|socket):\[(\d{1,20})\]")
 _LONGEST_SCAN, _MOST_FILES = 0.5, 1024
 """Seconds that the search for the other end of a pipe may take, and files of a process that it looks at."""
 
