@@ -17,7 +17,8 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 
@@ -167,12 +168,21 @@ def checks_in(module: ModuleType) -> list[Check]:
 
 
 def entry_points(group: str, broken: list[BrokenPlugin]) -> Iterable[importlib.metadata.EntryPoint]:
-    """The plugins of all distributions; a malformed file of one distribution hides them all."""
+    """The plugins of all distributions; a malformed file of one distribution hides those after it.
+
+    ``importlib.metadata.entry_points`` parses the files of all distributions, and a training image has hundreds. Those
+    that do not contain the name of the group are only read.
+    """
+    found: dict[str, list[importlib.metadata.EntryPoint]] = {}
     try:
-        return importlib.metadata.entry_points(group=group)
+        for distribution in importlib.metadata.distributions():
+            if group in (distribution.read_text("entry_points.txt") or ""):
+                # Of several distributions with one name, Python uses the first.
+                first = importlib.metadata.distribution(distribution.metadata["Name"])
+                found[first.metadata["Name"]] = [entry for entry in first.entry_points if entry.group == group]
     except Exception as error:
         broken.append(BrokenPlugin("plugins", "entry points", sentence_of(error)))
-        return ()
+    return chain.from_iterable(found.values())
 
 
 def _add_plugin(checks: dict[str, Check], entry: importlib.metadata.EntryPoint) -> list[BrokenPlugin]:
@@ -299,6 +309,7 @@ _SAME = tuple(
 """Fields that the check has as well."""
 
 
+@cache
 def _loaded(module: str, check_id: str) -> Check:
     """The check itself.
 

@@ -165,6 +165,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
 
 def install(folder, monkeypatch, target, **modules):
     """A distribution with an entry point, laid out as pip would."""
+    folder.mkdir(exist_ok=True)
     for name, text in modules.items():
         (folder / f"{name}.py").write_text(text)
     info = folder / "acme_checks-1.0.dist-info"
@@ -221,6 +222,16 @@ def test_a_distribution_with_a_malformed_file_takes_nobody_along(tmp_path, monke
     catalog = load_registry()
     assert len(catalog.checks) == len(list(builtin_checks()))
     assert [broken.name for broken in catalog.broken] == ["plugins"]
+
+
+def test_a_distribution_behind_another_of_its_name_brings_no_plugin(tmp_path, monkeypatch):
+    install(tmp_path / "old", monkeypatch, "acme_old", acme_old=PLUGIN.format(id="ACME001"))
+    assert load_registry().ids()[-1] == "ACME001"
+    install(tmp_path / "new", monkeypatch, "acme_new", acme_new="x = 1")
+    (tmp_path / "new" / "acme_checks-1.0.dist-info" / "entry_points.txt").unlink()
+    catalog = load_registry()
+    assert len(catalog.checks) == len(list(builtin_checks()))
+    assert not catalog.broken
 
 
 def test_one_check_that_a_package_shows_twice_is_one(tmp_path, monkeypatch):

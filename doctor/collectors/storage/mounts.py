@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -61,7 +62,12 @@ class Mount(msgspec.Struct, frozen=True):
 
 def read_mounts(machine: Machine) -> tuple[Mount, ...]:
     """Return all mounts of this process in the order of the kernel: later ones cover earlier ones. See proc(5)."""
-    text = read_text(machine.proc / "self" / "mountinfo", 16 << 20) or ""
+    return _parsed(read_text(machine.proc / "self" / "mountinfo", 16 << 20) or "")
+
+
+@lru_cache(maxsize=1)
+def _parsed(text: str) -> tuple[Mount, ...]:
+    """The mounts of one text, which is read a dozen times in the first seconds of a run and seldom differs."""
     # By a list: a tuple that grows leaves one more of its final length among the interpreter's spare ones each time.
     return tuple([mount for line in text.splitlines() if (mount := _parse(line)) is not None])
 
