@@ -143,6 +143,27 @@ def test_a_broken_project_file_that_names_us_is_refused(tmp_path, text):
         read_settings(write(tmp_path, text, "pyproject.toml"))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[tool.doctor]\nselect = ['NET']",
+        "[tool]\ndoctor.select = ['NET']",
+        '[tool]\n"doctor" = {select = ["NET"]}',
+        "tool.'doctor'\t.select = ['NET']",
+        "tool = {doctor={select = ['NET']}}",
+        "[ tool ]\n[ tool . doctor\t]\nselect = ['NET']",
+    ],
+)
+def test_our_table_of_a_project_file_is_found_in_every_form(tmp_path, text):
+    assert read_settings(write(tmp_path, text, "pyproject.toml")).select == ("NET",)
+
+
+def test_a_project_file_that_only_requires_the_package_is_not_parsed(tmp_path, monkeypatch):
+    text = '[project]\ndependencies = ["rankdoctor==1.0", "rankdoctor[lightning] >= 1"]\n# doctor\n'
+    monkeypatch.setattr("doctor.core.files.settings_file._parsed", lambda *_: pytest.fail("it was parsed"))
+    assert read_settings(write(tmp_path, text, "pyproject.toml")) == Settings()
+
+
 def test_a_directory_of_an_unknown_user_stays_as_it_is(tmp_path):
     write(tmp_path, '[directories]\ncheckpoint = "~nobody-of-that-name/x"\n')
     assert read_settings(tmp_path).directories == (("checkpoint", "~nobody-of-that-name/x"),)

@@ -32,6 +32,8 @@ MOST_DOTS = 100
 _OUR_TABLE = lazy_compile(
     rb"""^[ \t]*\[+[ \t]*["']?tool["']?[ \t]*\.[ \t]*["']?(?:rank)?doctor["']?[ \t]*(?:[.\]]|$)""", re.MULTILINE
 )
+_OUR_KEY = lazy_compile(rb"""doctor["']?[ \t]*(?:[.\]]|=(?!=))""")
+"""Every other form of our table has such a key; a requirement on the package is none."""
 _STRING = lazy_compile(r""""[^"\n]*"|'[^'\n]*'""")
 
 Origin = Literal["named", "project", "user"]
@@ -140,7 +142,7 @@ def _names_us(project: Path) -> bool:
         return False
     if _OUR_TABLE.search(content):
         return True
-    if b"doctor" not in content:
+    if not _OUR_KEY.search(content):
         return False
     try:
         return not {"doctor", "rankdoctor"}.isdisjoint(_tools(_parsed(project, content)[0]))
