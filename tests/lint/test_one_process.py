@@ -89,19 +89,30 @@ def test_a_private_helper_that_another_file_imports_is_reported(tmp_path):
 @pytest.mark.parametrize(
     ("text", "severity"),
     [
-        ("def wait_here():\n" + indented(HANG), "warning"),
-        ("class Waits:\n    def wait_here(self):\n" + indented(HANG, 8), "warning"),
-        ("class Waits(Callback):\n    def wait_here(self):\n" + indented(HANG, 8), "error"),
+        ("def wait_here():\n" + indented(HANG), "info"),
+        ("class Waits:\n    def wait_here(self):\n" + indented(HANG, 8) + "\nWaits()\n", "info"),
+        ("class Waits:\n    def wait_here(self):\n" + indented(HANG, 8) + "\nWaits().wait_here()\n", "error"),
+        ("class Waits(Callback):\n    def wait_here(self):\n" + indented(HANG, 8) + "\nWaits()\n", "error"),
+        ("class Waits(Callback):\n    def wait_here(self):\n" + indented(HANG, 8), "info"),
         ("def wait_here():\n" + indented(HANG) + "\nwait_here()\n", "error"),
-        ("def wait_here():\n    dist.init_process_group()\n" + indented(HANG), "error"),
+        ("def wait_here():\n    dist.init_process_group()\n" + indented(HANG), "info"),
     ],
 )
-def test_a_deadlock_in_a_function_that_nothing_calls_is_a_warning(tmp_path, text, severity):
+def test_a_deadlock_in_a_function_that_nothing_calls_is_an_info(tmp_path, text, severity):
     assert found(tmp_path, {"train.py": HEAD + text}) == [("CODE005", "error")]  # its callers are unknown
     joins = HEAD + JOINS + text
     assert found(tmp_path, {"train.py": joins, "other.py": "import torch\n"}) == [("CODE005", severity)]
-    called = {"other.py": "import train\n\nname = train.wait_here\n"}
+    called = {"other.py": "import train\n\nname = train.wait_here\ntrain.Waits\n"}
     assert found(tmp_path, {"train.py": joins} | called) == [("CODE005", "error")]
+
+
+def test_a_deadlock_in_a_package_that_nothing_calls_is_a_warning(tmp_path):
+    files = {
+        "train.py": HEAD + JOINS + "def wait_here():\n" + indented(HANG),
+        "__init__.py": "",
+        "setup.py": "from setuptools import setup\n\nsetup()\n",
+    }
+    assert found(tmp_path, files) == [("CODE005", "warning")]
 
 
 @pytest.mark.parametrize(

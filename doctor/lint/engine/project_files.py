@@ -11,7 +11,7 @@ from typing import Any
 
 from doctor.lint.engine.discovery import LintTarget, UnreadableFile, read_text
 from doctor.lint.engine.imported_names import failing_import, names_in
-from doctor.lint.engine.project_requirements import may_install, pages_of
+from doctor.lint.engine.project_requirements import is_installed, is_root, may_install, pages_of
 from doctor.lint.python.project.imported_functions import ModuleSummary
 from doctor.lint.python.project.module_summary import summary_of
 from doctor.lint.python.script import Script
@@ -22,6 +22,8 @@ MOST_FOLDERS = 12
 """Folders above a file in which an absolute import is searched."""
 MOST_TEXTS = 3_000
 """Files that are searched for a word."""
+MOST_NOTEBOOKS = 200
+"""Notebooks that are searched for a word."""
 MOST_RELATED = 40
 """Modules that are searched for the words of collectives, from one on."""
 _SOURCE_FOLDERS = ("", "src")
@@ -50,6 +52,8 @@ class ProjectFiles:
         read = [one for one in targets if one.skipped is None]
         python = (one for one in read if one.kind == "python")
         self._texts = [one for one in read if one.kind in ("python", "shell", "config")]
+        self._shown = {one.shown: one for one in self._texts}
+        self._notebooks = [one for one in read if one.kind == "notebook"]
         self._targets = {os.path.abspath(one.path): one for one in python}  # noqa: PTH100 - Path.absolute keeps ".."
         self._names = {name for path in self._targets for name in Path(path).with_suffix("").parts}
         self._by_filename: dict[str, list[str]] = defaultdict(list)
@@ -79,6 +83,37 @@ class ProjectFiles:
             self.memo[key] = tuple((shown, text) for shown, text in texts if word in text)
         found: tuple[tuple[str, str], ...] = self.memo[key]
         return found
+
+    def text_at(self, shown: str) -> str:
+        """The text of a script or launch file by its shown path; empty if there is none."""
+        key = ("text", shown)
+        if key not in self.memo:
+            self.memo[key] = _text_of(self._shown[shown]) if shown in self._shown else ""
+        found: str = self.memo[key]
+        return found
+
+    def can_run(self, shown: str) -> bool:
+        """Whether the imports of the script that is shown by this path may succeed."""
+        target = self._shown.get(shown)
+        return target is None or not self.fails_to_import(os.path.abspath(target.path))  # noqa: PTH100 - as above
+
+    def notebooks(self, word: str) -> tuple[str, ...]:
+        """The texts of the notebooks with a word."""
+        if ("notebooks",) not in self.memo:
+            texts = (_text_of(one).replace("\\n", "\n") for one in self._notebooks[:MOST_NOTEBOOKS])
+            self.memo["notebooks",] = tuple(texts)
+        return tuple(text for text in self.memo["notebooks",] if word in text)
+
+    def is_whole(self, location: str) -> bool:
+        """Whether all of the repository of the file at ``location`` is linted, as far as it shows."""
+        target = self._targets.get(location)
+        return target is not None and not target.is_named and is_root(target.root)
+
+    def installs(self, location: str) -> bool:
+        """Whether the file at ``location`` is of a package that its project installs, which others may import."""
+        target = self._targets.get(location)
+        beside = os.path.join(os.path.dirname(location), "__init__.py")  # noqa: PTH118, PTH120 - as above
+        return target is None or (beside in self._targets and is_installed(target.path, target.root))
 
     def pages(self, location: str) -> tuple[str, ...]:
         """The texts of the pages, Dockerfiles and Makefiles that may show how the file at ``location`` is started."""
@@ -112,7 +147,8 @@ class ProjectFiles:
     def _importers_of(self, location: str) -> list[str]:
         """The modules that import one; none if something else may start or import it."""
         stem = PurePath(location).stem
-        named = re.compile(rf"(?:\bimport|\bfrom)\b[^\n]*\b{re.escape(stem)}\b|\b{re.escape(stem)}\.py\b")
+        word = re.escape(stem)
+        named = re.compile(rf"^[^#\n]*(?:\b(?:import|from)\b[^#\n]*\b{word}\b|\b{word}\.py\b)", re.MULTILINE)
         found = []
         for target in self._texts:
             path = os.path.abspath(target.path)  # noqa: PTH100 - as above

@@ -42,6 +42,9 @@ _INSTALLS = re.compile(r"\b(?:pip3?|conda|mamba|uv)[ \t]+(?:install|add)\b(?P<gi
 _PAGES = re.compile(r"^(?:readme|install(?:ation)?)(?:\.(?:md|rst|txt))?$|^dockerfile|^(?:install|setup)\w*\.sh$")
 _READABLE = re.compile(r"\.(?:md|rst)$|^readme|^dockerfile|^containerfile|^makefile$", re.IGNORECASE)
 """Files that show how programs are started, without being launch files."""
+_PACKAGING = frozenset({"setup.py", "setup.cfg"})
+_BUILDS = re.compile(r"^\[(?:build-system|tool\.(?:poetry|setuptools|hatch|flit|pdm)\b)", re.MULTILINE)
+"""Tables of a pyproject.toml that builds a package."""
 _BOUND = re.compile(r"[ \t]*(?P<sign>={1,3}|~=|<=|<|\^|)[ \t]*(?P<release>\d[\d.]{0,20})")
 
 
@@ -109,6 +112,28 @@ def pages_of(path: Path, root: Path) -> tuple[str, ...]:
     """The texts of the pages, Dockerfiles and Makefiles in the folders from that of ``path`` up to its repository, or
     up to ``root``, and in their ``docs``."""
     return tuple(text for folder in _folders(path.parent, root) for text in _texts_of_pages(folder))
+
+
+@lru_cache(maxsize=256)
+def is_root(folder: Path) -> bool:
+    """Whether a folder holds all of its repository: no folder above it is one."""
+    own = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.absolute keeps ".."
+    return folder.is_dir() and ((own / ".git").exists() or not any((one / ".git").exists() for one in own.parents))
+
+
+@lru_cache(maxsize=256)
+def is_installed(path: Path, root: Path) -> bool:
+    """Whether a folder from that of ``path`` up to ``root`` has a file that installs packages."""
+    for folder in _folders(path.parent, root):
+        if not _PACKAGING.isdisjoint(_names(folder)):
+            return True
+        file = folder / "pyproject.toml"
+        try:
+            if _BUILDS.search(read_text(LintTarget(file, str(file), "config", file)).text):
+                return True
+        except UnreadableFile:
+            continue
+    return False
 
 
 @lru_cache(maxsize=256)

@@ -66,6 +66,21 @@ class ProjectModules(Protocol):
         """Its summary; ``None`` if there is none, or it cannot be read, or, unless ``whole``, if neither it nor what it
         imports has a word of collectives."""
 
+    def text_at(self, shown: str) -> str:
+        """The text of a script or launch file by its shown path; empty if there is none."""
+
+    def can_run(self, shown: str) -> bool:
+        """Whether the imports of the script that is shown by this path may succeed."""
+
+    def notebooks(self, word: str) -> tuple[str, ...]:
+        """The texts of the notebooks with a word."""
+
+    def is_whole(self, location: str) -> bool:
+        """Whether all of the repository of the file at ``location`` is linted, as far as it shows."""
+
+    def installs(self, location: str) -> bool:
+        """Whether the file at ``location`` is of a package that its project installs, which others may import."""
+
     def pages(self, location: str) -> tuple[str, ...]:
         """The texts of the pages, Dockerfiles and Makefiles that may show how the file at ``location`` is started."""
 

@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from doctor.core.finding import Severity
-from doctor.lint.engine.rule import Violation
+from doctor.lint.engine.rule import FlowStep, Violation
 from doctor.lint.launch.file_type import read_launch_file
 from doctor.lint.launch.launch_file import Launch
 from doctor.lint.launch.process_launches import hosts_of, processes_of, says_processes, starts_of, visible_devices
 from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
+from doctor.lint.python.project.unreached import unreached
 from doctor.lint.python.script import FunctionNode, Script, per_script
 from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, SAMPLER, TRAINER, several_ranks
 
@@ -52,23 +53,30 @@ def as_placed(script: Script, rule: str, severity: Severity, violation: Violatio
     """The violation of a rule over scripts as its place deserves: ``None`` where it cannot happen, an info in preview
     where it needs more processes than the project starts, and no error where the project calls nothing that reaches it,
     or shows no job of several ranks. ``severity``: of the rule."""
+    if why := unreached(script, violation.place.line):
+        step = FlowStep(script.path, violation.place.line, "", why)
+        return replace(violation, severity=Severity.INFO, preview=True, flow=(*violation.flow, step))
     if not isinstance(violation.at, ast.AST):
         return violation
-    if never_runs(script, violation.at):
+    return _as_started(script, rule, severity, violation, violation.at)
+
+
+def _as_started(script: Script, rule: str, severity: Severity, violation: Violation, at: ast.AST) -> Violation | None:
+    if never_runs(script, at):
         return None
     if rule not in OF_SEVERAL_RANKS:
         return violation
-    if runs_in_one_process(script, violation.at) or is_notebook_of_one_process(script):
+    if runs_in_one_process(script, at) or is_notebook_of_one_process(script):
         return None
     if rule in _OF_DEVICES and _has_one_gpu_each(script):
         return None
     if rule == _OF_SAVED_DEVICE and _all_launches_bind(script):
         return None
-    if is_made_for_one(script) or cannot_run(script, violation.at):
+    if is_made_for_one(script) or cannot_run(script, at):
         return replace(violation, severity=Severity.INFO, preview=True)
     if violation.severity in (None, Severity.ERROR) and severity is Severity.ERROR:
         unseen = not _shows_ranks(script) or not _is_of_a_job(script) or not _has_the_host(script, rule)
-        if unseen or _is_reached_nowhere(script, violation.at):
+        if unseen or _is_reached_nowhere(script, at):
             return replace(violation, severity=Severity.WARNING)
     return violation
 

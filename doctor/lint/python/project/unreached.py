@@ -6,6 +6,7 @@ import ast
 import re
 from pathlib import PurePath
 
+from doctor.lint.python.project.call_graph import CallGraph
 from doctor.lint.python.script import Script, per_script
 
 _FINDS_BY_NAME = re.compile(
@@ -21,6 +22,29 @@ _PREPARES = re.compile(
 """Calls of modules that are not programs."""
 
 
+def unreached(script: Script, line: int) -> str:
+    """Why no start of the project runs a line of a script, which then fails in no run; empty if one does, or that is
+    unknown: of a file alone, of a part of a repository, and of what a package offers to others."""
+    modules = script.modules
+    if modules is None or modules.is_one_file or not script.location or not modules.is_whole(script.location):
+        return ""
+    if modules.fails_to_import(script.location):
+        return "the imports of this file fail, or those of every file that imports it"
+    if script.path.endswith(".ipynb") or modules.installs(script.location) or not _has_programs(script):
+        return ""
+    if is_imported_nowhere(script):
+        return "nothing in the project imports or starts this file"
+    name = CallGraph(modules, script.location).unreached_at(script.path, line)
+    return f"nothing that runs in the project uses {name}" if name else ""
+
+
+@per_script
+def _has_programs(script: Script) -> bool:
+    """Whether the project shows how it is started: by a file that is a program, or by a command."""
+    modules = script.modules
+    return modules is not None and (is_program(script) or next(iter(modules.mentioning("__main__")), None) is not None)
+
+
 @per_script
 def is_imported_nowhere(script: Script) -> bool:
     """Whether a module that is no program is imported by nothing in its project, and nothing there names its path: a
@@ -34,7 +58,7 @@ def is_imported_nowhere(script: Script) -> bool:
     named = re.compile(rf"\b{folder}[./\\]{stem}\b|[\w./-]*\b{stem}\.py\b")
     imports = re.compile(
         rf"^[ \t]*(?:from\s+([.\w]*\b{stem}|\.+)\s+import\b|import\s+([.\w]*\b{stem})\b|"
-        rf"from\s+([.\w]+)\s+import\b[^#]{{0,400}}?\b{stem}\b)",
+        rf"from\s+([.\w]+)\s+import\b(?:\s*\([^)]{{0,2000}}?|(?:\\\n|[^#\n(])*?)\b{stem}\b)",
         re.MULTILINE,
     )
     for shown, text in modules.mentioning(place.stem):
