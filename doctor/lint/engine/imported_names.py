@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 MODULE_NAMES = frozenset({"__file__", "__name__", "__doc__", "__spec__", "__path__", "__all__", "__version__"})
 _DYNAMIC = ("import *", "__getattr__", "globals()", "exec(", "sys.modules", "setattr(", "vars()", "locals()")
@@ -46,11 +46,7 @@ def failing_import(text: str, names_of: Callable[[str, str], tuple[bool, frozens
     ``names_of``: by a dotted module and a name in it, whether that is a module too, and the names of the module, which
     are ``None`` if it is not of the project or they are unknown. At least one import from the same module must succeed,
     which shows that the module of the project is meant, and not a distribution of the same name."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ""
-    for module, wanted in _imports_at_top(tree):
+    for module, wanted in imports_at_top(text):
         known = names_of(module, wanted[0])[1]
         lacking = [] if known is None else [one for one in wanted if not (one in known or names_of(module, one)[0])]
         if lacking and (len(lacking) < len(wanted) or module.startswith(".")):
@@ -58,7 +54,14 @@ def failing_import(text: str, names_of: Callable[[str, str], tuple[bool, frozens
     return ""
 
 
-def _imports_at_top(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
-    for one in tree.body:
-        if isinstance(one, ast.ImportFrom) and one.names[0].name != "*":
-            yield "." * one.level + (one.module or ""), [name.name for name in one.names]
+def imports_at_top(text: str) -> list[tuple[str, list[str]]]:
+    """The dotted modules that a module imports names from at its top level, with the names."""
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    return [
+        ("." * one.level + (one.module or ""), [name.name for name in one.names])
+        for one in body
+        if isinstance(one, ast.ImportFrom) and one.names[0].name != "*"
+    ]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
 from doctor.lint.engine.discovery import LintTarget, UnreadableFile, read_text
-from doctor.lint.engine.imported_names import failing_import, names_in
-from doctor.lint.engine.project_requirements import is_installed, is_root, may_install, pages_of
+from doctor.lint.engine.imported_names import failing_import, imports_at_top, names_in
+from doctor.lint.engine.project_requirements import is_copied, is_installed, is_required, is_root, may_install, pages_of
 from doctor.lint.python.project.imported_functions import ModuleSummary
 from doctor.lint.python.project.module_summary import summary_of
 from doctor.lint.python.script import Script
@@ -39,6 +40,7 @@ _JOINS = re.compile(
     re.IGNORECASE,
 )
 """Words of programs that are for several ranks, or may be: of PyTorch, and of libraries that create the group."""
+_ADDS_TO_PATH = re.compile(r"^[^#\n]*(?:\bsys\.path\b|PYTHONPATH|addsitedir|pip3? install (?:-e|\.))", re.MULTILINE)
 _STEPS = re.compile(r"\b(?:srun|mpirun|mpiexec)\b")
 _IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+(\w+)|import[ \t]+([.\w]+))", re.MULTILINE)
 _FRAMEWORKS = frozenset({"torch", "lightning", "pytorch_lightning", "accelerate", "transformers", "deepspeed", "numpy"})
@@ -109,6 +111,20 @@ class ProjectFiles:
         target = self._targets.get(location)
         return target is not None and not target.is_named and is_root(target.root)
 
+    def root_of(self, location: str) -> str:
+        """The folder that was given to be linted, in which the file at ``location`` was found; empty if it is none."""
+        target = self._targets.get(location)
+        return "" if target is None or target.is_named else os.path.abspath(target.root)  # noqa: PTH100 - as above
+
+    def is_copied_project(self, folder: str, root: str) -> bool:
+        """Whether a folder below ``root`` has a license of its own, or a page that says how to cite it."""
+        return folder != root and is_copied(Path(folder))
+
+    def pages_at_root(self, location: str) -> tuple[str, ...]:
+        """The texts of the pages of the folder that :meth:`root_of` gives."""
+        root = self.root_of(location)
+        return pages_of(Path(root) / "program.py", Path(root)) if root else ()
+
     def installs(self, location: str) -> bool:
         """Whether the file at ``location`` is of a package that its project installs, which others may import."""
         target = self._targets.get(location)
@@ -166,7 +182,15 @@ class ProjectFiles:
         if key not in self.memo:
             self.memo[key] = ""  # while it is searched
             if not self._is_started(location):
-                self.memo[key] = failing_import(self._text(location), lambda *named: self._names_of(location, *named))
+                text = self._text(location)
+                self.memo[key] = failing_import(text, lambda *named: self._names_of(location, *named)) or next(
+                    (
+                        module
+                        for module, names in imports_at_top(text)
+                        if self._is_out_of_reach(location, module, names)
+                    ),
+                    "",
+                )
         return bool(self.memo[key])
 
     def _is_started(self, location: str) -> bool:
@@ -195,6 +219,28 @@ class ProjectFiles:
             names |= self.memo[key]
         below = self._locate(importer, f"{module}{'' if module.endswith('.') else '.'}{name}")
         return below is not None or name in self._names, frozenset(names)
+
+    def _is_out_of_reach(self, importer: str, module: str, names: list[str]) -> bool:
+        """Whether a module that is neither beside the importer nor below a folder above it is one of the project which
+        has these names, in a folder that nothing adds to the path."""
+        if module.startswith(".") or self._locate(importer, module) is not None:
+            return False
+        head, *inner = module.split(".")
+        if not head or head in sys.stdlib_module_names or head not in self._names:
+            return False
+        tail = os.path.join(os.sep, head, *inner)  # noqa: PTH118 - as above
+        meant = [path for path in self._targets if path.endswith((f"{tail}.py", f"{tail}{os.sep}__init__.py"))]
+        if not meant or not any(frozenset(names) <= (names_in(self._text(path)) or frozenset()) for path in meant):
+            return False
+        texts = [self._text(importer), *map(self._text, self._scanned(importer)[1])]
+        folders = {os.path.basename(path[: path.rindex(tail)]) for path in meant}  # noqa: PTH119 - as above
+        lines = (line for _, text in self.mentioning("PYTHONPATH", launches=True) for line in text.splitlines())
+        texts += [line for line in lines if any(folder in line for folder in folders)]
+        target = self._targets[importer]
+        pages = pages_of(target.path, target.root)
+        is_added = any(_ADDS_TO_PATH.search(text) for text in (*texts, *pages))
+        installed = any(is_installed(self._targets[path].path, target.root) for path in (importer, *meant))
+        return not is_added and not installed and not is_required(target.path, target.root, head)
 
     def runs_alone(self, script: str) -> bool:
         """Whether a program that a launch file names is a file of the project, and neither it nor the modules that it

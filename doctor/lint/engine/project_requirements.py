@@ -42,6 +42,8 @@ _INSTALLS = re.compile(r"\b(?:pip3?|conda|mamba|uv)[ \t]+(?:install|add)\b(?P<gi
 _PAGES = re.compile(r"^(?:readme|install(?:ation)?)(?:\.(?:md|rst|txt))?$|^dockerfile|^(?:install|setup)\w*\.sh$")
 _READABLE = re.compile(r"\.(?:md|rst)$|^readme|^dockerfile|^containerfile|^makefile$", re.IGNORECASE)
 """Files that show how programs are started, without being launch files."""
+_LICENSE = re.compile(r"^(?:licen[sc]e|copying)\b", re.IGNORECASE)
+_CITES = re.compile(r"@(?:article|inproceedings|misc|software)\s*\{", re.IGNORECASE)
 _PACKAGING = frozenset({"setup.py", "setup.cfg"})
 _BUILDS = re.compile(r"^\[(?:build-system|tool\.(?:poetry|setuptools|hatch|flit|pdm)\b)", re.MULTILINE)
 """Tables of a pyproject.toml that builds a package."""
@@ -122,6 +124,13 @@ def is_root(folder: Path) -> bool:
 
 
 @lru_cache(maxsize=256)
+def is_copied(folder: Path) -> bool:
+    """Whether a folder has a license of its own, or a page that says how to cite it."""
+    is_licensed = any(_LICENSE.match(name) for name in _names(folder))
+    return is_licensed or any(_CITES.search(text) for text in _texts_of_pages(folder))
+
+
+@lru_cache(maxsize=256)
 def is_installed(path: Path, root: Path) -> bool:
     """Whether a folder from that of ``path`` up to ``root`` has a file that installs packages."""
     for folder in _folders(path.parent, root):
@@ -139,15 +148,20 @@ def is_installed(path: Path, root: Path) -> bool:
 @lru_cache(maxsize=256)
 def may_install(path: Path, root: Path, word: str) -> bool:
     """Whether a requirement file or a page in the folders of :func:`pages_of` has a word, or there is no such file."""
-    folders = _folders(path.parent, root)
-    listed = [file for folder in folders for file in _requirement_files(folder)]
+    listed = [file for folder in _folders(path.parent, root) for file in _requirement_files(folder)]
+    return not listed or is_required(path, root, word)
+
+
+@lru_cache(maxsize=256)
+def is_required(path: Path, root: Path, word: str) -> bool:
+    """Whether a requirement file or a page in the folders of :func:`pages_of` has a word, or cannot be read."""
     texts = []
-    for file in listed:
+    for file in (file for folder in _folders(path.parent, root) for file in _requirement_files(folder)):
         try:
             texts.append(read_text(LintTarget(file, str(file), "config", file)).text)
         except UnreadableFile:
             return True
-    return not texts or any(word in text.lower() for text in (*texts, *pages_of(path, root)))
+    return any(word in text.lower() for text in (*texts, *pages_of(path, root)))
 
 
 @lru_cache(maxsize=256)

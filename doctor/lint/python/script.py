@@ -78,6 +78,15 @@ class ProjectModules(Protocol):
     def is_whole(self, location: str) -> bool:
         """Whether all of the repository of the file at ``location`` is linted, as far as it shows."""
 
+    def root_of(self, location: str) -> str:
+        """The folder that was given to be linted, in which the file at ``location`` was found; empty if it is none."""
+
+    def is_copied_project(self, folder: str, root: str) -> bool:
+        """Whether a folder below ``root`` has a license of its own, or a page that says how to cite it."""
+
+    def pages_at_root(self, location: str) -> tuple[str, ...]:
+        """The texts of the pages of the folder that :meth:`root_of` gives."""
+
     def installs(self, location: str) -> bool:
         """Whether the file at ``location`` is of a package that its project installs, which others may import."""
 

@@ -7,6 +7,7 @@ import re
 from pathlib import PurePath
 
 from doctor.lint.python.project.call_graph import CallGraph
+from doctor.lint.python.project.left_over import left_over_folder
 from doctor.lint.python.script import Script, per_script
 
 _FINDS_BY_NAME = re.compile(
@@ -30,6 +31,8 @@ def unreached(script: Script, line: int) -> str:
         return ""
     if modules.fails_to_import(script.location):
         return "the imports of this file fail, or those of every file that imports it"
+    if folder := left_over_folder(script):
+        return f"nothing outside {folder} imports or starts this file"
     if script.path.endswith(".ipynb") or modules.installs(script.location) or not _has_programs(script):
         return ""
     if is_imported_nowhere(script):

@@ -1,0 +1,76 @@
+"""Programs of folders that a project keeps, but neither starts nor imports: old ones, and those of copied projects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from doctor.lint.python.script import Script, per_script
+
+_OLD = re.compile(
+    r"^_?(?:archived?s?|old|olds|legacy|deprecated|depreciated|obsolete|outdated|unused|backups?|bak|attic|graveyard|"
+    r"trash|dont_use|do_not_use)(?:[_-]?(?:code|codes|scripts?|versions?|files?|experiments?|stuff|src|models?))?$|"
+    r"^(?:code|codes|scripts?|versions?|files?|experiments?|src)[_-]?(?:old|archived?|backup|bak|legacy|deprecated)$",
+    re.IGNORECASE,
+)
+"""Names of folders that say that what is in them is kept for reference."""
+_STARTS = re.compile(r"(?:\bpython[\d.]*\b|torchrun|launch|deepspeed|\bsrun\b)[^\n]*\.py\b")
+
+
+@per_script
+def left_over_folder(script: Script) -> str:
+    """The folder of a script that nothing outside it starts or imports, if its name says that it is old; or that of a
+    copied project, whose modules are imported, if nothing outside it starts the script, though the pages of the project
+    start other programs. Empty otherwise."""
+    modules = script.modules
+    if modules is None or not script.location:
+        return ""
+    root = modules.root_of(script.location)
+    place = PurePath(script.location)
+    if not root or not place.is_relative_to(root):
+        return ""
+    folders = place.parent.relative_to(root).parts
+    for depth, name in enumerate(folders, 1):
+        if _OLD.match(name):
+            return name if not _is_used_from_outside(script, name) else ""
+        if modules.is_copied_project("/".join((root, *folders[:depth])), root) and _is_library(script, name):
+            return name
+    return ""
+
+
+def _outside(script: Script, folder: str, *, launches: bool = False) -> Iterator[str]:
+    """The texts of scripts and launch files with the name of a folder that are not below one of that name."""
+    modules = script.modules
+    for shown, text in modules.mentioning(folder, launches=launches) if modules is not None else ():
+        if folder not in PurePath(shown).parts:
+            yield text
+
+
+def _is_used_from_outside(script: Script, folder: str) -> bool:
+    """Whether a program, launch file, notebook or page imports from a folder of that name, or names a file in it."""
+    modules, word = script.modules, re.escape(folder)
+    if modules is None:
+        return True
+    used = re.compile(
+        rf"^\s*(?:from|import)\s+[\w.]*\b{word}\b|(?<![\w-]){word}/[\w./-]*\.(?:py|sh|slurm|sbatch|ya?ml)\b|"
+        rf"\bcd\s+[\w./-]*\b{word}\b|-m\s+[\w.]*\b{word}\.",
+        re.MULTILINE,
+    )
+    texts = (*_outside(script, folder), *modules.notebooks(folder), *modules.pages_at_root(script.location))
+    return any(used.search(text) for text in texts)
+
+
+def _is_library(script: Script, folder: str) -> bool:
+    """Whether a copied project is only imported from outside, and not started there."""
+    modules = script.modules
+    if modules is None:
+        return False
+    pages = modules.pages_at_root(script.location)
+    place = PurePath(script.location)
+    own = re.compile(rf"(?<![\w-]){re.escape(place.name)}\b|\b{re.escape(folder)}\.[\w.]*\b{re.escape(place.stem)}\b")
+    imported = re.compile(rf"^\s*(?:from|import)\s+{re.escape(folder)}\b", re.MULTILINE)
+    if not any(map(_STARTS.search, pages)) or not any(map(imported.search, _outside(script, folder))):
+        return False
+    named = [text for shown, text in modules.mentioning(place.stem) if folder not in PurePath(shown).parts]
+    return not any(own.search(text) for text in (*named, *pages, *modules.notebooks(place.stem)))

@@ -1,0 +1,197 @@
+"""Faults in code that no start of a project reaches: functions that nothing uses, old folders, imports that fail."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from doctor.core.settings import Settings
+from doctor.lint.engine.registry import Rulebook, builtin_rules
+from doctor.lint.engine.releases import Releases
+from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
+
+BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id == "CODE005"))
+HEAD = "import torch.distributed as dist\n\n"
+MAIN = "\nif __name__ == '__main__':\n    dist.init_process_group('nccl')\n"
+HANG = "if dist.get_rank() == 0:\n    dist.barrier()\n"
+
+
+def indented(text, by=4):
+    return "".join(" " * by + line for line in text.splitlines(keepends=True))
+
+
+WAIT = "def wait():\n" + indented(HANG)
+METHOD = "class Run:\n    def wait(self):\n" + indented(HANG, 8)
+
+
+def findings(folder, files):
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    asked = LintRequest(BOOK, Settings(preview=True), {one.id: one.family for one in BOOK.rules}, Releases({}))
+    report = build_report(lint_paths([folder], asked), asked, started=time.time())
+    assert not [result for result in report.results if result.crash]
+    return [one for result in report.results for one in result.findings]
+
+
+def found(folder, files):
+    return [one.severity.value for one in findings(folder, files)]
+
+
+def of_main(body, calls=""):
+    return HEAD + body + MAIN + indented(calls)
+
+
+NEVER = {
+    "a function that nothing names": of_main(WAIT),
+    "one that only itself names": of_main(WAIT + "    wait()\n"),
+    "two that name each other": of_main("def first():\n    wait()\n\n" + WAIT + "    first()\n"),
+    "one that only an unused one names": of_main(WAIT + "\ndef unused():\n    wait()\n"),
+    "a method that nothing calls": of_main(METHOD, "Run()\n"),
+    "a class that nothing makes": of_main(METHOD + "\n    def go(self):\n        self.wait()\n"),
+    "a class of which there is only an annotation": of_main("class Base:\n    pass\n\n" + METHOD),
+    "a function that is not returned": of_main("def outer():\n" + indented(WAIT) + "    return 1\n", "outer()\n"),
+    "one that an unused import would need": of_main("def main():\n    from other import name\n    wait()\n\n" + WAIT),
+}
+REACHED = {
+    "a function that is called": of_main(WAIT, "wait()\n"),
+    "one that is passed on": of_main(WAIT, "run(wait)\n"),
+    "one in a table": of_main(WAIT + "\nTABLE = {'wait': wait}\n"),
+    "one that is registered": of_main("@register('wait')\n" + WAIT),
+    "one that a used one calls": of_main(WAIT + "\ndef used():\n    wait()\n", "used()\n"),
+    "one of two that call each other": of_main("def first():\n    wait()\n\n" + WAIT + "    first()\n", "first()\n"),
+    "one that is found by its name": of_main(WAIT, "globals()[name]()\n"),
+    "a method that is called": of_main(METHOD, "Run().wait()\n"),
+    "a method that an own method calls": of_main(METHOD + "\n    def go(self):\n        self.wait()\n", "Run().go()\n"),
+    "a method that is found by its name": of_main(METHOD, "getattr(Run(), kind)()\n"),
+    "a method that a base may call": of_main(METHOD.replace("Run", "Run(Callback)"), "Run()\n"),
+    "a method of torch": of_main(METHOD.replace("wait", "forward").replace("Run", "Run(nn.Module)"), "Run()(1)\n"),
+    "a function that is returned": of_main("def outer():\n" + indented(WAIT) + "    return wait\n", "outer()()\n"),
+    "a context manager": of_main("@contextlib.contextmanager\n" + WAIT + "    yield\n", "with wait():\n    pass\n"),
+}
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_what_nothing_reaches_is_an_info(tmp_path, name):
+    assert found(tmp_path, {"train.py": NEVER[name], "net.py": "import torch\n"}) == ["info"]
+
+
+@pytest.mark.parametrize("name", REACHED)
+def test_what_may_be_reached_is_no_info(tmp_path, name):
+    assert found(tmp_path, {"train.py": REACHED[name], "net.py": "import torch\n"}) in (["error"], ["warning"])
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_of_a_file_alone_nothing_is_known(tmp_path, name):
+    assert found(tmp_path, {"train.py": NEVER[name]}) in (["error"], ["warning"])
+
+
+USES = {
+    "an import": {"run.py": "from train import wait\n\nwait()\n"},
+    "a module": {"run.py": "import train\n\ntrain.wait()\n"},
+    "a module with another name": {"run.py": "import train as job\n\njob.wait()\n"},
+    "all names": {"run.py": "from train import *\n\nwait()\n"},
+    "a path in a text": {"run.py": "import train\n\nstart('train:wait')\n"},
+    "a command": {"run.sh": "#!/bin/bash\npython -c 'import train; train.wait()'\n"},
+    "a setting": {"run.yaml": "job:\n  call: train.wait\n"},
+    "a page": {"README.md": "```\nfrom train import wait\n```\n"},
+    "a notebook": {
+        "run.ipynb": '{"cells": [{"cell_type": "code", "source": ["from train import wait\\n", "wait()"]}], '
+        '"metadata": {}, "nbformat": 4}'
+    },
+}
+NO_USES = {
+    "a function of the same name": {"run.py": "def wait():\n    pass\n\nwait()\n"},
+    "an import of another module": {"run.py": "from process import wait\n\nwait()\n"},
+    "a method of the same name": {"run.py": "import train\n\nprocess.wait()\n"},
+    "a sentence": {"README.md": "- `wait(rank)` in train.py: unfinished\n"},
+    "a module that cannot be imported": {
+        "run.py": "from train import wait\nfrom tools import log, gone\n\nwait()\n",
+        "tools.py": "def log():\n    pass\n",
+    },
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_other_files_may_use_a_function(tmp_path, name):
+    files = {"train.py": of_main(WAIT), "net.py": "import torch\n"} | USES[name]
+    assert found(tmp_path, files) in (["error"], ["warning"])
+
+
+@pytest.mark.parametrize("name", NO_USES)
+def test_other_files_may_have_another_one(tmp_path, name):
+    assert found(tmp_path, {"train.py": of_main(WAIT), "net.py": "import torch\n"} | NO_USES[name]) == ["info"]
+
+
+def test_a_package_may_offer_a_function_to_others(tmp_path):
+    files = {"lib/train.py": of_main(WAIT), "lib/__init__.py": "", "setup.py": "import setuptools\n"}
+    assert found(tmp_path, files) == ["warning"]
+
+
+def test_of_a_part_of_a_repository_the_callers_are_unknown(tmp_path):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "part").mkdir()
+    files = {"train.py": of_main(WAIT), "net.py": "import torch\n"}
+    assert found(tmp_path / "part", files) == ["warning"]
+    assert found(tmp_path, {}) == ["info"]
+
+
+def test_the_reason_is_a_step_of_the_flow(tmp_path):
+    (one,) = findings(tmp_path, {"train.py": of_main(WAIT), "net.py": "import torch\n"})
+    assert one.evidence["flow"][-1]["note"] == "nothing that runs in the project uses wait"
+
+
+STARTS = {"README.md": "```\ntorchrun --nproc-per-node=8 main.py\n```\n", "main.py": of_main("")}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"archive/train.py": of_main(HANG)}, ["info"]),
+        ({"src/old_code/train.py": of_main(HANG)}, ["info"]),
+        ({"golden/train.py": of_main(HANG)}, ["error"]),
+        ({"archive/train.py": of_main(HANG), "use.py": "from archive import train\n"}, ["error"]),
+        ({"archive/train.py": of_main(HANG), "run.sh": "#!/bin/bash\ntorchrun archive/train.py\n"}, ["error"]),
+    ],
+)
+def test_programs_of_old_folders(tmp_path, files, expected):
+    assert found(tmp_path, STARTS | files) == expected
+
+
+COPIED = {"other/train.py": of_main(HANG), "other/net.py": "class Net:\n    pass\n", "other/LICENSE": "MIT\n"}
+IMPORTS = {"use.py": "from other.net import Net\n\nNet()\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (STARTS | COPIED | IMPORTS, ["info"]),
+        (COPIED | IMPORTS, ["error"]),
+        (STARTS | COPIED, ["error"]),
+        (STARTS | COPIED | IMPORTS | {"run.sh": "#!/bin/bash\ncd other && torchrun train.py\n"}, ["error"]),
+        (STARTS | COPIED | IMPORTS | {"run.sh": "#!/bin/bash\ntorchrun -m other.train\n"}, ["error"]),
+    ],
+)
+def test_programs_of_copied_projects_that_are_only_imported(tmp_path, files, expected):
+    assert found(tmp_path, files) == expected
+
+
+NEEDS = {"nets/train.py": "from losses import Loss\n" + of_main(HANG), "common/losses.py": "class Loss:\n    pass\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, ["info"]),
+        ({"nets/losses.py": "class Loss:\n    pass\n"}, ["error"]),
+        ({"losses.py": "class Loss:\n    pass\n"}, ["error"]),
+        ({"common/losses.py": "class Other:\n    pass\n"}, ["error"]),
+        ({"run.sh": "#!/bin/bash\nexport PYTHONPATH=$PWD/common\n"}, ["error"]),
+        ({"requirements.txt": "losses==1.2\n"}, ["error"]),
+        ({"nets/run.sh": "#!/bin/bash\ntorchrun train.py\n"}, ["error"]),
+        ({"nets/train.py": "import sys\nsys.path.append('common')\n" + NEEDS["nets/train.py"]}, ["error"]),
+    ],
+)
+def test_modules_in_folders_that_are_not_on_the_path(tmp_path, files, expected):
+    assert found(tmp_path, NEEDS | files) == expected
