@@ -25,7 +25,7 @@ MOST_MODULES_IN_A_FOLDER = 20
 
 EXAMINE = "core core.check core.check_registry core.check_runner"
 CHECK = (
-    "api facts testing analysis.interface_choice analysis.logs analysis.missing_sections analysis.stats"
+    "api facts testing core.text analysis.interface_choice analysis.logs analysis.missing_sections analysis.stats"
     " analysis.visible_devices"
 )
 ROOMS: dict[str, str] = {
@@ -67,7 +67,7 @@ ROOMS: dict[str, str] = {
     "monitor.autostart monitor.watch_options",
     "doctor_checks": "",
     "doctor_checks._trial_conclusions": "api facts analysis.trial_selection",
-    "doctor_checks.code": "api testing knowledge lint.fix.trainer_arguments lint.launch lint.python",
+    "doctor_checks.code": "api testing knowledge lint.engine.rule lint.fix.trainer_arguments lint.launch lint.python",
     "doctor_checks.data": f"{CHECK} analysis.call_sites analysis.hang",
     "doctor_checks.devices": f"{CHECK} analysis.device_speed analysis.fabric knowledge",
     "doctor_checks.host": f"{CHECK} knowledge analysis.storage_speed",

@@ -305,7 +305,7 @@ def _by_link(values: Mapping[object, object]) -> str:
 
 
 def _separator(texts: Sequence[str]) -> str:
-    return "; " if any("," in text or text.startswith("rank") for text in texts) else ", "
+    return "; " if any("," in text for text in texts) else ", "
 
 
 def _pair(name: str, key: str, value: object, plain: bool) -> str:

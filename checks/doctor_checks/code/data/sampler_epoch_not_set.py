@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from doctor.api import InsertStatement, Script, Severity, Violation, location_of, rule
 from doctor.lint.python.loader_calls import depends_on_ranks, evaluates, target_name
-from doctor.lint.python.random_data import is_random
+from doctor.lint.python.project.random_data import is_random
 from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import SAMPLER, Loop, calls_of, epoch_loops, loops, shards_loaders_itself, unwrapped
 from doctor.lint.python.value_flow import handed_in, origins, part_of

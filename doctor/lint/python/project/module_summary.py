@@ -8,7 +8,7 @@ import re
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.cuda import binds_device, is_nccl, joins
 from doctor.lint.python.project.imported_functions import FunctionSummary, ModuleSummary, may_be_of_project
-from doctor.lint.python.random_data import random_datasets
+from doctor.lint.python.project.random_data import random_datasets
 from doctor.lint.python.rank_branches import is_rank_test, rank_condition
 from doctor.lint.python.reachable_functions import is_certain
 from doctor.lint.python.script import FunctionNode, ProjectModules, Script, step_at
