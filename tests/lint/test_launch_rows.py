@@ -70,7 +70,7 @@ def test_a_new_launcher_is_one_row() -> None:
         "outer": [None, "wombat", None],
         "colors": [None, "red", None],
         "findings": [
-            ["ENV002", 2, "The node rank is 2, but the job has 2 hosts"],
+            ["ENV002", 2, "The node rank is 2, but the 2 hosts are numbered 0-1"],
             ["NET005", 3, "quokka for 2 hosts uses localhost as the master"],
         ],
     }

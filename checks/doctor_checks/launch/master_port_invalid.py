@@ -33,6 +33,7 @@ from doctor.testing import Fails, Passes, healthy
         ),
         Fails("an address where the port belongs", healthy().launched(MASTER_PORT="node0:29500"), ranks=(0, 1)),
         Fails("port 0", healthy(hosts=2, per_host=2).launched(ranks=(2, 3), MASTER_PORT="0"), ranks=(2, 3)),
+        Fails("port 0 on all ranks", healthy().launched(MASTER_PORT="0"), ranks=(0, 1)),
         Fails("a digit too many", healthy().launched(MASTER_PORT="295000"), ranks=(0, 1)),
         Fails(
             "a port that this user may not bind",

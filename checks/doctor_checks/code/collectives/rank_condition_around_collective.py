@@ -49,6 +49,7 @@ from doctor.testing.script_cases import fails, passes
         fails("Accelerate: the others wait for the main process, and it for them", _ACCELERATE),
         fails("two ranks, two collectives", _DIFFERENT),
         fails("the forward pass of a wrapped model, in a function that rank 0 calls", _FORWARD),
+        fails("the forward pass of a sharded model", _FORWARD.replace("DDP(", "FSDP(")),
         fails("the state of a sharded model that a caller hands in", _HANDED),
         fails("the shards of a Trainer, or of DeepSpeed under Accelerate", _SAVED),
         passes("the inner model on rank 0, or all ranks", _INNER),

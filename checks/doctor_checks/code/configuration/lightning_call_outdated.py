@@ -105,7 +105,7 @@ def _fix(one: _Complaint) -> str:
 
 
 _PROSE = re.compile(r"\b(?:and|another|gone|or|own|package|removed|the|with)\b")
-"""Words of replacements that are no code themselves."""
+"""Words of replacements that are not only code."""
 
 
 def _may_install(script: Script) -> bool:

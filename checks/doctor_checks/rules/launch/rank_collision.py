@@ -49,6 +49,12 @@ _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GLOBAL_RANK", "MACHINE_RANK", "GRO
             "srun python train.py",
         ),
         shell_fails(
+            "LOCAL_RANK is exported before srun",
+            *_EIGHT,
+            "export LOCAL_RANK=$SLURM_LOCALID  # !",
+            "srun python train.py",
+        ),
+        shell_fails(
             "a number for all hosts", *_TWO, "srun torchrun --nnodes=2 --node_rank=0 --master_addr=$HEAD train.py  # !"
         ),
         shell_fails(

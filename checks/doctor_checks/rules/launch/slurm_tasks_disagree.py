@@ -38,6 +38,13 @@ _LIGHTNING = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4",
             "srun torchrun --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d train.py  # !",
         ),
         shell_fails(
+            "torchrun for two hosts is started on four",
+            "#!/bin/bash",
+            "#SBATCH --nodes=4",
+            "#SBATCH --ntasks-per-node=1",
+            "srun torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d train.py  # !",
+        ),
+        shell_fails(
             "each host trains for itself",
             *_TWO_HOSTS,
             "srun torchrun --standalone --nproc-per-node=8 train.py --epochs 3  # !",

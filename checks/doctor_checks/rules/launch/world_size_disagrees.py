@@ -58,6 +58,12 @@ def _config(kind: str, machines: str, count: str) -> str:
             "export WORLD_SIZE=4",
             "srun bash -c 'RANK=$SLURM_PROCID python train.py'  # !",
         ),
+        shell_fails(
+            "a WORLD_SIZE of another job, with fewer tasks",
+            *_FOUR,
+            "export WORLD_SIZE=16",
+            "srun bash -c 'RANK=$SLURM_PROCID python train.py'  # !",
+        ),
         FileFails("eight processes on three machines", _config("MULTI_GPU", "3", "8  # !"), name="config.yaml"),
         FileFails("several processes that are not distributed", _config("'NO'", "1", "4  # !"), name="config.yaml"),
         FileFails(
