@@ -14,6 +14,8 @@ from doctor.core.frames import NATIVE_CODE, NATIVE_WAITS, is_backward_engine, is
 
 POINT_TO_POINT = frozenset({"send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv"})
 """Operations between two ranks."""
+BACKWARD = "backward"
+"""The words of a call in the backward pass."""
 _DRIVERS = ("/loops/", "transformers/trainer.py")
 """Loops of a framework: user code outside of them only started the run."""
 
@@ -33,7 +35,7 @@ _CALLERS = (
     Caller(
         "loops/training_epoch_loop.py",
         ("_broadcast_sigterm_tensor",),
-        "the check for SIGTERM that Lightning makes before each batch",
+        "Lightning's SIGTERM check before each batch",
     ),
     Caller("connectors/signal_connector.py", (), "Lightning's handling of SIGTERM"),
     Caller(
@@ -47,12 +49,12 @@ _CALLERS = (
     Caller("callbacks/early_stopping.py", (), "EarlyStopping"),
     Caller("callbacks/timer.py", (), "the Timer callback"),
     Caller("trainer/trainer.py", ("save_checkpoint",), "trainer.save_checkpoint()"),
-    Caller("loops/fit_loop.py", ("setup_data",), "the set-up of the training loader"),
-    Caller("loops/evaluation_loop.py", ("setup_data",), "the set-up of the evaluation loader"),
+    Caller("loops/fit_loop.py", ("setup_data",), "the setup of the training loader"),
+    Caller("loops/evaluation_loop.py", ("setup_data",), "the setup of the evaluation loader"),
     Caller("trainer/call.py", ("_call_setup_hook",), "the setup hooks"),
     Caller("connectors/data_connector.py", ("prepare_data",), "prepare_data()"),
     Caller("tuner/", (), "the Tuner"),
-    Caller("torchmetrics/", (), "a metric of torchmetrics"),
+    Caller("torchmetrics/", (), "a torchmetrics metric"),
     Caller("transformers/trainer.py", ("_save_checkpoint", "save_model"), "saving a checkpoint"),
     Caller("transformers/trainer.py", ("_nested_gather", "_pad_across_processes"), "gathering of predictions"),
     Caller("accelerate/", ("gather", "gather_for_metrics", "reduce", "wait_for_everyone"), "accelerate"),
@@ -64,12 +66,12 @@ _CALLERS = (
     Caller("deepspeed/", (), "DeepSpeed"),
     Caller("torch/nn/parallel/distributed.py", ("_sync_buffers", "_pre_forward"), "DDP's broadcast of buffers"),
     Caller("torch/nn/parallel/distributed.py", ("__init__", "_ddp_init_helper"), "wrapping of the model in DDP"),
-    Caller("torch/autograd/graph.py", ("_engine_run_backward",), "backward"),
-    Caller("torch/autograd/__init__.py", ("backward",), "backward"),
+    Caller("torch/autograd/graph.py", ("_engine_run_backward",), BACKWARD),
+    Caller("torch/autograd/__init__.py", ("backward",), BACKWARD),
 )
 """Of several callers the one in the innermost frame counts; for one frame, the first in this list."""
 _CARRIERS = (
-    Caller("/strategies/", ("reduce_boolean_decision",), "a decision that Lightning takes on all ranks together"),
+    Caller("/strategies/", ("reduce_boolean_decision",), "a decision that Lightning makes on all ranks together"),
     Caller("/strategies/", ("barrier", "reduce", "broadcast", "all_gather"), "Lightning"),
 )
 """Callers that only forward a call; they count if there is no other."""
@@ -95,8 +97,12 @@ class CallSite(NamedTuple):
 
     @property
     def text(self) -> str:
-        """``all_gather at train.py:57 (training_step)``, ``barrier of ModelCheckpoint (model_checkpoint.py:622)``."""
-        what = " of ".join(part for part in (self.operation, self.words) if part)
+        """``all_gather at train.py:57 (training_step)``, ``barrier of ModelCheckpoint (model_checkpoint.py:622)``,
+        ``all_reduce in the backward pass, called at train.py:42 (training_step)``."""
+        if self.words == BACKWARD:
+            what = f"{self.operation} in the backward pass" if self.operation else "the backward pass"
+        else:
+            what = " of ".join(part for part in (self.operation, self.words) if part)
         if not self.place or not what:
             return what or self.place
         if self.own:

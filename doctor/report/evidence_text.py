@@ -27,7 +27,7 @@ _KEYS_ARE_RANKS = {
     *("calls", "first_indices", "first_on_others", "others_were_in", "seeds", "timed_out_at", "without_gradient"),
 }
 _FOR_PROGRAMS = {"column", "end_column", "end_line", "fixable", "flow", "preview"}
-_ARE_RANKS = {"called_by", "waiting"}
+_ARE_RANKS = {"called_by", "consequences", "continuing", "missing", "still_finite", "waiting"}
 _NAMED_RANKS = {"called_by", "ranks_with", "ranks_without"}
 _PARAMETERS = {"machine_rank", "num_machines", "num_nodes", "num_processes", "train_batch_size"}
 """Names of parameters of other programs, shown as they are written there."""
@@ -55,9 +55,13 @@ _LABELS = {
     "bytes_left": "remaining",
     "bytes_now": "in use",
     "called_instead": "other ranks called",
+    "batches_differ": "shapes differ only in the first dimension",
     "came": "joined",
     "closed": "without a device file",
+    "consequences": "ranks that failed as a consequence",
+    "continuing": "ranks that continue",
     "contents_alike": "share of identical samples",
+    "cpu_quota": "CPU quota (CPUs)",
     "dma_buf": "DMA-BUF supported",
     "elsewhere": "other ranks",
     "elsewhere_resolved": "resolved on other ranks",
@@ -65,6 +69,8 @@ _LABELS = {
     "fabric_by_gpu": "fabric state by GPU",
     "exclude": "hosts to exclude",
     "ended_first": "ranks that ended first",
+    "first": "first rank to end",
+    "first_on_others": "first batch on the other ranks",
     "first_step_apart": "first differing step",
     "first_trouble": "first error",
     "failed": "failed connections",
@@ -81,19 +87,25 @@ _LABELS = {
     "limit_microseconds": "limit",
     "link_bytes_a_second": "link speed",
     "loader_at_line": "DataLoader at line",
+    "largest_batch_units": "largest batch (samples or tokens)",
+    "left_by": "statement",
+    "left_in_batch": "batches before it",
     "lock_held": "GIL held",
     "microseconds": "latency",
     "may_mean": "possible cause",
     "instead": "available instead",
     "last_seen": "last step seen",
     "meant": "intended value",
+    "missing": "missing ranks",
     "met_by_rank": "largest batch was on rank",
     "near": "similar name",
     "not_seen": "reads of other hosts' files",
     "number": "collective number",
+    "non_finite_losses": "consecutive non-finite losses at the end",
     "nvswitches": "NVSwitches",
     "ntasks": "--ntasks",
     "ntasks_per_node": "--ntasks-per-node",
+    "others_wait": "others wait (seconds)",
     "others_were_in": "other ranks were in",
     "peers_gbit_per_s": "peers (Gb/s)",
     "rate_gbit_per_s": "rate (Gb/s)",
@@ -101,6 +113,7 @@ _LABELS = {
     "parts_at_batch": "ranks diverge at batch",
     "pcie_link_carries": "PCIe bandwidth",
     "pcie_link_now": "PCIe link",
+    "places": "call sites",
     "processor_share": "CPU share",
     "ranks_with": "found on",
     "ranks_without": "not found on",
@@ -116,9 +129,12 @@ _LABELS = {
     "share_of_places": "share of equal positions",
     "seconds": "duration",
     "sharing_asked_for": "sharing requested",
+    "seconds_at_link_speed": "transfer at link speed (seconds)",
     "siblings": "groups compared",
     "sockets_asked": "sockets requested",
     "sockets_most": "sockets allowed",
+    "step_seconds": "seconds per step",
+    "still_finite": "ranks with finite values",
     "timeout_ms": "timeout (ms)",
     "times": "matching log lines",
     "table": "GID table",
@@ -193,7 +209,11 @@ def evidence_lines(evidence: Mapping[str, object]) -> list[str]:
 def _label_for(name: str, value: object) -> str:
     """The label, in the singular for a list of one rank, which would else read as a number of ranks."""
     label = _label(name)
-    return label.removesuffix("s") if label.endswith(("ranks", "GPUs")) and _is_one_integer(value) else label
+    if not _is_one_integer(value):
+        return label
+    label = label.removesuffix("s") if label.endswith("GPUs") else label
+    one = re.sub(r"^ranks(?= |$)|\branks$", "rank", label)
+    return one.replace("rank that continue", "rank that continues")
 
 
 def _is_one_integer(value: object) -> bool:

@@ -47,9 +47,13 @@ FIT = user_frame(90, "<module>")
         (
             "all_reduce",
             (BACKWARD, package_frame("lightning/pytorch/core/module.py", 1137, "backward"), CALL, LOOP, FIT),
-            "all_reduce of backward (module.py:1137)",
+            "all_reduce in the backward pass (module.py:1137)",
         ),
-        ("all_reduce", (BACKWARD, user_frame(44, "train")), "all_reduce of backward, called at train.py:44 (train)"),
+        (
+            "all_reduce",
+            (BACKWARD, user_frame(44, "train")),
+            "all_reduce in the backward pass, called at train.py:44 (train)",
+        ),
         (
             "barrier",
             (BARRIER, package_frame("lightning/pytorch/strategies/ddp.py", 340, "barrier"), user_frame(12, "setup")),

@@ -480,7 +480,7 @@ def test_ranks_whose_data_ended_are_named_by_the_loop_over_it() -> None:
     assert (finding.ranks, finding.severity, finding.source.line) == ((3,), Severity.ERROR, 44)  # type: ignore[union-attr]
     assert finding.summary == (
         "Rank 3 ended the loop over `loader` while ranks 0-2 are still in it: rank 3 waits in barrier at train.py:48 "
-        "(train); rank 0 waits in all_reduce of backward, called at train.py:44 (train)"
+        "(train); rank 0 waits in all_reduce in the backward pass, called at train.py:44 (train)"
     )
     assert [result.id for result in report.results for _ in result.findings] == ["DATA010"]
 
@@ -522,7 +522,7 @@ def test_a_rank_that_torchrun_started_and_that_is_missing_ended_its_program() ->
     report = judged(members(*here, agent))
     (finding,) = report.result("RUN001").findings  # type: ignore[union-attr]
     assert (finding.ranks, finding.severity) == ((3,), Severity.ERROR)
-    assert finding.summary.startswith("Rank 3 has ended the run; ranks 0-2 have waited")
+    assert finding.summary.startswith("Rank 3 has ended its run; ranks 0-2 have waited")
     by_srun = [msgspec.structs.replace(one, launcher="srun") for one in here]
     assert findings(members(*by_srun, agent)) == [("RUN004", (3,), Severity.ERROR)]
 
@@ -628,7 +628,11 @@ def test_each_call_site_of_the_waiting_ranks_is_named_if_there_are_few() -> None
 
 def test_how_processes_ended_is_said_in_a_sentence() -> None:
     waited = "; ranks 0-2 have waited at least 3 s in all_reduce"
-    for code, how in ((None, "has ended"), (-9, "was ended by signal 9 (SIGKILL)"), (1, "has ended with exit code 1")):
+    for code, how in (
+        (None, "has ended"),
+        (-9, "was terminated by signal 9 (SIGKILL)"),
+        (1, "has ended with exit code 1"),
+    ):
         summary = _summary("RUN004", *others(3), process(3, ended="zombie", exit_code=code))
         assert summary == f"The process of rank 3 {how}{waited}"
 

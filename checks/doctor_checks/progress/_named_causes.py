@@ -86,11 +86,13 @@ def _unused_parameters(job: Job, found: Diagnosis) -> NamedCause | None:
         if uses_lightning(job)
         else "`DistributedDataParallel(model, find_unused_parameters=True)`"
     )
+    several = len(odd) > 1
     return NamedCause(
-        f"{ranks_in_words(odd)} left {', '.join(names[:_SHOWN])}{more} out of {'their' if len(odd) > 1 else 'its'} "
-        "loss, so DDP waits for missing gradients",
+        f"The loss{'es' if several else ''} of {ranks_in_words(odd)} {'do' if several else 'does'} not use "
+        f"{', '.join(names[:_SHOWN])}{more}, so DDP waits for {'their' if len(names) > 1 else 'its'} gradient"
+        f"{'s' if len(names) > 1 else ''}",
         odd,
-        f"Use {switch}, or add the outputs of unused parts to the loss of every rank with a factor of 0, which is "
+        f"Use {switch}, or add the outputs of unused parts with a factor of 0 to the loss of every rank, which is "
         "faster.",
         {"without_gradient": {str(rank): one[:16] for rank, one in left_out.items()}},
     )

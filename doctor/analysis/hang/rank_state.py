@@ -76,12 +76,12 @@ _ON_HOST = frozenset({"", "gloo", "mpi", "ucc"})
 """Backends whose calls run on the host, one after the other."""
 
 _STAGES = {
-    "setup": "set-up",
+    "setup": "setup",
     "sanity": "the sanity check",
     "train": "training",
     "validate": "validation",
     "predict": "prediction",
-    "teardown": "tear-down",
+    "teardown": "teardown",
 }
 
 

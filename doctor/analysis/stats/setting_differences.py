@@ -69,12 +69,13 @@ class SettingDifference(NamedTuple):
         """How to make it equal."""
         if self.name == _MODES:
             return "Call `model.train()` on every rank after evaluation, before training continues."
-        if self.step is not None:
+        name = self.name if self.step is None else self.name.partition(" ")[0]
+        if self.step is not None and name in ("lr", "learning_rate"):
             return (
-                f"Set the same {self.name.partition(' ')[0]} on every rank, or reduce the metric over all ranks before "
-                "`scheduler.step(metric)` if `ReduceLROnPlateau` set it."
+                f"Set the same `{name}` on every rank, or, if `ReduceLROnPlateau` changed it, reduce the metric over "
+                "all ranks before `scheduler.step(metric)`."
             )
-        return f"Set the same `{self.name}` on every rank, read from one configuration."
+        return f"Set the same `{name}` on every rank, read from one configuration."
 
 
 def setting_differences(job: Job) -> tuple[SettingDifference, ...]:

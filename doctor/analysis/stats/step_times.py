@@ -9,13 +9,13 @@ from doctor.core.facts import StepFacts, Window
 from doctor.core.job import Rank
 
 PHASES = {
-    "data": "the wait for data",
-    "forward": "the forward pass",
-    "backward": "the backward pass",
-    "optimizer": "the optimizer",
-    "other": "the loop on the host (hooks, logging)",
+    "data": "waiting for data",
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "optimizer": "in the optimizer",
+    "other": "in hooks and logging on the host",
 }
-"""Parts of a step, as text."""
+"""Parts of a step, as text after "spends 190 ms"."""
 
 
 def recent_windows(steps: StepFacts, least: int, seconds: float) -> tuple[Window, ...]:

@@ -181,7 +181,7 @@ LEAVES = (
         "RUN001",
         run("loops.leaving_by_break", (1,)),
         does="hangs",
-        says=("left the training loop", "batch 6 of 20", "`break` at loops.py"),
+        says=("left the training loop", "6 of 20 batches", "`break` at loops.py"),
     ),
     RunScene(
         "rank 1 of three breaks out of its loop",
@@ -195,14 +195,14 @@ LEAVES = (
         "RUN001",
         run("loops.leaving_by_return", (1,)),
         does="hangs",
-        says=("ended the run", "`return` at loops.py"),
+        says=("ended its run", "`return` at loops.py"),
     ),
     RunScene(
         "rank 1 returns, and its process ends",
         "RUN001",
         run("loops.leaving_for_good", (1,)),
         does="fails",
-        says=("ended the run",),
+        says=("ended its run",),
     ),
 )
 

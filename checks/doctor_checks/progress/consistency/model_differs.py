@@ -45,7 +45,10 @@ def _other(tensors: tuple[TensorShape, ...], *ranks: int, hosts: int = 2, parame
 def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "ddp.diff_model"):
         counts = {rank: group.value(count) for rank, count in ((group.value("a"), "na"), (group.value("b"), "nb"))}
-        words = ", ".join(f"rank {rank} has {count} parameters" for rank, count in counts.items())
+        first, *rest = counts.items()
+        words = f"rank {first[0]} has {first[1]} parameter tensors" + "".join(
+            f", rank {rank} has {n}" for rank, n in rest
+        )
         if not_counted := [event for event in group.events if not _is_count(event.value("nb"))]:
             yield _not_received(job, EventGroup(group.kind, tuple(not_counted)))
             continue
@@ -59,23 +62,23 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             confidence=0.9,
         )
     for group in event_groups(job, "ddp.diff_shape", by=("rank",)):
-        rank = group.value("rank")
+        rank, what = group.value("rank"), "strides" if group.value("what") == "strides" else "shape"
         named = (int(rank),) if rank else group.ranks
         yield finding_from_logs(
             group,
             f"{ranks_in_words(named) if named else 'A rank'} wraps a different model than rank {group.value('ref')}: "
-            f"parameter {group.value('i')} has {group.value('what')} {group.value('v')}",
+            f"parameter {group.value('i')} has {what} {group.value('v')}",
             ranks=(int(rank),) if rank else None,
             effect=_AT_STARTUP,
             fix="Use the same memory format on all ranks before the model is wrapped."
-            if group.value("what") == "strides"
+            if what == "strides"
             else _fix_of_shape(job),
             explains=("RUN002",),
             confidence=0.95,
         )
 
 
-_AT_STARTUP = "DDP raises this error when it wraps the model, and the job ends at startup."
+_AT_STARTUP = "DDP raises an error when it wraps the model, and the job ends at startup."
 _FIX_OF_COUNT = "Build the model from the same configuration on all ranks, without layers that depend on the rank."
 _MOST_PARAMETERS = 1_000_000
 """More parameters (tensors, not their elements) than a model has; large mixtures of experts have some ten thousand."""
@@ -96,8 +99,8 @@ def _not_received(job: Job, group: EventGroup) -> Finding:
         f"DDP could not compare the models: rank {speaker} received an invalid count from rank {other}",
         ranks=(),
         evidence={"count": count},
-        fix="Find the cause of the failed collective in the logs of all ranks of a run with `NCCL_DEBUG=INFO`, because "
-        "the counts were not exchanged.",
+        fix="Find out in the logs of all ranks of a rerun with `NCCL_DEBUG=INFO` why the collective that exchanges the "
+        "counts failed.",
         explains=("RUN004",),
         confidence=0.5,
         symptoms=False,
@@ -142,7 +145,7 @@ def _not_received(job: Job, group: EventGroup) -> Finding:
         Fails("another order", _other(SWAPPED, 1), ranks=(1,)),
         Fails("another type", _other(HALF, 0), ranks=(0,)),
         Fails("one tensor more", _other((*HALF, TensorShape("head", (2,), "bfloat16")), 2), ranks=(2,)),
-        Fails("two ranks, two models", _other(WIDE, 1, hosts=1), ranks=(0, 1)),
+        Fails("two ranks, two models", _other(WIDE, 1, hosts=1, parameters=396), ranks=(0, 1)),
         Fails("within one of two groups", in_a_loop(_other(WIDE, 3), (0, 2), (1, 3)), ranks=(1, 3)),
         Fails(
             "the list of tensors ends before the difference",
@@ -154,7 +157,7 @@ def _not_received(job: Job, group: EventGroup) -> Finding:
 def model_differs(job: Job) -> Iterator[Verdict]:
     """Ask whether all ranks wrap the same model: the same parameters in the same order, shapes and types.
 
-    Why it hurts: DDP fails when it wraps the model, or gradients of different tensors are averaged.
+    Why it hurts: DDP fails when it wraps the model, or it averages gradients of different tensors.
     Fix: Build the model from the same configuration on every rank.
     """
     replicas = replicas_in(job)
@@ -176,9 +179,9 @@ def _finding(job: Job, found: MajoritySplit, group: Group[str]) -> Finding:
     common, other = _model(job, found.groups[0].value), _model(job, group.value)
     others = tuple(sorted(rank for one in found.groups if one is not group for rank in one.ranks)) if even else ()
     verb = "wraps" if len(group.ranks) == 1 else "wrap"
-    theirs = ranks_in_words(others) if even else "other ranks"
+    theirs = f" than {ranks_in_words(others)}" if even else ""
     return Finding(
-        f"{ranks_in_words(group.ranks)} {verb} a different model than {theirs}: {_difference(common, other)}",
+        f"{ranks_in_words(group.ranks)} {verb} a different model{theirs}: {_difference(common, other)}",
         ranks=(*group.ranks, *others),
         evidence={
             "parameters": {"here": other.parameters, "elsewhere": common.parameters},

@@ -75,11 +75,15 @@ def _passing(job: Job) -> Iterator[Finding]:
         if final:
             what, value = _named(final[-1]) if kind == "loss.not_finite" else ("loss", "NaN")
             is_result = kind == "mark.nan" and _is_result(job, final[-1])
+            subject = _subject(what)
             yield finding_from_logs(
                 EventGroup(kind, final),
-                f"{_subject(what).capitalize()} is {value} in the last logged step"
+                f"{subject[:1].upper()}{subject[1:]} {_verb(what)} {value} in the last logged step"
                 + (", and the run ended" if is_result else ""),
                 ranks=(),
+                effect="The trained parameters are probably NaN, and so are those of the last checkpoint."
+                if is_result
+                else "",
                 severity=None if is_result else Severity.WARNING,
                 confidence=0.7 if is_result else 0.6,
                 symptoms=False,
@@ -103,8 +107,21 @@ def _is_result(job: Job, spoilt: Event) -> bool:
 def _named(event: Event) -> tuple[str, str]:
     """The quantity that a message names, and its value."""
     what = next(filter(None, (event.value(f"what{n}") for n in ("", *range(2, 8)))), "loss")
-    value = next(filter(None, (event.value(f"value{n}") for n in ("", *range(2, 11)))), "not finite")
-    return what.lower(), value.strip("`")
+    value = next(filter(None, (event.value(f"value{n}") for n in ("", *range(2, 12)))), "not finite")
+    # Messages such as "became infinite or NaN" and "NaN or Inf found" name both.
+    is_either = _EITHER.search(event.text) is not None
+    return what.lower(), "NaN or Inf" if is_either else _spelled(value)
+
+
+_EITHER = re.compile(
+    r"(?i)\b(?:nans?|inf(?:inite|inity)?s?)\b`?(?: or | and/or |/|, )`?(?:nans?|inf(?:inite|inity)?s?)\b"
+)
+
+
+def _spelled(value: str) -> str:
+    """``NaN`` and ``Inf`` as Python code and the documentation of PyTorch write them in text."""
+    plain = value.strip("`").removeprefix("tensor(").rstrip("s")
+    return {"nan": "NaN", "inf": "Inf", "-inf": "-Inf"}.get(plain.lower(), plain)
 
 
 def _overflows(job: Job) -> tuple[Event, ...]:
@@ -117,7 +134,7 @@ def _scale(event: Event) -> str:
 
 def _named_ranks(group: EventGroup) -> tuple[int, ...] | None:
     """The ranks that messages name, or ``None`` for those that logged them."""
-    named = {int(rank) for event in group.events if (rank := event.value("rank")) is not None}
+    named = {int(rank) for event in group.events if (rank := event.value("rank") or event.value("rank2")) is not None}
     return tuple(sorted(named)) or None
 
 
@@ -127,21 +144,33 @@ def _claim(group: EventGroup) -> str:
     if function := group.value("function"):
         return f"{function} returned NaN in the backward pass"
     what, value = _named(group.first)
-    verb = "are" if what.endswith("s") and not what.endswith("ss") else "is"
+    if stopped := _STOPPED.search(group.first.text):
+        return f"EarlyStopping ended the training because {stopped[1]} was {value}"
+    verb = "were" if _verb(what) == "are" else "was"
     if "probability tensor" in what or _OF_DISTRIBUTION in group.first.text:
         subject = "a probability tensor" if "probability tensor" in what else "a parameter of a distribution"
-        return f"The program ended because {subject} has invalid values"
+        return f"The program ended because {subject} had invalid values"
+    if what == "tensor":
+        return f"The program ended because a tensor contained {value}"
     return f"The program ended because {_subject(what)} {verb} {value}"
 
 
+_STOPPED = re.compile(r"Monitored metric (\S{1,80}) = .{1,40} is not finite")
+"""Lightning's ``EarlyStopping(check_finite=True)``."""
 _OF_DISTRIBUTION = "of distribution "
+
+
+def _verb(what: str) -> str:
+    if what == "tensor":
+        return "contains"
+    return "are" if what.endswith("s") and not what.endswith("ss") else "is"
 
 
 def _subject(what: str) -> str:
     """``the loss``; ``a tensor``, if a message says no more."""
     if what == "floatingpointerror":
         return "a value"
-    return f"a {what}" if what == "tensor" else f"the {what}"
+    return f"a {what}" if what == "tensor" else what if "_" in what else f"the {what}"
 
 
 def _fix_of_log(group: EventGroup) -> str:
@@ -168,18 +197,18 @@ _FIX_OF_SCALE = "Train in bfloat16 instead of float16, or lower the learning rat
         r"loss scale of float16 reached": "The program ends, and the steps since the last checkpoint are lost.",
         r"loss scale": "The optimizer skips every step, so the model does not change any more.",
         r"program ended": "The steps since the last checkpoint are lost.",
+        r"EarlyStopping ended": "The training ends before its last epoch.",
         r"last logged step": (
-            "If the parameters are NaN too, all later steps are lost, and so are the checkpoints that were saved after "
-            "it."
+            "If the parameters are NaN too, later steps train nothing, and later checkpoints are useless."
         ),
-        r"backward pass": "Anomaly detection ends the program at this function.",
-        r"the other ranks followed": (
+        r"backward pass": "Anomaly detection raises RuntimeError, which ends the program.",
+        r"on the other ranks": (
             "The reduction has spread it to all ranks: the parameters are NaN, and later steps train nothing."
         ),
         r"^The gradient": (
-            "The next reduction spreads the gradient to all ranks, and the optimizer makes the parameters NaN."
+            "The next reduction spreads the value to all ranks, and the optimizer makes the parameters NaN."
         ),
-        r"^The loss is": (
+        r"^The loss became": (
             "The gradients of this loss are NaN. The next reduction spreads them to all ranks, and later steps "
             "train nothing."
         ),
@@ -273,8 +302,8 @@ def non_finite_on_rank(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the next reduction spreads it to all ranks: every parameter becomes NaN, and the run continues without
     training anything.
-    Fix: Run again with `torch.autograd.set_detect_anomaly(True)` to find the operation, or check the batches for
-    samples that are not finite.
+    Fix: Run again with `torch.autograd.set_detect_anomaly(True)` to find the operation that returns NaN, or check the
+    batches for samples that are not finite.
     """
     judged = [seen for rank in job.ranks if (seen := _seen(rank))]
     if not judged:
@@ -297,21 +326,20 @@ def _diverged(job: Job, first: list[_RankLosses], loss: NonFinite) -> Finding:
     who = "all ranks" if len(first) > 1 else "the only rank"
     lasting = min(seen.lasting for seen in first)
     has_diverged = lasting >= LASTING
-    value = loss.value or "not finite"
+    value = _spelled(loss.value or "not finite")
     return Finding(
-        f"The loss is {value} on {who} since batch {loss.step:,}, in all of the last {lasting:,} batches"
+        f"The loss has been {value} on {who} since batch {loss.step:,}, in each of the last {lasting:,} batches"
         if has_diverged
         else f"The loss became {value} on {who} in batch {loss.step:,}: no single rank is at fault",
         ranks=tuple(seen.rank.number for seen in first),
         evidence={"batch": loss.step, "ranks": len(first), "non_finite_losses": lasting},
         effect="The parameters are probably NaN, so later steps train nothing, and later checkpoints are useless."
         if has_diverged
-        else "Harmless if the loop skips such a step, as a gradient scaler does. If the optimizer applies it, the "
-        "parameters become NaN.",
+        else "If the optimizer applies this step, the parameters become NaN; a gradient scaler skips it.",
         fix=f"Resume from a checkpoint before batch {loss.step:,} with a lower learning rate, or clip gradients with "
         f"{clipping}."
         if has_diverged
-        else f"Lower the learning rate, or clip gradients with {clipping}, if it persists.",
+        else f"If later losses are not finite either, lower the learning rate, or clip gradients with {clipping}.",
         severity=Severity.WARNING if has_diverged else Severity.INFO,
     )
 
@@ -348,11 +376,11 @@ def _finding(job: Job, first: list[_RankLosses], others: list[_RankLosses], step
     finite = sum(seen.first is None for seen in others)
     batches = int(min(seen.step for seen in others) - step) if finite < len(others) else 0
     later = "one batch" if batches == 1 else f"{batches:,} batches"
-    rest = f"the other ranks followed {later} later" if batches else "it is finite on all other ranks"
+    rest = f", and on the other ranks {later} later" if batches else "; it is finite on all other ranks"
     anomaly = "Trainer(detect_anomaly=True)" if uses_lightning(job) else "torch.autograd.set_detect_anomaly(True)"
     return Finding(
-        f"The {what.what}{where} is {what.value or 'not finite'} on {ranks_in_words(ranks)} since batch {int(step):,}; "
-        f"{rest}",
+        f"The {what.what}{where} became {_spelled(what.value or 'not finite')} on {ranks_in_words(ranks)} in batch "
+        f"{int(step):,}{rest}",
         ranks=ranks,
         evidence={
             "batch": int(step),
@@ -364,6 +392,6 @@ def _finding(job: Job, first: list[_RankLosses], others: list[_RankLosses], step
         },
         fix=(
             f"Inspect batch {int(step)} of rank {ranks[0]} for empty or broken samples, or run again with `{anomaly}` "
-            "to find the operation."
+            "to find the operation that returns NaN."
         ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from textwrap import shorten
 
-from doctor.api import EventGroup, Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs
+from doctor.api import EventGroup, Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs, ranks_in_words
 from doctor.testing import Fails, Passes, logged
 
 _UNUSED = (
@@ -51,8 +51,9 @@ def parameters_unused(job: Job) -> Iterator[Verdict]:
     """Ask whether every parameter that DDP reduces receives a gradient.
 
     Why it hurts: DDP raises an error in the next step, because the reduction of the gradients never completes.
-    Fix: Freeze the parameters with `requires_grad_(False)`, or set `find_unused_parameters=True` in
-    `DistributedDataParallel` (Lightning: `strategy="ddp_find_unused_parameters_true"`).
+    Fix: Freeze unused parameters with `requires_grad_(False)` before DDP wraps the model, or set
+    `find_unused_parameters=True` in `DistributedDataParallel` (Lightning:
+    `strategy="ddp_find_unused_parameters_true"`).
     """
     groups = [one for kind in _KINDS for one in event_groups(job, kind)]
     events = tuple(event for one in groups for event in one.events if _READY_TWICE not in event.text)
@@ -66,17 +67,28 @@ def parameters_unused(job: Job) -> Iterator[Verdict]:
                 which.setdefault(event.value("rank") or event.value("rank2") or "", words[:400])
         by_rank = {rank: what for rank, what in which.items() if rank}
         differ = len(set(by_rank.values())) > 1
-        named = next(iter(which.values()), "")
         yield finding_from_logs(
             everything,
-            ("Different parameters on each rank" if differ else "Parameters")
-            + " received no gradient"
-            + (f": {shorten(named, _SHOWN, placeholder=' …')}" if named else ""),
+            _claim(which, differ),
             ranks=(),
             evidence={"without_gradient": which},
             fix=_fix(everything, differ),
             confidence=0.95,
         )
+
+
+def _claim(which: dict[str, str], differ: bool) -> str:
+    """``Rank 1 computed no gradient for fc.weight, fc.bias``; ``which``: rank, or empty, -> names or indices."""
+    if not which:
+        return "Parameters received no gradient"
+    if differ:
+        return "Ranks computed no gradient for different parameters"
+    named = next(iter(which.values()))
+    names = ", ".join(named.removeprefix("indices ").split()) if named.startswith("indices ") else named
+    ranks = tuple(int(rank) for rank in which if rank.isdecimal() and len(rank) < 8)
+    what = f"parameter{'s' if ', ' in names else ''} {names}" if named.startswith("indices ") else names
+    shown = shorten(what, _SHOWN, placeholder=" …")
+    return f"{ranks_in_words(ranks) if ranks else 'a rank'} computed no gradient for {shown}"
 
 
 def _fix(group: EventGroup, differ: bool) -> str:

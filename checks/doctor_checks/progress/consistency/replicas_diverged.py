@@ -94,7 +94,9 @@ def _each_for_itself() -> JobBuilder:
         r"started with different parameters": (
             "Each rank trains a separate model, and a checkpoint contains only that of rank 0."
         ),
-        r"hold": "The ranks silently train different models, and a checkpoint contains only that of rank 0.",
+        r"hold|differ (?:from|between)": (
+            "The ranks silently train different models, and a checkpoint contains only that of rank 0."
+        ),
     },
     cases=lambda: (
         Passes("equal everywhere", running(2, 4)),
@@ -308,8 +310,8 @@ def _of_unwrapped(job: Job) -> Finding | None:
         f"{compared[-1].step:,}",
         ranks=split.odd,
         evidence={"initial": _initial(ranks), "seeds": {str(rank): seed for rank, seed in [*seeds.items()][:64]}},
-        fix="Wrap the model in `DistributedDataParallel` if the ranks train one model, or call `torch.manual_seed` "
-        "with the same seed on every rank before it is built.",
+        fix="Wrap the model in `DistributedDataParallel`, or, if the program reduces gradients itself, call "
+        "`torch.manual_seed` with the same seed on every rank before the model is built.",
         severity=Severity.WARNING,
         confidence=0.7,
     )
@@ -375,15 +377,14 @@ def _finding(job: Job, ranks: tuple[Rank, ...], same: list[_Compared], apart: li
     first, newest = apart[0], _of_most_ranks(apart)
     before = [one.step for one in same if one.step < first.step and not one.split.minorities]
     odd = newest.split.odd
-    since = f"seen after step {first.step:,}" + (f", still equal after step {before[-1]:,}" if before else "")
-    verb = "holds" if len(odd) == 1 else "hold"
+    since = f"after step {first.step:,}" + (f" (equal after {before[-1]:,})" if before else "")
     who = (
-        f"{ranks_in_words(odd)} {verb} different parameters than the other {len(ranks) - len(odd)}"
+        f"The parameters of {ranks_in_words(odd)} differ from those of the other ranks"
         if newest.split.common
-        else f"{ranks_in_words(odd)} {verb} {len(newest.split.groups)} different sets of parameters"
+        else f"The parameters differ between {ranks_in_words(odd)}"
     )
     finding = Finding(
-        f"{who} ({since})",
+        f"{who} {since}",
         ranks=odd,
         evidence={
             "first_step_apart": first.step,
@@ -402,13 +403,13 @@ def _kept_finding(job: Job, ranks: tuple[Rank, ...], stuck: list[_Compared], kee
     newest = stuck[-1]
     holds = "still holds" if len(keeps) == 1 else "still hold"
     return Finding(
-        f"{ranks_in_words(keeps)} {holds} the initial parameters after batch {newest.step:,}, other ranks do not",
+        f"{ranks_in_words(keeps)} {holds} the initial parameters after batch {newest.step:,}; the other ranks do not",
         ranks=keeps,
         evidence={"batch": newest.step, "part": newest.part, "checksums": _described(newest)},
         effect=f"{ranks_in_words(keeps).capitalize()} {'does' if len(keeps) == 1 else 'do'} not train, and "
         f"contribute{'s' if len(keeps) == 1 else ''} gradients of the initial model to the other ranks.",
         fix=f"Look for the condition that keeps {ranks_in_words(keeps)} from calling `optimizer.step()`, or for an "
-        "optimizer that does not hold the parameters of the model.",
+        "optimizer that was created without the parameters of the model.",
     )
 
 
@@ -435,11 +436,11 @@ def _fix(job: Job, ranks: tuple[Rank, ...], odd: tuple[int, ...], *, began_apart
         )
     if uses_lightning(job):
         return (
-            f"Look for what changes the parameters differently on {ranks_in_words(odd)}: `optimizer.step()` under a "
-            "rank condition, a backward pass without `self.manual_backward(loss)`, or an assignment to parameters in a "
-            "hook."
+            f"Look for code that changes the parameters differently on {ranks_in_words(odd)}: `optimizer.step()` under "
+            "a condition on the rank, a backward pass without `self.manual_backward(loss)`, or an assignment to "
+            "parameters in a hook."
         )
     return (
-        f"Look for what changes the parameters differently on {ranks_in_words(odd)}: `optimizer.step()` under a rank "
-        "condition, a call of `model.module` instead of the DDP module, or an assignment to parameters."
+        f"Look for code that changes the parameters differently on {ranks_in_words(odd)}: `optimizer.step()` under a "
+        "condition on the rank, a call of `model.module` instead of the DDP module, or an assignment to parameters."
     )

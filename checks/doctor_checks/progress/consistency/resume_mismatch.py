@@ -39,7 +39,7 @@ _FLAT = (
             "Ranks run different numbers of steps, and those that run more wait in a collective that the others never "
             "join."
         ),
-        r"no random number state": (
+        r"random number states are missing": (
             "The ranks without a saved state draw other random numbers than in the first run, so the run is not "
             "reproduced exactly."
         ),
@@ -95,7 +95,7 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: shards written with another world size do not load, or load incorrectly. Ranks at different steps call
     different collectives and hang.
-    Fix: Resume with the same number of ranks and the same sharding, or convert the checkpoint to full weights first.
+    Fix: Resume with the same number of ranks and the same sharding, or convert the checkpoint to a full state dict.
     """
     if job.evidence is None:
         yield Skip("no logs to read checkpoint messages from")
@@ -106,18 +106,29 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
             continue
         if group.value("was2") and not any(_REFUSED.search(event.text) for event in group.events):
             continue
+        # Llama's loader: a file for each model-parallel rank (llama/generation.py).
+        is_of_model = group.value("arg") is None and _OF_MODEL in group.first.text
         what = (
             f"{group.value('arg')} {was}"
             if group.value("arg")
+            else f"model-parallel size {was}"
+            if is_of_model
             else f"{was or 'a different number of'} rank{'' if was == '1' else 's'}"
         )
         yield finding_from_logs(
             group,
-            f"The checkpoint was saved with {what}" + (f" but is loaded with {now}" if now else ""),
+            f"The checkpoint was saved with {what}"
+            + (
+                f" but is loaded with {now}{_ranks(now) if is_of_model else ''}"
+                if now
+                else " and cannot be loaded with another number"
+            ),
             ranks=(),
-            fix=f"Set {group.value('arg')} to {was}, or convert the checkpoint."
+            fix=f"Set {group.value('arg')} to {was}, or convert the checkpoint{f' to size {now}' if now else ''}."
             if group.value("arg") and was
-            else f"Resume with {what}, or convert the checkpoint to full weights first."
+            else f"Start the job with {was}{_ranks(was)}, or convert the checkpoint to model-parallel size {now}."
+            if is_of_model and was
+            else f"Resume with {what}, or convert the checkpoint to a full state dict first."
             if was
             else "",
             confidence=0.95,
@@ -147,12 +158,17 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
                 fix="Load the parameters inside `deepspeed.zero.GatheredParameters`, because ZeRO stage 3 shards them."
                 if first.value("now") == "torch.Size([0])"
                 else "Resume with the same number of ranks and the same wrapping as when the checkpoint was saved, or "
-                "save a full state dict.",
+                "load a full state dict.",
                 confidence=0.75,
             )
     yield from _steps(job)
 
 
+def _ranks(count: str) -> str:
+    return " rank" if count == "1" else " ranks"
+
+
+_OF_MODEL = "a checkpoint for MP="
 _SIZES = ("torch.state_mismatch", "run.resume_sizes")
 """Messages about one tensor of a checkpoint: another model, or another sharding."""
 _OF_SHARDS = lazy_compile(r"flat_param|(?:^|[._])(?:dp_)?rank_?\d+\b")
@@ -197,7 +213,7 @@ def _steps(job: Job) -> Iterator[Finding]:
         yield finding_from_logs(
             EventGroup("run.resumed", events),
             "Ranks resume at different steps: "
-            + "; ".join(f"{ranks_in_words(tuple(sorted(ranks)))} at {step}" for step, ranks in ordered[:4]),
+            + "; ".join(f"{ranks_in_words(tuple(sorted(ranks)))} at step {step}" for step, ranks in ordered[:4]),
             ranks=tuple(odd),
             fix="Choose the checkpoint on rank 0, and broadcast its path with "
             "`torch.distributed.broadcast_object_list`.",

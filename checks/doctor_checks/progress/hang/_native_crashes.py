@@ -88,15 +88,29 @@ def _claim(evidence: LogEvidence, end: Event) -> tuple[str, str]:
         return f"aborted: `{end.value('condition')}` failed at {place}", _FIX_OF_ABORT
     if end.kind == "end.heap":
         return f"aborted: {end.value('what')}", _FIX_OF_ABORT
-    return f"crashed: {end.value('what') or _signal_named(end.text)}", _FIX_OF_CRASH
+    signal = _signal_named(end.value("what") or end.text)
+    return ("aborted (SIGABRT)", _FIX_OF_ABORT) if "SIGABRT" in signal else (f"crashed: {signal}", _FIX_OF_CRASH)
 
 
 def _signal_named(text: str) -> str:
-    """``SIGABRT``, ``Segmentation fault (signal 11)``."""
+    """``SIGABRT``, ``Segmentation fault (SIGSEGV)``."""
+    words = next((words for words in _SIGNALS if words in text), "")
+    if words:
+        return f"{words} ({_SIGNALS[words]})"
     if found := re.search(r"\bSIG[A-Z]{2,8}\b", text):
-        return found[0]
+        return next((f"{words} ({name})" for words, name in _SIGNALS.items() if name == found[0]), found[0])
     found = re.search(r"[Ss]ignal (\d{1,2}) \(([\w ]{1,40})", text)
     return f"{found[2]} (signal {found[1]})" if found else text.strip(" *")[:60]
+
+
+_SIGNALS = {
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Floating point exception": "SIGFPE",
+    "Illegal instruction": "SIGILL",
+    "Segmentation fault": "SIGSEGV",
+}
+"""Signals as shells print them (strsignal(3))."""
 
 
 _FIX_OF_START = "Install the command in the environment or container in which it ran, or correct its path."

@@ -26,7 +26,8 @@ class PrintedCollective(NamedTuple):
 
     @property
     def text(self) -> str:
-        return self.operation + (f" of [{self.shape}] {self.type}".rstrip() if self.shape else "")
+        kind = f" ({self.type})" if self.type else ""
+        return self.operation + (f" of shape [{self.shape}]{kind}" if self.shape else "")
 
     @property
     def call(self) -> tuple[str, str, str]:

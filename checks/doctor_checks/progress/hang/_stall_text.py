@@ -6,12 +6,15 @@ import re
 
 from doctor.analysis.gpu_activity import activity_text
 from doctor.analysis.hang.diagnosis import Diagnosis
+from doctor.analysis.hang.exits import nature_of
 from doctor.analysis.hang.rank_state import JobState, RankState
 from doctor.api import Source, ranks_in_words
 from doctor.facts import Collective
 
 MOST_SITES = 3
 """The number of call sites of waiting ranks that a sentence names."""
+_MOST_OF_ERROR = 120
+"""Characters of an error that the line of a rank shows."""
 SHOWN = 8
 """The number of ranks whose location a finding shows."""
 
@@ -26,7 +29,7 @@ def stall_ranks(found: Diagnosis) -> str:
 
 
 def stall_waiters(found: Diagnosis) -> str:
-    """``; ranks 0 and 2-7 have waited 12 s in all_reduce``.
+    """``; ranks 0, 2-7 have waited 12 s in all_reduce``; ``; all_reduce timed out on rank 0`` if they have failed.
 
     If no other rank waits, ``, for 12 s``; empty if that is unknown too."""
     least = "at least " if found.states.is_sampled else ""
@@ -35,6 +38,8 @@ def stall_waiters(found: Diagnosis) -> str:
     site, verb = found.waiting_at, "have" if len(found.waiting) > 1 else "has"
     waited = f" {least}{found.seconds_waited:.0f} s" if found.seconds_waited else ""
     where = (site.operation or site.text) if site else "a collective"
+    if have_timed_out(found):
+        return f"; {where} timed out on {ranks_in_words(found.waiting)}"
     sites = found.waiting_sites
     if found.states.is_sampled and len(sites) > 1:
         (first, _), *_ = sites
@@ -45,6 +50,12 @@ def stall_waiters(found: Diagnosis) -> str:
     if found.states.is_snapshot:
         return f"; {ranks_in_words(found.waiting)} {'are' if len(found.waiting) > 1 else 'is'} in {where}"
     return f"; {ranks_in_words(found.waiting)} {verb} waited{waited} in {where}"
+
+
+def have_timed_out(found: Diagnosis) -> bool:
+    """Whether all ranks that waited have failed by a timeout."""
+    failures = [found.states.ranks[rank].failure for rank in found.waiting]
+    return bool(failures) and all(one is not None and nature_of(one) == "timeout" for one in failures)
 
 
 def effect_of_abort(found: Diagnosis) -> str:
@@ -63,9 +74,9 @@ def stall_evidence(found: Diagnosis) -> dict[str, object]:
     times = {"seconds_without_progress": found.seconds, "seconds_waited": found.seconds_waited}
     return {
         **({"ranks_without_dumps": list(unseen)} if unseen else {}),
-        "where": {str(one.rank): place for one in shown[:SHOWN] if (place := stall_location(one))},
+        "where": {str(one.rank): place for one in shown[:SHOWN] if (place := _location(found, one))},
         "waiting_ranks": list(found.waiting[:64]),
-        **{name: seconds for name, seconds in times.items() if seconds is not None},
+        **{name: seconds for name, seconds in times.items() if seconds},
         **({"stacks_of_each_rank": 1} if found.states.is_snapshot else {}),
     }
 
@@ -81,13 +92,22 @@ _OVER = frozenset({"ended", "failed", "gone"})
 """States of ranks that do not run any more."""
 
 
+def _location(found: Diagnosis, rank_state: RankState) -> str:
+    """The location; of another rank of which only its error is known, as from a log, the error."""
+    text, failure = stall_location(rank_state), rank_state.failure
+    if failure is None or rank_state.rank in found.ranks or text != rank_state.state:
+        return text
+    return f"{text}: {failure.message.strip().partition(chr(10))[0][:_MOST_OF_ERROR]}"
+
+
 def stall_location(rank_state: RankState) -> str:
-    """``stalled; training, epoch 0, batch 4; waits in all_gather at train.py:62; number 11 of group 0``."""
+    """``stalled; training, epoch 0, batch 4; waits in all_gather at train.py:62; collective 11 of group 0``."""
     parts = [_STATES.get(rank_state.state, rank_state.state), rank_state.place]
     if rank_state.site is not None:
-        verb = "waits in" if rank_state.waits or rank_state.may_wait_in_backward else "is at"
+        verb = "is in" if rank_state.site.operation else "is at"
+        verb = "waits in" if rank_state.waits or rank_state.may_wait_in_backward else verb
         verb = "was in" if rank_state.state in _OVER else verb
-        parts += [f"{verb} {rank_state.site.text}", rank_state.site.condition]
+        parts += [f"{verb} {rank_state.site.text}", condition_in_words(rank_state.site.condition)]
     if rank_state.wait is not None:
         parts.append(numbered_call(rank_state.wait))
     if rank_state.progress is not None and rank_state.progress.blocked:
@@ -98,6 +118,16 @@ def stall_location(rank_state: RankState) -> str:
     if rank_state.progress is not None and rank_state.progress.reported:
         parts.append(f"NCCL RAS: {', '.join(rank_state.progress.reported)}")
     return "; ".join(part for part in parts if part)
+
+
+def condition_in_words(condition: str) -> str:
+    """```if rank == 0` (line 40)``, ```else` of `if rank == 0` (line 40)``, ```@rank_zero_only```; empty if empty."""
+    if not condition:
+        return ""
+    tested = condition.removeprefix("else of ")
+    words, _, line = tested.rpartition(", line ")
+    start = "`else` of " if tested != condition else ""
+    return f"{start}`{words}` (line {line})" if words else f"{start}`{tested}`"
 
 
 def blocked_text(found: Diagnosis) -> str:
@@ -117,8 +147,9 @@ def blocked_text(found: Diagnosis) -> str:
 
 
 def numbered_call(entry: Collective, states: JobState | None = None) -> str:
-    """``number 11 of group 0``; with the names of groups in ``states``, ``number 11 of the default group``."""
-    return f"number {entry.sequence} of {states.name_of(entry.group) if states else f'group {entry.group}'}"
+    """``collective 11 of group 0``; with the names of groups in ``states``, ``collective 11 of the default group``."""
+    kind = "P2P operation" if entry.is_p2p else "collective"
+    return f"{kind} {entry.sequence} of {states.name_of(entry.group) if states else f'group {entry.group}'}"
 
 
 def missed_call(found: Diagnosis) -> Collective | None:

@@ -50,13 +50,13 @@ def missing_ranks(group: EventGroup) -> tuple[int, ...]:
 
 
 def waiting_text(group: EventGroup) -> str:
-    """``ranks 1-3 waited for rank 0 in the store until the timeout of 600 s``."""
-    waiting = ranks_in_words(group.ranks) if group.ranks else "ranks"
+    """``ranks 1-3 timed out after 600 s waiting for rank 0 to set a key in the store``."""
+    waiting = ranks_in_words(group.ranks) if group.ranks else "a rank"
     missing = missing_ranks(group)
     seconds = _seconds(group)
-    limit = f" of {seconds:g} s" if seconds else ""
+    limit = f" after {seconds:g} s" if seconds else ""
     awaited = ranks_in_words(missing) if missing else "another rank"
-    return f"{waiting} waited for {awaited} in the store until the timeout{limit}"
+    return f"{waiting} timed out{limit} waiting for {awaited} to set a key in the store"
 
 
 def waiting_evidence(group: EventGroup) -> dict[str, object]:

@@ -26,7 +26,7 @@ from doctor.facts import Collective, ProgressFacts, RecorderFacts, ReplicaFacts,
 from doctor.testing import Fails, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import over_gloo, with_call, with_group_call, without_recorders
 from doctor_checks.progress._named_causes import cause_of_calls, with_cause
-from doctor_checks.progress.hang._stall_text import effect_of_abort, stall_evidence, stall_ranks
+from doctor_checks.progress.hang._stall_text import condition_in_words, effect_of_abort, stall_evidence, stall_ranks
 
 _GATHER = user_frame(57, condition="if self.global_rank == 0, line 56")
 _SYNC = package_frame("lightning/fabric/utilities/distributed.py", 213, "_sync_ddp")
@@ -63,7 +63,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if conditions and nature_of_exception(event) in ("timeout", "peer", "mismatch"):
             yield finding_from_logs(
                 EventGroup(event.kind, (event,)),
-                f"Collective call inside a rank-dependent branch [{conditions[0]}]; the other ranks do not make it",
+                f"Only some ranks make a collective call: it depends on {condition_in_words(conditions[0])}",
                 fix=_fix(site_of_wait(event.frames), True),
                 confidence=0.85,
             )
@@ -76,12 +76,12 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if len(who) == 1 and len(missed) >= max(2, job.world_size - 1):
             call = (group.value("fp") or "a collective").partition(", Tensor")[0].partition("OpType=")
             operation = (call[2] or call[0]).rstrip(")")
+            others = ranks_in_words(tuple(sorted(missed)))
             yield finding_from_logs(
                 group,
-                f"Only {ranks_in_words(who)} called {operation}; {len(missed)} other ranks did not",
+                f"Only {ranks_in_words(who)} called {operation}; {others} did not",
                 ranks=who,
-                effect=f"{ranks_in_words(who).capitalize()} waits for {ranks_in_words(tuple(sorted(missed)))} and "
-                "fails at the timeout.",
+                effect=f"{ranks_in_words(who).capitalize()} waits for {others} and fails at the timeout.",
                 fix=dict(_FIXES)["barrier"] if operation == "BARRIER" else "",
                 evidence={"missing": sorted(missed)[:64]},
                 confidence=0.6,
@@ -172,7 +172,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         ),
         Fails(
             "ranks that accumulate gradients of different numbers of batches: the odd one of four",
-            with_call(stalled(1, 4), (0,), "barrier", user_frame(57)).alter(TrainingFacts, ranks=(3,), accumulate=4),
+            with_call(stalled(1, 4), (3,), "barrier", user_frame(57)).alter(TrainingFacts, ranks=(3,), accumulate=4),
             ranks=(3,),
         ),
         Fails(
@@ -204,7 +204,7 @@ def collective_on_one_rank(job: Job) -> Iterator[Verdict]:
     """Ask whether every collective is called by all ranks of its group.
 
     Why it hurts: the ranks wait for each other in different collectives until the timeout, or exchange wrong values.
-    Fix: Call the collective on all ranks, and keep only the use of its result under a condition.
+    Fix: Call the collective on all ranks, and make only the use of its result conditional.
     """
     found = diagnose_stall(job)
     if found is not None and found.one_sided is not None:
@@ -216,12 +216,12 @@ def collective_on_one_rank(job: Job) -> Iterator[Verdict]:
                 **stall_evidence(found),
                 "call": site.text,
                 "called_by": list(found.one_sided.call.ranks[:64]),
-                "condition": site.condition or None,
+                "condition": condition_in_words(site.condition) or None,
                 "called_instead": found.one_sided.others.site.text,
                 **({"aborted_by_gloo": list(found.ending.ranks)} if found.ending else {}),
             },
             effect=effect_of_abort(found) or _effect(found.one_sided),
-            fix=_fix(site, found.one_sided.extra),
+            fix=_fix(site, found.one_sided.extra, _group(found, found.one_sided)),
             confidence=found.confidence,
             explains=("RUN001", "RUN004", "RUN012"),
             source=Source(site.frame.file, site.frame.line) if site.frame else None,
@@ -229,16 +229,35 @@ def collective_on_one_rank(job: Job) -> Iterator[Verdict]:
         yield with_cause(finding, cause_of_calls(job, found))
 
 
+def _group(found: Diagnosis, one_sided: OneSidedCall) -> str:
+    """The group of the call, if it has not all ranks."""
+    entry = one_sided.call.entry
+    members = found.states.members.get(entry.group, ())
+    is_part = 1 < len(members) < len(found.states.ranks)
+    return found.states.name_of(entry.group) if is_part else ""
+
+
 def _claim(found: Diagnosis, one_sided: OneSidedCall) -> str:
     call, callers = one_sided.call.site, one_sided.call.ranks
-    why = f" [{call.condition}]" if call.condition else ""
+    why = f" ({_condition(call.condition)})" if call.condition else ""
     who, several = stall_ranks(found), len(one_sided.ranks) > 1
     if one_sided.extra:
-        return f"Only {who} call{'' if several else 's'} {_short(call)}{why}"
-    return (
-        f"{who} skip{'' if several else 's'} {_short(call)}{why}, which {ranks_in_words(callers)} "
-        f"call{'' if len(callers) > 1 else 's'}"
-    )
+        claim, rest = f"Only {who} call{'' if several else 's'} {_short(call)}", ""
+    else:
+        claim = f"{who} skip{'' if several else 's'} {_short(call)}"
+        rest = f", which {ranks_in_words(callers)} call{'' if len(callers) > 1 else 's'}"
+    # The evidence has the condition, too.
+    return f"{claim}{why if len(claim + why + rest) <= _MOST else ''}{rest}"
+
+
+_MOST = 100
+"""Characters of a summary."""
+
+
+def _condition(condition: str) -> str:
+    """```if rank == 0`, line 40``."""
+    words, _, line = condition_in_words(condition).partition(" (line ")
+    return f"{words}, line {line.rstrip(')')}" if line else words
 
 
 def _short(call: CallSite) -> str:
@@ -267,10 +286,14 @@ def _effect(one_sided: OneSidedCall) -> str:
     )
 
 
-def _fix(site: CallSite, extra: bool) -> str:
+def _fix(site: CallSite, extra: bool, group: str = "") -> str:
     for word, fix in _FIXES:
         if word in site.words or (not site.words and word == site.operation):
             return fix
+    place = site.place.partition(" ")[0]
+    if extra and site.operation and place and not site.words:
+        members = f"all ranks of {group}" if group else "all ranks"
+        return f"Call {site.operation} at {place} on {members}, and make only the use of its result conditional."
     return "" if extra else "Look for a `return`, `continue` or `except` that only some ranks take before the call."
 
 
@@ -280,7 +303,7 @@ _FIXES = (
         "Call `self.log(..., sync_dist=True)` on all ranks, or log only on rank 0 with `self.log(..., "
         "rank_zero_only=True)`.",
     ),
-    ("all_gather", "Call all_gather on all ranks, and make only the use of its result conditional."),
+    ("self.all_gather", "Call `self.all_gather()` on all ranks, and make only the use of its result conditional."),
     (
         "save_checkpoint",
         "Call `trainer.save_checkpoint()` on all ranks: it writes only on rank 0 and ends with a barrier.",
@@ -292,5 +315,5 @@ _FIXES = (
     ),
     ("EarlyStopping", "Monitor a value that is the same on all ranks: log it with `sync_dist=True`."),
     ("ModelCheckpoint", "Monitor a value that is the same on all ranks: log it with `sync_dist=True`."),
-    ("barrier", "Move the barrier out of the condition so that all ranks reach it."),
+    ("barrier", "Move the barrier out of the condition on the rank, so that all ranks reach it."),
 )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
-from doctor.analysis.call_sites import CallSite, own_line, place_of_frame
+from doctor.analysis.call_sites import BACKWARD, CallSite, own_line, place_of_frame
 from doctor.analysis.hang.collective_mismatch import Divergence, MismatchGroup
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall, silent_mismatches
@@ -39,7 +39,7 @@ from doctor_checks.progress.hang._printed_collectives import (
     last_calls,
     refused_calls,
 )
-from doctor_checks.progress.hang._stall_text import effect_of_abort, stall_evidence
+from doctor_checks.progress.hang._stall_text import condition_in_words, effect_of_abort, stall_evidence
 
 _RUNNING = lazy_compile(
     r"\bRank (\d+) is running collective: (.+?)(?=, but Rank|\.?\s{0,9}Collectives differ|\.?$)", re.DOTALL
@@ -130,7 +130,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             + ", ".join(sorted({*texts.values()})),
             ranks=parted.odd,
             evidence={"calls": {str(rank): said for rank, said in sorted(ranks.items())[:8]}},
-            fix="Pass the same number of elements on all ranks, and call the same collectives in the same order.",
+            fix=_FIX_OF_CALLS,
             confidence=0.75,
         )
     elif found is None or found.kind in ("undetermined", "elsewhere", "missing"):
@@ -141,14 +141,16 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         got, want = group.value("got", "remote", "local2"), group.value("want", "local", "remote2")
         is_mpi = "message sizes do not match across processes" in group.first.text
         library, unit = ("MPI", "a message of size {}") if is_mpi else (words.partition(" ")[0], "{} bytes")
-        if got and want:
+        if "{rank}" in words:
+            words = words.format(rank=group.value("rank"))
+        elif got and want:
             words = f"{library} received {unit.format(f'{int(got):,}')} for a collective that expects {int(want):,}"
         elif is_mpi:
             words = "MPI received a message of a different size than its collective expects"
         yield finding_from_logs(
             group,
             words,
-            fix=_FIX_OF_SIZE if is_mpi else fix.format(rank=group.value("rank")),
+            fix=_FIX_OF_CALLS if is_mpi else fix.format(rank=group.value("rank")),
             confidence=sure,
         )
 
@@ -157,6 +159,7 @@ _OF_RANK_ZERO = (
     "Make the call of rank 0 on all ranks: look for a reduction under `if rank == 0`, `is_global_zero` or "
     "`@rank_zero_only`, such as a metric logged with `sync_dist=True` (RUN006)."
 )
+_FIX_OF_CALLS = "Call the same collectives in the same order on all ranks, each with the same number of elements."
 _FIX_OF_SIZE = (
     "Pass the same number of elements on all ranks: pad the tensor to the largest size before the call, or drop the "
     "incomplete last batch."
@@ -223,8 +226,8 @@ def _of_tracebacks(job: Job) -> Iterator[Finding]:
 _NOTICED = {
     "run.shapes_refused": ("Ranks passed tensors of different shapes to one collective", _FIX_OF_SIZE, 0.95),
     "accelerate.shape": (
-        "Ranks gather tensors of different shapes, which accelerate rejects",
-        "Call `accelerator.pad_across_processes` on the tensor before it is gathered.",
+        "Ranks pass tensors of different shapes to one operation, which Accelerate rejects",
+        "Pad the tensor with `accelerator.pad_across_processes` before the operation.",
         0.95,
     ),
     "run.ops_refused": (
@@ -234,11 +237,11 @@ _NOTICED = {
     ),
     "gloo.size_mismatch": (
         "Gloo received a message of a different size than its collective expects",
-        _FIX_OF_SIZE,
+        _FIX_OF_CALLS,
         0.9,
     ),
     "nccl.mismatch.old": (
-        "NCCL detected that ranks call different collectives or use different sizes",
+        "NCCL detected that collectives or their sizes differ around rank {rank}",
         "Compare the calls of rank {rank} and its neighbors in the logs of a run with "
         "`NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=COLL`, and make them equal.",
         0.9,
@@ -257,19 +260,24 @@ def _of_printed(job: Job, calls: Mapping[int, PrintedCollective], sure: float, *
     events = tuple(event for reported in event_groups(job, *kinds) for event in reported.events)
     differ = len({call.call for call in calls.values()}) > 1
     parted = split_values({rank: call.call if differ else call for rank, call in calls.items()})
-    number = next((call.sequence for call in calls.values() if call.sequence), "")
+    numbers = {rank: call.sequence for rank, call in calls.items() if call.sequence}
+    number = next(iter(numbers.values()), "")
+    if len(set(numbers.values())) > 1:
+        number = ", ".join(f"{sequence} on rank {rank}" for rank, sequence in sorted(numbers.items())[:8])
+    elif number:
+        number = f"{number} of its group"
     batches = differ_in_first_size(calls)
     operations = {call.operation for call in calls.values()}
     others = {call.operation for rank, call in calls.items() if rank != 0}
     is_of_zero = 0 in calls and len(operations) == 2 and len(others) == 1 and calls[0].operation not in others
     return finding_from_logs(
         EventGroup(events[0].kind, events),
-        _calls({group.ranks: calls[group.ranks[0]].text for group in reversed(parted.groups)}),
+        _printed(calls, {group.ranks: calls[group.ranks[0]].text for group in reversed(parted.groups)}),
         ranks=parted.odd or tuple(sorted(calls)),
         evidence={
             "calls": {str(rank): calls[rank].text for rank in sorted(calls)[:8]},
             "batches_differ": batches,
-            **({"number": f"{number} of its group"} if number else {}),
+            **({"number": number} if number else {}),
             **(_TIE if parted.even and len(calls) > 1 else {}),
         },
         effect=_REFUSES if "torch.mismatch" in kinds else "",
@@ -277,6 +285,8 @@ def _of_printed(job: Job, calls: Mapping[int, PrintedCollective], sure: float, *
         if len(calls) == 1
         else _BATCHES
         if batches
+        else _fix_of_order(numbers)
+        if len(set(numbers.values())) > 1 and len(operations) > 1
         else _OF_RANK_ZERO
         if is_of_zero
         else _fix("size" if len(operations) == 1 else ""),
@@ -284,12 +294,41 @@ def _of_printed(job: Job, calls: Mapping[int, PrintedCollective], sure: float, *
     )
 
 
+def _fix_of_order(numbers: Mapping[int, str]) -> str:
+    """For ranks that have called different numbers of collectives of a group."""
+    counts = {rank: int(number) for rank, number in numbers.items() if number.isdecimal() and len(number) < 20}
+    least, most = min(counts.values(), default=0), max(counts.values(), default=0)
+    ahead = ranks_in_words(tuple(rank for rank, count in counts.items() if count == most))
+    behind = tuple(rank for rank, count in counts.items() if count == least)
+    return (
+        f"Find the first collective that {ahead} called and {ranks_in_words(behind)} did not, and call it on all ranks."
+    )
+
+
+def _printed(calls: Mapping[int, PrintedCollective], shown: Mapping[tuple[int, ...], str]) -> str:
+    """``rank 1 calls ALLREDUCE with shape [12]; rank 0 with shape [10]`` if only the shapes differ."""
+    shapes = {ranks: calls[ranks[0]].shape for ranks in shown}
+    is_one_call = len({call._replace(shape="", sequence="") for call in calls.values()}) == 1
+    if is_one_call and len(shown) > 1 and all(shapes.values()):
+        operation = calls[next(iter(shown))[0]].operation
+        return _calls(_by_shape(operation, shapes), verb=False)
+    return _calls(shown)
+
+
+def _by_shape(operation: str, shapes: Mapping[tuple[int, ...], str]) -> dict[tuple[int, ...], str]:
+    first, *rest = shapes.items()
+    verb = "call" if len(first[0]) > 1 else "calls"
+    return {first[0]: f"{verb} {operation} with shape [{first[1]}]"} | {
+        ranks: f"with shape [{shape}]" for ranks, shape in rest
+    }
+
+
 _BATCHES = (
     "Drop the incomplete last batch with `DataLoader(..., drop_last=True)`, or replace bad samples in the collate "
     "function instead of dropping them."
 )
-_OF_A_LONE_CALL = "Find the calls of the other ranks in their logs, and make all ranks make the same call."
-_REFUSES = "PyTorch compares the calls before they start, and raises RuntimeError on these ranks."
+_OF_A_LONE_CALL = "Find the calls of the other ranks in their logs, and make the call the same on all ranks."
+_REFUSES = "PyTorch compares the calls before they start and rejects them with RuntimeError, which ends the job."
 """With ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` (torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp)."""
 
 
@@ -302,12 +341,12 @@ _REFUSES = "PyTorch compares the calls before they start, and raises RuntimeErro
     or_needs=(RecorderFacts,),
     from_logs=_from_logs,
     impacts={
-        r"which accelerate rejects|^Ranks passed tensors of different shapes": (
+        r"which Accelerate rejects|^Ranks passed tensors of different shapes": (
             "The call raises an error on all ranks, and the job ends."
         ),
         r"^Ranks call different collectives": ("The call raises an error on all ranks, and the job ends."),
-        r"^(?:NCCL|Gloo|MPI) received": "The collective fails with an error on this rank, which ends the job.",
-        r"^NCCL detected": "The collective fails with an NCCL error on this host, which ends the job.",
+        r"^(?:NCCL|Gloo|MPI) received": "The collective fails on the rank that logged this, which ends the job.",
+        r"^NCCL detected": "The collective fails with an NCCL error, which ends the job.",
         r"timed out at": "The ranks waited for each other in different collectives, and failed at the timeout.",
     },
     cases=lambda: (
@@ -417,11 +456,11 @@ def collectives_differ(job: Job) -> Iterator[Verdict]:
         parted = split_values(reported)
         line = found.first.site.frame if found.first and found.first.site else None
         yield Finding(
-            _calls(_headlines({group.ranks: str(group.value) for group in reversed(parted.groups)})),
+            _refused({group.ranks: str(group.value) for group in reversed(parted.groups)}),
             ranks=parted.odd or found.ranks,
             evidence={
                 **stall_evidence(found),
-                "calls": {str(rank): call[:400] for rank, call in sorted(reported.items())[:8]},
+                "calls": dict(sorted(_shown_calls(reported).items())[:8]),
                 **(_TIE if parted.even else {}),
             },
             effect=_REFUSES,
@@ -454,7 +493,7 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
                 + (f" at {one.site.place}" if one.site.place else "")
                 for one in variants[:8]
             },
-            "conditions": [_condition(one.site.condition) for one in variants[:8] if one.site.condition],
+            "conditions": [condition_in_words(one.site.condition) for one in variants[:8] if one.site.condition],
         },
         effect=effect_of_abort(found) or "The ranks wait for each other in these calls until the timeout.",
         fix=_hint(found, odd, others) or _fix(divergence.aspect, odd, others),
@@ -462,12 +501,6 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
         explains=("RUN001", "RUN004", "RUN012"),
         source=Source(odd.site.frame.file, odd.site.frame.line) if odd.site.frame and odd.site.frame.line else None,
     )
-
-
-def _condition(condition: str) -> str:
-    """``if rank == 0 (line 40)``."""
-    words, _, line = condition.rpartition(", line ")
-    return f"{words} (line {line})" if words else condition
 
 
 def _hint(found: Diagnosis, odd: MismatchGroup, others: MismatchGroup) -> str:
@@ -486,19 +519,25 @@ def _hint(found: Diagnosis, odd: MismatchGroup, others: MismatchGroup) -> str:
     return f"If only {who} {verb} {odd.site.place}, as under `if rank == 0:`, make that call on all ranks (RUN006)."
 
 
+def _s(ranks: tuple[int, ...]) -> str:
+    return "" if len(ranks) > 1 else "s"
+
+
 def _at(site: CallSite) -> str:
     if site.words:
-        return f" in {site.words}"
+        return " in the backward pass" if site.words == BACKWARD else f" in {site.words}"
     return f" at {site.place.partition(' (')[0]}" if site.place else ""
 
 
-def _calls(calls: Mapping[tuple[int, ...], str]) -> str:
-    """``rank 2 calls all_reduce of 12 Float elements; ranks 0-1 call all_reduce of 10 Float elements``."""
+def _calls(calls: Mapping[tuple[int, ...], str], *, verb: bool = True) -> str:
+    """``rank 2 calls all_reduce of 12 Float elements; ranks 0-1 call all_reduce of 10 Float elements``.
+
+    ``verb``: the calls have no verb yet."""
     if len(calls) == 1:
         ((ranks, call),) = calls.items()
         return f"{ranks_in_words(ranks)} called {call}, unlike the other ranks"
     return "; ".join(
-        f"{ranks_in_words(ranks)} call{'' if len(ranks) > 1 else 's'} {call}" for ranks, call in calls.items()
+        f"{ranks_in_words(ranks)}{f' call{_s(ranks)}' if verb else ''} {call}" for ranks, call in calls.items()
     )
 
 
@@ -570,7 +609,9 @@ def _fix(aspect: str, odd: MismatchGroup | None = None, others: MismatchGroup | 
         branches = f"`{words}` (line {line})" if words else f"`{line}`"
         return f"Call the same collectives in both branches of {branches}."
     branch = "a branch that only some of them take"
-    if odd is not None and place:
+    if odd is not None and others is not None and place and place == others.site.place:
+        branch = f"the value that selects {odd.entry.operation}{at} on {ranks_in_words(odd.ranks)}"
+    elif odd is not None and place:
         branch = f"the branch that leads {ranks_in_words(odd.ranks)} to {place}"
     return f"Make all ranks call the same collectives in the same order: look for {branch}."
 
@@ -595,6 +636,22 @@ def _fix_of_refused(calls: Iterable[str], place: str) -> str:
     return f"Make all ranks call the same collective{at}: look for a branch that only some of them take."
 
 
+def _refused(calls: Mapping[tuple[int, ...], str]) -> str:
+    """``rank 1 calls ALLREDUCE with shape [12]; rank 0 with shape [10]`` if only the shapes differ."""
+    parts = {ranks: dict(_PARTS.findall(call)) for ranks, call in calls.items()}
+    shapes = {ranks: (own.get("TensorShape") or "").strip("[] ") for ranks, own in parts.items()}
+    kinds = {(own.get("OpType"), own.get("TensorDtypes")) for own in parts.values()}
+    if len(kinds) == 1 and len(set(shapes.values())) > 1 and all(shapes.values()):
+        return _calls(_by_shape(next(iter(parts.values())).get("OpType") or "", shapes), verb=False)
+    return _calls(_headlines(calls))
+
+
+def _shown_calls(calls: Mapping[int, str]) -> dict[str, str]:
+    """The calls by rank, in full if they differ in what their operations, shapes and numbers do not show."""
+    short = {str(rank): _headline(call) + _number(call) for rank, call in calls.items()}
+    return short if len(set(short.values())) > 1 else {str(rank): call[:400] for rank, call in calls.items()}
+
+
 def _headlines(calls: Mapping[tuple[int, ...], str]) -> dict[tuple[int, ...], str]:
     """The operation and shape of each call; with its number if only the numbers differ."""
     plain = {ranks: _headline(call) for ranks, call in calls.items()}
@@ -605,11 +662,12 @@ def _headlines(calls: Mapping[tuple[int, ...], str]) -> dict[tuple[int, ...], st
 
 def _number(call: str) -> str:
     number = dict(_PARTS.findall(call)).get("SequenceNumber", "").strip("[] ")
-    return f", number {number}" if number else ""
+    return f", sequence number {number}" if number else ""
 
 
 def _headline(call: str) -> str:
     parts = {name: value.strip("[] ") for name, value in _PARTS.findall(call)}
     shape = parts.get("TensorShape")
     words = parts.get("OpType") or call.partition(",")[0][:80]
-    return words + (f" of [{shape}] {parts.get('TensorDtypes', '')}".rstrip() if shape is not None else "")
+    kind = f" ({parts['TensorDtypes']})" if "TensorDtypes" in parts else ""
+    return words + (f" of shape [{shape}]{kind}" if shape is not None else "")

@@ -38,7 +38,8 @@ def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
     needs=(ProgressFacts,),
     or_needs=(RecorderFacts,),
     impacts={
-        r"without a matching call": "The rank waits for a message that no rank sends, until the timeout.",
+        r"without a matching send": "The rank waits until the timeout for a message that no rank sends.",
+        r"without a matching recv": "The rank waits until the timeout for a rank that receives its message.",
     },
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
@@ -83,6 +84,16 @@ def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
             ranks=(1,),
         ),
         Fails(
+            "a send that no rank receives, over Gloo",
+            with_late_ranks(
+                stalled(1, 3),
+                (1,),
+                package_frame("torch/distributed/distributed_c10d.py", 2300, "send"),
+                user_frame(30),
+            ),
+            ranks=(1,),
+        ),
+        Fails(
             "two receives, and no recorder",
             without_recorders(stalled()).alter(
                 ProgressFacts,
@@ -95,7 +106,7 @@ def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
 def groups_deadlocked(job: Job) -> Iterator[Verdict]:
     """Ask whether ranks wait for each other in a cycle.
 
-    Why it hurts: these ranks block until the timeout, and the job ends.
+    Why it hurts: the ranks in the cycle block until the timeout, which ends the job.
     Fix: Call collectives of the groups in the same order on all ranks, and match every send with a receive.
     """
     found = diagnose_stall(job)
@@ -124,7 +135,13 @@ def _claim(found: Diagnosis, transfers: bool, most: int = 4) -> str:
         who = f"{', '.join(others)} and {last}" if others else ranks_in_words(found.ranks)
         return f"{who} wait for each other"
     place = places[0].replace(" in ", " waits in ", 1) if places else ranks_in_words(found.ranks)
-    return f"{place} without a matching call" if transfers else f"Only {place}"
+    return f"{place} without a matching {_counterpart(known[0].site)}" if transfers and known else f"Only {place}"
+
+
+def _counterpart(site: CallSite | None) -> str:
+    """The operation of the other rank of a transfer."""
+    operation = site.operation if site is not None else ""
+    return "recv" if operation.startswith("send") else "send" if operation.startswith("recv") else "call"
 
 
 def _short(site: CallSite) -> str:
@@ -148,4 +165,6 @@ def _fix(found: Diagnosis, transfers: bool) -> str:
     if not lone:
         return "Match every send with a receive, with the same peer and in the same order."
     rank, site = lone[0]
-    return f"Match the {_short(site)} of rank {rank} with a call on its peer, or remove it."
+    others = [other for other in found.ranks if other != rank]
+    peer = f"rank {others[0]}" if len(others) == 1 else "the peer"
+    return f"Add a matching {_counterpart(site)} on {peer} for the {_short(site)} of rank {rank}, or remove the call."

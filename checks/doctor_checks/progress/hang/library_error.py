@@ -10,6 +10,7 @@ from doctor.analysis.logs.log_component import report_of
 from doctor.api import Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs
 from doctor.testing import Fails, Passes, logged
 
+_COMMANDS = re.compile(r"`([^`]+)`")
 _RANK = re.compile(r"^(?:\[[Rr]ank:? ?\d{1,7}\]:? ?)+")
 MOST = 4
 """Maximum number of messages that are reported, the first ones."""
@@ -22,18 +23,20 @@ MOST = 4
     when="M",
     impacts={
         r"extension could not be built": (
-            "The import of the extension fails on this rank, and the other ranks wait for it until their timeout."
+            "The import of the extension fails on the rank that logged this, and the other ranks wait for it until "
+            "their timeout."
         ),
         r"SLURM refused|salloc|sbatch|[bq]sub reported": "The job does not start.",
         r"Kubernetes found no node": "The pod stays pending, and the ranks in other pods wait for it.",
         r"Kubernetes could not start": "The pod does not start, and the ranks in other pods wait for it.",
-        r"start the batch script|container plugin": "The job step or script ends before any rank starts.",
-        r"tasks of a step|daemon on a host|could not log in|ColossalAI": (
+        r"start the batch script": "The job ends before any rank starts.",
+        r"container plugin": "The job step ends before any rank starts.",
+        r"tasks of a step|daemon on a host|ssh login|ColossalAI": (
             "The ranks on the affected host do not start, so the job does not start either."
         ),
         r"no process manager": "The processes do not find each other: each one runs alone, or fails.",
         r"slots": "The launcher starts no process.",
-        r"launcher reported": "The launcher does not start the job, or ends it.",
+        r"launcher failed": "The launcher does not start the job, or ends it.",
         r"Ray cluster": "Ray does not start the workers, and the job waits for them.",
         r"Ray's raylet": "The worker ends, and the task or rank that it should run does not start.",
         r"Open MPI terminated|called MPI (?:before|after)|MPICH's process manager": "All processes of the job end.",
@@ -80,8 +83,11 @@ def library_error(job: Job) -> Iterator[Verdict]:
 
 def _fix(component: str) -> str:
     release, more = report_of(component)
-    logged_more = f" and the logs of all ranks of a run with {more}" if more else " and the logs of all ranks"
-    return (
-        f"Search the documentation and the issues of {component} for the message, or report it with the release "
-        f"({release}){logged_more}."
-    )
+    search = f"Search the documentation and the issues of {component} for the message, or report it with"
+    commands = [*_COMMANDS.findall(release), *_COMMANDS.findall(more)]
+    if more.startswith("`export ") and release.startswith("`"):
+        below = "\n".join(commands)
+        return f"{search} the output of these commands and the logs of all ranks of a rerun:\n{below}"
+    rerun = f"a rerun with {more}" if more else "the run"
+    shown = f"the output of {release}" if release.startswith("`") else release
+    return f"{search} {shown} and the logs of all ranks of {rerun}."

@@ -46,9 +46,9 @@ _FLAG = (
     when="M",
     impacts={
         r"launcher ended its processes": (
-            "The log ends with the launcher's messages, which do not name the rank that failed first."
+            "The job ends, and the messages of the launcher do not name the rank that failed first."
         ),
-        r"in the store until the timeout": ("The rank fails because another rank did not reach the store in time."),
+        r"to set a key in the store": "The waiting rank fails, which ends the job.",
     },
     cases=lambda: (
         Passes(
@@ -78,7 +78,7 @@ _FLAG = (
 def peer_vanished(job: Job) -> Iterator[Verdict]:
     """Ask whether ranks lost their connection to a peer, or to the store that rank 0 hosts.
 
-    Why it hurts: these ranks fail with a lost connection, although another rank ended first.
+    Why it hurts: ranks that lose a connection fail, and their errors do not show why the other rank ended.
     Fix: Read the end of the log of the rank that does not report a lost connection (rank 0 if the store was lost).
     """
     if job.evidence is None:
@@ -92,16 +92,17 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
         places = {(event.file, event.line) for event in lost}
         cause = first if first is not None and (first.file, first.line) not in places else None
         peaceful = LaterEvents(job.evidence).is_peaceful
-        who = ranks_in_words(group.ranks) if group.ranks else "ranks"
+        who = ranks_in_words(group.ranks) if group.ranks else "a rank"
+        claim = f"{who} lost a peer or the store"
         found = diagnose_stall(job)
         is_diagnosed = found is not None and not (found.ending is not None and found.ending.nature == "peer")
         yield finding_from_logs(
             group,
-            f"{who} lost a peer or the store"
+            claim
             + (
                 " after the run had ended normally"
                 if peaceful
-                else f" after an earlier error: {_said(cause)}"
+                else _after(cause, _MOST - len(claim))
                 if cause
                 else ": another rank ended earlier, and the logs do not show why"
             ),
@@ -111,12 +112,13 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
             symptoms=False,
             effect="None, because the run had ended normally."
             if peaceful
-            else "These errors are consequences: the ranks that log them are not at fault."
+            else f"The lost connection is a consequence: {who if group.ranks else 'the rank that logged it'} "
+            f"{'are' if len(group.ranks) > 1 else 'is'} not at fault."
             if cause
             else "",
             fix="Ignore these errors, which follow from the end of the other processes."
             if peaceful
-            else f"Fix the first error ({line_of(cause)[:120]})."
+            else f"Fix the first error{_where(cause)}."
             if cause
             else "",
         )
@@ -140,10 +142,20 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
         )
 
 
-def _said(event: Event, most: int = 60) -> str:
-    """``rank 0: ValueError: the loss is not finite``."""
-    who = f"rank {event.rank}: " if event.rank is not None else ""
-    return f"{who}{shorten(event.text, most, placeholder=' …')}"
+_MOST = 100
+"""Characters of a summary."""
+
+
+def _where(event: Event) -> str:
+    """`` on rank 0 (job.log:1)``."""
+    return f"{f' on rank {event.rank}' if event.rank is not None else ''} ({event.file}:{event.line})"
+
+
+def _after(cause: Event, most: int) -> str:
+    """`` after an error on rank 0 (ValueError: the loss is not finite)``, in ``most`` characters."""
+    who = f" on rank {cause.rank}" if cause.rank is not None else ""
+    start = f" after an error{who}"
+    return f"{start} ({shorten(cause.text, max(20, most - len(start) - 3), placeholder=' …')})"
 
 
 def _open_waits(job: Job) -> EventGroup | None:

@@ -49,11 +49,16 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         return
     who = f"rank {busy.rank} was" if busy.rank is not None else "a rank was"
     took = f" for {busy.seconds / 60:.0f} min" if busy.seconds else ""
+    what = _ACTIVITIES.get(busy.kind) or f'busy with "{busy.text}"'
     yield finding_from_logs(
         EventGroup(busy.events[0].kind, busy.events),
-        f"{who} busy with `{busy.text}`{took}, longer than the other ranks' timeout",
+        f"{who} {what}{took}, longer than the timeout of the other ranks",
         ranks=(busy.rank,) if busy.rank is not None else (),
-        evidence={"busy_with": busy.kind, "seconds": busy.seconds, "limit": busy.limit},
+        evidence={
+            "busy_with": busy.kind,
+            "seconds": busy.seconds,
+            "limit": f"{busy.limit:g} s" if busy.limit else None,
+        },
         fix=_fix(busy.kind, who.removesuffix(" was").replace("a rank", "that rank")),
         confidence=busy.confidence,
         explains=("RUN001", "RUN003", "RUN004", "RUN005", "RUN012", "RUN016", "ENV005", "ENV015", "NCCL013"),
@@ -69,7 +74,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     needs=(ProgressFacts,),
     from_logs=_from_logs,
     impacts={
-        r"debugger": "The other ranks time out in their collective while the program waits for input.",
+        r"debugger": "The other ranks time out in their collective while the debugger waits for input.",
         r"^Ranks? .* (?:is|are) .* waited": (
             "If this takes longer than the timeout, the collective of the other ranks times out, which looks like a "
             "network fault."
@@ -129,8 +134,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def rank_busy_past_timeout(job: Job) -> Iterator[Verdict]:
     """Ask whether ranks wait for one that is busy with data, a checkpoint or other local work.
 
-    Why it hurts: the collective of the other ranks times out and ends the job with network errors, although the network
-    is fine.
+    Why it hurts: the collective of the other ranks times out, which ends the job and looks like a network fault.
     Fix: Do that work before the run or on all ranks, shorten it, or give the process group a longer timeout.
     """
     found = diagnose_stall(job)
@@ -201,6 +205,7 @@ _ACTIVITIES = {
     "debugger": "stopped in the debugger",
     "saving": "saving a checkpoint",
     "reading": "reading a checkpoint",
+    "evaluating": "evaluating",
     "compiling": "compiling",
     "tokenizing": "tokenizing",
     "downloading": "waiting for a download",
@@ -219,7 +224,7 @@ _FORKED_LOCK = (
     "fork is never released in the worker."
 )
 _FIXES = {
-    "evaluating": f"Evaluate on every rank, each a part of the data, or {_TIMEOUT}.",
+    "evaluating": f"Divide the evaluation data among all ranks, or {_TIMEOUT}.",
     "loading": "Check the sample and the storage that {who} reads{place}, or preprocess slow samples before the run.",
     "saving": f"Save the checkpoint to a local disk, or {_TIMEOUT}.",
     "reading": f"Read the checkpoint from a local disk, or {_TIMEOUT}.",

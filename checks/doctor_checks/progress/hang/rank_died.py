@@ -7,6 +7,8 @@ import signal
 from collections.abc import Iterator
 from itertools import islice
 
+import msgspec
+
 from doctor.analysis.call_sites import place_of_frame
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
@@ -57,7 +59,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     for suspect in ras_suspects(job):
         if suspect.state == "dead":
             yield suspect.finding(
-                "Read the end of that rank's log, and run `dmesg -T | grep -iE 'killed process|oom|nvrm'` on its host."
+                "Read the end of the log of the dead process, and run `dmesg -T | grep -iE 'killed process|oom|nvrm'` "
+                "on its host."
             )
     found = diagnose_stall(job)
     if job.evidence is None or (found and found.kind in ("died", "differ") and found.confidence >= _OWN):
@@ -89,7 +92,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         yield finding_from_logs(
             EventGroup(own[0].kind, tuple(own)),
             f"An error was logged, but the run continued: {_headline(failure_of(own[0]))}",
-            fix=f"Find out whether the program handles this {failure_of(own[0]).kind} on purpose.",
+            fix=f"Find out whether the program handles this {failure_of(own[0]).kind} intentionally.",
             severity=Severity.INFO,
             confidence=0.6,
             symptoms=False,
@@ -112,14 +115,18 @@ def _of_unfinished(events: tuple[Event, ...]) -> Finding:
     """The log ends within a traceback: the last line, which names the error, is missing."""
     last = events[-1]
     what = last.value("type") or ""
-    place = place_of_frame(_line(Failure(what, "", None, last.frames)))
+    line = _line(Failure(what, "", None, last.frames))
+    place = place_of_frame(line)
+    if line is not None and not last.text.strip():
+        shown = f'File "{line.file}", line {line.line}, in {line.function}'
+        events = (*events[:-1], msgspec.structs.replace(last, text=shown))
     who = f"rank {last.rank}" if last.rank is not None else "a process"
     at, error = f" at {place}" if place else "", f": {what}" if what else ""
     return finding_from_logs(
         EventGroup(last.kind, events),
         f"{who} failed{at}{error}; the log ends within the traceback",
         ranks=(last.rank,) if last.rank is not None else (),
-        fix="Provide the complete log: the last line of the traceback names the error.",
+        fix="Run `doctor diagnose` on the complete log, because the last line of the traceback names the error.",
         confidence=0.25,
         symptoms=False,
     )
@@ -154,12 +161,17 @@ def _of_exits(events: tuple[Event, ...]) -> Finding:
     message = f"ended by signal {number} ({_CRASHES[number]})"
     return finding_from_logs(
         EventGroup(events[0].kind, events),
-        f"{who} was {message}, and its log shows no error",
+        f"{who} was {_terminated(message)}, and its log shows no error",
         fix=_fix_of_message(Failure(_CRASHES[number], message)),
         confidence=0.65,
         explains=("RUN001", "RUN003", "RUN012", "RUN016"),
         symptoms=False,
     )
+
+
+def _terminated(message: str) -> str:
+    """``terminated by signal 11 (SIGSEGV)``: the message of a failure as the manual of signals words it."""
+    return message.replace("ended by", "terminated by", 1)
 
 
 _EXITS = ("elastic.failed", "pl.child", "launch.exit_code", "launch.failed")
@@ -207,14 +219,14 @@ def _rank_of(cause: Event, same: list[Event]) -> int | None:
     compares_ranks=False,
     from_logs=_from_logs,
     impacts={
-        r"the run continued": "None for the run, if the program handles this error on purpose.",
-        r"which had ended the run": (
+        r"the run continued": "The run is not affected if the program handles this error intentionally.",
+        r"which had ended its run": (
             "The lost connection ends the job with an error, although the other rank ended normally."
         ),
         r"failed with the same error": (
             "All ranks fail at the same point, so the job ends without waiting for a timeout."
         ),
-        r"^A process (?:crashed|aborted|was ended by signal)|to end, by signal|without a Python error": (
+        r"^A process (?:crashed|aborted|was terminated by)|terminated first, by signal|without a Python error": (
             "The process ends without a Python traceback. Other ranks only report a lost connection or a timeout."
         ),
     },
@@ -373,7 +385,7 @@ def rank_died(job: Job) -> Iterator[Verdict]:
             ranks=found.ending.ranks,
             evidence={
                 "first": found.ending.first,
-                "error": failure.message[:2000] if failure else None,
+                "error": _terminated(failure.message[:2000]) if failure else None,
                 "raised_at": _way(failure.frames if failure else ()),
                 "consequences": list(found.ending.consequences[:64]),
                 "others_were_in": _others_were_in(found),
@@ -443,15 +455,20 @@ def _claim(found: Diagnosis, ending: RunEnd) -> str:
     error, line = _headline(ending.failure), place_of_frame(_line(ending.failure))
     at = f" at {line}" if line and len(error) <= _MOST_WITH_PLACE else ""
     if ending.nature == "peer":
-        left = f"{ranks_in_words(ending.left)}, which had ended the run" if ending.left else ""
-        lost = left or f"{'their' if several else 'its'} peers for an unknown reason"
-        return f"{who} lost {lost}{at}"
+        whose = "their" if several else "its"
+        left = f"{ranks_in_words(ending.left)}, which had ended {'their' if len(ending.left) > 1 else 'its'} run"
+        return (
+            f"{who} lost {whose} connection to {left}{at}"
+            if ending.left
+            else f"{who} lost {whose} peers for an unknown reason{at}"
+        )
     if several:
         return f"{who} failed with the same error: {error}{at}"
     if ending.failure.message.startswith("ended by signal"):
-        return f"{who} was the first to end, {ending.failure.message.removeprefix('ended ')}{at}"
+        return f"{who} was terminated first, {ending.failure.message.removeprefix('ended ')}{at}"
     first = " first" if len(found.states.ranks) > 1 else ""
-    return f"{who} {'exited' if ending.failure.kind == 'SystemExit' else 'failed'}{first}: {error}{at}"
+    is_exit = ending.failure.kind == "SystemExit"
+    return f"{who} exited{first} with {error}{at}" if is_exit else f"{who} failed{first}: {error}{at}"
 
 
 def _effect(job: Job, found: Diagnosis, ending: RunEnd) -> str:
@@ -466,9 +483,10 @@ def _effect(job: Job, found: Diagnosis, ending: RunEnd) -> str:
             f"{ranks_in_words(others)} then fail{'' if len(others) > 1 else 's'} with a lost connection or a timeout."
         )
     elif others:
-        rest = f"{ranks_in_words(others)} wait{'' if len(others) > 1 else 's'} for it until the timeout."
+        awaited = "it" if start else who
+        rest = f"{ranks_in_words(others)} wait{'' if len(others) > 1 else 's'} for {awaited} until the timeout."
     elif job.world_size == 1 and job.evidence is None:
-        rest = "the run ends."
+        rest = "the run ends, and the steps since the last checkpoint are lost."
     else:
         return ""
     return start + (rest if start else rest[:1].upper() + rest[1:])
@@ -481,7 +499,7 @@ def _is_of_process(failure: Failure | None) -> bool:
 
 def _claim_of_processes(found: Diagnosis, failure: Failure | None) -> str:
     has, was = ("have", "were") if len(found.ranks) > 1 else ("has", "was")
-    how = f"{has} ended" if failure is None else f"{was} {failure.message}"
+    how = f"{has} ended" if failure is None else f"{was} {_terminated(failure.message)}"
     if failure is not None and failure.kind == "exit code":
         how = f"{has} ended with exit code {failure.message}"
     return f"The process{'es' if has == 'have' else ''} of {stall_ranks(found)} {how}{stall_waiters(found)}"
@@ -500,7 +518,7 @@ def _headline(failure: Failure, most: int = 80) -> str:
 def _fix(found: Diagnosis, ending: RunEnd) -> str:
     if ending.left:
         return (
-            f"Make {ranks_in_words(ending.left)} leave the loop in the same batch as the others: look for a data "
+            f"Make {ranks_in_words(ending.left)} leave the loop after the same batch as the others: look for a data "
             "loader of different length, or for a `return` or `break` that depends on the rank."
         )
     if ending.failure is None:
@@ -510,7 +528,7 @@ def _fix(found: Diagnosis, ending: RunEnd) -> str:
             f"{ranks_in_words(ending.ranks)} for `terminate called`, to find out what ended the "
             f"{'processes' if len(ending.ranks) > 1 else 'process'}."
         )
-    known = _fix_of_message(ending.failure)
+    known = _fix_of_message(ending.failure, next(iter(found.hosts), "the host of the rank"))
     if known or ending.nature == "peer":
         return known or "Find the rank that closed the connection: read the end of the log of every other rank."
     line = place_of_frame(_line(ending.failure))
@@ -527,14 +545,17 @@ def _consequences(ending: RunEnd) -> str:
 def _fix_of_error(failure: Failure, who: str, at: str) -> str:
     on = f" on {who}" if who.startswith("rank") else f" in {who}" if who else ""
     if failure.kind == "SystemExit" and at and who.startswith("rank "):
-        return f"Remove the exit of {who}{at}, or make all ranks leave in the same batch."
+        return f"Remove the exit of {who}{at}, or make all ranks exit after the same batch."
     if failure.kind in ("SystemExit", "exit code"):
         return f"Find out why {who or 'the process'} exited{at}."
-    return f"Fix the error{on}{at}." if on or at else f"Fix the cause of the {failure.kind}."
+    if not on and not at:
+        return f"Find the traceback of this {failure.kind} in the complete log, and fix the line that raised it."
+    return f"Fix the error{on}{at}."
 
 
-def _fix_of_message(failure: Failure) -> str:
-    return next((fix for pattern, fix in _FIXES if re.search(pattern, failure.message)), "")
+def _fix_of_message(failure: Failure, host: str = "its host") -> str:
+    fix = next((fix for pattern, fix in _FIXES if re.search(pattern, failure.message)), "")
+    return fix.replace(" on its host", f" on {host}")
 
 
 _FIXES = (
@@ -549,7 +570,7 @@ _FIXES = (
     ),
     (
         r"^ended by signal (?:4|8|11) ",
-        "Run with `python -X faulthandler` to see where the native code crashed.",
+        "Set `PYTHONFAULTHANDLER=1` and rerun the job to see which call crashes.",
     ),
     (
         r"OutOfMemoryError|CUDA out of memory",
@@ -559,7 +580,7 @@ _FIXES = (
     (
         r"DataLoader worker .*(?:killed by signal: Killed|exited unexpectedly)",
         "Run `dmesg -T | grep -i 'killed process'` on its host, and use fewer DataLoader workers if the OOM killer "
-        "ended this one.",
+        "killed the worker.",
     ),
     (
         r"DataLoader worker .*(?:Bus error|shared memory)",

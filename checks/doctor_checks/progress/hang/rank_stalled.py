@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -35,6 +36,7 @@ from doctor_checks.progress._named_causes import cause_of_calls, with_cause
 from doctor_checks.progress.hang._ras_suspects import ras_suspects
 from doctor_checks.progress.hang._stall_text import (
     blocked_text,
+    condition_in_words,
     missed_call,
     numbered_call,
     stall_evidence,
@@ -142,8 +144,10 @@ def _of_named(job: Job, group: EventGroup) -> Iterator[Finding]:
         group,
         f"{ranks_in_words(missing)} did not reach {'a barrier' if is_barrier else 'any collective'}",
         ranks=missing,
-        effect=_effect_of_barrier(group) if is_barrier else "The other ranks fail when their collective times out.",
-        fix=f"Read the {end} of the log{end[3:]} of {ranks_in_words(missing)}, and `dmesg -T` on {their} "
+        effect=_effect_of_barrier(group)
+        if is_barrier
+        else "The collective of the other ranks timed out, which ends the job.",
+        fix=f"Read the {end} of the log{end[3:]} of {ranks_in_words(missing)}, and the output of `dmesg -T` on {their} "
         f"host{end[3:]}, to find out what stopped or blocked the process{'es' if len(missing) > 1 else ''}.",
         confidence=0.6 if is_most else 0.8,
         explains=("RUN004", "RUN012", "RUN016"),
@@ -163,20 +167,25 @@ def _of_the_others(job: Job, group: EventGroup, missing: tuple[int, ...]) -> Fin
         group,
         f"{ranks_in_words(missing)} did not reach the collective in which {ranks_in_words(group.ranks)} timed out",
         ranks=missing,
-        fix=_collect(job, f"Read the last lines of the log of {ranks_in_words(missing)}"),
+        fix=_collect(job, f"Find in the log of {ranks_in_words(missing)} what ended or delayed the process"),
         confidence=0.6,
         explains=("RUN004", "RUN012", "RUN016"),
         symptoms=False,
     )
 
 
+_OF_WORK = re.compile(r"(SeqNum|OpType)=(\w+)")
+
+
 def _of_timeouts(job: Job, group: EventGroup) -> Finding:
     first = group.first
-    operation, number = group.value("op"), group.value("seq")
-    what = "a barrier or a single value" if first.value("nin") == "1" else ""
-    counted = ", ".join(part for part in (f"number {number} of its group" if number else "", what) if part)
+    # The message of a blocking wait has its collective in one value (Work::toString, ProcessGroupNCCL.cpp).
+    work = dict(_OF_WORK.findall(group.value("work") or ""))
+    operation, number = group.value("op") or work.get("OpType"), group.value("seq") or work.get("SeqNum")
+    what = "1 element" if first.value("nin") == "1" else ""
+    counted = ", ".join(part for part in (f"collective {number}" if number else "", what) if part)
     call = f"{operation or 'a collective'}{f' ({counted})' if counted else ''}"
-    who = f"{ranks_in_words(group.ranks)}: " if group.ranks else ""
+    who = f" on {ranks_in_words(group.ranks)}" if group.ranks else ""
     known = {
         "operation": operation,
         "number": number,
@@ -186,7 +195,7 @@ def _of_timeouts(job: Job, group: EventGroup) -> Finding:
     }
     return finding_from_logs(
         group,
-        f"{who}{call} timed out; the logs do not show which rank was missing",
+        f"{call} timed out{who}; the logs do not show which rank was missing",
         ranks=(),
         evidence={name: value for name, value in known.items() if value},
         fix=_collect(job),
@@ -207,7 +216,7 @@ def _collect(job: Job | None, first: str = "") -> str:
 
 
 def _leaves(sketch: JobBuilder, statement: str, **progress: Any) -> JobBuilder:
-    loop = LeftLoop("train", 0, 1, 8, user_frame(52, "main", "if rank == 2, line 51"), statement)
+    loop = LeftLoop("train", 0, 1, 40, user_frame(52, "main", "if rank == 2, line 51"), statement)
     return sketch.alter(ProgressFacts, ranks=(2,), left=(loop,), stack=(), **progress)
 
 
@@ -224,21 +233,14 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
     or_needs=(RecorderFacts,),
     from_logs=_from_logs,
     impacts={
-        r"logs do not show which rank": (
-            "The run ends at the timeout, and its errors do not name the rank that the others waited for."
-        ),
-        r"^Horovod": "The other ranks wait without a limit, unless `HOROVOD_STALL_SHUTDOWN_TIME_SECONDS` is set.",
-        r"ended the run|left the (?:training )?loop|reached the end of the \w+ loader": (
-            "The ranks that continue wait until the timeout in a collective that the others never join."
-        ),
-        r"^Ranks? [\d, -]+ (?:is|are) all in|the network or a device (?:is|may be) at fault": (
-            "Every rank blocks until the timeout of the collective."
-        ),
+        r"logs do not show which rank": ("The timeout ends the job, and the steps since the last checkpoint are lost."),
+        r"^Horovod": "The other ranks wait indefinitely, unless `HOROVOD_STALL_SHUTDOWN_TIME_SECONDS` is set.",
+        r"the network or a device (?:is|may be) at fault": ("Every rank blocks until the timeout of the collective."),
         r"(?:has|have) not finished": "The other ranks wait for this device until the timeout of the collective.",
         r"left no flight-recorder dump": (
             "The other ranks wait for a process that has probably ended, until the timeout."
         ),
-        r"in the store until the timeout": ("The waiting ranks fail in the first collective of their process group."),
+        r"to set a key in the store": "The waiting ranks fail in the first collective of their process group.",
     },
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
@@ -383,7 +385,7 @@ def rank_stalled(job: Job) -> Iterator[Verdict]:
     elif found.holds_lock or found.driver or found.data_ended:
         return  # RUN016, DATA010
     elif found.uneven is not None:
-        yield _finding(found, *_loader_ended(found, found.uneven))
+        yield _finding(found, *_loader_ended(found, found.uneven), _effect_of_leaving(found.uneven.ended, found.uneven))
     elif found.left is not None:
         yield with_cause(_of_left(found, found.left, uses_lightning(job)), cause_of_calls(job, found))
     elif found.kind in _SAYINGS:
@@ -408,8 +410,8 @@ def _fix_of_stacks(found: Diagnosis, job: Job) -> str:
     is_collected = job.evidence is not None
     if first.state == "ended" or _has_left_program(first.stack):
         return (
-            f"Make {ranks_in_words(found.ranks)} leave the loop in the same batch as the others: look for a `return` "
-            "or `break` that depends on the rank, or for data loaders of different length."
+            f"Make {ranks_in_words(found.ranks)} leave the loop after the same batch as the others: look for a "
+            "`return` or `break` that depends on the rank, or for data loaders of different length."
         )
     if found.states.is_snapshot:
         return (
@@ -427,13 +429,15 @@ def _fix_of_stacks(found: Diagnosis, job: Job) -> str:
     return f"Find what blocks rank {first.rank}{line} with `py-spy dump --native --pid {pid}`{host}."
 
 
-def _finding(found: Diagnosis, claim: str, fix: str) -> Finding:
+def _finding(found: Diagnosis, claim: str, fix: str, effect: str = "") -> Finding:
     remark = found.within_limit
     return Finding(
         claim,
         ranks=found.ranks,
         evidence=stall_evidence(found),
-        effect="None if the rank continues before the collective of the others times out." if remark else "",
+        effect="The job is not affected if the rank continues before the collective of the others times out."
+        if remark
+        else effect,
         fix=fix,
         severity=Severity.INFO if remark else Severity.ERROR,
         confidence=found.confidence,
@@ -455,11 +459,13 @@ def _unresponsive(found: Diagnosis) -> tuple[str, str]:
         )
     if found.states.is_from_dumps:
         return (
-            f"{who} left no flight-recorder dump: {'they are' if several else 'it is'} dead or unreachable",
-            f"Read the end of the log of {ranks_in_words(found.ranks)}, or `dmesg -T | grep -iE 'killed process|xid'` "
-            f"on {'their hosts' if several else 'its host'}, to find out why the process ended.",
+            f"{who} left no flight-recorder dump: {'they have' if several else 'it has'} exited or "
+            f"{'are' if several else 'is'} unreachable",
+            f"Read the end of the log of {ranks_in_words(found.ranks)}, and run `dmesg -T | grep -iE 'killed "
+            f"process|xid'` on {'their hosts' if several else 'its host'}, to find out why "
+            f"{'they' if several else 'it'} wrote no dump.",
         )
-    host = next(iter(found.hosts), "its host")
+    host = next(iter(found.hosts), f"the host of {ranks_in_words(found.ranks[:1])}")
     progress = first.progress if first else None
     pid = progress.pid if progress and progress.pid else "PID"
     if progress and progress.state == "stopped":
@@ -469,21 +475,21 @@ def _unresponsive(found: Diagnosis) -> tuple[str, str]:
         )
     if progress and (progress.stack_from == "signal" or progress.sampled) and first and first.site:
         return (
-            f"{who} {'are' if several else 'is'} unresponsive: C code holds the GIL at {first.site.place}",
+            f"{who} {'are' if several else 'is'} unresponsive: native code holds the GIL at {first.site.place}",
             f"Run `py-spy dump --native --pid {pid}` on {host} to find the native call, and release the GIL around it "
             "(`Py_BEGIN_ALLOW_THREADS`, or pybind11's `gil_scoped_release`).",
         )
     if failed := _failed_others(found):
         return (
-            f"{who} did not respond before {ranks_in_words(failed)} failed",
-            f"Read the end of the log of {ranks_in_words(found.ranks)}, or `dmesg -T | grep -iE 'killed process|xid'` "
-            f"on {'their hosts' if several else 'its host'}, to find out why {'they' if several else 'it'} did not "
-            "respond.",
+            f"{who} did not respond; {ranks_in_words(failed)} failed while waiting",
+            f"Read the end of the log of {ranks_in_words(found.ranks)}, and run `dmesg -T | grep -iE 'killed "
+            f"process|xid'` on {'their hosts' if several else 'its host'}, to find out why "
+            f"{'they' if several else 'it'} did not respond.",
         )
     return (
         f"{who} {'are' if several else 'is'} unresponsive{stall_waiters(found)}",
-        f"Run `ps -o pid,stat,wchan:32,etime,cmd -p {pid}` on {host} to see whether {ranks_in_words(found.ranks[:1])} "
-        "has exited, is stopped (state T) or is blocked in the kernel (state D).",
+        f"Run `ps -o pid,stat,wchan:32,etime,cmd -p {pid}` on {host} to see whether the process has exited, is stopped "
+        "(state T) or is blocked in the kernel (state D).",
     )
 
 
@@ -498,9 +504,9 @@ def _elsewhere(found: Diagnosis) -> tuple[str, str]:
     several = len(found.ranks) > 1
     if first is not None and first.state == "ended":
         return (
-            f"{who} {'have' if several else 'has'} ended the run{stall_waiters(found)}",
-            f"Make {ranks_in_words(found.ranks)} leave the loop in the same batch as the others: look for a `return` "
-            "or `break` that depends on the rank, or for data loaders of different length.",
+            f"{who} {'have ended their' if several else 'has ended its'} run{stall_waiters(found)}",
+            f"Make {ranks_in_words(found.ranks)} leave the loop after the same batch as the others: look for a "
+            "`return` or `break` that depends on the rank, or for data loaders of different length.",
         )
     place = f" at {first.site.place}" if first and first.site and first.site.place else ""
     verb = "are" if several else "is"
@@ -544,11 +550,14 @@ def _missing(found: Diagnosis) -> tuple[str, str]:
     hosts = f" on {', '.join(found.hosts)}" if found.hosts else ""
     device = f", and the device of {ranks_in_words(found.behind)} has not finished" if found.behind else ""
     timed = found.seconds_waited and found.waiting and not found.states.is_snapshot
+    search = f"Search the end of the log of {ranks_in_words(late)}{hosts} for an exception, a signal or a blocked data "
+    if found.waiting and all(found.states.ranks[rank].state == "failed" for rank in found.waiting):
+        within = f" within {found.seconds_waited:.0f} s" if timed else ""
+        return f"{ranks_in_words(late)} did not reach {what}{within}{device}", f"{search}loader."
     waited = f" after {found.seconds_waited:.0f} s" if timed else ""
     return (
         f"{ranks_in_words(late)} {'have' if several else 'has'} not reached {what}{device}{waited}",
-        f"Read the last lines of the log of {ranks_in_words(late)}{hosts} for an exception, a signal or a blocked data "
-        "loader, or run `py-spy dump --native --pid PID` if the process still runs.",
+        f"{search}loader, or run `py-spy dump --native --pid PID` if the process still runs.",
     )
 
 
@@ -566,11 +575,13 @@ def _behind(found: Diagnosis) -> tuple[str, str]:
     who, first, several = stall_ranks(found), found.first, len(found.ranks) > 1
     call = first.wait if first else None
     what = f"{call.operation} ({numbered_call(call, found.states)})" if call else "a collective"
-    hosts = ", ".join(found.hosts) or "its host"
+    hosts, one = ", ".join(found.hosts) or "its host", len(found.hosts) < 2
     return (
         f"Only the {'devices' if several else 'device'} of {who} {'have' if several else 'has'} not finished {what}",
-        f"Run `dmesg -T | grep -iE 'nvrm|xid'` and `nvidia-smi -q | grep -iE 'ecc|retired'` on {hosts}, and exclude "
-        "the host from the next run if they show errors of the device.",
+        f"Run these commands on {hosts}, and exclude {'the host' if one else 'each host'} from the next run "
+        f"{'if' if one else 'on which'} they show device errors:\n"
+        "dmesg -T | grep -iE 'nvrm|xid'\n"
+        "nvidia-smi -q -d ECC,ROW_REMAPPER",
     )
 
 
@@ -603,12 +614,10 @@ def _of_left(found: Diagnosis, left: RanksThatLeft, lightning: bool) -> Finding:
             **stall_evidence(found),
             "left_in_batch": left.loop.batches if left.loop is not None else None,
             "left_by": left.loop.statement or None if left.loop is not None else None,
-            "condition": line.condition or None if line is not None else None,
+            "condition": condition_in_words(line.condition) or None if line is not None else None,
             "continuing": list(left.continuing[:64]),
         },
-        effect=f"{ranks_in_words(left.continuing).capitalize()} wait{'' if len(left.continuing) > 1 else 's'} in a "
-        f"collective that {ranks_in_words(left.ranks)} never join{'' if len(left.ranks) > 1 else 's'}, until the "
-        "timeout or until the connection is lost.",
+        effect=_effect_of_leaving(left.ranks, left),
         fix=_fix_of_left(left, lightning),
         confidence=found.confidence,
         explains=("RUN002", "RUN004", "RUN006", "RUN012", "RUN016", "DATA010"),
@@ -616,18 +625,29 @@ def _of_left(found: Diagnosis, left: RanksThatLeft, lightning: bool) -> Finding:
     )
 
 
+def _effect_of_leaving(ended: tuple[int, ...], left: RanksThatLeft | UnevenLoaders) -> str:
+    return (
+        f"{ranks_in_words(left.continuing).capitalize()} wait{'' if len(left.continuing) > 1 else 's'} in a collective "
+        f"that {ranks_in_words(ended)} never join{'' if len(ended) > 1 else 's'}, until the timeout or until the "
+        "connection is lost."
+    )
+
+
 def _left_claim(found: Diagnosis, left: RanksThatLeft) -> str:
     first, loop = found.states.ranks[left.ranks[0]], left.loop
-    what = "ended the run" if left.ended else "left the training loop"
+    several = len(left.ranks) > 1
+    what = f"ended {'their' if several else 'its'} run" if left.ended else "left the training loop"
     progress = first.progress
     batches = loop.batches if loop is not None else _batches_of(progress) if progress is not None else 0
     loaders = found.states.loaders.get(first.rank)
     length = next((one.batches for one in loaders.of("train") if one.batches), None) if loaders else None
-    where = f" in batch {batches}" + (f" of {length}" if length else "") if batches else ""
+    counted = f"{batches} of {length} batches" if length else "1 batch" if batches == 1 else f"{batches} batches"
+    where = f" after {counted}" if batches else ""
     by = ""
     if loop is not None and loop.frame is not None:
-        by = (f" by `{loop.statement}`" if loop.statement else "") + f" at {place_of_frame(loop.frame)}"
-    return f"{ranks_in_words(left.ranks)} {what}{where}{by}; {ranks_in_words(left.continuing)} did not"
+        by = f"{f'`{loop.statement}` at ' if loop.statement else ''}{place_of_frame(loop.frame).partition(' (')[0]}"
+    how = f" ({by})" if by else ""
+    return f"{ranks_in_words(left.ranks)} {what}{where}{how}, unlike {ranks_in_words(left.continuing)}"
 
 
 def _batches_of(progress: ProgressFacts) -> int:
@@ -641,12 +661,13 @@ def _fix_of_left(left: RanksThatLeft, lightning: bool) -> str:
     loop = left.loop
     if loop is not None and loop.frame is not None and loop.statement:
         return (
-            f"Take the `{loop.statement}` at {place_of_frame(loop.frame)} on all ranks in the same batch, or remove it."
+            f"Execute the `{loop.statement}` at {place_of_frame(loop.frame)} on all ranks after the same batch, or "
+            "remove it."
         )
     how = "self.trainer.strategy.reduce_boolean_decision" if lightning else "torch.distributed.all_reduce"
     return (
-        f"Make {ranks_in_words(left.ranks)} stop in the same batch as the others: set the same limits on all ranks, or "
-        f"reduce the decision to stop over all ranks with `{how}`."
+        f"Make {ranks_in_words(left.ranks)} stop after the same batch as the others: set the same limits on all ranks, "
+        f"or reduce the decision to stop over all ranks with `{how}`."
     )
 
 
@@ -661,8 +682,9 @@ def _together(found: Diagnosis) -> tuple[str, str]:
             _OF_NETWORK,
         )
     which = f"the first {where} of their group" if _never_worked(found) else where
+    time = f" for {found.seconds:.0f} s" if found.seconds else ""
     return (
-        f"{ranks_in_words(found.ranks)} are all in {which}{stall_waiters(found)}: the network or a device is at fault",
+        f"{ranks_in_words(found.ranks)} have all waited in {which}{time}: the network or a device is at fault",
         _OF_NETWORK,
     )
 

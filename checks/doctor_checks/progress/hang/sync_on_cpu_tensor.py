@@ -31,7 +31,7 @@ _NEW = "RuntimeError: No backend type associated with device type cpu"
 def sync_on_cpu_tensor(job: Job) -> Iterator[Verdict]:
     """Ask whether collectives receive only tensors on devices that the backend supports.
 
-    Why it hurts: the call raises an error on the rank, and the other ranks wait for it.
+    Why it hurts: the call raises RuntimeError, which ends the job.
     Fix: Move the tensor to the device of the backend before the call, or initialize both backends with
     `init_process_group("cpu:gloo,cuda:nccl")` (Lightning: `DDPStrategy(process_group_backend="cpu:gloo,cuda:nccl")`).
     """

@@ -59,8 +59,8 @@ def unexplained_error(job: Job) -> Iterator[Verdict]:
     """Ask whether logs contain errors that no check explains.
 
     Why it hurts: the run may have failed for a reason that rankdoctor does not know; nothing else was found.
-    Fix: Search the documentation and the issues of the component that logged the first error, or diagnose the complete
-    logs of all ranks.
+    Fix: Search the documentation and the issues of the component that logged the first error, or run `doctor diagnose`
+    on the complete logs of all ranks.
     """
     evidence = job.evidence
     if evidence is None or _is_recorded(job):
@@ -72,18 +72,26 @@ def unexplained_error(job: Job) -> Iterator[Verdict]:
     first = errors[0]
     component = component_of(first)
     name = component.name if component else None
-    collect = f" of a run with {component.collect.rstrip('.')}" if component and component.collect else ""
     yield finding_from_logs(
         EventGroup(first.kind, tuple(errors)),
         f"No check explains the first error{_origin(first, name)}: {_shortened(first.text, name)}",
         ranks=(first.rank,) if first.rank is not None else (),
         evidence={"component": name},
-        fix=f"Search the documentation and the issues of {name or 'the program that logged it'} for the first error, "
-        f"or diagnose the complete logs of all ranks{collect}.",
+        fix=_fix(name or "the program that logged it", component.collect if component else ""),
         confidence=0.3,
         explains=("RUN004", "RUN012"),
         symptoms=False,
     )
+
+
+def _fix(name: str, collect: str) -> str:
+    search = f"Search the documentation and the issues of {name} for the first error"
+    diagnose = f"{search}, or run `doctor diagnose` on the complete logs of all ranks"
+    commands = re.findall("`([^`]+)`", collect)
+    if collect == " and ".join(f"`{one}`" for one in commands if one.startswith("export ")) != "":
+        return "\n".join((f"{diagnose} of a rerun with these settings:", *commands))
+    rest = f" of a rerun with {collect}" if "`export " in collect else f", and include {collect}" if collect else ""
+    return f"{diagnose}{rest.rstrip('.')}."
 
 
 def _is_recorded(job: Job) -> bool:
@@ -122,9 +130,8 @@ def _without_launcher(evidence: LogEvidence, errors: list[Event]) -> list[Event]
 
 
 def _origin(first: Event, name: str | None) -> str:
-    host = first.host if first.rank is None else None
-    who = [ranks_in_words((first.rank,))] if first.rank is not None else [f"host {host}"] if host else []
-    return f" from {', '.join([*([name] if name else []), *who])}" if name or who else ""
+    who = ranks_in_words((first.rank,)) if first.rank is not None else first.host
+    return (f" from {name}" if name else "") + (f" on {who}" if who else "")
 
 
 def _shortened(text: str, name: str | None) -> str:

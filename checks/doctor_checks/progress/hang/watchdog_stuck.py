@@ -48,10 +48,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             group,
             _claim(f" for {seconds} s" if seconds else "", holds_lock, is_consequence),
             evidence={"lock_held": holds_lock or None},
-            fix="Find the native code that holds the GIL with `py-spy dump --native --pid PID`, and release the GIL "
-            "around it."
+            fix="Run `py-spy dump --native --pid PID` while the process hangs to find the native code that holds the "
+            "GIL, and release the GIL around it."
             if holds_lock
-            else "Find out why the collective timed out."
+            else "Find the rank that did not reach the collective, because the stuck watchdog is a consequence of the "
+            "timeout."
             if is_consequence
             else "",
             severity=Severity.INFO if is_consequence else Severity.ERROR,
@@ -94,7 +95,7 @@ def _claim(time: str, holds_lock: bool, is_consequence: bool) -> str:
 def watchdog_stuck(job: Job) -> Iterator[Verdict]:
     """Ask whether a process was terminated because its NCCL watchdog was stuck.
 
-    Why it hurts: the process is terminated without an error of the program, and the other ranks report a lost peer.
+    Why it hurts: the process is terminated without a Python error, and the other ranks report a lost peer.
     Fix: Run `py-spy dump --native --pid PID` while the process hangs to find the CUDA or NCCL call that does not
     return.
     """

@@ -60,7 +60,7 @@ def communication_bound(
 ) -> Iterator[Verdict]:
     """Ask whether communication takes a large part of each step on all ranks.
 
-    Why it hurts: adding GPUs hardly makes the job faster.
+    Why it hurts: more ranks hardly make the job faster.
     Fix: Accumulate gradients over several batches, or use larger batches.
     """
     # At 30 %, doubling the batch (or accumulation) saves 15 % of the time per sample. The estimate attributes any
@@ -97,8 +97,8 @@ def _finding(job: Job, seconds: float, total: float) -> Finding:
     link = _slowest_link(job)
     ideal = 2 * size / link if size and link else None
     effect = (
-        f"Adding GPUs hardly makes the job faster, although the slowest link could transfer the gradients "
-        f"({mebibytes(size)}) in {milliseconds(ideal)}."
+        f"More ranks hardly make the job faster. The slowest link could transfer the gradients ({mebibytes(size)}) in "
+        f"{milliseconds(ideal)}."
         if ideal
         else ""
     )

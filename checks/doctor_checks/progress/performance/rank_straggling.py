@@ -348,12 +348,12 @@ def _finding(job: Job, ranks: tuple[Rank, ...], part: str, members: Mapping[int,
     others = [size for rank, size in sizes.items() if rank != worst]
     units = sizes.get(worst), median(others) if others else None
     who = ranks_in_words(numbers) + (f" ({together[0]})" if together else "")
-    spend, their = ("spends", "its") if len(numbers) == 1 else ("spend up to", "their")
+    spend = "spends" if len(numbers) == 1 else "spend up to"
     paused = next((rank.find(RankPausesFacts) for rank in ranks if rank.number == worst), None)
     quota = _throttled(paused) if paused is not None else ""
     return Finding(
-        f"{who} {spend} {milliseconds(lag.own)} of a {milliseconds(lag.total)} step on {PHASES[part]}, {their} peers "
-        f"{milliseconds(max(0.0, lag.own - lag.excess))}{quota}",
+        f"{who} {spend} {milliseconds(lag.own)} of a {milliseconds(lag.total)} step {PHASES[part]} (peers: "
+        f"{milliseconds(max(0.0, lag.own - lag.excess))}){quota}",
         ranks=numbers,
         evidence={
             "part": part,
@@ -369,7 +369,7 @@ def _finding(job: Job, ranks: tuple[Rank, ...], part: str, members: Mapping[int,
         },
         effect=f"The other ranks wait {milliseconds(lag.waited_in_all)} for "
         f"{ranks_in_words((worst,))} in each step of {milliseconds(lag.total)}.",
-        fix=_fix_of_quota(worst) if quota else _fix(job, part, units, worst),
+        fix=_fix_of_quota(worst) if quota else _fix(job, part, units, worst, numbers),
         explains=("RUN005", "RUN013") if part == "data" else ("RUN013",),
     )
 
@@ -392,16 +392,17 @@ def _delayed(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
         quota = _throttled(one)
         progress = next((rank.find(ProgressFacts) for rank in ranks if rank.number == number), None)
         pid = progress.pid if progress is not None and progress.pid else "PID"
+        host = next(rank.host.name for rank in ranks if rank.number == number)
         yield Finding(
             f"rank {number} was blocked {one.delays} times ({one.delayed_seconds:.0f} s of the last "
             f"{one.seconds:.0f} s)" + (quota or " by its interpreter lock (GIL)"),
             ranks=(number,),
             evidence={"pauses": one.delays, "seconds_paused": one.delayed_seconds, "seconds_watched": one.seconds},
-            effect=f"All ranks wait while rank {number} is blocked.",
+            effect=f"The other ranks wait while rank {number} is blocked.",
             fix=_fix_of_quota(number)
             if quota
-            else f"Find the thread that holds the lock with `py-spy record --gil --native --pid {pid} --duration 30`, "
-            "and move its work to a separate process or release the GIL around it.",
+            else f"Run `py-spy record --gil --native --pid {pid} --duration 30` on {host} to find the thread that "
+            "holds the GIL, and move its work to a separate process or release the GIL around it.",
             explains=("RUN013",),
         )
 
@@ -415,7 +416,7 @@ def _throttled_alone(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
         least = max(_LEAST_LOST, _LEAST_THROTTLED * one.seconds)
         if words and seconds >= least and 2 * lost.median(seconds) <= seconds:
             yield Finding(
-                f"The CPU quota of rank {number} ({one.cpu_quota:g} CPUs) stopped it for {seconds:.0f} s of the last "
+                f"The CPU quota of rank {number} ({one.cpu_quota:g} CPUs) throttled it for {seconds:.0f} s of the last "
                 f"{one.seconds:.0f} s",
                 ranks=(number,),
                 evidence={
@@ -425,7 +426,7 @@ def _throttled_alone(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
                     "periods": one.periods,
                     "seconds_watched": one.seconds,
                 },
-                effect=f"All ranks wait while rank {number} is stopped.",
+                effect=f"The other ranks wait while rank {number} is throttled.",
                 fix=_fix_of_quota(number),
                 explains=("RUN013",),
             )
@@ -457,18 +458,18 @@ def _rarely_slow(
             continue
         training = next((found for one in ranks if one.number == rank and (found := one.find(TrainingFacts))), None)
         yield Finding(
-            f"Rare long steps of rank {rank} cost {lost:.0f} s of {whole:.0f} s in {PHASES[part]}",
+            f"Rare long steps of rank {rank} cost {lost:.0f} s of {whole:.0f} s {PHASES[part]}",
             ranks=(rank,),
             evidence={
                 "part": part,
                 "seconds_lost": round(lost, 3),
                 "seconds_watched": round(whole, 3),
-                "slowest_step": max((windows[rank][step].slowest or 0.0) for step in steps),
+                "slowest_step": max((windows[rank][step].slowest or 0.0) for step in steps) or None,
                 "framework": training.framework if training is not None else None,
             },
-            effect=f"All ranks wait for rank {rank} in these steps.",
+            effect=f"The other ranks wait for rank {rank} in these steps.",
             fix=f"Look for work that only rank {rank} does in some of its steps (saving, logging, evaluation), and "
-            "move it to where no rank waits.",
+            "move it to a background thread.",
             explains=("RUN013",),
         )
 
@@ -493,30 +494,28 @@ def _saving(ranks: tuple[Rank, ...], share: float) -> Iterator[Finding]:
             continue
         if max(costs) <= 0.5 * lost:
             yield Finding(
-                f"Checkpoints of rank {number} cost {lost:.0f} s of {whole:.0f} s, while its peers wait",
+                f"Rank {number} spent {lost:.0f} s of {whole:.0f} s on checkpoints while its peers waited",
                 ranks=(number,),
                 evidence={"seconds_lost": round(lost, 3), "seconds_watched": round(whole, 3), "others_wait": waited},
-                effect=f"All ranks wait while rank {number} saves.",
+                effect=f"Training is interrupted for {lost / whole:.0%} of the time.",
                 fix="Save less often, or in the background with `torch.distributed.checkpoint.async_save`.",
                 explains=("RUN013",),
             )
 
 
 def _throttled(pauses: RankPausesFacts) -> str:
-    """``; its CPU quota (0.1 CPUs) stopped it for 27 s, in 260 of 300 periods``; empty if it did not matter."""
-    seconds, periods = pauses.throttled_seconds, pauses.periods or 0
+    """``; its CPU quota (0.1 CPUs) throttles it``; empty if it did not matter."""
+    periods = pauses.periods or 0
     share = (pauses.throttled_periods or 0) / periods if periods else 0.0
     if share < 0.1 or pauses.cpu_quota is None:
         return ""
-    took = f" for {seconds:.0f} s" if seconds else ""
-    often = f"in {pauses.throttled_periods} of {periods} periods"
-    return f"; its CPU quota ({pauses.cpu_quota:g} CPUs) stopped it{took}, {often}"
+    return f"; its CPU quota ({pauses.cpu_quota:g} CPUs) throttles it"
 
 
 def _fix_of_quota(rank: int) -> str:
     return (
-        f"Raise the CPU limit of rank {rank} (Docker `--cpus`, Kubernetes `resources.limits.cpu`, SLURM "
-        "`--cpus-per-task`), or lower its OMP_NUM_THREADS."
+        f"Raise the CPU limit of rank {rank} (Docker `--cpus`, Kubernetes `resources.limits.cpu`), or lower its "
+        "OMP_NUM_THREADS."
     )
 
 
@@ -526,7 +525,7 @@ def _largest(rank: Rank) -> int | None:
     return max((sample.units for sample in samples if sample.units), default=None)
 
 
-def _fix(job: Job, part: str, units: tuple[int | None, float | None], number: int) -> str:
+def _fix(job: Job, part: str, units: tuple[int | None, float | None], number: int, numbers: tuple[int, ...]) -> str:
     own, usual = units
     rank = next(one for one in job.ranks if one.number == number)
     host = rank.host.name
@@ -536,9 +535,10 @@ def _fix(job: Job, part: str, units: tuple[int | None, float | None], number: in
             f"samples, its peers {usual:,.0f}."
         )
     if part == "data":
+        whose = "their" if len(numbers) > 1 else "its"
         return (
-            f"Use more DataLoader workers on rank {number}, or read its data from local storage if the storage of "
-            f"{host} is slow."
+            f"Use more DataLoader workers on {ranks_in_words(numbers)}, or read {whose} data from local storage if the "
+            f"storage of {host} is slow."
         )
     if part in ("forward", "backward") and _waits((rank,)) is WAITS_ON_GPU:
         return (
@@ -549,5 +549,6 @@ def _fix(job: Job, part: str, units: tuple[int | None, float | None], number: in
         return f"Run `top` on {host} to look for other processes on the CPUs of rank {number}."
     hooks = "callbacks, `self.log(..., rank_zero_only=True)`, loggers" if uses_lightning(job) else "logging, evaluation"
     return (
-        f"Look for work that only rank {number} does in each step: {hooks}, files written, tensors copied to the CPU."
+        f"Look for work that only rank {number} does in each step, such as {hooks}, files written or tensors copied to "
+        "the CPU."
     )
