@@ -87,7 +87,7 @@ def stall_source(found: Diagnosis) -> Source | None:
     return Source(line.file, line.line) if line and line.line else None
 
 
-_STATES = {"gone": "exited"}
+_STATES = {"gone": "exited", "silent": "unresponsive"}
 _OVER = frozenset({"ended", "failed", "gone"})
 """States of ranks that do not run any more."""
 

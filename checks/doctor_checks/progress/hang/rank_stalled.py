@@ -120,7 +120,7 @@ def _of_echoes(job: Job) -> Iterator[Finding]:
     if echoes and first_trouble(job) is None:
         yield finding_from_logs(
             EventGroup(echoes[0].kind, echoes),
-            "A collective failed or timed out, but its own message is not in this log",
+            "A collective failed or timed out, but the message about it is not in this log",
             ranks=(),
             effect="The process ends, and the log does not show which collective or rank caused it.",
             fix=_collect(job),
@@ -238,7 +238,7 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
         r"the network or a device (?:is|may be) at fault": ("Every rank blocks until the timeout of the collective."),
         r"(?:has|have) not finished": "The other ranks wait for this device until the timeout of the collective.",
         r"left no flight-recorder dump": (
-            "The other ranks wait for a process that has probably ended, until the timeout."
+            "The other ranks wait until the timeout for a process that has probably exited."
         ),
         r"to set a key in the store": "The waiting ranks fail in the first collective of their process group.",
     },

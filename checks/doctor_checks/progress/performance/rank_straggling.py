@@ -496,7 +496,11 @@ def _saving(ranks: tuple[Rank, ...], share: float) -> Iterator[Finding]:
             yield Finding(
                 f"Rank {number} spent {lost:.0f} s of {whole:.0f} s on checkpoints while its peers waited",
                 ranks=(number,),
-                evidence={"seconds_lost": round(lost, 3), "seconds_watched": round(whole, 3), "others_wait": waited},
+                evidence={
+                    "seconds_lost": round(lost, 3),
+                    "seconds_watched": round(whole, 3),
+                    "others_wait": f"{waited:.3g} s",
+                },
                 effect=f"Training is interrupted for {lost / whole:.0%} of the time.",
                 fix="Save less often, or in the background with `torch.distributed.checkpoint.async_save`.",
                 explains=("RUN013",),
