@@ -335,6 +335,14 @@ def test_the_rank_that_a_text_names(text, check, ranks):
     assert [finding.ranks for finding in findings_of(text, check)] == [ranks]
 
 
+@pytest.mark.parametrize(
+    "why", ["Invalid account or account/partition combination specified", "Invalid wckey specification"]
+)
+def test_a_refused_submission_is_one_finding(why):
+    (finding,) = findings_of(f"sbatch: error: Batch job submission failed: {why}", "RUN018")
+    assert finding.summary == f"SLURM refused the job: {why}"
+
+
 def test_the_local_rank_that_deepspeed_names():
     text = "[ERROR] [launch.py:324:sigkill_handler] ['python', '--local_rank=1', '-x'] exits with return code = -11"
     (finding,) = findings_of(text, "RUN004")
