@@ -131,7 +131,7 @@ _LABELS = {
     "share_of_places": "share of equal positions",
     "seconds": "duration",
     "sharing_asked_for": "sharing requested",
-    "seconds_at_link_speed": "transfer at link speed (seconds)",
+    "seconds_at_link_speed": "transfer time at link speed",
     "siblings": "groups compared",
     "sockets_asked": "sockets requested",
     "sockets_most": "sockets allowed",

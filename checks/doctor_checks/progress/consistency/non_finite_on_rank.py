@@ -113,7 +113,7 @@ def _named(event: Event) -> tuple[str, str]:
     return what.lower(), "NaN or Inf" if is_either else _spelled(value)
 
 
-_EITHER = re.compile(
+_EITHER = lazy_compile(
     r"(?i)\b(?:nans?|inf(?:inite|inity)?s?)\b`?(?: or | and/or |/|, )`?(?:nans?|inf(?:inite|inity)?s?)\b"
 )
 
@@ -155,7 +155,7 @@ def _claim(group: EventGroup) -> str:
     return f"The program ended because {_subject(what)} {verb} {value}"
 
 
-_STOPPED = re.compile(r"Monitored metric (\S{1,80}) = .{1,40} is not finite")
+_STOPPED = lazy_compile(r"Monitored metric (\S{1,80}) = .{1,40} is not finite")
 """Lightning's ``EarlyStopping(check_finite=True)``."""
 _OF_DISTRIBUTION = "of distribution "
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -29,6 +28,7 @@ from doctor.api import (
     is_logged,
     ranks_in_words,
 )
+from doctor.core.text import lazy_compile
 from doctor.facts import Collective, EpochEnd, Frame, LeftLoop, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_call, with_failure, with_late_ranks, without_recorders
@@ -174,7 +174,7 @@ def _of_the_others(job: Job, group: EventGroup, missing: tuple[int, ...]) -> Fin
     )
 
 
-_OF_WORK = re.compile(r"(SeqNum|OpType)=(\w+)")
+_OF_WORK = lazy_compile(r"(SeqNum|OpType)=(\w+)")
 
 
 def _of_timeouts(job: Job, group: EventGroup) -> Finding:
