@@ -124,8 +124,9 @@ def _judge(option: Option, torch: str | None) -> Iterator[AllocConfFault]:
         yield from _unknown(option, torch)
         return
     if torch is not None and not _takes(info, torch):
-        bound = f"since {info.first}" if info.first and within(torch, before=info.first) else f"up to {info.last}"
-        yield AllocConfFault(f"has {option.key}, which torch {torch} does not support ({bound})", option.key)
+        is_new = info.first and within(torch, before=info.first)
+        bound = f"requires PyTorch {info.first} or later" if is_new else f"PyTorch supports only up to {info.last}"
+        yield AllocConfFault(f"has {option.key}, which {bound}", option.key)
         return
     if expected := _expected(info, option.value):
         text = f"has {option.key}:{option.value}, which must be {expected}"

@@ -21,12 +21,13 @@ from doctor.knowledge.releases import within
 class ValueFault(NamedTuple):
     """Why a value is not valid. ``problem`` completes ``NAME=value …``; ``expected``: valid values; ``mild``: the value
     still has its probably intended effect, or does not affect the job; ``harmless``: every part that has an effect is
-    valid."""
+    valid; ``ignored``: the parts of a list without effect."""
 
     problem: str
     expected: str
     mild: bool = False
     harmless: bool = False
+    ignored: tuple[str, ...] = ()
 
 
 _NUMBER = lazy_compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([1-9]\d*))")
@@ -85,7 +86,10 @@ def _simple(info: VariableInfo, name: str, value: str, release: str | None) -> V
         case "torch-flag" if value.lower() not in _TRUTH:
             return ValueFault("is not a boolean: PyTorch rejects it", "0 or 1")
         case "torch-word" if value.upper() not in info.words:
-            return ValueFault("is not a valid value: PyTorch rejects it on import", ", ".join(info.words))
+            return ValueFault(
+                "is not a valid value: PyTorch rejects it on import",
+                f"{', '.join(info.words[:-1])} or {info.words[-1]}",
+            )
     return None
 
 
@@ -179,7 +183,8 @@ def _words(info: VariableInfo, name: str, value: str, release: str | None) -> Va
         return None
     expected = f"a list of {', '.join(info.words)}"
     if len(unknown) < len(words):
-        return ValueFault(f"contains {_quoted(unknown)}, which NCCL ignores", expected, mild=True, harmless=True)
+        problem = f"contains {_quoted(unknown)}, which NCCL ignores"
+        return ValueFault(problem, expected, mild=True, harmless=True, ignored=tuple(unknown))
     # No bit of the mask is set, and ncclDebugLog() returns before it prints any line. The job is unaffected.
     return ValueFault("is not a valid value: NCCL logs nothing, not even warnings", expected, mild=True, harmless=True)
 
@@ -232,7 +237,7 @@ def _uncovered(value: str, allowed: set[str], release: str | None) -> ValueFault
 
 
 def _choice(value: str, allowed: set[str], words: tuple[str, ...], release: str | None) -> ValueFault | None:
-    expected = f"a list of {', '.join(words)}, or ^ and those to exclude"
+    expected = f"a list of {', '.join(words)} (to exclude them, begin the list with ^)"
     strict = release is None or within(release, first=STRICT_LISTS)
     if not strict and (";" in value or ":" in value):
         return ValueFault(f"has one list per collective, which NCCL supports since {STRICT_LISTS}", expected)
@@ -244,7 +249,8 @@ def _choice(value: str, allowed: set[str], words: tuple[str, ...], release: str 
             return ValueFault("has a second part that names no collective: NCCL rejects it", expected)
         if colon and collective.casefold() not in collectives:
             return ValueFault(
-                f"names the collective {_quoted([collective])}: {effect}", f"one of {', '.join(COLLECTIVES)}"
+                f"names the collective {_quoted([collective])}: {effect}",
+                f"lists for {', '.join(COLLECTIVES)}",
             )
         unknown = [word for word in entries.removeprefix("^").split(",") if word and word.casefold() not in allowed]
         if unknown:
@@ -270,8 +276,8 @@ def _subnet(info: VariableInfo, name: str, value: str, release: str | None) -> V
     try:
         ipaddress.ip_network(value, strict=False)
     except ValueError:
-        return ValueFault("is not a subnet: NCCL ignores it", "ADDRESS/BITS, such as 10.0.0.0/16")
-    return None if "/" in value else ValueFault("has no prefix length: NCCL ignores it", "such as 10.0.0.0/16")
+        return ValueFault("is not a subnet: NCCL ignores it", "a subnet such as 10.0.0.0/16")
+    return None if "/" in value else ValueFault("has no prefix length: NCCL ignores it", "a subnet such as 10.0.0.0/16")
 
 
 def _torch_number(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:

@@ -26,8 +26,10 @@ _KEYS = {"rank": "rank", "local_rank": "local rank", "gpu": "GPU", "process": "p
 _KEYS_ARE_RANKS = {
     *("calls", "first_indices", "first_on_others", "others_were_in", "seeds", "timed_out_at", "without_gradient"),
 }
-_FOR_PROGRAMS = {"column", "end_column", "end_line", "fixable", "flow", "preview"}
 _ARE_RANKS = {"called_by", "consequences", "continuing", "missing", "still_finite", "waiting"}
+_CAUSES_IN_SUMMARY = {"demand", "fragmented", "limit", "others", "size", "skew", "unknown"}
+"""Values of ``cause`` of an allocation that failed (doctor/analysis/logs/oom_message.py), which summaries describe."""
+_FOR_PROGRAMS = {"column", "end_column", "end_line", "fixable", "flow", "lost", "preview"}
 _NAMED_RANKS = {"called_by", "ranks_with", "ranks_without"}
 _PARAMETERS = {"machine_rank", "num_machines", "num_nodes", "num_processes", "train_batch_size"}
 """Names of parameters of other programs, shown as they are written there."""
@@ -62,6 +64,8 @@ _LABELS = {
     "continuing": "ranks that continue",
     "contents_alike": "share of identical samples",
     "cpu_quota": "CPU quota (CPUs)",
+    "device_bytes": "GPU memory",
+    "device_peak_bytes": "estimated peak",
     "dma_buf": "DMA-BUF supported",
     "elsewhere": "other ranks",
     "elsewhere_resolved": "resolved on other ranks",
@@ -78,6 +82,7 @@ _LABELS = {
     "family": "address family",
     "forward_compatibility": "CUDA compat package",
     "full_size_lost": "full-size packets lost",
+    "floor_bytes": "required for any batch size",
     "foreshadows": "may cause",
     "goes_along_with": "correlates with",
     "goes_with": "correlates with",
@@ -93,6 +98,9 @@ _LABELS = {
     "largest_batch_units": "largest batch (samples or tokens)",
     "left_by": "left with",
     "left_in_batch": "left after batches",
+    "interval_bytes": "expected range",
+    "left_over_nccl_bytes": "size of leftover NCCL files",
+    "left_over_nccl_files": "leftover NCCL files",
     "lock_held": "GIL held",
     "microseconds": "latency",
     "may_mean": "possible cause",
@@ -103,8 +111,13 @@ _LABELS = {
     "met_by_rank": "largest batch was on rank",
     "near": "similar name",
     "not_seen": "reads of other hosts' files",
+    "need_bytes": "required",
     "number": "collective number",
     "non_finite_losses": "consecutive non-finite losses at the end",
+    "only_on_gpus": "applies only to",
+    "only_on_several_hosts": "applies only to multi-host jobs",
+    "origins": "set in",
+    "others": "other copies",
     "nvswitches": "NVSwitches",
     "ntasks": "--ntasks",
     "ntasks_per_node": "--ntasks-per-node",
@@ -121,13 +134,22 @@ _LABELS = {
     "ranks_without": "not found on",
     "processes_each": "processes per launcher",
     "ranks_claimed_twice": "number of ranks used twice",
+    "outside_bytes": "used by other processes",
+    "ram_available_bytes": "available RAM",
+    "ram_total_bytes": "total RAM",
+    "ranks_bytes": "held by ranks",
+    "reserved_unallocated_bytes": "reserved but unallocated",
     "ranks_that_came": "ranks that joined",
+    "ranks_with_detail": "ranks with DETAIL",
+    "release": "version",
     "peers_median": "median of the others",
     "peers_median_bytes": "median of the others",
     "releases": "versions",
     "removed": "removed in",
     "room": "remaining",
+    "room_bytes": "free",
     "said_by_rank": "errors by rank",
+    "segment_bytes": "segment size",
     "share_of_places": "share of equal positions",
     "seconds": "duration",
     "sharing_asked_for": "sharing requested",
@@ -148,6 +170,8 @@ _LABELS = {
     "units_to_come": "largest batch on any rank",
     "waiting": "waiting ranks",
     "wanted": "requested",
+    "wheels": "installed wheels",
+    "workers_bytes": "held by workers",
     "wanted_by": "required by",
     "wanted_bytes": "requested",
     "absent": "missing",
@@ -197,7 +221,7 @@ def evidence_lines(evidence: Mapping[str, object]) -> list[str]:
     source files are for programs."""
     lines: list[str] = []
     for name, value in evidence.items():
-        if name in _FOR_PROGRAMS:
+        if name in _FOR_PROGRAMS or (name == "cause" and value in _CAUSES_IN_SUMMARY):
             continue
         if name == "where" and isinstance(value, Mapping):
             lines += (f"rank {rank}: {_value(name, place)}" for rank, place in value.items())
@@ -306,6 +330,8 @@ def _sequence(name: str, values: Sequence[object]) -> str:
 def _mapping(name: str, values: Mapping[object, object]) -> str:
     if _is_range(values):
         return _range_of(name, values)
+    if {"memory_of", "bytes_a_second", "bytes_now", "watched_seconds"} <= values.keys():
+        return _growth(values)
     if name in _VALUES_ARE_RANKS and all(isinstance(ranks, (list, tuple)) for ranks in values.values()):
         return ", ".join(f"{key} ({_ranks(ranks)})" for key, ranks in values.items())
     if name.startswith("ranks_by_") and all(isinstance(count, int) for count in values.values()):
@@ -330,11 +356,19 @@ def _separator(texts: Sequence[str]) -> str:
     return "; " if any("," in text for text in texts) else ", "
 
 
+def _growth(values: Mapping[object, object]) -> str:
+    """``DataLoader workers of rank 0: 2.5 MiB per second over 1785 s, 6.39 GiB in use``."""
+    of = "" if values["memory_of"] == "rank" else f"{values['memory_of']} of "
+    rate, now = _value("bytes_a_second", values["bytes_a_second"]), _value("bytes_now", values["bytes_now"])
+    return f"{of}rank {values['rank']}: {rate} over {_value('watched', values['watched_seconds'])} s, {now} in use"
+
+
 def _pair(name: str, key: str, value: object, plain: bool) -> str:
     """A key and its value; the value has the unit of the mapping, unless its key has one. ``plain``: no key needs a
     colon."""
     if _VARIABLE.fullmatch(key):
-        return f"{key}={_value(key, value)}"
+        text = _value(key, value)
+        return f"{key} from {text}" if name == "origins" else f"{key} ({text})" if ": " in text else f"{key}={text}"
     is_plain = bool(_IDENTIFIER.fullmatch(key))
     text = _value(key if is_plain and (_has_unit(key) or not _has_unit(name)) else name, value)
     by = _BY.search(name)

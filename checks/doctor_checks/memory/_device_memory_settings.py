@@ -10,7 +10,7 @@ from doctor.knowledge.alloc_conf import split_options
 
 EXPANDABLE_SEGMENTS = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
-_PLAIN = "use a smaller batch per rank with more gradient accumulation, or activation checkpointing"
+_PLAIN = "use a smaller batch per rank with more gradient accumulation, or use activation checkpointing"
 _TRANSFORMERS = (
     "lower per_device_train_batch_size and raise gradient_accumulation_steps by the same factor in TrainingArguments, "
     "or set gradient_checkpointing=True"
@@ -73,6 +73,29 @@ def uses_expandable_segments(rank: Rank | None) -> bool:
         if any(option.key == "expandable_segments" and option.value == "True" for option in options):
             return True
     return False
+
+
+def end_processes(pids: Sequence[int]) -> str:
+    """What to do about other processes on a GPU; ``pids``: those that are known."""
+    instead = "or select another GPU with CUDA_VISIBLE_DEVICES."
+    if not pids:
+        return f"End other processes on the GPU (`nvidia-smi` lists them), {instead}"
+    if len(pids) == 1:
+        shown = f"`ps -o user,lstart,cmd -p {pids[0]}` shows its owner"
+        return f"End process {pids[0]} if no job needs it ({shown}), {instead}"
+    numbers = [str(pid) for pid in pids]
+    shown = f"`ps -o pid,user,lstart,cmd -p {','.join(numbers)}` shows their owners"
+    return f"End processes {', '.join(numbers)} if no job needs them ({shown}), {instead}"
+
+
+def defragmenting(message: str) -> str:
+    """The allocator setting that reduces fragmentation, as a command; empty if the release has none.
+
+    Before 2.1, which has expandable segments, a message gives the total capacity first, and recommends
+    max_split_size_mb if the release reads it (1.10, c10/cuda/CUDACachingAllocator.cpp)."""
+    if "total capacity; " not in message:
+        return EXPANDABLE_SEGMENTS
+    return "export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512" if "max_split_size_mb" in message else ""
 
 
 def as_sentence(clause: str) -> str:

@@ -28,12 +28,12 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
     severity=Severity.ERROR,
     needs=(EnvironmentFacts,),
     impacts={
-        r"ignores|no benefit|has no effect": "The allocator silently ignores the option.",
-        r"unknown option|does not support|instead of release_lock": (
-            "PyTorch rejects the option with an error (`Unrecognized key`) at the first use of CUDA on every rank."
+        r"which ignores": "PyTorch runs without the option.",
+        r"no benefit": "None: expandable segments avoid the fragmentation that max_split_size_mb limits.",
+        r"unknown option|which requires|supports only|instead of release_lock": (
+            "PyTorch rejects the option with an error at the first use of CUDA on every rank."
         ),
-        r"exactly True or False": "PyTorch raises `Expected 'True' or 'False'` at the first use of CUDA.",
-        r"which fails with": "Before PyTorch 2.5, the allocator fails when it collects unused segments.",
+        r"which fails with": "The rank fails when the allocator collects unused segments.",
         r"must be|quotation marks|separate option and value": (
             "PyTorch rejects the value with an error at the first use of CUDA on every rank."
         ),
@@ -183,8 +183,8 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
 def allocator_setting_invalid(job: Job) -> Iterator[Verdict]:
     """Ask whether the options and values in PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF are valid for this PyTorch.
 
-    Why it hurts: PyTorch raises `Unrecognized key` or `Expected 'True' or 'False'` at the first use of CUDA on every
-    rank, or reads only one of two contradictory variables.
+    Why it hurts: PyTorch raises an error at the first use of CUDA on every rank, or reads only one of two
+    contradictory variables.
     Fix: Write option:value pairs separated by commas, for example `export
     PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
     """
@@ -246,9 +246,7 @@ def _complaints(name: str, text: str, torch: str | None, is_rocm: bool, ranks: t
             f"{name} {complaint.text}",
             ranks=ranks,
             evidence={"name": name, "value": text, "option": complaint.option, "torch": torch},
-            fix=f"export {name}={shlex.quote(complaint.value)}"
-            if complaint.value
-            else _fix(name, text, complaint.option, complaint.fix),
+            fix=f"export {name}={shlex.quote(complaint.value)}" if complaint.value else _fix(name, text, complaint),
             severity=_severity(complaint),
         )
 
@@ -259,7 +257,10 @@ def _severity(complaint: AllocConfFault) -> Severity | None:
     return Severity.WARNING if complaint.harmless else None
 
 
-def _fix(name: str, text: str, option: str, better: str) -> str:
+def _fix(name: str, text: str, complaint: AllocConfFault) -> str:
+    option, better, problem = complaint.option, complaint.fix, complaint.text
+    if not better and ("unknown option" in problem or "PyTorch" in problem):
+        return f"Remove {option} from {name}."
     if not better:
         return f"Correct or remove {option} in {name}." if option else f"Correct {name}, or unset it."
     if not option and ":" in better and "," not in text:
@@ -267,7 +268,7 @@ def _fix(name: str, text: str, option: str, better: str) -> str:
     entries = [entry for entry in text.split(",") if entry.strip().partition(":")[0].strip() == option]
     if len(entries) == 1 and ":" in better and "[" not in text:
         return f"export {name}={shlex.quote(text.replace(entries[0], better))}"
-    return f"Write {better} in {name}."
+    return f"Write `{better}` in {name}."
 
 
 def _contradictions(cuda: str, general: str, ranks: tuple[int, ...]) -> Iterator[Finding]:
@@ -281,7 +282,7 @@ def _contradictions(cuda: str, general: str, ranks: tuple[int, ...]) -> Iterator
         f"{CUDA_VARIABLE} and {GENERAL_VARIABLE} differ in {shown}",
         ranks=ranks,
         evidence={CUDA_VARIABLE: cuda, GENERAL_VARIABLE: general},
-        effect="Which of them takes effect depends on the option and the PyTorch release.",
+        effect="Which variable takes effect depends on the option and the PyTorch version.",
         fix=f"Unset {GENERAL_VARIABLE}, and set all options in {CUDA_VARIABLE}.",
         severity=None if clashing else Severity.WARNING,
     )

@@ -12,27 +12,27 @@ from doctor.api import Finding, Job, Rank, Severity, Verdict, check, finding_fro
 from doctor.facts import Frame, Holder, MemorySnapshotFacts, RefusedAllocation
 from doctor.testing import Fails, JobBuilder, Passes, logged, running
 from doctor_checks.memory._device_memory_settings import (
-    EXPANDABLE_SEGMENTS,
     as_sentence,
+    defragmenting,
+    end_processes,
     smaller_batch,
     uses_expandable_segments,
 )
 
 _REASONS = {
-    "demand": "{allocated} are held by this process's own tensors",
+    "demand": "tensors of this process hold {allocated}",
     "size": "it has only {total}",
-    "others": "{others} are held by other processes",
-    "skew": "{others} are held by other ranks",
+    "others": "other processes hold {others}",
+    "skew": "other ranks hold {others}",
     "fragmented": "{unused} are reserved but unallocated (fragmented)",
     "limit": "this process is limited to {allowed}",
     "unknown": "the message does not show what filled it",
 }
 
 _FIXES = {
-    "skew": "Call torch.cuda.set_device(local_rank) before any other CUDA call, and load checkpoints with "
-    'torch.load(path, map_location="cpu").',
-    "fragmented": EXPANDABLE_SEGMENTS,
-    "limit": "Raise the limit that torch.cuda.set_per_process_memory_fraction() sets.",
+    "skew": "Call `torch.cuda.set_device(local_rank)` before any other CUDA call, and load checkpoints with "
+    '`torch.load(path, map_location="cpu")`.',
+    "limit": "Raise the limit that `torch.cuda.set_per_process_memory_fraction()` sets.",
 }
 
 _OF_VLLM = {
@@ -112,7 +112,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def device_exhausted(job: Job) -> Iterator[Verdict]:
     """Ask whether a GPU ran out of memory, and why: demand, other processes, other ranks or fragmentation.
 
-    Why it hurts: the rank fails, and the others wait for it until their timeout.
+    Why it hurts: the rank fails, and the other ranks wait for it until their timeout.
     Fix: Use a smaller batch per rank with more gradient accumulation, or activation checkpointing.
     """
     spoken = {one.rank for one in exhaustions(job)}
@@ -121,7 +121,11 @@ def device_exhausted(job: Job) -> Iterator[Verdict]:
         if snapshot.refused and silent and None not in spoken:
             refused = snapshot.refused[-1]
             most = snapshot.holders[0] if snapshot.holders else None
-            holder = f"; {place_of_frame(most.frame)} holds {mebibytes(most.size)}" if most and most.frame else ""
+            holder = (
+                f"; tensors from {place_of_frame(most.frame)} hold {mebibytes(most.size)}"
+                if most and most.frame
+                else ""
+            )
             yield Finding(
                 f"GPU {refused.device} ran out of memory allocating {mebibytes(refused.size)}{holder}",
                 ranks=silent,
@@ -129,8 +133,8 @@ def device_exhausted(job: Job) -> Iterator[Verdict]:
                     "snapshot": snapshot.path,
                     "wanted_bytes": refused.size,
                     "free_bytes": refused.device_free,
-                    "allocated_bytes": snapshot.allocated,
-                    "reserved_bytes": snapshot.reserved,
+                    "allocated_bytes": snapshot.allocated or None,
+                    "reserved_bytes": snapshot.reserved or None,
                     "place": place_of_frame(refused.frame),
                     "holds_most": _holders(snapshot),
                 },
@@ -142,7 +146,7 @@ def device_exhausted(job: Job) -> Iterator[Verdict]:
 
 def _holders(snapshot: MemorySnapshotFacts) -> list[str]:
     named = [holder for holder in snapshot.holders if holder.frame][:3]
-    return [f"{place_of_frame(holder.frame)}: {mebibytes(holder.size)} in {holder.blocks} pieces" for holder in named]
+    return [f"{place_of_frame(holder.frame)}: {mebibytes(holder.size)} in {holder.blocks} blocks" for holder in named]
 
 
 def _finding(job: Job, found: tuple[OomEvent, ...]) -> Finding:
@@ -177,20 +181,20 @@ def _finding(job: Job, found: tuple[OomEvent, ...]) -> Finding:
     )
 
 
-_LISTED = "`nvidia-smi --query-compute-apps=pid,used_memory,gpu_uuid --format=csv` lists them"
-
-
 def _fix(job: Job, one: OomEvent, rank: Rank | None) -> str:
     if one.cause == "others":
-        return f"End the other processes on the GPU if no job needs them ({_LISTED}), or select another GPU."
+        return end_processes([pid for pid, _ in one.shortage.others[:4]])
     advice = smaller_batch(job, one.event.frames)
     first, *_ = advice.partition(", or ")
     if one.cause == "unknown":
-        return f"End processes of other jobs on the GPU ({_LISTED}), or {first}."
+        return f"End processes of other jobs on the GPU (`nvidia-smi` lists them), or {first}."
     unused = one.shortage.reserved_unallocated or 0
     # Private pools are reserved for CUDA graphs; other allocations cannot use them.
     is_large = unused - (one.shortage.in_private_pools or 0) >= max(one.shortage.wanted or 0, LEAST_UNALLOCATED)
-    if is_large and not uses_expandable_segments(rank):
+    command = defragmenting(one.event.text)
+    if one.cause == "fragmented" and command:
+        return command
+    if is_large and command and not uses_expandable_segments(rank):
         use = f"and let the allocator use the {mebibytes(unused)} that are reserved but unallocated"
-        return f"{as_sentence(first).rstrip('.')}, {use}:\n{EXPANDABLE_SEGMENTS}"
+        return f"{as_sentence(first).rstrip('.')}, {use}:\n{command}"
     return as_sentence(advice)

@@ -14,9 +14,10 @@ from doctor.analysis.visible_devices import (
     shares_by_machine,
 )
 from doctor.api import Finding, Job, LocalRanks, Rank, Severity, Skip, Unknown, Verdict, check
+from doctor.core.text import counted
 from doctor.facts import Gpu, GpuFacts, GpuProcess, HostFacts, MigDevice, MissingReason, ProcessFacts, RunMemoryFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, running
-from doctor_checks.memory._device_memory_settings import as_sentence, smaller_batch
+from doctor_checks.memory._device_memory_settings import as_sentence, end_processes, smaller_batch
 
 GIB = 1 << 30
 
@@ -34,14 +35,14 @@ def _in_run(*ranks: int, peak: int, foreign: int = GIB, retries: int = 0) -> Job
     needs=(GpuFacts, ProcessFacts),
     or_needs=(RunMemoryFacts,),
     impacts={
-        r"^GPU \d+ of": 'The rank fails with "CUDA out of memory" as soon as it needs more memory than is free.',
+        r" on GPU \d+ of": 'The rank fails with "CUDA out of memory" as soon as it needs more memory than is free.',
         r"retried": (
-            'Each retry empties the cache and blocks the rank. A slightly longer batch then fails with "CUDA out '
+            'Each retry empties the cache and blocks the rank. A slightly larger batch then fails with "CUDA out '
             'of memory".'
         ),
         r"nearly full": (
-            'A batch that is slightly longer fails with "CUDA out of memory", and the other ranks wait for this '
-            "one until their timeout."
+            'A slightly larger batch fails with "CUDA out of memory", and the other ranks wait for this rank until '
+            "their timeout."
         ),
     },
     cases=lambda: (
@@ -110,8 +111,8 @@ def _in_run(*ranks: int, peak: int, foreign: int = GIB, retries: int = 0) -> Job
 def device_nearly_full(job: Job, *, used_share: float = 0.9) -> Iterator[Verdict]:
     """Ask whether each rank has enough free memory on its GPU.
 
-    Why it hurts: the rank runs out of memory at startup or in the first batch that is slightly longer, and the others
-    wait for it until their timeout.
+    Why it hurts: the rank runs out of memory at startup or in the first batch that is slightly larger, and the other
+    ranks wait for it until their timeout.
     Fix: End other processes on the GPU (`nvidia-smi` lists them), or select another GPU with CUDA_VISIBLE_DEVICES.
     """
     watched = job.ranks if next(job.each(RunMemoryFacts), None) else ()
@@ -147,7 +148,7 @@ def _judge_run(job: Job, rank: Rank, facts: RunMemoryFacts, limit: float) -> Ite
     if used <= limit * total:
         return
     short = bool(facts.retries or facts.failures)
-    refused = f", {facts.retries or 0} allocations retried" if short else ""
+    refused = f", {counted(facts.retries or 0, 'allocation')} retried" if short else ""
     yield Finding(
         f"GPU of rank {rank.number} is nearly full: {mebibytes(used)} of {mebibytes(total)} used at the peak{refused}",
         ranks=(rank.number,),
@@ -180,11 +181,14 @@ def _judge(job: Job, machine: LocalRanks, share: GpuSharers) -> Finding | Unknow
         reason = f"GPU {gpu.index} is {_share_used(gpu):.0%} full, but the owners of the memory are not visible here"
         return Unknown(reason, share.ranks, "run nvidia-smi on the host, or start the container with --pid=host")
     is_own = bool(mine and not foreign)
-    holders = ", ".join(f"{one.name or 'a process'} (pid {one.pid}): {mebibytes(one.memory)}" for one in foreign[:3])
-    by = holders or ("its own ranks" if is_own else "processes that the driver does not list")
-    used = f"{mebibytes(gpu.memory_used)} of {mebibytes(gpu.memory_total)}"
+    holders = ", ".join(f"{one.name or 'process'} (pid {one.pid})" for one in foreign[:3])
+    more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
+    by = holders + more or ("the job's own ranks" if is_own else "processes that the driver does not list")
+    sizes = [one.memory for one in foreign]
+    size = sum(one or 0 for one in sizes) if sizes and None not in sizes else gpu.memory_used
+    used = f"use{'s' if len(foreign) == 1 else ''} {mebibytes(size)} of {mebibytes(gpu.memory_total)}"
     return Finding(
-        f"GPU {gpu.index} of {machine.name}: {used} are used by {by}",
+        f"{by[:1].upper() + by[1:] if not foreign else by} {used} on GPU {gpu.index} of {machine.name}",
         ranks=share.ranks,
         evidence={
             "gpu": gpu.uuid,
@@ -204,8 +208,4 @@ def _fix(gpu: Gpu, foreign: list[GpuProcess]) -> str:
             "List the processes that have the GPU open, and end those that no job needs:\nsudo fuser -v "
             f"/dev/nvidia{gpu.index}"
         )
-    pids = ",".join(str(process.pid) for process in foreign[:4])
-    return (
-        f"End the other processes on the GPU if no job needs them (`ps -o pid,user,lstart,cmd -p {pids}` shows their "
-        "owners), or select another GPU with CUDA_VISIBLE_DEVICES."
-    )
+    return end_processes([process.pid for process in foreign[:4]])

@@ -9,7 +9,7 @@ from doctor.analysis.stats.rank_roles import same_role
 from doctor.analysis.stats.step_times import long_time
 from doctor.analysis.stats.trend import LimitForecast, TrendLine, can_tell, reach, steady_rise, theil_sen
 from doctor.analysis.visible_devices import mebibytes
-from doctor.api import Finding, Job, Rank, Severity, Skip, Verdict, check
+from doctor.api import Finding, Job, Rank, Severity, Skip, Verdict, check, ranks_in_words
 from doctor.facts import Loader, LoaderFacts, MemorySample, ProgressFacts, RunMemoryFacts, Sampler, TrainingFacts
 from doctor.testing import Fails, JobBuilder, Passes, running
 
@@ -142,7 +142,7 @@ def exhaustion_forecast(job: Job, *, horizon: float = 30, least_batches: float =
     leaks = [leak for holder in holders if (leak := _leak(holder, horizon))]
     if leaks:
         first = min(leaks, key=lambda leak: leak.steps.expected)
-        who = f"rank {first.holder.rank.number}" + (f" (and {len(leaks) - 1} more)" if len(leaks) > 1 else "")
+        who = ranks_in_words(tuple(leak.holder.rank.number for leak in leaks), 4)
         steps = first.steps
         rest = after = f"about {steps.expected:,.0f} batches"
         if first.seconds_a_step:
@@ -344,9 +344,8 @@ def _need_finding(holder: _RankMemoryUse, need: _BatchMemoryNeed) -> Finding:
             "peak_grows_with": need.grows_with,
             "limit_bytes": holder.limit,
         },
-        effect=f"In the next epoch, shuffling may assign such a batch, which only rank {need.met.rank} had so "
-        "far, to rank "
-        f'{number}, which then fails with "CUDA out of memory".',
+        effect=f"So far, only rank {need.met.rank} had such a batch. In the next epoch, shuffling may assign one to "
+        f'rank {number}, which then fails with "CUDA out of memory".',
         fix="Limit the size of a batch, for example with a token-based batch sampler, or split long batches with "
         "gradient accumulation.",
         confidence=0.9 if need.low > holder.limit else 0.6,

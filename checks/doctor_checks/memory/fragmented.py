@@ -8,9 +8,10 @@ from doctor.analysis.logs.oom_events import as_event_groups, exhaustions, number
 from doctor.analysis.logs.oom_message import is_mostly_fragmented
 from doctor.analysis.visible_devices import mebibytes
 from doctor.api import Finding, Job, Rank, Severity, Skip, Verdict, check, event_groups, finding_from_logs
+from doctor.core.text import counted
 from doctor.facts import RunMemoryFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, running
-from doctor_checks.memory._device_memory_settings import EXPANDABLE_SEGMENTS, uses_expandable_segments
+from doctor_checks.memory._device_memory_settings import EXPANDABLE_SEGMENTS, defragmenting, uses_expandable_segments
 
 GIB = 1 << 30
 
@@ -41,19 +42,20 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             yield finding_from_logs(
                 group,
                 "The allocator freed its cache and retried: GPU memory is nearly full or fragmented",
-                effect="Each retry blocks the rank until the GPU is idle, so all other ranks wait too.",
+                effect="Each retry blocks the rank until the GPU is idle, so the other ranks wait too.",
                 fix="Use a smaller batch per rank, or set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.",
                 confidence=0.6,
                 symptoms=False,
             )
         return
     first = found[0].shortage
+    gpu = "" if first.device is None else f" on GPU {first.device}"
     yield finding_from_logs(
         as_event_groups(found),
-        f"An allocation of {mebibytes(first.wanted)} failed with {mebibytes(first.reserved_unallocated)} reserved but "
-        "unallocated",
+        f"An allocation of {mebibytes(first.wanted)}{gpu} failed with {mebibytes(first.reserved_unallocated)} reserved "
+        "but unallocated",
         evidence=numbers_of(found[0]),
-        fix=EXPANDABLE_SEGMENTS,
+        fix=defragmenting(found[0].event.text) or "Use a smaller batch, or pad batches to a few fixed lengths.",
         severity=Severity.ERROR,
         confidence=0.75,
         explains=("MEM011",),
@@ -68,8 +70,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     from_logs=_from_logs,
     impacts={
         r"failed with": (
-            'The rank ends with "CUDA out of memory" although enough memory is reserved, and the others wait for '
-            "it until their timeout."
+            'The rank fails with "CUDA out of memory" although enough memory is reserved, and the other ranks wait '
+            "for it until their timeout."
         ),
     },
     cases=lambda: (
@@ -143,11 +145,11 @@ def fragmented(job: Job, *, unallocated_share: float = 0.1) -> Iterator[Verdict]
         unused = max(at_peak if facts.peak_allocated is not None else 0, facts.inactive or 0)
         ran_short = facts.allocator in (None, "native") and (facts.retries or facts.failures)
         if ran_short and unused > unallocated_share * (facts.total or 0):
-            failed = f"{facts.failures} failed" if facts.failures else ""
-            retried = f"{facts.retries} retried" if facts.retries else ""
+            counts = ((facts.retries, "retried"), (facts.failures, "failed"))
+            attempts = ", ".join(f"{counted(count, 'allocation')} {what}" for count, what in counts if count)
             yield Finding(
-                f"Rank {rank.number} has {mebibytes(unused)} reserved but unallocated, yet allocations do not fit "
-                f"({', '.join(filter(None, (failed, retried)))})",
+                f"Rank {rank.number} has {mebibytes(unused)} reserved but unallocated, but is short of memory "
+                f"({attempts})",
                 ranks=(rank.number,),
                 evidence={
                     "reserved_bytes": facts.reserved,
@@ -171,8 +173,8 @@ def _fix(rank: Rank) -> str:
     return "Pad batches to a few fixed lengths, or use a smaller batch."
 
 
-_FAILED = 'An allocation fails with "CUDA out of memory" although gigabytes are reserved but unallocated.'
+_FAILED = 'The program caught the error. An error that is not caught ends the rank with "CUDA out of memory".'
 _RETRIED = (
-    "Each retry blocks the rank until the GPU is idle and frees the cache, so all other ranks wait too. The next "
-    'allocation that finds no space fails with "CUDA out of memory".'
+    "Each retry blocks the rank until the GPU is idle and frees the cache, so the other ranks wait too. An allocation "
+    'that still does not fit fails with "CUDA out of memory".'
 )

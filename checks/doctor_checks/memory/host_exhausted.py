@@ -36,6 +36,8 @@ _WORDS_OF_PEERS = ("connection", "nccl", "gloo", "peer", "socket", "dataloader w
     scope=Scope.HOST,
     when="M",
     impacts={
+        r"^Ray": "The worker ends, and Ray raises OutOfMemoryError in the program that waits for its result.",
+        r"^earlyoom": "The process ends on SIGTERM without a traceback, and the other ranks report a lost peer.",
         r"DataLoader worker": (
             "The rank of the worker fails with a DataLoader error, and the other ranks wait for it until their timeout."
         ),
@@ -159,9 +161,19 @@ _BY_SENDER = (
         f"Request more memory (`mem` of `qsub -l`), {_FEWER}",
     ),
     (
-        ("systemd-oomd", "earlyoom"),
-        "A daemon killed a process because the host was low on memory",
+        ("systemd-oomd",),
+        "systemd-oomd killed a process because the host was low on memory",
         "Use fewer DataLoader workers, or load the dataset once per host as a memory map.",
+    ),
+    (
+        ("earlyoom",),
+        "earlyoom ended a process because the host was low on memory",
+        "Use fewer DataLoader workers, or load the dataset once per host as a memory map.",
+    ),
+    (
+        ("result 'oom-kill'",),
+        "The OOM killer ended a process of a systemd unit",
+        f"Raise `MemoryMax=` of the unit if it is set, {_FEWER}",
     ),
     (
         ("slurmstepd", "srun: ", "OUT_OF_ME", "Out Of Memory", "StepId="),
@@ -208,10 +220,10 @@ def _by_name(job: Job, group: EventGroup) -> Finding:
 
 
 def _process(group: EventGroup, command: str | None) -> str:
-    """``python (process 4321, 94.2 GiB)``."""
+    """``python (pid 4321, 94.2 GiB)``."""
     pid, held = group.value("pid", "pid2", "pid3"), group.value("rss", "rss3")
     size = mebibytes(int(held) << 10) if held and int(held) >= 1024 else ""
-    known = ", ".join(filter(None, (f"process {pid}" if pid else "", size)))
+    known = ", ".join(filter(None, (f"pid {pid}" if pid else "", size)))
     name = command or "a process"
     return f"{name} ({known})" if known else name
 
@@ -219,7 +231,7 @@ def _process(group: EventGroup, command: str | None) -> str:
 def _place(group: EventGroup, ranks: tuple[int, ...]) -> str:
     if len(group.hosts) == 1:
         return f" on {group.hosts[0]}"
-    return f" on the host of rank {ranks[0]}" if len(ranks) == 1 else " on its host"
+    return f" on the host of rank {ranks[0]}" if len(ranks) == 1 else " on the affected host"
 
 
 def _tasks(group: EventGroup) -> tuple[int, ...]:

@@ -158,7 +158,7 @@ def _judge(job: Job, local: LocalRanks, growths: list[_Growth], free: int, horiz
     if near and not all(_may_be_a_cache(growth, time.expected) for growth in growths):
         worst = max(growths, key=lambda growth: growth.line.slope)
         ranks = tuple(dict.fromkeys(growth.rank.number for growth in growths))
-        lists = "in on_train_epoch_end" if uses_lightning(job) else "after each epoch"
+        lists = "in `on_train_epoch_end`" if uses_lightning(job) else "after each epoch"
         fix = (
             _OF_WORKERS
             if worst.field == "workers"
@@ -183,9 +183,8 @@ def _judge(job: Job, local: LocalRanks, growths: list[_Growth], free: int, horiz
 
 
 _OF_WORKERS = (
-    "Store the dataset's lists and dictionaries as numpy arrays, torch tensors or Arrow tables, because each "
-    "worker copies "
-    "pages of Python objects when it reads them."
+    "Store the dataset's lists and dictionaries as NumPy arrays, torch tensors or Arrow tables, because each worker "
+    "copies pages of Python objects when it reads them."
 )
 
 

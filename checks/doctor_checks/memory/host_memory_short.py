@@ -50,7 +50,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         size = group.value("size") or next((mebibytes(int(value)) for value in group.values("bytes")), None)
         yield finding_from_logs(
             group,
-            "The host could not allocate memory for a process" + (f" ({size} requested)" if size else ""),
+            "A process could not allocate host memory" + (f" ({size} requested)" if size else ""),
             evidence={"wanted": size} if size else None,
             fix="Request more memory from the scheduler (`--mem`), or load the dataset once per host as a memory map.",
             confidence=0.8,
@@ -69,8 +69,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     impacts={
         r"could not allocate": "The process fails, and the other ranks report a lost peer.",
         r"need .* but": (
-            "The OOM killer will end a process without a message (exit code -9), and the other ranks will only "
-            "report a lost peer."
+            "When memory runs out, the OOM killer ends a process without a message (exit code -9), and the other "
+            "ranks only report a lost peer."
         ),
     },
     cases=lambda: (
@@ -135,8 +135,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def host_memory_short(job: Job, *, used_share: float = 0.9, surely_used_share: float = 0.97) -> Iterator[Verdict]:
     """Ask whether the memory of a host and its cgroup limit are sufficient for its ranks and their DataLoader workers.
 
-    Why it hurts: the OOM killer ends a process without a message (exit code -9), and the other ranks only report a
-    lost peer.
+    Why it hurts: when memory runs out, the OOM killer ends a process without a message (exit code -9), and the other
+    ranks only report a lost peer.
     Fix: Load the dataset once per host as a memory map, or request more memory from the scheduler (`--mem`).
     """
     # earlyoom, which Fedora starts by default, ends a process at 10 % available memory. At 3 %, the kernel spends most
@@ -159,9 +159,12 @@ def host_memory_short(job: Job, *, used_share: float = 0.9, surely_used_share: f
             yield Unknown(note.reason if note else "the memory size of the host is unknown", local.ranks)
         elif need > whole:
             limits = "its cgroup allows" if host.memory_limit == whole else "the host has"
-            yield _finding(local, need, f"{limits} {mebibytes(whole)}", Severity.ERROR, host)
+            more = "" if host.memory_limit == whole else f"{_ONCE}, or run fewer ranks per host."
+            yield _finding(local, need, f"{limits} {mebibytes(whole)}", Severity.ERROR, host, more)
         elif free is not None and need > free:
-            yield _finding(local, need, f"{mebibytes(free)} are free", Severity.WARNING, host)
+            is_limited = _left(host.memory_limit, host.memory_used) == free
+            more = "" if is_limited else f"{_ONCE}, or end other processes on {local.name}."
+            yield _finding(local, need, f"{mebibytes(free)} are free", Severity.WARNING, host, more)
 
 
 class _Holding(NamedTuple):
@@ -220,10 +223,14 @@ def _judge_run(local: LocalRanks, holding: _Holding, limit: float, surely: float
     space, count = holding.space, holding.worker_count
     if space.share <= limit or holding.processes + holding.workers < space.used / 2:
         return
+    is_cgroup = space.name.startswith(_CGROUP)
+    name = f"The {space.name.removeprefix('the ')}" if is_cgroup else space.name
+    whole = f"its {mebibytes(space.size)}" if is_cgroup else f"{mebibytes(space.size)} of RAM"
     yield Finding(
-        f"Memory of {space.name}: {mebibytes(space.size - space.used)} of {mebibytes(space.size)} left; "
+        f"{name} has "
+        f"{mebibytes(space.size - space.used)} of {whole} left: "
         f"{len(local.members)} ranks hold {mebibytes(holding.processes)}"
-        + (f", {count} workers {mebibytes(holding.workers)}" if count else ""),
+        + (f", {count} workers hold {mebibytes(holding.workers)}" if count else ""),
         ranks=local.ranks,
         evidence={
             "ranks_bytes": holding.processes,
@@ -241,9 +248,8 @@ def _judge_run(local: LocalRanks, holding: _Holding, limit: float, surely: float
 def _fix(holding: _Holding) -> str:
     if holding.workers > holding.processes:
         return (
-            "Lower num_workers, or store the dataset in arrays instead of Python lists and dictionaries, whose "
-            "pages each "
-            "worker copies when it reads them."
+            "Lower num_workers, or store the dataset in arrays instead of Python lists and dictionaries, whose pages "
+            "each worker copies when it reads them."
         )
     more = "request more memory (`--mem`)" if holding.space.name.startswith(_CGROUP) else "run fewer ranks per host"
     return f"Load the dataset once per host as a memory map (`numpy.load(path, mmap_mode='r')`, Arrow), or {more}."
@@ -257,7 +263,10 @@ def _left(limit: int | None, used: int | None) -> int | None:
     return None if limit is None or used is None else limit - used
 
 
-def _finding(local: LocalRanks, need: int, size: str, severity: Severity, host: HostFacts) -> Finding:
+_ONCE = "Load the dataset once per host as a memory map"
+
+
+def _finding(local: LocalRanks, need: int, size: str, severity: Severity, host: HostFacts, fix: str) -> Finding:
     return Finding(
         f"The {len(local.members)} ranks of {local.name} need {mebibytes(need)}, but {size}",
         ranks=local.ranks,
@@ -269,5 +278,6 @@ def _finding(local: LocalRanks, need: int, size: str, severity: Severity, host: 
             "cgroup_used_bytes": host.memory_used,
         },
         severity=severity,
+        fix=fix,
         explains=("MEM012",),
     )

@@ -76,8 +76,8 @@ def predicted_peak_too_large(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the run fails with "CUDA out of memory" as soon as it reaches its peak, for example in the first
     optimizer step or in a long batch.
-    Fix: Use a smaller batch with gradient accumulation, or the setting that saves the most memory according to
-    `doctor estimate`.
+    Fix: Use a smaller batch with gradient accumulation, or apply the setting for which `doctor estimate` shows the
+    largest saving.
     """
     # The floor is the memory that a run needs for any batch size. Once steps were measured, MEM004 uses these.
     floors = [
@@ -135,8 +135,10 @@ def _free(device: VisibleDevice) -> int | None:
 def _finding(peak: int, free: int, members: list[tuple[Rank, VisibleDevice]]) -> Finding:
     estimate = members[0][0].find(EstimateFacts)
     largest = estimate.largest_batch if estimate else None
+    labels = dict.fromkeys(device.label for _, device in members)
+    where = next(iter(labels)) if len(labels) == 1 else "each GPU"
     return Finding(
-        f"Estimated peak of {mebibytes(peak)} exceeds the free {mebibytes(free)} by {mebibytes(peak - free)}",
+        f"The estimated peak of {mebibytes(peak)} exceeds the {mebibytes(free)} that {where} has free",
         ranks=tuple(rank.number for rank, _ in members),
         evidence={
             "device_peak_bytes": peak,

@@ -15,7 +15,7 @@ from doctor.testing import Fails, JobBuilder, Passes, running
 
 GIB = 1 << 30
 
-KINDS = {"peak_allocated": "at its peak", "allocated": "after each step", "reserved": "in its allocator's cache"}
+KINDS = {"peak_allocated": "at its peak", "allocated": "after each step", "reserved": "in PyTorch's cache"}
 """Fields of :class:`RunMemoryFacts` that are compared, starting with the one that causes "out of memory"."""
 
 _FIXES = {
@@ -25,7 +25,7 @@ _FIXES = {
     "peaks": "Call torch.cuda.memory._record_memory_history() and, after a few steps, "
     "torch.cuda.memory._dump_snapshot('memory.pickle') on this rank and on a peer, and compare both in "
     "https://pytorch.org/memory_viz.",
-    "reserves": "Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, or call torch.cuda.empty_cache() after a "
+    "reserves": "Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, or call `torch.cuda.empty_cache()` after a "
     "larger batch or validation.",
 }
 
@@ -91,7 +91,7 @@ def _with_units(units: int) -> tuple[MemorySample, ...]:
 def rank_memory_outlier(job: Job, *, share: float = 0.2, device_share: float = 0.05) -> Iterator[Verdict]:
     """Ask whether ranks that do the same work use the same amount of GPU memory.
 
-    Why it hurts: the fullest GPU limits the batch size of all ranks, and this rank runs out of memory while its peers
+    Why it hurts: the fullest GPU limits the batch size of all ranks, and its rank runs out of memory while its peers
     have free memory.
     Fix: Find what this rank keeps that its peers do not: rank-zero metrics, logged outputs, a second copy of the
     weights, or larger batches.
@@ -126,8 +126,8 @@ def rank_memory_outlier(job: Job, *, share: float = 0.2, device_share: float = 0
                     evidence["device_bytes"] = own.total
                     evidence["largest_batch_units"] = {"own": _units(own), "peers_median": _middle(map(_units, others))}
                     yield Finding(
-                        f"Rank {outlier.rank} on {own.rank.host.name} holds {mebibytes(int(outlier.value))} "
-                        f"{KINDS[kind]}, but its peers hold {mebibytes(int(outlier.typical))}",
+                        f"Rank {outlier.rank} on {own.rank.host.name} holds {mebibytes(int(outlier.value))} of GPU "
+                        f"memory {KINDS[kind]} (peers: {mebibytes(int(outlier.typical))})",
                         ranks=(outlier.rank,),
                         evidence=evidence,
                         effect="" if more else _LESS,
@@ -139,7 +139,7 @@ def rank_memory_outlier(job: Job, *, share: float = 0.2, device_share: float = 0
                     )
 
 
-_LESS = "Memory of this rank's GPU is unused: it does less work than its peers, and waits for them in each step."
+_LESS = "GPU memory stays unused. If the rank also has smaller batches, it waits for its peers in each step."
 
 
 class _RankMemoryTotal(NamedTuple):

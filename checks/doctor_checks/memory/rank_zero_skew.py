@@ -47,11 +47,11 @@ BYTES = {"float64": 8, "int64": 8, "bfloat16": 2, "float16": 2, "half": 2, "int8
 """Bytes per element of a type; 4 for other types."""
 
 _CAUSES = {
-    "contexts": "CUDA contexts only: a missing or late torch.cuda.set_device(), pinned memory, or barrier() without "
-    "device_ids",
-    "checkpoint": "also tensors: a checkpoint loaded without map_location",
-    "grows": "growing: tensors are sent to cuda:0 in the loop",
-    "tensors": "also tensors, smaller than the model: tensors are sent to cuda:0 explicitly",
+    "contexts": "CUDA contexts only, due to a missing or late torch.cuda.set_device(), pinned memory, or barrier() "
+    "without device_ids",
+    "checkpoint": "a checkpoint loaded without map_location",
+    "grows": "tensors that the training loop sends to cuda:0",
+    "tensors": "tensors, smaller than the model, that are sent to cuda:0",
 }
 
 _SIGNATURES = {
@@ -88,11 +88,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         return
     first = found[0]
     gpu = f"GPU {first.shortage.device or 0}"
-    others = f"{mebibytes(first.shortage.other_bytes)} " if first.shortage.other_bytes else "memory "
+    others = mebibytes(first.shortage.other_bytes) if first.shortage.other_bytes else "memory"
     what = (
         f"{gpu} is full, and every rank loads a checkpoint to it"
         if first.is_loading
-        else (f"{gpu} is full and holds {others}of other ranks")
+        else f"{gpu} is full, and other ranks hold {others} of it"
     )
     ranks = tuple(sorted({one.rank for one in found if one.rank is not None}))
     yield finding_from_logs(
@@ -119,10 +119,10 @@ def _by_processes(job: Job) -> Iterator[Finding]:
     strangers = strangers or _contexts(rows, first)
     if not strangers or len(first) == len(strangers):
         return
+    who = "processes that use other GPUs hold" if len(strangers) > 1 else "process that uses another GPU holds"
     yield finding_from_logs(
         EventGroup("gpu.process", tuple(event for event in rows if event.value("pid") in strangers)),
-        f"The first GPU holds {mebibytes(sum(strangers.values()) * MIB)} of {len(strangers)} "
-        f"{'processes that use' if len(strangers) > 1 else 'process that uses'} other GPUs",
+        f"{len(strangers)} {who} {mebibytes(sum(strangers.values()) * MIB)} on GPU 0",
         evidence={"memory_bytes_by_process": {pid: size * MIB for pid, size in strangers.items()}},
         fix=_fix(job, "contexts"),
         severity=Severity.WARNING,
@@ -367,8 +367,8 @@ def _finding(
             "process_ids": [process.pid for process in first.processes if process_ids(local).get(process.pid) in sizes],
             "likely_cause": _CAUSES[cause],
         },
-        effect=f"Rank {first.owner.number}, which owns this GPU, has less memory than the others and runs out of "
-        "it first.",
+        effect=f"Rank {first.owner.number}, which owns this GPU, has less memory than the other ranks and runs out of "
+        "memory first.",
         fix=_fix(job, cause),
         confidence=confidence,
         explains=("MEM002", "MEM003", "MEM004", "MEM011"),
@@ -404,12 +404,12 @@ def _model_bytes(rank: Rank) -> int:
 
 def _fix(job: Job, cause: str) -> str:
     if cause == "checkpoint":
-        lightning = ", or pass ckpt_path to trainer.fit()" if uses_lightning(job) else ""
-        return f'Load checkpoints with torch.load(path, map_location="cpu"){lightning}.'
+        lightning = ", or pass `ckpt_path` to `trainer.fit()`" if uses_lightning(job) else ""
+        return f'Load checkpoints with `torch.load(path, map_location="cpu")`{lightning}.'
     if cause in ("grows", "tensors"):
         own = "self.device" if uses_lightning(job) else 'torch.device("cuda", local_rank)'
         return (
-            f"Send tensors to {own} instead of cuda or cuda:0; `grep -rnE 'cuda:0|\\.cuda\\(\\)' .` finds such lines."
+            f"Find the lines that send tensors to `cuda:0`, and use `{own}` there:\ngrep -rnE 'cuda:0|\\.cuda\\(\\)' ."
         )
     if uses_lightning(job):
         return (

@@ -85,10 +85,11 @@ def _refusal(text: str) -> tuple[str, str]:
     if "nccl" in text.lower() or "shared memory segment" in text or "Call to " in text:
         if "Permission denied" in text:
             return "NCCL cannot create shared memory: permission denied for /dev/shm", "sudo chmod 1777 /dev/shm"
-        return "NCCL cannot allocate shared memory: /dev/shm is full", ""
+        is_sure = "No space" in text or "Disk quota" in text
+        return f"NCCL cannot allocate shared memory: /dev/shm is {'' if is_sure else 'probably '}full", ""
     if "worker" in text or "insufficient shared memory" in text.lower():
-        return "A DataLoader worker crashed: /dev/shm is full", ""
-    return "A tensor could not be written to shared memory: /dev/shm is full", ""
+        return "A DataLoader worker crashed: /dev/shm is probably full", ""
+    return "A tensor or array could not be written to shared memory: /dev/shm is full", ""
 
 
 def _bus_error(job: Job) -> Iterator[Finding]:
@@ -123,10 +124,10 @@ def _started_with_little(job: Job) -> Iterator[Finding]:
 
 def _little(group: EventGroup) -> str:
     if group.kind != "ray.shm_small":
-        return "The container has 64 MB of shared memory, the default"
+        return "The container has only 64 MB of shared memory, the default"
     free = group.value("bytes") or ""
-    size = f", which has {mebibytes(int(free))} free" if free and len(free) < 19 else ""
-    return f"Ray uses {group.value('path') or 'a disk'} instead of /dev/shm{size}"
+    size = f", which has only {mebibytes(int(free))} free" if free and len(free) < 19 else ""
+    return f"Ray's object store uses {group.value('path') or 'a disk'} instead of /dev/shm{size}"
 
 
 _CONSEQUENCES = ("DATA012", "MEM012")
@@ -143,20 +144,22 @@ _SHARING = ("multiprocessing/heap.py", "multiprocessing/shared_memory.py", "mult
     needs=(HostFacts,),
     from_logs=(_from_logs, _started_with_little, _bus_error),
     impacts={
-        r"NCCL needs": 'NCCL fails when it starts: "failed to extend /dev/shm/nccl-…" or "unhandled system error".',
+        r"NCCL needs": (
+            'NCCL initialization fails with "failed to extend /dev/shm/nccl-…" or "unhandled system error".'
+        ),
         r"DataLoader worker": (
             "The rank of the worker fails with a DataLoader error, and the other ranks wait for it until their timeout."
         ),
         r"bus error": (
             "The process ends without a Python traceback, and the other ranks wait for it until their timeout."
         ),
-        r"NCCL cannot": "NCCL fails when it starts, and the job ends.",
-        r"could not open another rank's": "NCCL fails when it starts on ranks of the same host.",
+        r"NCCL cannot": "NCCL initialization fails, and the job ends.",
+        r"could not open another rank's": "NCCL initialization fails on these ranks, and the job ends.",
         r"^Ray": "Ray keeps its objects on disk, so passing data between its workers is slower.",
         r"^The container has": "NCCL or DataLoader workers that need more shared memory fail.",
         r"^A tensor": "The process that shares the tensor fails, and the other ranks wait for it until their timeout.",
-        r"is nearly full": "NCCL may fail when it starts, and DataLoader workers that return a batch crash with "
-        "a bus error.",
+        r"is nearly full": "NCCL initialization may fail, and DataLoader workers that return a batch crash with a "
+        "bus error.",
     },
     cases=lambda: (
         Passes("half of the memory, as on a bare host", healthy(hosts=2, per_host=8)),
@@ -325,11 +328,11 @@ def _finding(local: LocalRanks, host: HostFacts, summary: str, need: int, severi
 
 def _fix(host: HostFacts) -> str:
     if host.nccl_shm_bytes and host.shm and host.nccl_shm_bytes > host.shm.total // 2:
-        return "Remove files of killed jobs while no job runs:\nrm /dev/shm/nccl-*"
+        return "While no job runs on the host, remove the files of killed jobs:\nrm /dev/shm/nccl-*"
     if host.shm and host.shm.free < host.shm.total // 4:
         return "List the files, and remove those that no process uses:\nls -lS /dev/shm | head\nfuser -v /dev/shm/*"
     if host.container == "kubernetes":
         return "Mount an emptyDir with `medium: Memory` at /dev/shm."
     if host.container in ("docker", "podman"):
-        return f"Start the container with `{host.container} run --ipc=host`, or with a larger `--shm-size`."
+        return f"Start the container with `{host.container} run --ipc=host`, or set a larger `--shm-size`."
     return "sudo mount -o remount,size=50% /dev/shm"

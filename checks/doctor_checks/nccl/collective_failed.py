@@ -1,4 +1,4 @@
-"""NCCL013: NCCL failed, and the logs do not say why."""
+"""NCCL013: NCCL failed, and the logs do not show why."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from doctor.facts import Event
 from doctor.testing import Fails, Passes, logged
 
 MEANINGS = (
-    ("system error", "a system call failed: a socket, shared memory or an RDMA device"),
-    ("cuda error", "a CUDA call failed in NCCL: the driver, GPU memory or the GPU"),
+    ("system error", "a system call failed on a socket, shared memory or an RDMA device"),
+    ("cuda error", "a CUDA call in NCCL failed because of the driver, GPU memory or the GPU"),
     ("internal error", "NCCL reached an unexpected state, often because a peer had exited"),
-    ("invalid usage", "NCCL rejected the call: two ranks on one GPU, or a wrong device"),
+    ("invalid usage", "NCCL rejected the call because two ranks use one GPU or a tensor is on the wrong device"),
     ("invalid argument", "NCCL rejected an argument of the call"),
-    ("remote process exited", "a peer exited or the network to it failed; the peer's log says why"),
+    ("remote process exited", "a peer exited, or the network to it failed"),
 )
 """NCCL's text for a result (ncclGetErrorString, src/init.cc), and its possible meaning."""
 
@@ -176,17 +176,20 @@ def _finding(job: Job, events: tuple[Event, ...]) -> Finding:
     found = _result_of(events)
     cuda = _CUDA_REASON.search(events[0].text) if events[0].kind == "nccl.cuda_fail" else None
     reason = f": {cuda['reason']}" if cuda else ""
-    result, meaning = found or ("no result code", "unknown; read the lines before it")
+    result, meaning = found or (None, None)
+    name = (result or "").replace("cuda", "CUDA")
+    # At the level INFO, NCCL has logged the subsystems INIT, BOOTSTRAP and ENV by default (src/debug.cc).
+    level = "" if any("NCCL INFO" in event.text for event in events) else "NCCL_DEBUG=INFO "
     return finding_from_logs(
         EventGroup(events[0].kind, events),
-        f"NCCL failed ({result.replace('cuda', 'CUDA')}{reason}), and the logs do not say why"
+        f"NCCL failed ({name}{reason}), and the logs do not show why"
         if found
-        else "NCCL failed, and the logs do not say why",
+        else "NCCL failed, and the logs do not show why",
         ranks=(),
-        evidence={"result": result, "may_mean": meaning},
+        evidence={"result": name or None, "may_mean": meaning},
         confidence=0.45,
         fix="Run again on all ranks with these variables, then pass the log files to `doctor diagnose`:\n"
-        "export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH NCCL_DEBUG_FILE=nccl.%h.%p.log\n"
+        f"export {level}NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH NCCL_DEBUG_FILE=nccl.%h.%p.log\n"
         f"export TORCH_NCCL_DUMP_ON_TIMEOUT=1 {recorder_assignments(job, 20_000)}",
         explains=() if failed_before(job, events[0]) or _is_of_a_peer(events) else ("RUN004",),
         symptoms=False,

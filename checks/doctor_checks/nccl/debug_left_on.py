@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, group_by_value
 from doctor.analysis.interface_choice import nccl_matters
 from doctor.analysis.stats.baseline import expected_value
-from doctor.api import Finding, IdenticalRanks, Job, Severity, Verdict, check, source_of, split
+from doctor.api import Finding, IdenticalRanks, Job, Severity, Verdict, check, ranks_in_words, source_of, split
 from doctor.facts import (
     EnvironmentFacts,
     GpuFacts,
@@ -35,9 +35,13 @@ def _in_run(*, strategy: str | None, seen: int = 0, gpus: int | None = 0) -> Job
     needs=(EnvironmentFacts,),
     uses_baseline=True,
     impacts={
-        r"every tensor allocation": "Each allocation waits for the driver, so every step is many times slower.",
+        r"caching allocator": "Each tensor allocation calls the CUDA driver, so every step is many times slower.",
         r"compared over Gloo": (
-            "Each collective waits for a comparison of all ranks over Gloo, so every step is many times slower."
+            "All ranks wait for the comparison before each collective, so every step is many times slower."
+        ),
+        r"if used, crashes": (
+            "If the model uses DistributedDataParallel, every rank crashes with SIGSEGV (exit code -11) in the first "
+            "forward pass."
         ),
         r"log line": "The log grows by gigabytes, and writing it slows down every collective.",
         r"launch is synchronous": (
@@ -135,12 +139,13 @@ def debug_left_on(job: Job) -> Iterator[Verdict]:
 
 COSTS = {
     "CUDA_LAUNCH_BLOCKING": "every kernel launch is synchronous",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": "every tensor allocation calls the CUDA driver",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "the caching allocator is disabled",
     "TORCH_NCCL_NAN_CHECK": "every collective first checks its input for NaN",
     "TORCH_NCCL_BLOCKING_WAIT": "wait() blocks the thread until the collective has ended",
 }
 _BY_PRESENCE = ("PYTORCH_NO_CUDA_MEMORY_CACHING",)
 """Read by whether they are set, whatever the value (c10/cuda/CUDACachingAllocator.cpp, pytorch issue 145661)."""
+_WITH_ANY_VALUE = "any value disables the caching allocator"
 TRACED = "every NCCL call writes a log line"
 OFF_VALUES = ("", "0", "n", "no", "f", "false", "off")
 
@@ -150,7 +155,7 @@ def _cost(stated: EffectiveSetting) -> str | None:
     if name == "NCCL_DEBUG" and value.upper() == "TRACE":
         return TRACED
     if name in _BY_PRESENCE and value:
-        return f"{COSTS[name]}, whatever the value" if value.strip().lower() in OFF_VALUES else COSTS[name]
+        return _WITH_ANY_VALUE if value.strip().lower() in OFF_VALUES else COSTS[name]
     return COSTS.get(name) if value.strip().lower() not in OFF_VALUES else None
 
 
@@ -175,11 +180,12 @@ def _detail(job: Job) -> Iterator[Finding]:
     found = split(job, EnvironmentFacts, _is_detail, expected=expected_value(job, EnvironmentFacts, _is_detail))
     # A baseline shows which ranks deviate; if all ranks agree, DETAIL has the same cost with or without a baseline.
     if len(found.groups) > 1:
+        detailed = tuple(rank for group in found.groups if group.value for rank in group.ranks)
         yield Finding(
-            "TORCH_DISTRIBUTED_DEBUG=DETAIL is set on some ranks only, which then wait for the others",
+            f"TORCH_DISTRIBUTED_DEBUG=DETAIL is set on {ranks_in_words(detailed, 4)}, but not on the other ranks",
             ranks=found.odd,
-            evidence={"ranks_with_detail": [rank for group in found.groups if group.value for rank in group.ranks]},
-            effect="The ranks with DETAIL wait in a comparison that the other ranks never join: the run hangs.",
+            evidence={"ranks_with_detail": list(detailed)},
+            effect="The run hangs: ranks with DETAIL wait for a comparison over Gloo that the other ranks never join.",
             fix="Unset TORCH_DISTRIBUTED_DEBUG on all ranks, or set it to the same value on all of them.",
             severity=Severity.ERROR,
         )
@@ -222,8 +228,8 @@ def _is_over_nccl(identical: IdenticalRanks, training: TrainingFacts | None) -> 
 
 
 COMPARED = "every collective is first compared over Gloo"
-_CRASHES = "DistributedDataParallel crashes over Gloo in torch 2.13"
-_MAY_CRASH = "DistributedDataParallel, if used, crashes in torch 2.13"
+_CRASHES = "DistributedDataParallel crashes over Gloo in PyTorch 2.13"
+_MAY_CRASH = "DistributedDataParallel, if used, crashes in PyTorch 2.13"
 
 
 def _detail_finding(ranks: tuple[int, ...], severity: Severity) -> Finding:
@@ -233,7 +239,7 @@ def _detail_finding(ranks: tuple[int, ...], severity: Severity) -> Finding:
         f"TORCH_DISTRIBUTED_DEBUG=DETAIL: {claim}",
         ranks=ranks,
         evidence={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
-        effect="" if severity is Severity.INFO else crash,
+        effect=crash if severity is Severity.ERROR else "",
         fix="Unset TORCH_DISTRIBUTED_DEBUG, or set it to INFO.",
         severity=severity,
     )

@@ -44,7 +44,8 @@ def _dumps_to(*, exists: bool = True, writable: bool | None = True) -> StorageFa
             "A failed or blocked collective never times out: the job occupies its hosts until the scheduler ends it."
         ),
         r"wait\(\) raises": (
-            "A timeout raises an exception with a traceback, but no dump shows which rank did not reach the collective."
+            "After a timeout, the traceback shows where a rank was blocked, but not which rank did not reach the "
+            "collective."
         ),
         r"may end the process": (
             "After a timeout, the dumps of some ranks may be missing, so the rank that did not reach the collective "
@@ -203,7 +204,7 @@ def _gaps(environment: EnvironmentFacts, torch: str | None, launcher: str | None
 
 
 NO_DUMP = "no dump is written on timeout"
-UNNOTICED = "the run hangs indefinitely if a collective fails"
+UNNOTICED = "the job hangs indefinitely if a collective fails"
 
 
 def _dump(environment: EnvironmentFacts, torch: str | None) -> Iterator[_Gap]:
@@ -229,7 +230,7 @@ def _error_handling(environment: EnvironmentFacts, torch: str | None, launcher: 
     elif value in ("1", "2") and _has_recorder(torch):
         row = BY_NAME.get(launcher or "")
         by_launcher = row is not None and f"{name}={value}" in row.exports
-        why = f"{name}={value} may end the process before its trace is dumped"
+        why = f"{name}={value} may end the process before its flight recorder is dumped"
         known_to = torch is not None and within(torch, before="2.7")
         yield _Gap(why, f"export {name}=3", is_default=by_launcher, is_likely=known_to)
 
@@ -252,5 +253,5 @@ def _folders(storage: StorageFacts | None) -> Iterator[_Gap]:
         elif folder.writable is False:
             yield _Gap(
                 f"{folder.path} ({folder.source}) is not writable: dumps cannot be written",
-                f"Set {folder.source} to a path in a writable folder, or make {folder.path} writable.",
+                f"Make {folder.path} writable, or set {folder.source} to a path in a writable directory.",
             )

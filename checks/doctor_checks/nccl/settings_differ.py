@@ -44,19 +44,17 @@ def _in_file(name: str, value: str) -> tuple[Setting, ...]:
     uses_baseline=True,
     impacts={
         r"NCCL_ALGO|NCCL_PROTO": (
-            "Ranks that select different algorithms or protocols wait for data that never arrives: the first "
-            "collective hangs, and no message names the setting."
+            "Ranks that select different algorithms or protocols wait for data that never arrives. The first "
+            "collective hangs, and no log message names the setting."
         ),
         r"CHANNELS|CTAS": (
-            "Ranks that use different numbers of channels wait for data that never arrives: the first collective "
-            "hangs, and no message names the setting."
+            "Ranks that use different numbers of channels wait for data that never arrives. The first collective "
+            "hangs, and no log message names the setting."
         ),
         r"NCCL_IB_DISABLE|NCCL_IB_HCA|NCCL_NET|IFNAME": (
             "Ranks that select different networks cannot connect: the job hangs or fails when NCCL starts."
         ),
-        r"NCCL_IB_TIMEOUT|RETRY": (
-            "Connections of these ranks give up earlier or later than those of the others when packets are lost."
-        ),
+        r"NCCL_IB_TIMEOUT|RETRY": ("When packets are lost, connections fail earlier on some ranks than on others."),
     },
     cases=lambda: (
         Passes("nothing set", healthy(2, 2)),
@@ -143,7 +141,7 @@ def settings_differ(job: Job) -> Iterator[Verdict]:
         finding = deviation.finding(
             ranks,
             {
-                "values": {name: describe(found, absent="not set") for name, found in settings},
+                "values": {name: describe(found._replace(expected=None), absent="not set") for name, found in settings},
                 "origins": {name: origins for name, _ in settings if (origins := _origins(job, name))},
                 "goes_with": list(correlates(job, ranks)),
             },
@@ -186,7 +184,7 @@ def _differences(job: Job, name: str, found: MajoritySplit) -> Iterator[Finding]
     yield Finding(
         f"{name} differs between ranks: {', '.join([*sides, *others])}",
         ranks=found.odd,
-        fix=_fix(job, [name]),
+        fix=_fix(job, name, found),
         evidence={
             "name": name,
             "values": describe(found, absent="not set"),
@@ -197,11 +195,17 @@ def _differences(job: Job, name: str, found: MajoritySplit) -> Iterator[Finding]
     )
 
 
-def _fix(job: Job, names: Sequence[str]) -> str:
-    files = dict.fromkeys(place.rpartition(":")[0] for name in names for place in _origins(job, name) if "/" in place)
+def _fix(job: Job, name: str, found: MajoritySplit) -> str:
+    files = list(dict.fromkeys(place.rpartition(":")[0] for place in _origins(job, name) if "/" in place))
     if files:
-        return f"Remove {', '.join(names)} from {', '.join(files)}, or make the file identical on all hosts."
-    return f"Set {', '.join(names)} on every rank or on none, for example in the job script."
+        where, what = " and ".join(files), "the file" if len(files) == 1 else "the files"
+        return f"Remove {name} from {where}, or make {what} identical on all hosts."
+    if found.common is None:
+        return f"Set {name} to the same value on all ranks, or unset it on all ranks."
+    on = ranks_in_words(found.odd, 4)
+    if found.common.value is None:
+        return f"Unset {name} on {on}, or set it to the same value on all ranks."
+    return f"Set `{name}={found.common.value}` on {on}, as on the other ranks."
 
 
 def _severity(name: str) -> Severity | None:

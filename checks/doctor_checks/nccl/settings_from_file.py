@@ -42,8 +42,8 @@ _OVERRULED = Setting("NCCL_IB_DISABLE", "0", overrides=("/etc/nccl.conf:4=1",))
 def settings_from_file(job: Job) -> Iterator[Verdict]:
     """Ask whether a configuration file changes the settings that NCCL uses.
 
-    Why it hurts: the setting is not in any job script, so it is easily overlooked. On a host without the file, NCCL
-    runs with different settings.
+    Why it hurts: a setting that is not in the job script is easily overlooked. On a host without the file, NCCL runs
+    with different settings.
     Fix: Move the settings that the job needs from the file into the job script.
     """
     for group in group_by_value(

@@ -150,7 +150,7 @@ def _finding(
         ranks=ranks,
         evidence={key: one for key, one in evidence.items() if one},
         effect=recommended.why,
-        fix=_export(name, recommended.value),
+        fix=_fix(name, recommended),
     )
 
 
@@ -170,6 +170,12 @@ def _summary(chosen: str, name: str, recommended: Recommendation, value: str | N
         if value is None
         else f"{name} differs from the value that {chosen} {verb}"
     )
+
+
+def _fix(name: str, recommended: Recommendation) -> str:
+    option = recommended.batch_option
+    before = f"Add `#SBATCH {option}` to the job script, and set the variable in it:\n" if option else ""
+    return before + _export(name, recommended.value)
 
 
 def _export(name: str, value: str) -> str:

@@ -53,7 +53,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 f"NCCL cannot read {file}: {group.value('err')}",
                 evidence={"file": file, "error": group.value("err")},
                 effect="NCCL initialization fails with a system error." if variable == _GRAPHS else "",
-                fix=f"Make {file} readable by the user of the job, or run `unset {variable}`."
+                fix=f"Make {file} readable by the job's user, or run `unset {variable}`."
                 if "denied" in (group.value("err") or "")
                 else f"Run `unset {variable}`, or set it to an existing file for this machine type.",
                 confidence=0.9,
@@ -72,14 +72,14 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             "NCCL initialization fails with a system error."
         ),
         r"describes another machine|names GPU": (
-            "NCCL selects paths that do not exist on this host: it is slow, or its initialization fails."
+            "NCCL selects paths that do not exist on this host, so communication is slow or NCCL initialization fails."
         ),
-        r"^NCCL cannot use its topology": "NCCL initialization fails with an internal error.",
+        r"^NCCL cannot use its": "NCCL initialization fails on every rank that uses the file.",
         r"does not exist|cannot be read|cannot read": (
-            "NCCL continues without the file and builds the topology itself. In a virtual machine, it selects "
+            "NCCL continues without the file and detects the topology itself. In a virtual machine, it then selects "
             "slow paths."
         ),
-        r"not valid|damaged": "NCCL cannot parse the file and its initialization fails with an internal error.",
+        r"not valid|not well-formed": "NCCL initialization fails on every rank that uses the file.",
     },
     cases=lambda: (
         Passes("not set", healthy(2, 2)),
@@ -145,7 +145,7 @@ def _findings(job: Job) -> Iterator[Finding]:
                     f"{file.variable}={file.path} {wrong}",
                     ranks=identical.ranks,
                     evidence={"path": file.path, "gpus_in_file": list(file.gpus), "error": file.error},
-                    fix=f"Make {file.path} readable by the user of the job, or run `unset {file.variable}`."
+                    fix=f"Make {file.path} readable by the job's user, or run `unset {file.variable}`."
                     if file.exists is not False and file.readable is False
                     else f"Run `unset {file.variable}`, or set it to a file for this machine type.",
                     source=source_of(setting),
@@ -155,8 +155,8 @@ def _findings(job: Job) -> Iterator[Finding]:
                     f"{_GRAPHS}={file.path} overrides NCCL's search for rings and trees",
                     ranks=identical.ranks,
                     evidence={"path": file.path, "gpus_in_file": list(file.gpus)},
-                    effect="The file is valid for one machine, one set of visible GPUs and one NCCL release only.",
-                    fix=f"Run `unset {_GRAPHS}`, unless you are testing a file for exactly this machine.",
+                    effect="The file is valid only for one machine type, one set of visible GPUs and one NCCL version.",
+                    fix=f"Run `unset {_GRAPHS}` unless you are testing a file for this machine type.",
                     severity=Severity.INFO,
                     source=source_of(setting),
                 )
@@ -168,7 +168,8 @@ def _wrong(file: ReferencedFile, gpus: GpuFacts | None) -> str | None:
     if file.readable is False:
         return "cannot be read" + (f" ({file.error})" if file.error else "")
     if file.error:
-        return f"is not valid: {file.error}"
+        broken, colon, reason = file.error.partition("not well-formed")
+        return f"is not well-formed XML{reason}" if colon and not broken else f"is not valid: {file.error}"
     if file.variable == _GRAPHS:
         beyond = [number for number in map(int, file.gpus) if gpus and gpus.gpus and number >= len(gpus.gpus)]
         if not beyond:

@@ -36,8 +36,8 @@ def _without_nvlink(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
             "Hosts that share an NVLink domain communicate over the network cards, which is several times slower."
         ),
         r"not used: ": "None on this host, whose GPUs communicate over NVLink.",
-        r"none is visible|no GPU is visible": (
-            "The GPUs of one host communicate over a slower path. Only a line logged at NCCL_DEBUG=INFO shows it."
+        r"no GPU is visible": (
+            "The GPUs of a host communicate over a slower path. Only a line logged at NCCL_DEBUG=INFO shows it."
         ),
         r"off shared memory": (
             "GPUs without peer access communicate through the network card, at a fraction of the speed. Only a "
@@ -159,7 +159,7 @@ def _findings(job: Job) -> Iterator[Finding]:
                 yield _finding(setting, lost, severity, ranks)
         off = _multi_node_nvlink_off(nccl, gpus) if gpus and job.is_multi_host else None
         if off:
-            yield _finding(off, "NVLink between hosts (MNNVL): NCCL uses the network cards", None, identical.ranks)
+            yield _finding(off, "NVLink between hosts (MNNVL)", None, identical.ranks)
 
 
 def _multi_node_nvlink_off(nccl: NcclFacts, gpus: GpuFacts) -> Setting | None:
@@ -206,13 +206,13 @@ def _lost(nccl: NcclFacts, gpus: GpuFacts, *, guarded: bool) -> Iterator[Lost]:
 def _lost_elsewhere(nccl: NcclFacts) -> Iterator[Lost]:
     """If no GPU is visible (login node, batch script, no driver), the variable still reaches the training host. Most
     hosts do not support NVLS."""
-    where = "on hosts with several GPUs (none is visible)"
+    where = "on hosts with several GPUs (no GPU is visible here)"
     if off := _switch(nccl, "NCCL_P2P_DISABLE", 1) or _nearest_level(nccl):
         yield off, f"peer-to-peer access {where}", None
     if shm := _switch(nccl, "NCCL_SHM_DISABLE", 1):
         yield shm, f"shared memory {where}", None
     if nvls := _switch(nccl, "NCCL_NVLS_ENABLE", 0):
-        yield nvls, "NVLink SHARP (NVLS) on hosts that support it (no GPU is visible)", Severity.INFO
+        yield nvls, "NVLink SHARP (NVLS) on hosts that support it (no GPU is visible here)", Severity.INFO
 
 
 def _switch(nccl: NcclFacts, name: str, value: int) -> Setting | None:

@@ -18,6 +18,11 @@ def _libraries(version: str, origin: str = "LD_LIBRARY_PATH") -> tuple[NcclLibra
     return (found, NcclLibrary(_WHEEL, "2.27.3", "wheel nvidia-nccl-cu12"))
 
 
+def _wheel(version: str) -> tuple[tuple[Package, ...], tuple[NcclLibrary, ...]]:
+    packages = (Package("torch", "2.8.0"), Package("nvidia-nccl-cu12", version))
+    return packages, (NcclLibrary(_WHEEL, version, "wheel nvidia-nccl-cu12", chosen=True),)
+
+
 def _two_wheels(version: str) -> tuple[tuple[Package, ...], tuple[NcclLibrary, ...]]:
     packages = (Package("torch", "2.8.0"), Package("nvidia-nccl-cu12", "2.27.3"), Package("nvidia-nccl-cu11", "2.21.5"))
     return packages, (NcclLibrary(_WHEEL, version, "wheel nvidia-nccl-cu12", chosen=True),)
@@ -37,10 +42,20 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             if of_torch
             else f"The loaded NCCL lacks {group.value('symbol')}, which {(lib or '').rpartition('/')[2]} requires",
             evidence={"symbol": group.value("symbol"), "wanted_by": group.value("lib"), "wheels": sorted(wheels)},
-            effect="" if of_torch else "The library cannot be loaded, and the process that needs it fails.",
+            effect=_effect(group.first.text) if of_torch else "The process that loads the library fails.",
+            fix=""
+            if of_torch
+            else f"Install a {(lib or '').rpartition('/')[2]} that was built for the NCCL version of PyTorch.",
             confidence=0.95 if len(wheels) > 1 else 0.85,
             explains=("NCCL009", "VER002"),
         )
+
+
+def _effect(text: str) -> str:
+    if "ImportError" in text:
+        return "Importing torch fails, so the rank cannot start."
+    # ld.so ends a process with this message when a function is first called (glibc elf/dl-lookup.c).
+    return "The process ends at the first call of this function." if "symbol lookup error" in text else ""
 
 
 @check(
@@ -50,12 +65,12 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     needs=(SoftwareFacts,),
     from_logs=_from_logs,
     impacts={
-        r"installed in the same folder": (
-            "Both packages write libnccl.so.2 to this folder. The one that was installed last is loaded, and an "
+        r"installed in the same directory": (
+            "Both packages write libnccl.so.2 to this directory: the one that was installed last is loaded, and an "
             "update of the other replaces it."
         ),
         r"lacks ": "Importing torch fails with `undefined symbol`, or the function fails at its first call.",
-        r"invalid configuration": "NCCL rejects the communicator, and the rank fails when it is created.",
+        r"NCCL received": "NCCL does not create the communicator, and the rank fails.",
     },
     cases=lambda: (
         Passes("the wheel alone", healthy()),
@@ -72,9 +87,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         ),
         Fails(
             "a newer wheel than torch asks for",
-            healthy().alter(
-                SoftwareFacts, nccl_libraries=(NcclLibrary(_WHEEL, "2.30.7", "wheel nvidia-nccl-cu12", chosen=True),)
-            ),
+            healthy().alter(SoftwareFacts, packages=_wheel("2.30.7")[0], nccl_libraries=_wheel("2.30.7")[1]),
             ranks=(0, 1),
             severity=Severity.INFO,
         ),
@@ -115,9 +128,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         ),
         Fails(
             "an older wheel than torch asks for",
-            healthy().alter(
-                SoftwareFacts, nccl_libraries=(NcclLibrary(_WHEEL, "2.21.5", "wheel nvidia-nccl-cu12", chosen=True),)
-            ),
+            healthy().alter(SoftwareFacts, packages=_wheel("2.21.5")[0], nccl_libraries=_wheel("2.21.5")[1]),
             ranks=(0, 1),
         ),
         Passes("one wheel", logged("[pip3] torch==2.8.0", "[pip3] nvidia-nccl-cu12==2.27.3")),
@@ -164,21 +175,23 @@ def _judge(found: _Found, ranks: tuple[int, ...]) -> Iterator[Verdict]:
     version = found.chosen.version
     if version is None:
         if found.others:
-            yield Unknown(f"the release of {found.chosen.path} could not be read", ranks)
+            yield Unknown(f"the version of {found.chosen.path} could not be read", ranks)
         return
     several = bool(found.others) or len(found.wheels) > 1
     origin = found.chosen.origin or found.chosen.path
     summary = f"PyTorch loads NCCL {version} from {origin}, but was built with {found.wanted}"
     if is_older(version, found.wanted):
-        effect = f"Functions may be missing (`undefined symbol`), and bugs fixed by {found.wanted} may occur."
+        effect = f"Functions may be missing (`undefined symbol`), and bugs that {found.wanted} fixes may occur."
         yield _finding(found, ranks, summary, None, effect)
     elif is_older(found.wanted, version):
         # A newer wheel is often installed on purpose, although torch requires one release exactly (Requires-Dist:
         # nvidia-nccl-cu12==2.27.3), and torch.cuda.nccl.version() keeps returning that one.
-        effect = f"Usually none, because the C interface is stable; PyTorch was only tested with {found.wanted}."
+        effect = (
+            f"Usually none, because the C interface is stable, but this PyTorch was tested only with {found.wanted}."
+        )
         yield _finding(found, ranks, summary, Severity.WARNING if several else Severity.INFO, effect)
     elif len(found.wheels) > 1:
-        summary = f"{' and '.join(found.wheels)} are installed in the same folder"
+        summary = f"{' and '.join(found.wheels)} are installed in the same directory"
         yield _finding(found, ranks, summary, Severity.INFO)
 
 
@@ -204,7 +217,7 @@ def _finding(
 def _fix(found: _Found) -> str:
     origin = found.chosen.origin
     if origin == "LD_PRELOAD":
-        return "Remove libnccl from LD_PRELOAD."
+        return f"Remove {found.chosen.path} from LD_PRELOAD."
     if origin == "LD_LIBRARY_PATH":
         return f"Remove {found.chosen.path.rpartition('/')[0]} from LD_LIBRARY_PATH."
     install = f"pip install --force-reinstall --no-deps {found.wheel}=={found.wanted.partition('+')[0]}"

@@ -42,22 +42,19 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
     needs=(EnvironmentFacts,),
     impacts={
         r"unused: InfiniBand is off": "None while NCCL_IB_DISABLE turns InfiniBand off.",
+        r"rejects it on import": "`import torch` fails on every rank that has the variable.",
         r"PyTorch rejects it": "PyTorch raises an error on every rank that has the variable.",
-        r"NCCL rejects it|leaves no algorithm": (
-            "NCCL fails with an error, at the latest in the first collective that needs the setting."
-        ),
-        r"writes no log|logs nothing": (
-            "NCCL writes no log, not even its warnings, so the cause of a failure is not recorded."
-        ),
-        r"does not expand|does not exist": "NCCL runs without the settings in this file, and no message says so.",
-        r"silently ignores|has no effect": "NCCL runs with its default instead, and no message says so.",
-        r"disables nothing": "What the variable should turn off stays on, and no message says so.",
-        r"reads it as|treats it as|truncates": (
-            "NCCL runs with a different value than the one that is set, and no message says so."
-        ),
-        r"exceeds NCCL's limit": "NCCL lowers the number of sockets per thread and uses fewer than requested.",
+        r"NCCL rejects it": "NCCL fails to initialize on every rank that has the variable.",
+        r"leaves no algorithm": "Every call of a collective without an algorithm fails with an error.",
+        r"writes no log|logs nothing": "If NCCL fails, the log does not show the cause.",
+        r"does not expand|does not exist": "NCCL runs without the settings in this file and logs no message.",
+        r"silently ignores|has no effect": "NCCL uses its default instead and logs no message.",
+        r"disables nothing": "The feature stays enabled, and NCCL logs no message.",
+        r"truncates": "NCCL runs with a value other than the one that is set.",
+        r"reads it as|treats it as": "NCCL uses a value other than the one that is set and logs no message.",
+        r"exceeds NCCL's limit": "NCCL reduces NCCL_NSOCKS_PERTHREAD to stay within the limit.",
         r"out of range": "NCCL or the driver replaces the value with one in the range, or rejects it.",
-        r"ignores$": "The unknown entry is ignored; the other entries of the list have their effect.",
+        r"ignores$": "The other entries of the list still take effect.",
     },
     cases=lambda: (
         Passes("nothing set", healthy()),
@@ -190,7 +187,7 @@ def _judge(stated: EffectiveSetting, release: str | None, *, is_off: bool) -> It
         else f"{setting.name} {fault.problem}{unused}",
         ranks=stated.ranks,
         evidence={"name": setting.name, "value": setting.value, "from": stated.origin, "expected": fault.expected},
-        fix=_fix(stated, fault.expected),
+        fix=_fix(stated, fault),
         severity=Severity.INFO if is_unused else severity_of(fault),
         source=source_of(setting),
     )
@@ -222,22 +219,32 @@ def meant_number(value: str) -> str | None:
     return next((number for number, words in _MEANT.items() if value.strip().lower() in words), None)
 
 
-def _fix(stated: EffectiveSetting, expected: str) -> str:
+def intended_value(name: str, value: str, expected: str) -> str | None:
+    """The valid value that was probably intended: ``1`` for ``true``, ``NVL`` for ``nvl``, bytes for ``8M``."""
+    if (number := meant_number(value)) is not None and expected.startswith("0 or 1"):
+        return number
+    if name in _SAFE:
+        return _SAFE[name]
+    if value.strip().upper() in re.findall(r"\w+", expected):
+        return value.strip().upper()
+    if (size := _SIZE.fullmatch(value.strip())) and "integer" in expected:
+        return str(int(size[1]) << _BITS[size[2].lower()])
+    return None
+
+
+def _fix(stated: EffectiveSetting, fault: ValueFault) -> str:
     setting = stated.setting
     in_file = source_of(setting) is not None
-    meant = meant_number(setting.value)
-    if meant is not None and expected.startswith("0 or 1"):
-        return f"Write {setting.name}={meant} in {stated.origin}." if in_file else f"export {setting.name}={meant}"
-    if setting.name in _SAFE and not in_file:
-        return f"export {setting.name}={_SAFE[setting.name]}"
-    words = [word for word in re.findall(r"\w+", expected) if word == setting.value.strip().upper()]
-    if words and not in_file:
-        return f"export {setting.name}={words[0]}"
-    if (size := _SIZE.fullmatch(setting.value.strip())) and "integer" in expected and not in_file:
-        return f"export {setting.name}={int(size[1]) << _BITS[size[2].lower()]}"
+    meant = intended_value(setting.name, setting.value, fault.expected)
+    if meant is not None:
+        assignment = f"{setting.name}={meant}"
+        return f"Replace the setting in {stated.origin} with `{assignment}`." if in_file else f"export {assignment}"
+    if fault.ignored:
+        place = f"{setting.name} in {stated.origin}" if in_file else setting.name
+        return f"Remove {', '.join(fault.ignored)} from {place}."
     if in_file:
-        return f"Remove {setting.name} from {stated.origin}, or set it to a valid value: {expected}."
-    return f"Unset {setting.name}, or set it to a valid value: {expected}."
+        return f"Remove {setting.name} from {stated.origin}, or set it to {fault.expected}."
+    return f"Unset {setting.name}, or set it to {fault.expected}."
 
 
 _SAFE = {"NCCL_DEBUG": "WARN", "TORCH_DISTRIBUTED_DEBUG": "INFO"}

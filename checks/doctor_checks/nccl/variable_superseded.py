@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl, only_torch
 from doctor.api import Finding, Job, Severity, Verdict, check, merge, source_of
 from doctor.facts import EnvironmentFacts, NcclLibrary, Setting, SoftwareFacts, TorchBuild
+from doctor.knowledge.environment_variables import VariableInfo
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.releases import within
 from doctor.testing import Fails, Passes, healthy
@@ -19,9 +20,9 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
     severity=Severity.WARNING,
     needs=(EnvironmentFacts,),
     impacts={
-        r"is deprecated": "None while the release in use still reads the old name; a later one silently ignores it.",
-        r"replaces it": "The variable is silently ignored; its replacement keeps its default.",
-        r"no longer read": "The variable is silently ignored.",
+        r"was deprecated": "None yet: the old name is still read, but a later version may silently ignore it.",
+        r"replaces it": "The variable is silently ignored, and its replacement keeps its default.",
+        r"was removed": "The variable is silently ignored.",
     },
     cases=lambda: (
         Passes("nothing set", healthy()),
@@ -74,8 +75,8 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
 def variable_superseded(job: Job) -> Iterator[Verdict]:
     """Ask whether any variable is set that was renamed or removed.
 
-    Why it hurts: a release that no longer reads the variable silently ignores it. A release that still reads it will
-    stop doing so.
+    Why it hurts: a version that no longer reads the variable silently ignores it, and one that still reads it may be
+    the last to do so.
     Fix: Set the variable that replaced it, and unset the old one.
     """
     yield from merge(_findings(job))
@@ -89,14 +90,12 @@ def _findings(job: Job) -> Iterator[Finding]:
             continue
         release = releases.get(info.reader)
         if release is None or not within(release, before=info.superseded):
-            since = f"{'NCCL' if info.reader == 'nccl' else 'torch'} {info.superseded}"
+            since = f"{'NCCL' if info.reader == 'nccl' else 'PyTorch'} {info.superseded}"
             if release is None and not info.is_superseded_everywhere:
                 yield _perhaps(stated, since, info.replaced_by)
             else:
-                state = "is deprecated" if info.still_read else "is no longer read"
-                instead = f": {info.replaced_by} replaces it" if info.replaced_by else ", without a replacement"
                 yield Finding(
-                    f"{stated.setting.name} {state} since {since}{instead}",
+                    superseded_summary(stated.setting.name, info),
                     ranks=stated.ranks,
                     evidence=_evidence(stated, since, info.replaced_by),
                     fix=_fix(stated, info.replaced_by),
@@ -104,6 +103,14 @@ def _findings(job: Job) -> Iterator[Finding]:
                     severity=Severity.INFO if info.still_read or _without_loss(stated.setting) else None,
                     source=source_of(stated.setting),
                 )
+
+
+def superseded_summary(name: str, info: VariableInfo) -> str:
+    """What a finding says about a variable that was renamed or removed."""
+    state = "deprecated" if info.still_read else "removed"
+    reader = "NCCL" if info.reader == "nccl" else "PyTorch"
+    instead = f": {info.replaced_by} replaces it" if info.replaced_by else " without a replacement"
+    return f"{name} was {state} in {reader} {info.superseded}{instead}"
 
 
 def _without_loss(setting: Setting) -> str:
@@ -114,14 +121,17 @@ def _without_loss(setting: Setting) -> str:
 
 def _perhaps(stated: EffectiveSetting, since: str, replacement: str | None) -> Finding:
     """For a job whose release is unknown: it may still read the variable."""
-    name, reader = stated.setting.name, since.partition(" ")[0]
-    instead = f" ({replacement} replaces it)" if replacement else ""
+    name, (reader, _, version) = stated.setting.name, since.partition(" ")
+    change = f"replace {name} with {replacement}" if replacement else f"unset {name}"
+    look = (
+        "with `NCCL_DEBUG=VERSION`" if reader == "NCCL" else "with `python -c 'import torch; print(torch.__version__)'`"
+    )
     return Finding(
-        f"{name} is only read before {reader} {since.partition(' ')[2]}{instead}; the job's release is unknown",
+        f"{since} and later ignore {name}, and the job's {reader} version is unknown",
         ranks=stated.ranks,
         evidence=_evidence(stated, since, replacement),
-        effect=f"None before {since}; later releases silently ignore the setting.",
-        fix=f"Find out which release of {reader} the job loads before changing {name}.",
+        effect=f"None with an older {reader}; otherwise the setting is silently ignored.",
+        fix=f"Look up the job's {reader} version {look}, and {change} if that is {version} or later.",
         severity=Severity.INFO,
         source=source_of(stated.setting),
     )
@@ -136,8 +146,8 @@ def _evidence(stated: EffectiveSetting, since: str, replacement: str | None) -> 
 
 _WITHOUT_LOSS = {
     "NCCL_IB_CUDA_SUPPORT": "None: NCCL uses GPUDirect RDMA by default if the devices support it.",
-    "NCCL_CHECKS_DISABLE": "None: the checks of arguments that it turned off are off by default.",
-    "NCCL_WORK_FIFO_DEPTH": "None for the results: NCCL uses the default size of its work queue.",
+    "NCCL_CHECKS_DISABLE": "None: the argument checks that it turned off are now off by default.",
+    "NCCL_WORK_FIFO_DEPTH": "None on the results: NCCL uses the default size of its work queue.",
 }
 """Removed names whose loss changes neither what NCCL chooses nor whether ranks agree, and their effects."""
 
@@ -156,7 +166,7 @@ _SAME_VALUES = {
 def _fix(stated: EffectiveSetting, replacement: str | None) -> str:
     name = stated.setting.name
     in_file = source_of(stated.setting) is not None
-    if replacement is None:
+    if replacement is None or _without_loss(stated.setting):
         return f"Remove {name} from {stated.origin}." if in_file else f"unset {name}"
     if "=" in replacement:
         return f"Replace {name} with {replacement} in {stated.origin}." if in_file else _replace(name, replacement)

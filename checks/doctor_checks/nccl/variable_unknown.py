@@ -124,18 +124,21 @@ def _finding(stated: EffectiveSetting, near: str | None, old: VariableInfo | Non
     replaced_by = old.replaced_by if old else None
     obsolete = old is not None and replaced_by is None
     return Finding(
-        unknown_summary(shown, near, _note(old)),
+        unknown_summary(shown, near, _note(old), obsolete=obsolete),
         ranks=stated.ranks,
         evidence={"name": setting.name, "value": setting.value, "from": stated.origin, "near": near},
-        effect="" if near and not obsolete else _UNKNOWN_EFFECT if near is None else _NOT_NEEDED,
+        effect=_not_needed(near, old) if obsolete else "" if near else _UNKNOWN_EFFECT,
         fix=f"unset {setting.name}" if obsolete and source_of(setting) is None else _fix(stated, replaced_by or near),
         severity=None if near and not obsolete else Severity.INFO,
         source=source_of(setting),
     )
 
 
-def unknown_summary(name: str, near: str | None, note: str = "") -> str:
-    """What a finding says about an unknown variable; ``near``: the known one that is most like it."""
+def unknown_summary(name: str, near: str | None, note: str = "", *, obsolete: bool = False) -> str:
+    """What a finding says about an unknown variable; ``near``: the known one that is most like it; ``obsolete``: no
+    release in use reads that one either."""
+    if near and obsolete:
+        return f"Unknown variable {name} ({near} is obsolete)"
     if near:
         return f"Unknown variable {name}. Did you mean {near}{note}?"
     return f"Unknown variable {name}: neither NCCL, PyTorch nor a known plugin reads it"
@@ -145,7 +148,10 @@ def _note(old: VariableInfo | None) -> str:
     return f" (now {old.replaced_by})" if old is not None and old.replaced_by else ""
 
 
-_NOT_NEEDED = "None: releases of this age no longer need the variable with the similar name."
+def _not_needed(near: str | None, old: VariableInfo | None) -> str:
+    if old is None:
+        return ""
+    return f"None: {'NCCL' if old.reader == 'nccl' else 'PyTorch'} {old.superseded} and later do not need {near}."
 
 
 def _without_plugin(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
@@ -158,10 +164,9 @@ def _without_plugin(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Find
             owned.setdefault(plugin, []).append(setting)
     for plugin, settings in owned.items():
         more = f" and {len(settings) - 1} more" if len(settings) > 1 else ""
-        verb = "are" if more else "is"
         names = " ".join(setting.name for setting in settings[:8])
         yield Finding(
-            f"{settings[0].name}{more} {verb} only read by a network plugin, but NCCL finds no plugin",
+            f"Only a network plugin reads {settings[0].name}{more}, but NCCL finds no plugin",
             ranks=identical.ranks,
             evidence={"names": [setting.name for setting in settings[:16]], "plugin": plugin},
             effect="None if the training process finds the plugin; otherwise the settings are silently ignored.",
@@ -181,5 +186,5 @@ def _fix(stated: EffectiveSetting, near: str | None) -> str:
     if near is None:
         return f"Look up {setting.name.strip()} in the documentation of the software that it is meant for."
     if source_of(setting):
-        return f"Write {near}={setting.value.strip()} in {stated.origin}."
+        return f"Replace the setting in {stated.origin} with `{near}={setting.value.strip()}`."
     return f'export {near}="${setting.name}"\nunset {setting.name}'

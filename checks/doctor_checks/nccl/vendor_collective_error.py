@@ -27,10 +27,10 @@ CODES = {
     when="M",
     impacts={
         r"did not connect": (
-            "The communicator is not created: all ranks fail at startup when the connection times out."
+            "The communicator cannot be created, and all ranks fail at startup when the connection times out."
         ),
         r"failed link|port issue": "GPUs that use this link cannot exchange data, and the collective fails.",
-        r"not supported": "The call fails on every rank; oneCCL does not offer it.",
+        r"not supported": "The call fails on every rank.",
     },
     cases=lambda: (
         Passes("a hint of oneCCL", logged("2026:01:02-03:04:05:( 4242) |CCL_WARN| value of CCL_ATL_TRANSPORT changed")),
@@ -59,7 +59,7 @@ CODES = {
 def vendor_collective_error(job: Job) -> Iterator[Verdict]:
     """Ask whether oneCCL, HCCL or another vendor's collective library reported an error.
 
-    Why it hurts: the rank fails, and the ranks that wait for it end with a timeout.
+    Why it hurts: the rank fails, and the other ranks wait for it until their timeout.
     Fix: Find the first error in the logs of all ranks, because later errors are consequences of it.
     """
     groups = list(event_groups(job, "collective.vendor", by=("code",)))
@@ -79,7 +79,9 @@ def vendor_collective_error(job: Job) -> Iterator[Verdict]:
 def _fix(group: EventGroup) -> str:
     code = group.value("code")
     if code:
-        return f"Look up {code} in CANN's HCCL user guide, and read the first error in the plog folders of all hosts."
+        return (
+            f"Find the first error in ~/ascend/log/debug/plog on all hosts, and look up {code} in the HCCL user guide."
+        )
     if group.value("text7"):
         host = found["host"] if (found := _HOST.search(group.first.text)) else "the host"
         return f"Exclude {host} from the job until the link between its GPUs is repaired."
@@ -87,7 +89,7 @@ def _fix(group: EventGroup) -> str:
         return "Use `ReduceOp.SUM` and divide by the number of ranks, instead of `ReduceOp.AVG`."
     if _is_of_oneccl(group):
         return (
-            "Run again with these variables, and read the first error of the first rank that reports one:\n"
+            "Run again with these variables, and find the first error in the logs of all ranks:\n"
             "export CCL_LOG_LEVEL=info FI_LOG_LEVEL=warn"
         )
     return ""
@@ -116,7 +118,7 @@ def _claim(group: EventGroup, meaning: str) -> str:
         found = _OF_DEVICE.search(group.first.text)
         return f"An HCCL call failed on device {found['device']} ({found['code']})" if found else "An HCCL call failed"
     if group.value("text8"):
-        return f"HCCL failed with {text.removeprefix('failed with ')}"
+        return f"An HCCL call failed with Synapse error {text.rpartition(' ')[2]}"
     if _is_of_oneccl(group):
         where = group.value("function", "function2")
         return f"oneCCL failed in {where}: {text}"

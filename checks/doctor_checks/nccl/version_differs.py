@@ -1,4 +1,4 @@
-"""NCCL008: ranks load different NCCL releases."""
+"""NCCL008: ranks load different NCCL versions."""
 
 from __future__ import annotations
 
@@ -51,11 +51,12 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             confidence=0.95,
         )
     for group in event_groups(job, "nccl.netver.mismatch"):
+        local, remote = _in_words(group.value("local")), _in_words(group.value("remote"))
+        host, peer = group.hosts[0] if group.hosts else "One host", group.value("peer") or "its peer"
         yield finding_from_logs(
             group,
-            f"NCCL is {_in_words(group.value('local'))} on {group.hosts[0] if group.hosts else 'one host'}, but "
-            f"{_in_words(group.value('remote'))} on {(group.value('peer') or 'a peer').partition('<')[0]}",
-            evidence={"local": group.value("local"), "remote": group.value("remote"), "peer": group.value("peer")},
+            f"{host} runs NCCL {local}, but {peer.partition('<')[0]} runs NCCL {remote}",
+            evidence={"local": local, "remote": remote, "peer": group.value("peer")},
             confidence=0.9,
         )
 
@@ -74,10 +75,12 @@ def _by_ranks(job: Job) -> Iterator[Finding]:
     common = max(groups, key=lambda release: len(groups[release]))
     tied = sum(len(ranks) == len(groups[common]) for ranks in groups.values()) > 1
     odd = [rank for release, ranks in groups.items() if tied or release != common for rank in ranks]
+    shown = ", ".join(f"{release} ({ranks_in_words(tuple(ranks), 4)})" for release, ranks in sorted(groups.items())[:3])
     yield finding_from_logs(
         EventGroup("torch.nccl.error", tuple(event for event in events if event.rank in releases)),
-        f"Ranks load different NCCL releases: {', '.join(sorted(groups))}",
+        f"Ranks load different NCCL versions: {shown}",
         ranks=tuple(sorted(odd)),
+        fix="" if tied else _fix(tuple(odd)),
         evidence={"releases": {release: sorted(ranks) for release, ranks in sorted(groups.items())}},
         confidence=0.9,
     )
@@ -169,9 +172,9 @@ def _in_words(number: str | None) -> str:
     ),
 )
 def version_differs(job: Job) -> Iterator[Verdict]:
-    """Ask whether all ranks load the same NCCL release.
+    """Ask whether all ranks load the same NCCL version.
 
-    Why it hurts: NCCL fails or hangs when ranks with different releases form a communicator.
+    Why it hurts: NCCL fails or hangs when ranks with different versions create a communicator.
     Fix: Start all ranks from one image or one Python environment.
     """
     # An environment without torch, for example one made for rankdoctor only, does not show which NCCL the job loads.
@@ -185,7 +188,7 @@ def version_differs(job: Job) -> Iterator[Verdict]:
         return
     for group in found.groups:
         if group.value == _UNREADABLE:
-            yield Unknown("the release of the loaded NCCL could not be read", group.ranks)
+            yield Unknown("the version of the loaded NCCL could not be read", group.ranks)
     for group in found.minorities:
         if _UNREADABLE not in (group.value, found.common.value if found.common else None):
             yield _finding(job, found, group)
@@ -208,12 +211,13 @@ def _finding(job: Job, found: MajoritySplit, group: Group[object]) -> Finding:
         deviation = BaselineDeviation((found.unlike("NCCL", _word, group),), found.drifted)
         evidence = {"releases": releases, "goes_with": list(correlates(job, group.ranks))}
         return deviation.finding(group.ranks, evidence).extended({}, "" if found.drifted else _fix(group.ranks))
-    others = [other.value for other in found.groups if other.value != group.value]
+    others = [other for other in found.groups if other.value != group.value]
     on = ranks_in_words(group.ranks, 4)
     return Finding(
-        f"NCCL release differs between ranks: {_word(group.value)} on {on}, {_word(others[0])} on the others"
+        f"NCCL versions differ between ranks: {_word(group.value)} on {on}, {_word(others[0].value)} on "
+        f"{'the others' if len(others[0].ranks) > 1 else ranks_in_words(others[0].ranks)}"
         if len(others) == 1
-        else f"NCCL release differs between ranks: {_word(group.value)} on {on}",
+        else f"NCCL versions differ between ranks: {_word(group.value)} on {on}",
         ranks=group.ranks,
         evidence={"release": group.value, "releases": releases, "goes_with": list(correlates(job, group.ranks))},
         fix=_fix(group.ranks) if found.common else "",

@@ -1,4 +1,4 @@
-"""NCCL009: the NCCL release is too old for the GPU or the fabric, or has a known bug there."""
+"""NCCL009: the NCCL version is too old for the GPU or the fabric, or has a known bug there."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     if lacking:
         yield finding_from_logs(
             EventGroup(lacking[0].kind, lacking),
-            "NCCL has no code for the architecture of the GPU: the release is too old",
+            "NCCL has no code for the architecture of the GPU",
+            effect="The rank fails, and the other ranks wait for it until their timeout.",
+            fix="Install a PyTorch build whose NCCL supports the GPU.",
             severity=Severity.ERROR,
             confidence=0.75,
             explains=("VER003",),
@@ -68,9 +70,9 @@ _NO_CODE = ("no kernel image is available", "named symbol not found", "invalid d
         r"no code for": "Collectives fail with `no kernel image is available`, hang, or are very slow on this GPU.",
         r"may hang": "The job may hang in NCCL when it starts, until the timeout.",
         r"does not use NVLink between hosts": (
-            "Hosts of one NVLink domain communicate over the network cards, which is several times slower."
+            "Hosts in the same NVLink domain communicate over the network cards, which is several times slower."
         ),
-        r"GID index": "RDMA connections to hosts in another subnet fail; NCCL needs NCCL_IB_GID_INDEX for them.",
+        r"GID index": "RDMA connections to hosts in another subnet fail unless NCCL_IB_GID_INDEX is set.",
         r"requires NCCL": "The call that needs the feature fails on every rank.",
     },
     cases=lambda: (
@@ -125,9 +127,9 @@ _NO_CODE = ("no kernel image is available", "named symbol not found", "invalid d
     ),
 )
 def version_too_old(job: Job) -> Iterator[Verdict]:
-    """Ask whether the NCCL release supports the GPU and the fabric and has no known bug there.
+    """Ask whether the NCCL version supports the GPU and the fabric and has no known bug there.
 
-    Why it hurts: a release without code for the GPU fails with `no kernel image`, hangs, or is very slow. One that
+    Why it hurts: a version without code for the GPU fails with `no kernel image`, hangs, or is very slow. One that
     does not support the fabric does not use the fast path.
     Fix: Install a PyTorch build with a newer NCCL.
     """
@@ -137,7 +139,7 @@ def version_too_old(job: Job) -> Iterator[Verdict]:
     yield from merge(_findings(job))
     for software, identical in job.each(SoftwareFacts):
         if software.nccl_libraries and software.nccl is None:
-            yield Unknown("the release of the loaded NCCL could not be read", identical.ranks)
+            yield Unknown("the version of the loaded NCCL could not be read", identical.ranks)
 
 
 def _findings(job: Job) -> Iterator[Finding]:
@@ -164,8 +166,8 @@ def _findings(job: Job) -> Iterator[Finding]:
 
 
 def _fix(needed: str, software: SoftwareFacts) -> str:
-    if needed.startswith("torch "):
-        return f"pip install 'torch>={needed.removeprefix('torch ')}'"
+    if needed.startswith("PyTorch "):
+        return f"pip install 'torch>={needed.removeprefix('PyTorch ')}'"
     cuda = (software.torch.cuda or "" if software.torch else "").partition(".")[0] or "12"
     return (
         f"Install a PyTorch build with NCCL {needed} or later, or run `pip install 'nvidia-nccl-cu{cuda}>={needed}'`."
@@ -197,7 +199,7 @@ def _for_roce(rdma: RdmaFacts | None, nccl: NcclFacts | None) -> Iterator[tuple[
     names = ("NCCL_IB_GID_INDEX", "NCCL_IB_DISABLE", "NCCL_NET")
     settled = nccl is not None and any(nccl.get(name) for name in names)
     if active and not settled:
-        yield "2.21.5", "uses GID index 0 on RoCE, which is not routable"
+        yield "2.21.5", "uses GID index 0 (RoCE v1), which is not routable"
 
 
 def _for_torch(software: SoftwareFacts, version: str) -> Iterator[tuple[str, str]]:
@@ -205,4 +207,4 @@ def _for_torch(software: SoftwareFacts, version: str) -> Iterator[tuple[str, str
     init_process_group. torch 2.7.1 turned that mode off again."""
     is_affected = software.torch is not None and within(software.torch.version, first="2.7.0", before="2.7.1")
     if is_affected and within(version, first="2.26.2", before="2.26.3"):
-        yield "torch 2.7.1", "may hang with torch 2.7.0 if init_process_group gets device_id"
+        yield "PyTorch 2.7.1", "may hang with PyTorch 2.7.0 if device_id is set"

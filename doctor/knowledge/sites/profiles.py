@@ -20,7 +20,7 @@ class Recommendation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``alternatives``: other values that are as good. ``required``: the job does not work as intended without it.
     ``gpus``: only with GPUs of these models; ``multi_host``: only in jobs on several hosts. ``why``: the reason that
-    the source gives, as a sentence.
+    the source gives, as a sentence. ``batch_option``: an option of sbatch without which the value has no effect.
     """
 
     value: str
@@ -29,6 +29,7 @@ class Recommendation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpus: tuple[str, ...] = ()
     multi_host: bool = False
     why: str = ""
+    batch_option: str = ""
 
     def is_met_by(self, name: str, value: str) -> bool:
         """Whether ``value`` of the variable ``name`` has the same effect as one of the recommended values."""

@@ -52,8 +52,7 @@ spec:
 def allocator_setting_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether the options and values in PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF are valid.
 
-    Why it hurts: PyTorch raises `Unrecognized key` or `Expected 'True' or 'False'` at the first use of CUDA on every
-    rank.
+    Why it hurts: PyTorch raises an error at the first use of CUDA on every rank.
     Fix: Write option:value pairs separated by commas, for example `export
     PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
     """
@@ -65,7 +64,9 @@ def allocator_setting_invalid_in_files(file: EnvironmentSource) -> Iterator[Viol
                 yield Violation(
                     setting.place,
                     f"{setting.name} {complaint.text}",
-                    fix=f"Write `{complaint.value or complaint.fix}`." if complaint.value or complaint.fix else "",
+                    fix=f"Write `{complaint.value or complaint.fix}` in {setting.name}."
+                    if complaint.value or complaint.fix
+                    else "",
                     severity=Severity.WARNING if complaint.harmless else None,
                     evidence=(("value", setting.known_value), ("option", complaint.option)),
                 )

@@ -53,7 +53,9 @@ def _job(command: str, gpus: str) -> str:
     check=shared_memory_small,
     severity=Severity.WARNING,
     reads=Manifest,
-    impacts={r"The pod uses": "DataLoader workers crash with a bus error when their batches fill /dev/shm."},
+    impacts={
+        r"DataLoader workers mounts": "DataLoader workers crash with a bus error when their batches fill /dev/shm."
+    },
     cases=lambda: (
         FileFails("eight GPUs and Docker's default", _job("torchrun, train.py", "8  # !"), name="job.yaml"),
         FileFails("a pod", _POD.replace("COMMAND", "torchrun").replace("MARK", "  # !"), name="pod.yaml"),
@@ -102,7 +104,7 @@ def shared_memory_small_in_files(file: Manifest) -> Iterator[Violation]:
                 if box.gpus and not box.has_shm and (why := _why(job, box)):
                     yield Violation(
                         box.gpus_place or SourceLocation(1),
-                        f"{why}, but no volume is mounted at /dev/shm, which has 64 MiB by default",
+                        f"{why} mounts no volume at /dev/shm, which has 64 MiB by default",
                         evidence=(("container", box.name), ("gpus", box.gpus)),
                     )
 
@@ -127,6 +129,6 @@ def _why(job: Workload, box: Container) -> str:
     if not trains:
         return ""
     if (box.gpus or 0) > 1 and not _starts_one(box):
-        return f"{box.gpus} GPUs share a pod"
+        return f"A pod with {box.gpus} GPUs"
     workers = re.search(r"num[_-]workers[= ]+(\d+)", box.words)
-    return f"The pod uses {workers[1]} DataLoader workers" if workers and workers[1] != "0" else ""
+    return f"A pod with {workers[1]} DataLoader workers" if workers and workers[1] != "0" else ""

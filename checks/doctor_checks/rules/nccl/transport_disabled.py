@@ -15,10 +15,10 @@ from doctor_checks.nccl.transport_disabled import transport_disabled
 _LINKED = re.compile(r"(v100|a100|a800|h100|h200|h800|h20|gh200|b200|b300|gb200)[\w.-]*", re.IGNORECASE)
 """Data center GPUs, which are connected by NVLink or PCIe switches."""
 _OFF = {
-    "NCCL_P2P_DISABLE": ("1", "GPUs of a host cannot access each other directly"),
-    "NCCL_SHM_DISABLE": ("1", "ranks of a host cannot communicate through shared memory"),
-    "NCCL_NVLS_ENABLE": ("0", "NVLink SHARP is not used"),
-    "NCCL_P2P_LEVEL": ("LOC", "GPUs of a host cannot access each other directly"),
+    "NCCL_P2P_DISABLE": ("1", "turns off peer access within a host"),
+    "NCCL_SHM_DISABLE": ("1", "turns off shared memory between ranks"),
+    "NCCL_NVLS_ENABLE": ("0", "turns off NVLink SHARP (NVLS)"),
+    "NCCL_P2P_LEVEL": ("LOC", "turns off peer access within a host"),
 }
 _FOUR = ("#!/bin/bash", "#SBATCH --nodes=1", "#SBATCH --gres=gpu:a100:4")
 
@@ -29,7 +29,7 @@ _FOUR = ("#!/bin/bash", "#SBATCH --nodes=1", "#SBATCH --gres=gpu:a100:4")
     impacts={
         r"NVLink SHARP": "All-reduces run on the GPUs instead of in the NVSwitch, which costs part of their bandwidth.",
         r"shared memory": "GPUs without peer access communicate through the network card, at a fraction of the speed.",
-        r"cannot access each other": "The GPUs of a host communicate through host memory, at a fraction of the speed.",
+        r"peer access": "The GPUs of a host communicate through host memory, at a fraction of the speed.",
     },
     cases=lambda: (
         shell_fails(
@@ -69,7 +69,7 @@ def transport_disabled_in_files(file: ShellFile) -> Iterator[Violation]:
     """Ask whether a batch script turns off a fast path of the GPUs that it requests.
 
     Why it hurts: collectives go through host memory or the network, at a fraction of the bandwidth.
-    Fix: Remove the variable, or add a comment with the reason to its line.
+    Fix: Remove the variable, or give the reason in a comment on its line.
     """
     model = _model(file)
     if model is None:
@@ -78,8 +78,8 @@ def transport_disabled_in_files(file: ShellFile) -> Iterator[Violation]:
         if why := _why(setting):
             yield Violation(
                 setting.place,
-                f"{setting.name}={setting.known_value} on {model} GPUs: {why}",
-                f"Remove {setting.name}, or add a comment with the reason to its line.",
+                f"{setting.name}={setting.known_value} {why} on {model.upper()} GPUs",
+                f"Remove {setting.name}, or give the reason in a comment on its line.",
                 severity=Severity.INFO if setting.name == "NCCL_NVLS_ENABLE" else None,
                 confidence=0.8,
                 evidence=(("name", setting.name), ("gpus", model)),

@@ -8,14 +8,15 @@ from doctor.api import FileFails, FilePasses, Severity, Violation, rule
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.interface_syntax import parse_nccl_integer
 from doctor.knowledge.releases import bundled_nccl
+from doctor.knowledge.variable_values import ValueFault
 from doctor.knowledge.variable_values import fault as value_fault
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 from doctor_checks.nccl.value_invalid import (
     IB_DISABLE,
     UNUSED,
+    intended_value,
     is_of_infiniband,
-    meant_number,
     severity_of,
     value_invalid,
 )
@@ -76,9 +77,16 @@ def value_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
             yield Violation(
                 setting.place,
                 f"{setting.name}={setting.known_value or repr('')} {fault.problem}{UNUSED if is_unused else ''}",
-                fix=f"Set `{setting.name}={meant}`."
-                if (meant := meant_number(setting.known_value)) and fault.expected.startswith("0 or 1")
-                else f"Set {setting.name} to a valid value: {fault.expected}.",
+                fix=_fix(setting.name, setting.known_value, fault),
                 severity=Severity.INFO if is_unused else severity_of(fault),
                 evidence=(("name", setting.name), ("value", setting.known_value), ("expected", fault.expected)),
             )
+
+
+def _fix(name: str, value: str, fault: ValueFault) -> str:
+    meant = intended_value(name, value, fault.expected)
+    if meant is not None:
+        return f"Set `{name}={meant}`."
+    if fault.ignored:
+        return f"Remove {', '.join(fault.ignored)} from {name}."
+    return f"Set {name} to {fault.expected}."

@@ -8,7 +8,7 @@ from doctor.api import Script, Severity, Violation, is_older, rule
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
-from doctor_checks.nccl.variable_superseded import variable_superseded
+from doctor_checks.nccl.variable_superseded import superseded_summary, variable_superseded
 
 
 @rule(
@@ -56,12 +56,9 @@ def variable_superseded_in_files(file: EnvironmentSource) -> Iterator[Violation]
             continue
         if isinstance(file, Script) and info.reader == "torch" and _is_before(file, info.superseded):
             continue
-        new = f": {info.replaced_by} replaces it" if info.replaced_by else ""
-        still = "is deprecated" if info.still_read else "is no longer read"
-        reader = "torch" if info.reader == "torch" else "NCCL"
         yield Violation(
             setting.place,
-            f"{setting.name} {still} since {reader} {info.superseded}{new}",
+            superseded_summary(setting.name, info),
             fix=f"Replace `{setting.name}` with `{info.replaced_by}`."
             if info.replaced_by
             else f"Remove `{setting.name}`.",
