@@ -33,6 +33,7 @@ _FOR_PROGRAMS = {"column", "end_column", "end_line", "fixable", "flow", "lost", 
 _NAMED_RANKS = {"called_by", "ranks_with", "ranks_without"}
 _PARAMETERS = {"machine_rank", "num_machines", "num_nodes", "num_processes", "train_batch_size"}
 """Names of parameters of other programs, shown as they are written there."""
+_ARE_RANKS = {"called_by", "continuing", "ended", "ended_first", "waiting"}
 _VALUES_ARE_RANKS = {"checksums", "directories", "initial", "ranks_by_value", "releases", "values"}
 _CAPITALS = {
     word.lower(): word
@@ -62,6 +63,7 @@ _LABELS = {
     "closed": "without a device file",
     "consequences": "ranks that failed as a consequence",
     "continuing": "ranks that continue",
+    "contents": "hashes of the first batches",
     "contents_alike": "share of identical samples",
     "cpu_quota": "CPU quota (CPUs)",
     "device_bytes": "GPU memory",
@@ -72,6 +74,7 @@ _LABELS = {
     "elsewhere_told": "configured on other ranks",
     "fabric_by_gpu": "fabric state by GPU",
     "exclude": "hosts to exclude",
+    "ended": "ranks that ended",
     "ended_first": "ranks that ended first",
     "count": "received count",
     "first": "first rank to end",
@@ -121,6 +124,7 @@ _LABELS = {
     "nvswitches": "NVSwitches",
     "ntasks": "--ntasks",
     "ntasks_per_node": "--ntasks-per-node",
+    "num_replicas": "num_replicas of the sampler",
     "others_were_in": "other ranks were in",
     "peers_gbit_per_s": "peers (Gb/s)",
     "rate_gbit_per_s": "rate (Gb/s)",
@@ -221,7 +225,7 @@ def evidence_lines(evidence: Mapping[str, object]) -> list[str]:
     source files are for programs."""
     lines: list[str] = []
     for name, value in evidence.items():
-        if name in _FOR_PROGRAMS or (name == "cause" and value in _CAUSES_IN_SUMMARY):
+        if name in _FOR_PROGRAMS or (name == "cause" and str(value) in _CAUSES_IN_SUMMARY):
             continue
         if name == "where" and isinstance(value, Mapping):
             lines += (f"rank {rank}: {_value(name, place)}" for rank, place in value.items())

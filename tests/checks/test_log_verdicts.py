@@ -219,22 +219,22 @@ def test_no_check_fails_on_garbled_numbers(text):
     assert not [result.id for result in examined(text) if result.crash or result.status is Status.ERROR]
 
 
-HOLDERS = "nvidia-smi --query-compute-apps=pid,used_memory,gpu_uuid --format=csv"
-
-
 @pytest.mark.parametrize(
-    "text",
+    ("text", "command"),
     [
-        "[rank1]: torch.AcceleratorError: CUDA error: out of memory",
-        "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity "
-        "of 79.15 GiB of which 1.02 GiB is free. Process 4242 has 60.00 GiB memory in use. Including non-PyTorch "
-        "memory, this process has 18.10 GiB memory in use. Of the allocated memory 17.50 GiB is allocated by "
-        "PyTorch, and 100.00 MiB is reserved by PyTorch but unallocated.",
+        ("[rank1]: torch.AcceleratorError: CUDA error: out of memory", "`nvidia-smi`"),
+        (
+            "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
+            "capacity of 79.15 GiB of which 1.02 GiB is free. Process 4242 has 60.00 GiB memory in use. Including "
+            "non-PyTorch memory, this process has 18.10 GiB memory in use. Of the allocated memory 17.50 GiB is "
+            "allocated by PyTorch, and 100.00 MiB is reserved by PyTorch but unallocated.",
+            "`ps -o user,lstart,cmd -p 4242`",
+        ),
     ],
 )
-def test_who_holds_the_gpu_can_be_found_out(text):
+def test_who_holds_the_gpu_can_be_found_out(text, command):
     (finding,) = findings_of(text, "MEM011")
-    assert HOLDERS in finding.fix
+    assert command in finding.fix
 
 
 OOM = """\

@@ -35,7 +35,7 @@ def test_each_missing_variable_is_the_only_finding(profile):
         assert len(finding.summary) <= 100
         assert finding.ranks == (0, 1)
         assert finding.evidence["source"] == site.source
-        assert finding.fix.startswith(f"export {name}=")
+        assert finding.fix.splitlines()[-1].startswith(f"export {name}=")
 
 
 def run(monkeypatch, sketch, *arguments):

@@ -299,7 +299,7 @@ def test_list(tmp_path):
         "name": "version-differs",
         "family": "nccl",
         "severity": "error",
-        "title": "Whether all ranks load the same NCCL release.",
+        "title": "Whether all ranks load the same NCCL version.",
         "scope": "job",
         "when": "PM",
         "needs": ["software"],

@@ -172,7 +172,7 @@ def ends_by_steps(members: Iterable[RankLoader]) -> bool:
 
 _STRATEGIES = ("eval_strategy", "save_strategy", "logging_strategy")
 AT_THE_SAME_STEP = (
-    "Harmless while `max_steps` ends all ranks at the same step. An evaluation or a gathered metric after each epoch "
+    "None while `max_steps` ends all ranks at the same step, but an evaluation or a gathered metric after each epoch "
     "would hang."
 )
 

@@ -53,7 +53,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             groups = "; ".join(f"{ranks_in_words(group.ranks)}: {group.value}" for group in parted.groups[:4])
             yield finding_from_logs(
                 reported,
-                f"Ranks log different batch sizes ({words}): {groups}",
+                f"Ranks logged different batch sizes ({words}): {groups}",
                 ranks=parted.odd or tuple(sorted(sizes)),
                 evidence={"sizes": describe(parted)},
                 confidence=0.7,
@@ -108,7 +108,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def batch_size_differs(job: Job, *, dynamic_ratio: float = 1.2) -> Iterator[Verdict]:
     """Ask whether all data-parallel ranks use the same batch size.
 
-    Why it hurts: DDP averages gradients over ranks regardless of their number of samples, so samples of smaller batches
+    Why it hurts: DDP averages gradients over ranks regardless of their number of samples, so samples in smaller batches
     weigh more. Ranks with larger batches are slower, and the others wait for them.
     Fix: Set the same `batch_size` in the data loaders of all ranks.
     """
@@ -125,7 +125,7 @@ def batch_size_differs(job: Job, *, dynamic_ratio: float = 1.2) -> Iterator[Verd
             is_mean = severity is Severity.INFO and readers.stage in TRAINING
             what = f"The {'mean ' if is_mean else ''}batch size of the {readers.name}"
             yield Finding(
-                f"{what} is {sizes} on {ranks_in_words(ranks)}, {common} on the others"
+                f"{what} is {sizes} on {ranks_in_words(ranks)}, but {common} on the others"
                 if common is not None
                 else f"{what} differs between ranks ({describe(found, readers.at)})",
                 ranks=ranks,
@@ -146,7 +146,7 @@ def batch_size_differs(job: Job, *, dynamic_ratio: float = 1.2) -> Iterator[Verd
 
 
 _OF_EVALUATION = (
-    "Ranks with larger batches take longer, and metrics that are averaged over batches weigh the samples of smaller "
+    "Ranks with larger batches take longer, and metrics that are averaged over batches weigh samples in smaller "
     "batches more."
 )
 

@@ -112,7 +112,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     from_logs=_from_logs,
     impacts={
         r"ran out of batches while others": "PyTorch raises this error on all ranks, and the job ends.",
-        r"ended normally": "The ranks that still train wait for a rank that has left the job, until the timeout.",
+        r"ended normally": "The other ranks wait until the timeout in a collective that this rank never enters.",
     },
     cases=lambda: (
         Passes("all loaders end after as many batches", running(hosts=2, per_host=2)),
@@ -227,7 +227,7 @@ def batches_seen_differ(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: ranks with more batches wait until the timeout in a collective that the others never enter, or
     gradients of different steps are averaged without an error.
-    Fix: Give every rank the same number of batches, or end all ranks after as many as the shortest stream has.
+    Fix: Give every rank the same number of batches, or stop all ranks when the shortest stream ends.
     """
     if (found := diagnose_stall(job)) is not None and found.data_ended:
         yield _of_stacks(found)
@@ -346,8 +346,8 @@ def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int
     mine = {seen.batches[rank] for rank in odd}
     others = set(seen.batches.values()) - mine
     return Finding(
-        f"The {readers.name} gave {batches_in_words(*sorted(mine))} on {ranks_in_words(odd)} in epoch {seen.epoch}"
-        + (f", {_listed(others)} on the others" if others else ""),
+        f"The {readers.name} yielded {batches_in_words(*sorted(mine))} on {ranks_in_words(odd)} in epoch {seen.epoch}"
+        + (f", but {_listed(others)} on the others" if others else ""),
         ranks=odd,
         evidence={
             "epoch": seen.epoch,
@@ -362,8 +362,10 @@ def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int
             lightning=f"Set `Trainer({limit_argument(readers.stage)}={shortest})`, or better, give "
             f"every rank the same number of samples in `{loader_hook(readers.stage)}`, because Lightning does "
             "not shard iterable datasets.",
-            transformers=f"Set `TrainingArguments(max_steps={shortest})`, or better, shard the "
-            "stream so that all shards have the same length.",
+            transformers="Shard the stream so that all shards have the same length."
+            if by_steps
+            else f"Set `TrainingArguments(max_steps={shortest})`, or better, shard the stream so that all shards have "
+            "the same length.",
             plain=f"Stop the loop after {batches_in_words(shortest)} on every rank with `itertools.islice`, or better, "
             "shard the stream so that all shards have the same length.",
         ),
@@ -375,11 +377,11 @@ def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int
 def _effect(is_one_job: bool) -> str:
     if not is_one_job:
         return (
-            "Harmless if the ranks train separate models. If they use collectives, the ranks with more batches wait "
-            "until the timeout."
+            "None if the ranks train separate models; if they use collectives, ranks with more batches wait until the "
+            "timeout."
         )
     return (
-        "If each batch runs a collective, the ranks with more batches wait in it until the timeout; otherwise this is "
+        "If each batch runs a collective, ranks with more batches wait in it until the timeout; otherwise this is "
         "harmless."
     )
 

@@ -150,5 +150,5 @@ def _fix(job: Job, sampler: Sampler, epoch: LoaderEpoch) -> str:
         "calls it only on `loader.sampler` and `loader.batch_sampler.sampler`.",
         transformers="Define `set_epoch(epoch)` in the sampler of `_get_train_sampler`: the Trainer calls it through "
         "accelerate's loader.",
-        plain="Call `set_epoch` of the sampler before each epoch.",
+        plain="Call `sampler.set_epoch(epoch)` before each epoch.",
     )

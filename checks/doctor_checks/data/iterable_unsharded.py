@@ -115,8 +115,8 @@ def iterable_unsharded(job: Job) -> Iterator[Verdict]:
                     "workers": loader.workers,
                     "contents": next(list(epoch.contents[:5]) for epoch in loader.epochs if epoch.contents),
                 },
-                fix=f"Divide the stream among the workers in `{loader.dataset or 'the dataset'}.__iter__`, by `id` and "
-                "`num_workers` of `torch.utils.data.get_worker_info()`.",
+                fix=f"Divide the stream among the workers in `{loader.dataset or 'the dataset'}.__iter__`, using `id` "
+                "and `num_workers` of `torch.utils.data.get_worker_info()`.",
                 severity=Severity.WARNING if readers.stage in TRAINING else Severity.INFO,
             )
 
@@ -127,7 +127,7 @@ def _across(job: Job, readers: PeerLoaders) -> Iterator[Verdict]:
         ranks, loader = readers.at(same), readers.data_ranks[same[0]].loader
         own = (
             f"Divide the stream among ranks and workers in `{loader.dataset or 'the dataset'}.__iter__`, or with "
-            "`datasets.distributed.split_dataset_by_node` if it is a Hugging Face dataset"
+            "`datasets.distributed.split_dataset_by_node` for a Hugging Face dataset"
         )
         yield Finding(
             f"{ranks_in_words(ranks)} read the same stream of {_named(loader)} ({readers.name})",

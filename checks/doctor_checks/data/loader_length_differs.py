@@ -144,10 +144,12 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
     needs=(LoaderFacts,),
     from_logs=_from_logs,
     impacts={
-        r"has no batches on one rank": "The rank without batches fails with this error, and the others wait for it.",
+        r"has no batches": (
+            "The rank without batches fails with this error, and the other ranks wait for it until their timeout."
+        ),
         r"validation|test loader|predict": (
-            "The rank with more batches waits in a collective of the evaluation that the others have left, until "
-            "the timeout."
+            "Ranks with more batches wait until the timeout in a collective of the evaluation that the others never "
+            "enter."
         ),
     },
     cases=lambda: (
@@ -426,13 +428,15 @@ def _finding(job: Job, ends: _Ends) -> Finding:
     found, odd, shortest = split_values(known), odd_by_count(known), min(known.values())
     by_steps = ends.stage in TRAINING and ends_by_steps(ends.members)
     is_error = ends.is_one_job and not by_steps and (ends.stage in TRAINING or _has_collectives(job, ends))
-    others = f"{found.common.value:,} on the others" if found.common else f"{shortest:,} on other ranks"
+    others = f"{found.common.value:,} on the others" if found.common else _on_others(known, odd)
     values = sorted({known[rank] for rank in odd})
     how = advice(
         job,
         lightning=f"Set `Trainer({limit_argument(ends.stage)}={shortest})`, or better, {_even(ends.members)} in "
         f"`{loader_hook(ends.stage)}`.",
-        transformers=f"Set `TrainingArguments(max_steps={shortest})`, or better, keep "
+        transformers=_EVEN_BATCHES
+        if by_steps
+        else f"Set `TrainingArguments(max_steps={shortest})`, or better, keep "
         "`accelerator_config={'even_batches': True}`.",
         plain=f"Stop the loop after {batches_in_words(shortest)} on every rank with `itertools.islice`, or better, "
         f"{_even(ends.members)}.",
@@ -441,7 +445,7 @@ def _finding(job: Job, ends: _Ends) -> Finding:
     has_left = is_open and _has_left_in_time(job, ends)
     verb = "have" if ends.name.endswith("s") else "has"
     return Finding(
-        f"The {ends.name} {verb} {batches_in_words(*values)} on {ranks_in_words(odd)}, {others}",
+        f"The {ends.name} {verb} {batches_in_words(*values)} on {ranks_in_words(odd)}, but {others}",
         ranks=odd,
         evidence={
             "batches": describe(found),
@@ -456,6 +460,16 @@ def _finding(job: Job, ends: _Ends) -> Finding:
     )
 
 
+_EVEN_BATCHES = "Give every rank the same number of batches with `accelerator_config={'even_batches': True}`."
+
+
+def _on_others(known: dict[int, int], odd: tuple[int, ...]) -> str:
+    rest = tuple(rank for rank in known if rank not in odd)
+    shortest = min(known.values())
+    is_one_value = rest and all(known[rank] == shortest for rank in rest)
+    return f"{shortest:,} on {ranks_in_words(rest, 4) if is_one_value else 'other ranks'}"
+
+
 def _effect(ends: _Ends, leaves_at: int | None, *, is_error: bool, by_steps: bool) -> str:
     if leaves_at is not None:
         return _OPEN.format(batches=batches_in_words(leaves_at))
@@ -465,18 +479,17 @@ def _effect(ends: _Ends, leaves_at: int | None, *, is_error: bool, by_steps: boo
 
 
 _MILD = (
-    "If each batch runs a collective, such as a gathered metric, the ranks with more batches wait in it until the "
+    "If each batch runs a collective, such as a gathered metric, ranks with more batches wait in it until the "
     "timeout; otherwise this is harmless."
 )
 
 _OPEN = (
-    "Harmless if every rank leaves its loop after at most {batches}. Otherwise the ranks with more batches "
-    "wait until the timeout in a collective that the others never enter."
+    "None if every rank leaves its loop after at most {batches}; otherwise, ranks with more batches wait until the "
+    "timeout in a collective that the others never enter."
 )
 
 _APART = (
-    "Harmless if the ranks train separate models. If they use collectives, the ranks with more batches wait until the "
-    "timeout."
+    "None if the ranks train separate models; if they use collectives, ranks with more batches wait until the timeout."
 )
 
 

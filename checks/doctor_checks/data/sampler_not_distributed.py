@@ -98,7 +98,7 @@ def _in_groups(sketch: JobBuilder) -> JobBuilder:
 def sampler_not_distributed(job: Job) -> Iterator[Verdict]:
     """Ask whether the training dataset is divided among the ranks.
 
-    Why it hurts: an epoch takes as long as on one rank and covers every sample once per rank, so that more ranks do not
+    Why it hurts: an epoch covers each sample once per rank and takes as long as on one rank, so more ranks do not
     shorten it.
     Fix: Pass a `DistributedSampler` to the DataLoader.
     """

@@ -118,7 +118,7 @@ def _judge(job: Job, readers: PeerLoaders) -> Iterator[Finding]:
                 f"is {size}"
                 if wrong_size
                 else f"{name} of the {readers.name} has rank={sampler.rank}, but this is data-parallel rank "
-                f"{reader.data_rank} (of {size})"
+                f"{reader.data_rank} (size {size})"
             )
             yield Finding(
                 summary,
@@ -179,7 +179,7 @@ def _effect(replicas: int | None, size: int | None) -> str:
     return _MANY if replicas > size else _FEW
 
 
-_MANY = "Each rank reads a smaller share than it should, and part of the data is never read."
+_MANY = "Each share is smaller than it should be, and part of the data is never read."
 _FEW = "Several ranks read the same samples, or fail because their rank is not below num_replicas."
 
 

@@ -54,12 +54,11 @@ def _unlike_models(sketch: JobBuilder, *, broadcast: bool) -> JobBuilder:
     needs=(LoaderFacts, TrainingFacts),
     impacts={
         r"Initial parameters": (
-            "Each rank trains a separate model: replicas that start with different parameters stay different, "
-            "although gradients are averaged."
+            "Replicas that start with different parameters stay different although gradients are averaged, so the "
+            "ranks train different models."
         ),
         r"seed|random state": (
-            "Ranks with different seeds shuffle differently, so some samples are drawn by several ranks and "
-            "others by none."
+            "The ranks shuffle differently, so some samples are drawn by several ranks and others by none."
         ),
     },
     cases=lambda: (
@@ -171,11 +170,15 @@ def _draws_from_the_process(sampler: Sampler) -> bool:
     return sampler.inner in _RANDOM and sampler.generator_seed is None
 
 
-def _seed(reader: RankLoader) -> tuple[int | None, int | None]:
+def _seed(reader: RankLoader) -> str | None:
+    """The seed of the sampler, and that of the order inside it: ``0``, ``0 (sampler), 7 (inner sampler)``."""
     sampler = reader.loader.sampler
     assert sampler is not None
     inner = reader.training.seed if _draws_from_the_process(sampler) else sampler.generator_seed
-    return (sampler.seed, inner)
+    if inner is None:
+        return None if sampler.seed is None else str(sampler.seed)
+    outer = "" if sampler.seed is None else f"{sampler.seed} (sampler), "
+    return f"{outer}{inner} ({'inner sampler' if sampler.inner else 'generator'})"
 
 
 def _overlapping(data_ranks: dict[int, RankLoader], overlap: float) -> bool:

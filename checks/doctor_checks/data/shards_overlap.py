@@ -105,7 +105,7 @@ def shards_overlap(job: Job, *, same_share: float = 0.5) -> Iterator[Verdict]:
     """Ask whether two data-parallel ranks draw the same samples in the same step.
 
     Why it hurts: these ranks compute the same gradient, so the effective batch size is smaller than configured. Some
-    samples count twice, others are never read.
+    samples are read several times, others never.
     Fix: Divide the samples among the data-parallel ranks, with each rank's own `rank` in its sampler.
     """
     loaders = [readers for readers in divided_loaders(job, TRAINING) if any(map(_can_tell, readers.members))]
@@ -188,7 +188,7 @@ def _finding(job: Job, readers: PeerLoaders, group: list[_Drawn]) -> Finding:
     sampler = first.reader.loader.sampler
     assert sampler is not None
     return Finding(
-        f"{ranks_in_words(ranks)} draw the same samples in the same step of epoch {first.epoch.epoch}",
+        f"{ranks_in_words(ranks)} draw the same samples in the same steps of epoch {first.epoch.epoch}",
         ranks=ranks,
         evidence={
             "epoch": first.epoch.epoch,

@@ -39,7 +39,7 @@ def _evaluating(samples: int, *, stage: str = "validate", pads: bool = True, lim
 def tail_duplicated(job: Job) -> Iterator[Verdict]:
     """Ask whether every sample of a validation or test dataset counts once.
 
-    Why it hurts: metrics count these samples twice, and vary slightly with the number of ranks.
+    Why it hurts: metrics are slightly wrong and vary with the number of ranks.
     Fix: Evaluate on one device, or with a sampler that neither repeats nor drops samples.
     """
     loaders = [

@@ -21,6 +21,15 @@ _NAMED_ELSEWHERE = (
 """Messages that explain why a worker died: memory, shared memory, open files, a CUDA context after a fork."""
 _CRASHED = "ERROR: Unexpected segmentation fault encountered in worker."
 _KILLED = "RuntimeError: DataLoader worker (pid 4242) is killed by signal: {}. "
+_SIGNALS = {
+    "Killed": "SIGKILL",
+    "Terminated": "SIGTERM",
+    "Aborted": "SIGABRT (abort)",
+    "Segmentation fault": "SIGSEGV (segmentation fault)",
+    "Floating point exception": "SIGFPE (arithmetic error)",
+    "Illegal instruction": "SIGILL (illegal instruction)",
+}
+"""Descriptions of strsignal() in glibc, which PyTorch prints (torch/csrc/DataLoader.cpp), by signal."""
 _FIX_OF_CRASH = "Run with `python -X faulthandler` and `num_workers=0` to find the native code that crashed."
 
 
@@ -30,8 +39,8 @@ _FIX_OF_CRASH = "Run with `python -X faulthandler` and `num_workers=0` to find t
     when="M",
     impacts={
         r"raised ": (
-            "The exception is raised again in the rank that reads the batch. That rank fails, and the others wait "
-            "for it until their timeout."
+            "The rank that reads the batch raises the exception again and fails, and the other ranks wait for it until "
+            "their timeout."
         ),
     },
     cases=lambda: (
@@ -54,7 +63,7 @@ _FIX_OF_CRASH = "Run with `python -X faulthandler` and `num_workers=0` to find t
 def worker_died(job: Job) -> Iterator[Verdict]:
     """Ask whether a DataLoader worker was killed, crashed or raised an error.
 
-    Why it hurts: the rank of the worker fails, and all other ranks wait for it until their collective times out.
+    Why it hurts: the rank of the worker fails, and the other ranks wait for it until their timeout.
     Fix: Iterate over the dataset with `num_workers=0` to see the error and its traceback.
     """
     if is_logged(job, *_NAMED_ELSEWHERE):
@@ -65,9 +74,9 @@ def worker_died(job: Job) -> Iterator[Verdict]:
             by_somebody = signal in ("Killed", "Terminated")
             yield finding_from_logs(
                 group,
-                f"A DataLoader worker was terminated by a signal: {signal}",
-                fix="Run `dmesg -T | grep -i 'killed process'` on the host of the worker, and use fewer workers if the "
-                "OOM killer ended this one."
+                f"A DataLoader worker was terminated by {_SIGNALS.get(signal, f'a signal: {signal}')}",
+                fix="Check on the worker's host whether the OOM killer ended it, and use fewer workers if it did:\n"
+                "sudo dmesg -T | grep -iE 'oom|killed process'"
                 if signal == "Killed"
                 else "Find out why the launcher or the scheduler ended the processes."
                 if by_somebody

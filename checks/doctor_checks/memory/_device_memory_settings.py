@@ -75,6 +75,11 @@ def uses_expandable_segments(rank: Rank | None) -> bool:
     return False
 
 
+def allocations(count: int) -> str:
+    """``1 allocation``, ``12 allocations``."""
+    return f"{count} allocation{'' if count == 1 else 's'}"
+
+
 def end_processes(pids: Sequence[int]) -> str:
     """What to do about other processes on a GPU; ``pids``: those that are known."""
     instead = "or select another GPU with CUDA_VISIBLE_DEVICES."

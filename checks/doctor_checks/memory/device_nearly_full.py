@@ -14,10 +14,9 @@ from doctor.analysis.visible_devices import (
     shares_by_machine,
 )
 from doctor.api import Finding, Job, LocalRanks, Rank, Severity, Skip, Unknown, Verdict, check
-from doctor.core.text import counted
 from doctor.facts import Gpu, GpuFacts, GpuProcess, HostFacts, MigDevice, MissingReason, ProcessFacts, RunMemoryFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, running
-from doctor_checks.memory._device_memory_settings import as_sentence, end_processes, smaller_batch
+from doctor_checks.memory._device_memory_settings import allocations, as_sentence, end_processes, smaller_batch
 
 GIB = 1 << 30
 
@@ -148,7 +147,7 @@ def _judge_run(job: Job, rank: Rank, facts: RunMemoryFacts, limit: float) -> Ite
     if used <= limit * total:
         return
     short = bool(facts.retries or facts.failures)
-    refused = f", {counted(facts.retries or 0, 'allocation')} retried" if short else ""
+    refused = f", {allocations(facts.retries or 0)} retried" if short else ""
     yield Finding(
         f"GPU of rank {rank.number} is nearly full: {mebibytes(used)} of {mebibytes(total)} used at the peak{refused}",
         ranks=(rank.number,),

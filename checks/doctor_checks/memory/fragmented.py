@@ -8,10 +8,14 @@ from doctor.analysis.logs.oom_events import as_event_groups, exhaustions, number
 from doctor.analysis.logs.oom_message import is_mostly_fragmented
 from doctor.analysis.visible_devices import mebibytes
 from doctor.api import Finding, Job, Rank, Severity, Skip, Verdict, check, event_groups, finding_from_logs
-from doctor.core.text import counted
 from doctor.facts import RunMemoryFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, running
-from doctor_checks.memory._device_memory_settings import EXPANDABLE_SEGMENTS, defragmenting, uses_expandable_segments
+from doctor_checks.memory._device_memory_settings import (
+    EXPANDABLE_SEGMENTS,
+    allocations,
+    defragmenting,
+    uses_expandable_segments,
+)
 
 GIB = 1 << 30
 
@@ -146,7 +150,7 @@ def fragmented(job: Job, *, unallocated_share: float = 0.1) -> Iterator[Verdict]
         ran_short = facts.allocator in (None, "native") and (facts.retries or facts.failures)
         if ran_short and unused > unallocated_share * (facts.total or 0):
             counts = ((facts.retries, "retried"), (facts.failures, "failed"))
-            attempts = ", ".join(f"{counted(count, 'allocation')} {what}" for count, what in counts if count)
+            attempts = ", ".join(f"{allocations(count)} {what}" for count, what in counts if count)
             yield Finding(
                 f"Rank {rank.number} has {mebibytes(unused)} reserved but unallocated, but is short of memory "
                 f"({attempts})",

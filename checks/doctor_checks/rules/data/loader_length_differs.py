@@ -47,7 +47,7 @@ def loader_length_differs_in_scripts(script: Script) -> Iterator[Violation]:
 
     Why it hurts: if the sample adds a batch, the ranks that have it wait in its backward pass for ranks that have left
     the loop.
-    Fix: Cut the list to a multiple of the world size before it is sliced, or wrap the loop in `with model.join():`.
+    Fix: Cut the list to a multiple of the world size before slicing it, or wrap the loop in `with model.join():`.
     """
     # Imported when a script is read, which a watched run does not do: these modules take several milliseconds.
     from doctor.lint.python.training import LOADER, WRAPPERS, loops

@@ -53,9 +53,7 @@ def _job(command: str, gpus: str) -> str:
     check=shared_memory_small,
     severity=Severity.WARNING,
     reads=Manifest,
-    impacts={
-        r"DataLoader workers mounts": "DataLoader workers crash with a bus error when their batches fill /dev/shm."
-    },
+    impacts={r"workers mounts": "DataLoader workers crash with a bus error when their batches fill /dev/shm."},
     cases=lambda: (
         FileFails("eight GPUs and Docker's default", _job("torchrun, train.py", "8  # !"), name="job.yaml"),
         FileFails("a pod", _POD.replace("COMMAND", "torchrun").replace("MARK", "  # !"), name="pod.yaml"),
