@@ -11,6 +11,7 @@ import pytest
 from tests.lab.speed import patience
 
 FIT = """
+import re
 import sys
 import lightning.pytorch as L
 import torch
@@ -36,7 +37,10 @@ fit()
 before = set(sys.modules)
 from doctor import DoctorCallback
 fit(DoctorCallback("."))
-print("imported", *sorted(set(sys.modules) - before))
+new = sorted(set(sys.modules) - before)
+print("imported", *new)
+values = [(f"{name}.{key}", value) for name in new for key, value in vars(sys.modules[name]).items()]
+print("compiled", *[name for name, value in values if name.startswith("doctor") and isinstance(value, re.Pattern)])
 """
 
 ABSENT = ("attach", "cli", "estimate", "lint", "postmortem", "probes", "report.html", "monitor.autostart")
@@ -44,8 +48,8 @@ ABSENT = ("attach", "cli", "estimate", "lint", "postmortem", "probes", "report.h
 
 
 @pytest.fixture(scope="module")
-def imported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The modules that a healthy fit of one process imports because of the callback."""
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """What a healthy fit of one process printed of itself, by the first word of the line."""
     pytest.importorskip("lightning.pytorch")
     folder = tmp_path_factory.mktemp("fit")
     done = subprocess.run(
@@ -53,8 +57,14 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     )
     assert done.returncode == 0, done.stderr
     assert (Path(folder) / "report.json").is_file(), done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("imported ")]
-    return set(line.split()[1:])
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith(("imported", "compiled"))]
+    return {first: set(names) for first, *names in lines}
+
+
+@pytest.fixture(scope="module")
+def imported(printed: dict[str, set[str]]) -> set[str]:
+    """The modules that a healthy fit of one process imports because of the callback."""
+    return printed["imported"]
 
 
 def test_rooms_of_commands_are_absent(imported: set[str]) -> None:
@@ -69,3 +79,8 @@ def test_rules_are_absent(imported: set[str]) -> None:
 def test_libraries_of_commands_are_absent(imported: set[str]) -> None:
     libraries = {name.partition(".")[0] for name in imported}
     assert libraries & {"rich", "yaml", "jinja2", "libcst", "re2", "ahocorasick_rs", "argparse", "html"} == set()
+
+
+def test_no_pattern_of_a_module_is_compiled_while_it_is_imported(printed: dict[str, set[str]]) -> None:
+    """Most are for logs and faults; :func:`doctor.core.text.lazy_compile` compiles the others when they are used."""
+    assert printed["compiled"] == set()
