@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import sys
@@ -41,6 +42,7 @@ _JOINS = re.compile(
 )
 """Words of programs that are for several ranks, or may be: of PyTorch, and of libraries that create the group."""
 _ADDS_TO_PATH = re.compile(r"^[^#\n]*(?:\bsys\.path\b|PYTHONPATH|addsitedir|pip3? install (?:-e|\.))", re.MULTILINE)
+_NO_GPU = re.compile(r".*VISIBLE_DEVICES'\] = '(?:-1)?'$|(?:\w+\.)?device = (?:torch\.device\()?'cpu'")
 _STEPS = re.compile(r"\b(?:srun|mpirun|mpiexec)\b")
 _IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+(\w+)|import[ \t]+([.\w]+))", re.MULTILINE)
 _FRAMEWORKS = frozenset({"torch", "lightning", "pytorch_lightning", "accelerate", "transformers", "deepspeed", "numpy"})
@@ -254,6 +256,11 @@ class ProjectFiles:
         """Whether a program that a launch file names is a file of the project that runs srun or mpirun itself."""
         return any(_STEPS.search(self._text(one)) for one in self._programs(script))
 
+    def hides_gpus(self, script: str) -> bool:
+        """Whether a program that a launch file names gives some of its ranks no GPU: it hides all of them, or takes the
+        CPU, under a condition on the rank."""
+        return any(_leaves_ranks_without_gpu(self._text(one)) for one in self._programs(script))
+
     def _programs(self, script: str) -> list[str]:
         """The files that may be a program as a launch file names it, by the part of its path that is known."""
         parts = tuple(re.sub(r"^.*[^\w./-]", "", script).strip("/").split("/"))
@@ -318,6 +325,17 @@ class ProjectFiles:
             found = (path for path in _candidates(folder, module) if path in self._targets)
             self._located[key] = next(found, None)
         return self._located[key]
+
+
+def _leaves_ranks_without_gpu(text: str) -> bool:
+    """Whether a branch on the rank hides all GPUs, or takes the CPU as the device."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    branches = [one for one in ast.walk(tree) if isinstance(one, ast.If) and "rank" in ast.unparse(one.test).lower()]
+    assigned = (one for branch in branches for one in (*branch.body, *branch.orelse) if isinstance(one, ast.Assign))
+    return any(_NO_GPU.match(ast.unparse(one)) for one in assigned)
 
 
 def _text_of(target: LintTarget) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -37,6 +38,25 @@ _LISTED = re.compile(
     re.MULTILINE,
 )
 """A row of ``conda list``: name, version, build and channel."""
+_LOCKS = frozenset({"poetry.lock", "uv.lock", "pdm.lock", "pipfile.lock", "Pipfile.lock", "pixi.lock"})
+_LOCKED = re.compile(
+    r"^name = \"(?P<name>[\w.-]{1,60})\"\s*\nversion = \"(?=(?P<release>\d[\d.]{0,20}))|"
+    r"^[ \t]*\"(?P<pinned>[\w.-]{1,60})\": \{[^{}]{0,20000}\"version\": \"==(?P<given>\d[\d.]{0,20})",
+    re.MULTILINE,
+)
+"""A package of poetry.lock, uv.lock or pdm.lock, and one of Pipfile.lock."""
+_IMAGE = re.compile(r"^[ \t]*FROM[ \t]+(?:--\S+[ \t]+)?(?:[\w.-]+/)*pytorch/pytorch:(?P<release>\d[\d.]*)", re.M | re.I)
+"""The official image of PyTorch, whose tag begins with its release."""
+_CUDA_OF_CONDA = re.compile(r"\bcudatoolkit[ \t]*={1,2}[ \t]*(?P<cuda>\d+\.\d)")
+_NEWEST_WITH_CUDA = {
+    **dict.fromkeys(("11.6", "11.3", "10.2"), "1.12"),
+    "11.1": "1.10",
+    **dict.fromkeys(("11.0", "9.2"), "1.7"),
+    "10.1": "1.8",
+    "10.0": "1.4",
+}
+"""The newest torch of the channel ``pytorch`` for a release of cudatoolkit; later ones need pytorch-cuda
+(pytorch.org/get-started/previous-versions)."""
 _INSTALLS = re.compile(r"\b(?:pip3?|conda|mamba|uv)[ \t]+(?:install|add)\b(?P<given>[^\n#;&|`]*)")
 """A command of a page or a script that installs distributions."""
 _PAGES = re.compile(r"^(?:readme|install(?:ation)?)(?:\.(?:md|rst|txt))?$|^dockerfile|^(?:install|setup)\w*\.sh$")
@@ -84,7 +104,13 @@ def _bounds_in(folder: Path) -> Mapping[str, str]:
 
 @lru_cache(maxsize=256)
 def _stated_in(folder: Path) -> Mapping[str, str]:
-    return MappingProxyType(_lowest(_requirement_files(folder)))
+    locked: dict[str, str] = {}
+    for name in sorted(set(_names(folder)) & _LOCKS):
+        with suppress(UnreadableFile):
+            text = read_text(LintTarget(folder / name, name, "notebook", folder)).text  # megabytes, as notebooks
+            for one in _LOCKED.finditer(text):
+                locked.setdefault(_distribution(one["name"] or one["pinned"]), one["release"] or one["given"])
+    return MappingProxyType({**_lowest(_requirement_files(folder)), **locked})
 
 
 def _lowest(files: Iterable[Path]) -> dict[str, str]:
@@ -96,13 +122,33 @@ def _lowest(files: Iterable[Path]) -> dict[str, str]:
             continue
         if _PAGES.match(file.name.lower()):
             text = text.replace("\\\n", " ")
-            words = (word for one in _INSTALLS.finditer(text) for word in one["given"].split())
+            commands = [one["given"] for one in _INSTALLS.finditer(text)]
+            stated = [one["release"] for one in _IMAGE.finditer(text)] + list(
+                filter(None, map(_bound_of_cuda, commands))
+            )
+            found.update(("torch", one) for one in stated[:1])
+            words = (word for one in commands for word in one.split())
             text = "\n".join(word.strip("\"'") for word in words)
+        elif bound := _bound_of_cuda(text):
+            found["torch"] = bound
         for name, bound in bounds(text):
             known = found.get(name)
             if not known or (bound and release(bound) < release(known)):
                 found[name] = bound
     return found
+
+
+def _bound_of_cuda(text: str) -> str:
+    """The newest torch that a conda environment with a pinned cudatoolkit can have, where ``pytorch`` itself has no
+    release and comes from the channel of that name; else empty."""
+    cuda = _CUDA_OF_CONDA.search(text)
+    if cuda is None or re.search(r"(?<![\w/:-])pytorch[ \t]*[=<>]|\btorch[ \t]*[=<>~]", text):
+        return ""
+    of_command = re.search(r"-c[ \t]+pytorch\b", text) and re.search(r"(?<!-c )(?<![\w-])pytorch(?![\w-])", text)
+    of_file = re.search(r"channels:(?:\s+-[ \t]*[\w-]+)*?\s+-[ \t]*pytorch\s", text) and re.search(
+        r"dependencies:[\s\S]*^[ \t]*-[ \t]*(?:pytorch::)?pytorch[ \t]*$", text, re.MULTILINE
+    )
+    return _NEWEST_WITH_CUDA.get(cuda["cuda"], "") if of_command or of_file else ""
 
 
 def _pages(folder: Path) -> list[Path]:

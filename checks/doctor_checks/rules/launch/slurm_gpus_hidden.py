@@ -96,7 +96,8 @@ def _why(file: ShellFile, start: ProcessLaunch, step: Allocation) -> str:
     each, tasks = step.gpus_per_task, step.tasks_per_node
     if start.is_agent:
         ranks = processes_of(start.launch)
-        return f"{start.launch.program} starts {ranks} ranks" if each and ranks and ranks > each else ""
+        some = file.modules is not None and file.modules.hides_gpus(start.launch.script)  # others need none
+        return f"{start.launch.program} starts {ranks} ranks" if each and ranks and ranks > each and not some else ""
     devices = whole_number(trainer_option(start.launch, "devices"))
     if devices is not None and devices > (each or 1):
         return f"trainer.devices={devices}"

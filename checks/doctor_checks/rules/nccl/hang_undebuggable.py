@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import Script, Severity, Violation, rule
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, is_older, rule
 from doctor.knowledge.variable_values import effective as effective_value
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
@@ -32,6 +32,8 @@ _FIXES = {
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "Set TORCH_NCCL_TRACE_BUFFER_SIZE to 2000.",
     "TORCH_FR_BUFFER_SIZE": "Set TORCH_FR_BUFFER_SIZE to 2000.",
 }
+_RECORDS = "2.2"
+"""The first torch with a flight recorder (ProcessGroupNCCL.cpp of v2.2.0: TORCH_NCCL_TRACE_BUFFER_SIZE)."""
 _CAPTURED = """\
 os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
 dist.init_process_group("nccl")
@@ -58,6 +60,18 @@ _NO_DUMP_TOO = ('"0"\n', '"0"\nos.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"  #
             "torchrun train.py",
         ),
         shell_passes("as torchrun sets it", "export TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "torchrun x.py"),
+        FilePasses(
+            "wait() blocks in a torch without a flight recorder",
+            "NCCL_BLOCKING_WAIT=1 torchrun train.py\n",
+            name="job.sbatch",
+            releases=(("torch", "1.12"),),
+        ),
+        FileFails(
+            "wait() blocks in a torch with one",
+            "NCCL_BLOCKING_WAIT=1 torchrun train.py  # !\n",
+            name="job.sbatch",
+            releases=(("torch", "2.2"),),
+        ),
         shell_passes("from outside", "export TORCH_NCCL_BLOCKING_WAIT=$WAIT", "torchrun train.py"),
     ),
 )
@@ -67,7 +81,10 @@ def hang_undebuggable_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     Fix: Remove the variable.
     """
     captures = isinstance(file, Script) and any(True for _ in file.calls(*_CAPTURES))
+    records = is_older(file.releases.get("torch", ""), _RECORDS) is not True
     for setting in file.settings:
+        if not records and setting.name.endswith("BLOCKING_WAIT"):
+            continue
         if captures and setting.name.endswith("ASYNC_ERROR_HANDLING"):
             continue
         value, why = _OFF.get(setting.name, ("", ""))

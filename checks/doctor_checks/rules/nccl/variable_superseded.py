@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import Script, Severity, Violation, is_older, rule
+from doctor.api import FilePasses, Script, Severity, Violation, is_older, rule
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
@@ -26,6 +26,12 @@ from doctor_checks.nccl.variable_superseded import superseded_summary, variable_
         passes(
             "torch reads the old name",
             'os.environ["NCCL_ASYNC_ERROR_HANDLING"] = "1"\n',
+            releases=(("torch", "2.0.1"),),
+        ),
+        FilePasses(
+            "torch reads the old name in the job of a launch file",
+            "export NCCL_ASYNC_ERROR_HANDLING=1\ntorchrun train.py\n",
+            name="job.sbatch",
             releases=(("torch", "2.0.1"),),
         ),
         passes(
@@ -54,7 +60,7 @@ def variable_superseded_in_files(file: EnvironmentSource) -> Iterator[Violation]
         info = known_variable(setting.name)
         if not setting.is_exported or info is None or info.superseded is None or info.replaced_by in names:
             continue
-        if isinstance(file, Script) and info.reader == "torch" and _is_before(file, info.superseded):
+        if info.reader == "torch" and _is_before(file, info.superseded):
             continue
         yield Violation(
             setting.place,
@@ -67,7 +73,7 @@ def variable_superseded_in_files(file: EnvironmentSource) -> Iterator[Violation]
         )
 
 
-def _is_before(script: Script, superseded: str) -> bool:
+def _is_before(file: EnvironmentSource, superseded: str) -> bool:
     """Whether the project asks for a torch that reads the old name alone."""
-    release = script.releases.get("torch")
+    release = file.releases.get("torch")
     return release is not None and is_older(release, superseded) is True

@@ -31,7 +31,7 @@ _BY_NAME = re.compile(
     r"\bglobals\(\)|\blocals\(\)\s*[\[.]|\bvars\(|__dict__|getmembers|(?<![.\w])eval\(|\bexec\(|fire\.Fire|"
     r"\bimport_module|__import__|entry_points|LightningCLI|"
     r"getattr\((?!(?:self\.)?(?:args|cfg|config|opts?|hparams|params|torch|nn|optim|np|logging|signal|F)\b)"
-    r"[^(),]{1,60},\s*(?![\"']\w+[\"']\s*[,)])"
+    r"[^,\n]{1,80},\s*(?![\"']\w+[\"']\s*[,)])"
 )
 """Code that may use a function or method whose name is computed."""
 _PLACE = re.compile(r"^[\w.]*[.:]")
