@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+from pathlib import PurePath
 
-from doctor.lint.python.script import Script, last_name
+from doctor.lint.python.script import Script, last_name, per_script
 from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER, has_one_rank
 
 _ASKS_FOR_RANKS = re.compile(r"distributed|\bddp\b|multi_?gpu|world_?size|n_?gpus?|num_gpus|device_count|nprocs")
@@ -19,6 +20,88 @@ def uses_gpus(script: Script) -> bool:
         return True
     text = script.text.lower()
     return any(word in text for word in ("cuda", "nccl", "gpu"))
+
+
+@per_script
+def sees_one_gpu(script: Script) -> bool:
+    """Whether a script leaves one GPU visible wherever it sets which ones are, unless an option that nothing in the
+    project gives says otherwise; or every command of the project that starts it does."""
+    values = [
+        one.value
+        for one in script.all(ast.Assign)
+        for target in one.targets
+        if isinstance(target, ast.Subscript)
+        and script.name(target.value) == "os.environ"
+        and script.value(target.slice) == _VISIBLE
+    ]
+    if values:
+        return all(_is_one_gpu(script, one) for one in values)
+    return _is_started_with_one(script)
+
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_ONE_GPU = re.compile(r"[\"']?\d{1,2}[\"']?$")
+_SHOWS = re.compile(r"CUDA_VISIBLE_DEVICES=[\"']?(?P<devices>[\w,${}@-]+)")
+
+
+def _is_one_gpu(script: Script, value: ast.expr) -> bool:
+    """Whether a value is one device: a literal, the default of an option, or a constant of a module of the project."""
+    while isinstance(value, ast.Call) and last_name(value.func) == "str" and len(value.args) == 1:
+        value = value.args[0]
+    known = script.value(value)
+    if isinstance(known, (str, int)) and not isinstance(known, bool):
+        return _ONE_GPU.match(str(known)) is not None
+    if not isinstance(value, ast.Attribute) or not isinstance(value.value, ast.Name):
+        return False
+    bound = script.scope_of(value, value.value.id)
+    found = bound.names[value.value.id] if bound is not None else []
+    if len(found) == 1 and isinstance(found[0], str):
+        return _is_constant_of(script, found[0], value.attr)
+    return _is_one_by_default(script, value.attr)
+
+
+def _is_one_by_default(script: Script, option: str) -> bool:
+    """Whether the default of an option is one device, and no launch file or page of the project gives another one."""
+    spelled = re.escape(option).replace("_", "[-_]")
+    default = rf"[\"']--{spelled}[\"'][^\n]{{0,120}}default\s?=\s?(?P<default>[\"']?\d{{1,2}}[\"']?)\s*[,)]"
+    if re.search(default, script.text) is None:
+        return False
+    given = re.compile(rf"--{spelled}[ =][\"']?(?!\d{{1,2}}[\"']?(?:\s|$))")
+    modules = script.modules
+    spellings = {option, option.replace("_", "-")} if modules is not None else set()
+    texts = [text for one in spellings if modules for _, text in modules.mentioning(one, launches=True)]
+    texts += modules.pages(script.location) if modules is not None and script.location else ()
+    return not any(given.search(text) for text in texts)
+
+
+def _is_constant_of(script: Script, module: str, name: str) -> bool:
+    modules = script.modules
+    if modules is None or not modules.has(script.location, module):
+        return False
+    shown = [text for place, text in modules.mentioning(name) if PurePath(place).stem == module.rpartition(".")[2]]
+    values = [
+        one[1] for text in shown for one in re.finditer(rf"^{re.escape(name)}\s*=\s*([^#\n]+)", text, re.MULTILINE)
+    ]
+    return bool(values) and all(_ONE_GPU.match(one.strip()) for one in values)
+
+
+def _is_started_with_one(script: Script) -> bool:
+    """Whether the project shows commands that start a script, and all of them leave one GPU visible."""
+    modules, name = script.modules, PurePath(script.path).name
+    if modules is None or not script.location:
+        return False
+    started = re.compile(rf"\bpython[\d.]*[ \t]+(?:-\w[ \t]+)*(?:[\w./${{}}-]*/)?{re.escape(name)}(?![\w.])")
+    texts = [text for _, text in modules.mentioning(name, launches=True)]
+    found = []
+    for text in (*texts, *modules.pages(script.location)):
+        exported = ""
+        for line in text.replace("\\\n", " ").splitlines():
+            shown = _SHOWS.search(line)
+            if started.search(line):
+                found.append(shown["devices"] if shown else exported)
+            elif shown and line.lstrip().startswith("export"):
+                exported = shown["devices"]
+    return bool(found) and all(map(_ONE_GPU.match, found))
 
 
 def simulates_ranks(script: Script) -> bool:

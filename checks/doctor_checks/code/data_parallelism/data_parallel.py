@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from doctor.api import Script, Severity, Violation, rule
-from doctor.lint.python.gpu_use import runs_alone
+from doctor.lint.python.gpu_use import runs_alone, sees_one_gpu
 from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import has_backward, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
@@ -37,6 +37,9 @@ _DP = "torch.nn.DataParallel"
         passes("to read a checkpoint, with one device, or to ask for the type", _FROM_CHECKPOINT),
         passes("to evaluate, beside a function that trains", _EVALUATES),
         fails("to train, beside a function that evaluates", _EVALUATES_BESIDE),
+        passes("to evaluate a model that an object holds", _EVALUATES_HELD),
+        passes("without gradients", _EVALUATES.replace("no_grad()", "set_grad_enabled(False)")),
+        fails("to train a model that an object holds", _TRAINS_HELD),
         passes("one device alone", _ONE_DEVICE),
         passes("a tutorial of it", _MANY_RANKS, name="data_parallel/train.py"),
         passes("a script that is compared with another", _MANY_RANKS, name="train_dp.py"),
@@ -69,7 +72,9 @@ def data_parallel(script: Script) -> Iterator[Violation]:
             certain = together and script.nearest(call, ast.If, ast.IfExp) is None
         if certain:
             found = _hit(script, call, shown)
-            chosen = shown is None and (_has_other_way(script) or _is_never_enabled(script, call))
+            chosen = shown is None and (
+                _has_other_way(script) or _is_never_enabled(script, call) or sees_one_gpu(script)
+            )
             yield replace(found, severity=Severity.INFO, preview=True) if chosen else found
 
 
@@ -80,7 +85,10 @@ def _only_evaluates(script: Script, call: ast.Call) -> bool:
     if function is None or _runs_backward(script, function):
         return False
     calls = list(script.inside(function, ast.Call))
-    evaluates = any(last_name(one.func) in ("eval", "no_grad", "inference_mode") for one in calls)
+    evaluates = any(last_name(one.func) in ("eval", "no_grad", "inference_mode") for one in calls) or any(
+        last_name(one.func) == "set_grad_enabled" and script.value(script.argument(one, "mode", 0)) is False
+        for one in calls
+    )
     decorated = any(
         "no_grad" in ast.unparse(one) or "inference_mode" in ast.unparse(one) for one in function.decorator_list
     )
@@ -111,11 +119,27 @@ def _runs_backward(script: Script, function: ast.FunctionDef | ast.AsyncFunction
 
 
 def _targets_of(script: Script, call: ast.Call) -> set[str] | None:
-    """The local names that a wrapped model is bound to; ``None`` if it is kept elsewhere."""
-    statement = script.statement_of(call)
-    if not isinstance(statement, ast.Assign) or not all(isinstance(one, ast.Name) for one in statement.targets):
+    """The local names that a wrapped model is bound to, or those of the objects that the function makes and keeps it
+    in; ``None`` if it is kept elsewhere."""
+    statement, function = script.statement_of(call), script.function_of(call)
+    if not isinstance(statement, ast.Assign) or function is None:
         return None
-    return {one.id for one in statement.targets if isinstance(one, ast.Name)}
+    made = {
+        target.id
+        for one in script.inside(function, ast.Assign)
+        if isinstance(one.value, ast.Call)
+        for target in one.targets
+        if isinstance(target, ast.Name)
+    }
+    found = set()
+    for one in statement.targets:
+        if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name) and one.value.id in made:
+            found.add(one.value.id)
+        elif isinstance(one, ast.Name):
+            found.add(one.id)
+        else:
+            return None
+    return found
 
 
 def _is_never_enabled(script: Script, call: ast.Call) -> bool:
@@ -303,6 +327,20 @@ def train(loader, optimizer):
         optimizer.step()
 """
 _EVALUATES_BESIDE: str = _EVALUATES.replace("    model = Net()", "    model = torch.nn.DataParallel(Net())  # !")
+_EVALUATES_HELD: str = _EVALUATES.replace(
+    "    model = torch.nn.DataParallel(Net())\n", "    run = Run()\n    run.model = torch.nn.DataParallel(Net())\n"
+)
+_TRAINS_HELD = """\
+import torch
+
+def train(loader):
+    run = Run()
+    run.model.eval()
+    run.model = torch.nn.DataParallel(run.model)  # !
+    for x, y in loader:
+        criterion(run.model(x), y).backward()
+        run.optimizer.step()
+"""
 _ONE_DEVICE = """\
 import torch.nn as nn
 

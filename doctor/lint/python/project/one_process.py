@@ -480,8 +480,26 @@ def _counts_of_launches(script: Script) -> Iterator[int | None]:
     name = PurePath(script.path).name
     texts = script.modules.mentioning(".py", launches=True) if script.modules is not None else ()
     for shown, text in texts:
-        if name in text:
+        if name in text and _has_one_gpu(text):
+            yield 1  # several ranks cannot share it
+        elif name in text:
             yield from _counts_in(shown, text, name)
+
+
+_ONE_GPU_OF_JOB = re.compile(
+    r"^#SBATCH\s+(?:--gres[= ][\"']?gpu(?::\w+)?:|--gpus(?:-per-node|-per-task)?[= ](?:\w+:)?|-G\s?)0{0,3}1\b",
+    re.MULTILINE,
+)
+_SEVERAL_OF_JOB = re.compile(
+    r"^#SBATCH\s+(?:--(?:nodes|ntasks|ntasks-per-node)[= ]|-[Nn]\s?)(?!0{0,3}1\s*$)|\$\{?GPUS|"
+    r"(?:nproc[_-]per[_-]node|num[_-]processes|-np)[= ](?![\"']?1\b)",
+    re.MULTILINE,
+)
+
+
+def _has_one_gpu(text: str) -> bool:
+    """Whether a job of Slurm asks for one task on one host with one GPU, and starts no more itself."""
+    return _ONE_GPU_OF_JOB.search(text) is not None and _SEVERAL_OF_JOB.search(text) is None
 
 
 def _counts_in(shown: str, text: str, name: str) -> Iterator[int | None]:
