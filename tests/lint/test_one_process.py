@@ -503,3 +503,21 @@ EVALUATES = (
 )
 def test_a_collective_behind_an_option_that_nothing_sets_is_a_warning(tmp_path, text, launch, expected):
     assert found(tmp_path, {"train.py": text, "job.sh": "#!/bin/bash\n" + launch}) == [("CODE005", expected)]
+
+
+JOB = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gres=gpu:v100:1\nsrun start train.py\n"
+
+
+@pytest.mark.parametrize(
+    ("job", "expected"),
+    [
+        (JOB, "info"),
+        (JOB.replace("v100:1", "v100:4"), "error"),
+        (JOB.replace("nodes=1", "nodes=2"), "error"),
+        (JOB.replace("#SBATCH --nodes=1", "#SBATCH --ntasks=4"), "error"),
+        (JOB.replace("srun start", "torchrun --nproc_per_node=2"), "error"),
+    ],
+)
+def test_a_job_with_one_gpu_has_one_process(tmp_path, job, expected):
+    files = {"train.py": HEAD + JOINS + HANG, "net.py": "import torch\n", "job.slurm": job}
+    assert found(tmp_path, files) == [("CODE005", expected)]

@@ -158,3 +158,71 @@ model = torch.nn.parallel.DistributedDataParallel(net)
 def test_processes_of_a_job_of_azure_share_a_run(tmp_path):
     assert found(tmp_path, {"train.py": TRACKS, "other.py": "print()\n"}) == [("CODE041", "warning")]
     assert found(tmp_path, {"submit.py": "from azure.ai.ml import command\n"}) == []
+
+
+PARALLEL = """\
+import os
+import argparse
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--gpus", default="2")
+args = parser.parse_args()
+SETS
+model = torch.nn.DataParallel(net)
+model(x).sum().backward()
+"""
+SETS = 'os.environ["CUDA_VISIBLE_DEVICES"] = '
+
+
+@pytest.mark.parametrize(
+    ("sets", "others", "expected"),
+    [
+        (f"{SETS}'0'", {}, []),
+        (f"{SETS}'0,1'", {}, [("CODE009", "warning")]),
+        (f"{SETS}args.gpus", {}, []),
+        (f"{SETS}args.gpus", {"run.sh": "#!/bin/bash\npython main.py --gpus 0,1\n"}, [("CODE009", "warning")]),
+        (f"import settings\n{SETS}settings.device", {"settings.py": "device = '0'\n"}, []),
+        (f"import settings\n{SETS}settings.device", {"settings.py": "device = '0,1'\n"}, [("CODE009", "warning")]),
+        ("", {"run.sh": "#!/bin/bash\nCUDA_VISIBLE_DEVICES=1 python main.py\n"}, []),
+        ("", {"run.sh": "#!/bin/bash\nexport CUDA_VISIBLE_DEVICES=1\npython main.py\n"}, []),
+        ("", {"run.sh": "#!/bin/bash\nCUDA_VISIBLE_DEVICES=1,2 python main.py\n"}, [("CODE009", "warning")]),
+        ("", {"README.md": "CUDA_VISIBLE_DEVICES=0 python main.py\npython main.py\n"}, [("CODE009", "warning")]),
+    ],
+)
+def test_threads_where_one_gpu_is_visible(tmp_path, sets, others, expected):
+    assert found(tmp_path, {"main.py": PARALLEL.replace("SETS", sets), "net.py": "import torch\n"} | others) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "release"),
+    [
+        ("poetry.lock", '[[package]]\nname = "torch"\nversion = "1.13.1"\n', "1.13.1"),
+        ("uv.lock", '[[package]]\nname = "torch"\nversion = "2.1.0+cu118"\n', "2.1.0"),
+        (
+            "Pipfile.lock",
+            '{\n    "torch": {\n        "hashes": ["sha256:1"],\n        "version": "==1.9.0"\n    }\n}',
+            "1.9.0",
+        ),
+        ("Dockerfile", "FROM pytorch/pytorch:1.12.1-cuda11.3-cudnn8-runtime\n", "1.12.1"),
+        ("README.md", "    conda install pytorch torchvision cudatoolkit=11.3 -c pytorch\n", "1.12"),
+        ("environment.yml", "channels:\n  - pytorch\ndependencies:\n  - pytorch\n  - cudatoolkit=11.1\n", "1.10"),
+    ],
+)
+def test_releases_of_locks_images_and_cudatoolkit(tmp_path, name, text, release):
+    (tmp_path / name).write_text(text)
+    (tmp_path / "requirements.txt").write_text("numpy\n")
+    assert Releases({}).of_project(tmp_path / "train.py", tmp_path)["torch"] == release
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("README.md", "    conda install cudatoolkit=11.3\n    pip install torch\n"),
+        ("environment.yml", "channels:\n  - pytorch\ndependencies:\n  - cudatoolkit=11.3\n  - pip:\n    - torch\n"),
+        ("Dockerfile", "FROM mine/pytorch:1.12.1\n"),
+    ],
+)
+def test_a_cudatoolkit_beside_wheels_limits_nothing(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    assert Releases({}).of_project(tmp_path / "train.py", tmp_path)["torch"] == Releases({})["torch"]
