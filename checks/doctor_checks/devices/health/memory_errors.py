@@ -41,7 +41,7 @@ def _told(job: Job) -> Iterator[Finding]:
             yield finding_from_logs(
                 EventGroup(group.kind, others),
                 f"{_which(others)} reported uncorrectable memory errors",
-                fix="End all processes on the GPUs of the host, then reset them:\nsudo nvidia-smi --gpu-reset",
+                fix=_reset_of(others),
                 confidence=0.95,
                 explains=_CONSEQUENCES,
             )
@@ -51,6 +51,15 @@ def _which(events: tuple[Event, ...]) -> str:
     """``The GPU at 0000:3b:00``, if the lines name one address."""
     found = {address for event in events for address in _ADDRESS.findall(event.text)}
     return f"The GPU at {found.pop()}" if len(found) == 1 else "A GPU"
+
+
+def _reset_of(events: tuple[Event, ...]) -> str:
+    found = {address for event in events for address in _ADDRESS.findall(event.text)}
+    if len(found) != 1:
+        return "End all processes on the GPUs of the host, then reset them:\nsudo nvidia-smi --gpu-reset"
+    address = found.pop()
+    address = address if "." in address else f"{address}.0"
+    return f"End all processes on this GPU, then reset it:\nsudo nvidia-smi --gpu-reset -i {address}"
 
 
 _ADDRESS = re.compile(r"(?:GPU at (?:PCI:)?|\(PCI:)([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?)")
