@@ -30,6 +30,7 @@ _ARE_RANKS = {"called_by", "consequences", "continuing", "missing", "still_finit
 _CAUSES_IN_SUMMARY = {"demand", "fragmented", "limit", "others", "size", "skew", "unknown"}
 """Values of ``cause`` of an allocation that failed (doctor/analysis/logs/oom_message.py), which summaries describe."""
 _FOR_PROGRAMS = {"column", "end_column", "end_line", "fixable", "flow", "lost", "preview"}
+_ARE_INDICES = {"gpus", "inactive_links"}
 _NAMED_RANKS = {"called_by", "ranks_with", "ranks_without"}
 _PARAMETERS = {"machine_rank", "num_machines", "num_nodes", "num_processes", "train_batch_size"}
 """Names of parameters of other programs, shown as they are written there."""
@@ -326,7 +327,7 @@ def _plain_number(value: float) -> str:
 
 
 def _sequence(name: str, values: Sequence[object]) -> str:
-    if _are_integers(values) and name in ("gpus", "inactive_links"):
+    if _are_integers(values) and name in _ARE_INDICES:
         return ranges(item for item in values if isinstance(item, int))
     if _are_integers(values) and ("rank" in name or name in _ARE_RANKS):
         named = _ranks(values)
@@ -389,7 +390,8 @@ def _pair(name: str, key: str, value: object, plain: bool) -> str:
     label = f"{what} {key}" if what and key.isdecimal() else "own" if key == "bytes" else _label(key)
     if isinstance(value, Mapping) and not _is_range(value):
         return f"{label} ({text})"
-    return f"{label}: {text}" if not plain or isinstance(value, (list, tuple)) else f"{label} {text}"
+    is_list = isinstance(value, (list, tuple)) and key not in _ARE_INDICES
+    return f"{label}: {text}" if not plain or is_list else f"{label} {text}"
 
 
 def _has_unit(name: str) -> bool:
