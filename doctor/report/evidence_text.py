@@ -367,7 +367,7 @@ def _by_link(values: Mapping[object, object]) -> str:
 
 
 def _separator(texts: Sequence[str]) -> str:
-    return "; " if any("," in text for text in texts) else ", "
+    return "; " if any("," in text for text in texts) or all(text.startswith("rank") for text in texts) else ", "
 
 
 def _growth(values: Mapping[object, object]) -> str:
