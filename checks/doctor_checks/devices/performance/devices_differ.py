@@ -202,11 +202,14 @@ def _used(job: Job) -> _Used:
     return found
 
 
+_WITHOUT_SLICES = "disabled"
+
+
 def _layout(alike: _AlikeGpus) -> str | None:
     if not alike.mig:
-        return None if alike.mig is None else "MIG off"
-    slices = " + ".join(sorted(device.name or mebibytes(device.memory) for device in alike.slices))
-    return f"MIG on ({slices or 'no slices'})"
+        return None if alike.mig is None else _WITHOUT_SLICES
+    slices = sorted((device.name or mebibytes(device.memory)).removeprefix("MIG ") for device in alike.slices)
+    return " + ".join(slices) or "no slices"
 
 
 def _judge(job: Job, trait: str, parted: MajoritySplit) -> Iterator[Finding]:
@@ -238,7 +241,7 @@ def _fix(job: Job, trait: str, parted: MajoritySplit) -> str:
             return "Install one driver version on all hosts."
         return f"Install driver {parted.common.value} on {place}."
     if trait == "MIG layout":
-        if parted.common is not None and parted.common.value == "MIG off":
+        if parted.common is not None and parted.common.value == _WITHOUT_SLICES:
             return f"Turn MIG off on {place} with `sudo nvidia-smi -mig 0`."
         return "Use the same MIG layout on all hosts."
     return _of_one_host(job, parted) or _SAME_HOSTS
