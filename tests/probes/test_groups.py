@@ -73,7 +73,7 @@ def test_a_wrong_sum_is_that_of_the_rank_which_got_it(party):
     assert [finding.ranks for finding in found] == [(WRONG,)] * 3
     assert found[0].summary.startswith("all_reduce of float32 over wrong_sum returned ")
     assert found[0].summary.endswith(" on rank 2")
-    assert {word for finding in found for word in ("dp", "tp") if f"along {word}" in finding.summary} == {"dp", "tp"}
+    assert {word for finding in found for word in ("dp", "tp") if f"({word} group)" in finding.summary} == {"dp", "tp"}
     assert findings(job, "NET027") == []
 
 

@@ -15,6 +15,9 @@ from doctor.core.facts import Section
 from doctor.core.finding import Finding, Severity
 from doctor.core.job import Job
 
+LONGEST = 80
+"""Characters of two differences that a summary shows."""
+
 S = TypeVar("S", bound=Section)
 K = TypeVar("K", bound=Hashable)
 
@@ -82,11 +85,12 @@ class BaselineDeviation(NamedTuple):
     @property
     def summary(self) -> str:
         """``torch: expected 2.8.0 (baseline), found 2.7.1``, with ``; CUDA: expected 12.8, found 12.6`` for a second
-        difference; the evidence names the baseline, and has all of them."""
+        difference if it is short; the evidence names the baseline, and has all of them."""
         first, *others = self.rows
-        second = f"; {others[0].text()}" if others else ""
-        more = f"; {len(others) - 1} more difference{'s' if len(others) > 2 else ''}" if len(others) > 1 else ""
-        return first.text(" (baseline)") + second + more
+        text = first.text(" (baseline)")
+        if others and len(text) + len(others[0].text()) <= LONGEST:
+            text += f"; {others.pop(0).text()}"
+        return text + (f"; {len(others)} more" if others else "")
 
     @property
     def evidence(self) -> dict[str, object]:

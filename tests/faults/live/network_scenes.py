@@ -378,7 +378,7 @@ PATHS = (
         severity="warning",
         ranks=(2,),
         hosts=("node2",),
-        says=("round trip",),
+        says=("Round trips",),
     ),
 )
 

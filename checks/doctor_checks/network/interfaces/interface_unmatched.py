@@ -120,9 +120,12 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks) -> Iterator[Fin
     if any(wanted.selects(one.name) for one in interfaces.interfaces):
         yield from _malformed(setting, wanted, identical)
         return
-    claim = "excludes every network interface" if wanted.exclude else "matches no interface"
+    hint = "" if wanted.exclude else _hint(wanted, interfaces)
+    claim = (
+        "excludes every network interface" if wanted.exclude else f"matches no {'' if hint else 'network '}interface"
+    )
     yield Finding(
-        f"{setting_text(setting)} {claim}{'' if wanted.exclude else _hint(wanted, interfaces)}",
+        f"{setting_text(setting)} {claim}{hint}",
         ranks=identical.ranks,
         evidence={"value": setting.value, "source": setting.source, "interfaces": _names(interfaces)},
         effect=_effect("NCCL_SOCKET_IFNAME", setting.value),
