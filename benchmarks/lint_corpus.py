@@ -23,8 +23,8 @@ DOCTOR = str(Path(sys.executable).parent / "doctor")
 SEVERITIES = ("error", "warning", "info")
 TIMEOUT = 600.0
 """Seconds for one repository."""
-Half: TypeAlias = Literal["tuned", "held", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth"]
-HALVES: tuple[Half, ...] = ("tuned", "held", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+Half: TypeAlias = Literal["tuned", "held", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"]
+HALVES: tuple[Half, ...] = ("tuned", "held", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 
 
 class Repository(NamedTuple):
@@ -32,7 +32,7 @@ class Repository(NamedTuple):
 
     address: str
     commit: str
-    part: Literal["", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth"] = ""
+    part: Literal["", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"] = ""
 
     @property
     def folder(self) -> str:
