@@ -280,7 +280,7 @@ def test_lines_that_were_read_take_a_line_each():
 
 def test_evidence_that_is_empty_takes_no_line_and_where_ranks_stand_takes_one_each():
     evidence = {"goes_with": [], "inner": "", "others": {}, "held": False, "count": 0, "known": None}
-    assert evidence_lines(evidence) == ["held: no", "count: 0"]
+    assert evidence_lines(evidence) == ["held: no", "received count: 0"]
     assert evidence_lines({"where": {"0": "ended", "1": "training"}}) == ["rank 0: ended", "rank 1: training"]
 
 
@@ -321,7 +321,7 @@ def test_evidence_that_is_empty_takes_no_line_and_where_ranks_stand_takes_one_ea
         ("busy_percent_by_rank", {"0": 23.5}, "busy by rank: rank 0: 23.5%"),
         ("power_limit_milliwatts", 700_000, "power limit: 700 W"),
         ("clock_mhz", 345, "clock: 345 MHz"),
-        ("places", {"rank 1": "a.py:5", "ranks 0, 2": "a.py:4"}, "places: rank 1: a.py:5; ranks 0, 2: a.py:4"),
+        ("places", {"rank 1": "a.py:5", "ranks 0, 2": "a.py:4"}, "call sites: rank 1: a.py:5; ranks 0, 2: a.py:4"),
     ],
 )
 def test_evidence_of_mappings_and_numbers_in_words(name, value, line):
