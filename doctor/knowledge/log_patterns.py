@@ -31,14 +31,16 @@ class LogFinding(msgspec.Struct, frozen=True):
     ``summary`` and ``fix`` are templates: ``{name}`` is the value of a named group of the pattern, ``{name|other}`` the
     first of several that has a value; text in brackets is left out if one of its values is absent. ``evidence``: key ->
     such names. Messages with different values of ``by`` are different findings. ``unless``: kinds of which no log may
-    have a message. ``names_ranks``: the ranks that logged the message are at fault. ``severity``: by default the
-    check's. ``explains``: ids of checks whose findings are consequences; ``symptoms``: so are those of every failure.
+    have a message. ``names_ranks``: the ranks that logged the message are at fault; ``blames``: those whose numbers are
+    the values of these groups. ``severity``: by default the check's. ``explains``: ids of checks whose findings are
+    consequences; ``symptoms``: so are those of every failure.
     """
 
     summary: str
     by: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
     names_ranks: bool = True
+    blames: tuple[str, ...] = ()
     evidence: dict[str, str] = {}
     fix: str = ""
     severity: str = ""

@@ -77,7 +77,7 @@ def test_a_declared_finding_uses_groups_of_its_pattern(pattern):
     groups = {name for one in PATTERNS if one.kind == pattern.kind for name in re.findall(r"\(\?P<(\w+)>", one.pattern)}
     places = re.findall(r"\{([\w|]+)\}", declared.summary + declared.fix)
     assert {name for names in (*places, *declared.evidence.values()) for name in names.split("|")} <= groups
-    assert {*declared.by} <= groups
+    assert {*declared.by, *declared.blames} <= groups
     assert set(declared.unless) <= {one.kind for one in PATTERNS}
 
 
@@ -85,9 +85,15 @@ def test_a_declared_finding_uses_groups_of_its_pattern(pattern):
 def test_a_declared_finding_shows_the_message_and_names_the_rank_that_logged_it(pattern):
     ranks = (3,) if pattern.finding.names_ranks else ()
     for line in pattern.examples:
-        if not line.startswith("[rank"):
+        if not line.startswith("[rank") and not pattern.finding.blames:
             found = [one for one in findings_of(f"[rank3]: {line}", pattern.check) if one.ranks == ranks]
             assert any(one.source and one.evidence["said"] for one in found), line
+
+
+@pytest.mark.parametrize(("words", "ranks"), [("1", (1,)), ("3, 1", (1, 3)), ("9999999999", ())])
+def test_ranks_that_a_message_blames_are_at_fault(words, ranks):
+    (found,) = findings_of(f"[rank0]: HorovodAllreduce_grads_1 [missing ranks: {words}]", "RUN001")
+    assert found.ranks == ranks
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from doctor.core.finding import Finding, Severity
 from doctor.core.job import Job
 from doctor.core.logs.event_groups import EventGroup, event_groups, finding_from_logs, is_logged
+from doctor.core.message_bounds import MOST_RANKS
 from doctor.core.text import lazy_compile
 from doctor.knowledge.log_patterns import LogFinding, known_patterns
 
 _OPTIONAL = lazy_compile(r"\[([^][]*\{[^][]*)\]")
+_NUMBER = lazy_compile(r"\b\d{1,7}\b")
 _PLACE = lazy_compile(r"\{([\w|]+)\}")
 
 
@@ -38,7 +40,7 @@ def _finding(group: EventGroup, declared: LogFinding) -> Finding:
     return finding_from_logs(
         group,
         _filled(declared.summary, group).rstrip(" .:"),
-        ranks=None if declared.names_ranks else (),
+        ranks=_blamed(group, declared),
         evidence={key: value for key, value in values.items() if value is not None},
         fix=_filled(declared.fix, group),
         severity=Severity(declared.severity) if declared.severity else None,
@@ -46,6 +48,14 @@ def _finding(group: EventGroup, declared: LogFinding) -> Finding:
         explains=declared.explains,
         symptoms=declared.symptoms,
     )
+
+
+def _blamed(group: EventGroup, declared: LogFinding) -> tuple[int, ...] | None:
+    """The ranks that the message blames; ``None`` for those that logged it."""
+    if not declared.blames:
+        return None if declared.names_ranks else ()
+    numbers = {int(word) for word in _NUMBER.findall(group.value(*declared.blames) or "")}
+    return tuple(sorted(number for number in numbers if number < MOST_RANKS))
 
 
 def _filled(template: str, group: EventGroup) -> str:
