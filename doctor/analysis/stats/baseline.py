@@ -15,8 +15,10 @@ from doctor.core.facts import Section
 from doctor.core.finding import Finding, Severity
 from doctor.core.job import Job
 
-LONGEST = 80
-"""Characters of two differences that a summary shows."""
+LONGEST = 100
+"""Characters of a summary."""
+ROOM = 20
+"""Characters that two differences leave for a suffix."""
 
 S = TypeVar("S", bound=Section)
 K = TypeVar("K", bound=Hashable)
@@ -85,12 +87,13 @@ class BaselineDeviation(NamedTuple):
     @property
     def summary(self) -> str:
         """``torch: expected 2.8.0 (baseline), found 2.7.1``, with ``; CUDA: expected 12.8, found 12.6`` for a second
-        difference if it is short; the evidence names the baseline, and has all of them."""
+        difference if it is short, else ``; also CUDA``; the evidence names the baseline, and has all of them."""
         first, *others = self.rows
         text = first.text(" (baseline)")
-        if others and len(text) + len(others[0].text()) <= LONGEST:
+        if others and len(text) + len(others[0].text()) <= LONGEST - ROOM:
             text += f"; {others.pop(0).text()}"
-        return text + (f"; {len(others)} more" if others else "")
+        names = f"; also {', '.join(one.what for one in others)}" if others else ""
+        return text + (names if len(text) + len(names) <= LONGEST else f"; {len(others)} more")
 
     @property
     def evidence(self) -> dict[str, object]:
