@@ -85,8 +85,8 @@ from doctor.testing.script_cases import fails, passes
 def evaluation_shuffled(script: Script) -> Iterator[Violation]:
     """Ask whether evaluation reads its data in order.
 
-    Why it hurts: gathered results do not match the order of the dataset, and where the last batch is dropped, each
-    epoch drops other samples: the metric of the same model varies.
+    Why it hurts: gathered results do not match the order of the dataset. If the last batch is dropped, each epoch drops
+    different samples, so the metric of the same model varies.
     Fix: Pass `shuffle=False`, also to DistributedSampler, whose default is `shuffle=True`.
     """
     if several_ranks(script) is None or is_test(script):
