@@ -232,7 +232,7 @@ def _uncovered(value: str, allowed: set[str], release: str | None) -> ValueFault
     lost = [name for name in COLLECTIVES if not enabled[name.casefold()] & _SERVED_BY[name.casefold()]]
     if not lost:
         return None
-    problem = f"leaves no algorithm for {', '.join(lost)}"
+    problem = f"leaves no algorithm for {' and '.join(filter(None, (', '.join(lost[:-1]), lost[-1])))}"
     return ValueFault(problem, "a list that includes Ring, which supports every collective", mild=True)
 
 

@@ -116,6 +116,7 @@ _LABELS = {
     "near": "similar name",
     "not_seen": "reads of other hosts' files",
     "need_bytes": "required",
+    "needed": "required",
     "number": "collective number",
     "non_finite_losses": "consecutive non-finite losses at the end",
     "only_on_gpus": "applies only to",

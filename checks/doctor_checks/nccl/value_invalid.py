@@ -53,7 +53,7 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
         r"truncates": "NCCL runs with a value other than the one that is set.",
         r"reads it as|treats it as": "NCCL uses a value other than the one that is set and logs no message.",
         r"exceeds NCCL's limit": "NCCL reduces NCCL_NSOCKS_PERTHREAD to stay within the limit.",
-        r"out of range": "NCCL or the driver replaces the value with one in the range, or rejects it.",
+        r"out of range": "The value is rejected with an error, or silently replaced with one in the range.",
         r"ignores$": "The other entries of the list still take effect.",
     },
     cases=lambda: (

@@ -206,7 +206,7 @@ def _word(release: object) -> str:
 
 
 def _finding(job: Job, found: MajoritySplit, group: Group[object]) -> Finding:
-    releases = describe(found, absent="not found")
+    releases = describe(found._replace(expected=None), absent="not found")
     if found.expected:
         deviation = BaselineDeviation((found.unlike("NCCL", _word, group),), found.drifted)
         evidence = {"releases": releases, "goes_with": list(correlates(job, group.ranks))}
