@@ -242,7 +242,7 @@ class ProjectFiles:
         pages = pages_of(target.path, target.root)
         is_added = any(_ADDS_TO_PATH.search(text) for text in (*texts, *pages))
         installed = any(is_installed(self._targets[path].path, target.root) for path in (importer, *meant))
-        return not is_added and not installed and not is_required(target.path, target.root, head)
+        return not is_added and not installed and not is_required(target.path, target.root, head.lower())
 
     def runs_alone(self, script: str) -> bool:
         """Whether a program that a launch file names is a file of the project, and neither it nor the modules that it
