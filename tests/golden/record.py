@@ -244,22 +244,18 @@ def record_lint() -> Entries:
 
 
 def _lint_cases() -> Entries:
-    groups: dict[tuple[str, ...], dict[str, tuple[str, str]]] = defaultdict(dict)
+    """Each case is a project of its own: what others import or start changes what rules find."""
     for rule in sorted(load("rules")(), key=lambda rule: rule.id):
+        found = []
         for case in rule.cases():
-            key = digest(case.title + case.text)
-            file = Path("cases", rule.id, key, case.name)
+            file = Path("cases", rule.id, digest(case.title + case.text), case.name)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(case.text)
-            groups[_lint_options(case)][str(file)] = (rule.id, case.title)
-    entries: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for options, paths in sorted(groups.items()):
-        hits = _hits(options, paths)
-        for path, (rule_id, title) in paths.items():
-            patch = run("lint", "--diff", "--select", rule_id, *options, path) if hits[path] else ""
-            entries[rule_id].append({"case": title, "options": options, "hits": hits[path], "patch": _hunks(patch)})
-    for rule_id, found in sorted(entries.items()):
-        yield f"lint-cases/{rule_id}.jsonl", as_lines(found)
+            options = _lint_options(case)
+            hits = _hits(file, options)
+            patch = run("lint", "--diff", "--select", rule.id, *options, file) if hits else ""
+            found.append({"case": case.title, "options": options, "hits": hits, "patch": _hunks(patch)})
+        yield f"lint-cases/{rule.id}.jsonl", as_lines(found)
 
 
 def _lint_options(case: Any) -> tuple[str, ...]:
@@ -268,15 +264,11 @@ def _lint_options(case: Any) -> tuple[str, ...]:
     return (*(("--lightning", lightning) if lightning else ()), *cores)
 
 
-def _hits(options: tuple[str, ...], paths: Iterable[str]) -> dict[str, list[Any]]:
-    """The findings of all rules in each file."""
-    _, _, text = run("lint", "--format", "json", *options, *paths).partition("--- stdout\n")
-    hits: dict[str, list[Any]] = defaultdict(list)
-    for result in json.loads(text)["results"]:
-        for finding in result["findings"]:
-            source = finding.pop("source")
-            hits[str(source["file"])].append({"id": result["id"], "line": source["line"], **plain(finding)})
-    return hits
+def _hits(file: Path, options: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The findings of all rules in a file, those in preview too."""
+    _, _, text = run("lint", "--format", "json", "--preview", *options, file).partition("--- stdout\n")
+    findings = [(result["id"], finding) for result in json.loads(text)["results"] for finding in result["findings"]]
+    return [{"id": id_, "line": finding.pop("source")["line"], **plain(finding)} for id_, finding in findings]
 
 
 def _hunks(patch: str) -> str:
