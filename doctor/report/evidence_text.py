@@ -249,6 +249,8 @@ def evidence_lines(evidence: Mapping[str, object]) -> list[str]:
 
 def _label_for(name: str, value: object) -> str:
     """The label, in the singular for a list of one rank, which would else read as a number of ranks."""
+    if name == "missing" and not _are_integers(value if isinstance(value, (list, tuple)) else ()):
+        return name  # files and variables; ranks else
     label = _label(name)
     if not _is_one_integer(value):
         return label
