@@ -53,7 +53,7 @@ def test_this_environment_against_the_one_that_worked(tmp_path: Path) -> None:
     other = against(capture(tmp_path / "other.json", older, NCCL_PROTO="Simple"), worked)
     today = datetime.datetime.now(datetime.timezone.utc).date()
     finding = judged(other, "VER001").findings[0]
-    assert finding.summary == "torch: expected 2.8.0 (baseline), found 2.7.1; CUDA: expected 12.8, found 12.6"
+    assert finding.summary == "PyTorch: expected 2.8.0 (baseline), found 2.7.1; CUDA: expected 12.8, found 12.6"
     days = (today, today - datetime.timedelta(days=1))
     assert finding.evidence["expected_from"] in {f"capture of {platform.node()}, {day}" for day in days}
     settings = judged(other, "NCCL003").findings[0]

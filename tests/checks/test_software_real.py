@@ -76,7 +76,7 @@ def test_versions_differ(tmp_path: Path) -> None:
     older = software(install_torch(tmp_path / "older", "2.7.1+cu126", "12.6"))
     result = judged(job_of(common, common, older), "VER001")
     assert blamed(result) == {2}
-    assert "has torch 2.7.1 instead of 2.8.0, CUDA 12.6 instead of 12.8" in result.findings[0].summary
+    assert "has PyTorch 2.7.1 instead of 2.8.0, CUDA 12.6 instead of 12.8" in result.findings[0].summary
     assert "all on node2" in result.findings[0].summary
     assert judged(job_of(common, common), "VER001").status is Status.PASS
 

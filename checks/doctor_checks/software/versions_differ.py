@@ -63,7 +63,7 @@ _EMPTY: dict[str, object] = {"torch": None, "packages": ()}
             "until the timeout."
         ),
         r"\bPython\b": ("Objects pickled by one rank may not load on another, and packages may behave differently."),
-        r"torch|CUDA": (
+        r"PyTorch|CUDA": (
             "Ranks may call different collectives or kernels: the job hangs, fails, or the results differ "
             "silently between ranks."
         ),
@@ -136,7 +136,7 @@ def versions_differ(job: Job) -> Iterator[Verdict]:
             is_python_reported |= part.word == "Python"
             ranks = tuple(rank for group in parted.minorities for rank in group.ranks)
             yield Finding(
-                f"{part.word} versions differ between ranks ({describe(parted)})",
+                f"{_NAMES.get(part.word, part.word)} versions differ between ranks ({describe(parted)})",
                 ranks=ranks,
                 evidence={
                     "releases": {str(group.value): list(group.ranks) for group in parted.minorities[:8]},
@@ -186,6 +186,9 @@ _PARTS = (
 )
 
 
+_NAMES = {"torch": "PyTorch"}
+"""Names in summaries; the evidence has those of the packages."""
+
 _PATCH = _VersionedComponent("Python patch release", lambda software: software.python)
 
 
@@ -218,8 +221,9 @@ def _unlike_others(job: Job, differences: list[_Difference]) -> Finding:
 
 
 def _in_words(difference: _Difference) -> str:
-    """``CUDA 12.6 instead of 12.8``, ``no torch (2.8.0 on other ranks)``."""
+    """``CUDA 12.6 instead of 12.8``, ``no PyTorch (2.8.0 on other ranks)``."""
     word, value, common = difference.part.word, difference.group.value, _common(difference)
+    word = _NAMES.get(word, word)
     return f"{word} {value} instead of {_word(common)}" if value else f"no {word} ({_word(common)} on other ranks)"
 
 

@@ -75,7 +75,8 @@ class BaselineDifference(NamedTuple):
     def text(self, note: str = "") -> str:
         """``torch: expected 2.8.0, found 2.7.1``, with a ``note`` on the expected value."""
         given = "but it is not set" if self.found == "not set" else f"found {self.found}"
-        return f"{self.what}: expected {self.expected}{note}, {given}"
+        what = "PyTorch" if self.what == "torch" else self.what
+        return f"{what}: expected {self.expected}{note}, {given}"
 
 
 class BaselineDeviation(NamedTuple):
