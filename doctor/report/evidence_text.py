@@ -249,14 +249,16 @@ def evidence_lines(evidence: Mapping[str, object]) -> list[str]:
 
 def _label_for(name: str, value: object) -> str:
     """The label, in the singular for a list of one rank, which would else read as a number of ranks."""
-    if name == "missing" and not _are_integers(value if isinstance(value, (list, tuple)) else ()):
-        return name  # files and variables; ranks else
-    label = _label(name)
+    label = _label(name) if name not in _ARE_RANKS or _are_integers_in(value) else name.replace("_", " ")
     if not _is_one_integer(value):
         return label
     label = label.removesuffix("s") if label.endswith("GPUs") else label
     one = re.sub(r"^ranks(?= |$)|\branks$", "rank", label)
     return one.replace("rank that continue", "rank that continues")
+
+
+def _are_integers_in(value: object) -> bool:
+    return not isinstance(value, str) and not (isinstance(value, (list, tuple)) and not _are_integers(value))
 
 
 def _is_one_integer(value: object) -> bool:

@@ -319,6 +319,8 @@ def test_evidence_that_is_empty_takes_no_line_and_where_ranks_stand_takes_one_ea
             "recovery errors by link: 2 on links 0-1,10, 5 on link 3",
         ),
         ("gpus", [1], "GPU: 1"),
+        ("missing", [1, 2], "missing ranks: 1-2"),
+        ("missing", "/dev/kfd", "missing: /dev/kfd"),
         ("limit_microseconds", 50, "limit: 50 µs"),
         ("busy_percent_by_rank", {"0": 23.5}, "busy by rank: rank 0: 23.5%"),
         ("power_limit_milliwatts", 700_000, "power limit: 700 W"),
