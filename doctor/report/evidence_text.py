@@ -26,7 +26,9 @@ _KEYS = {"rank": "rank", "local_rank": "local rank", "gpu": "GPU", "process": "p
 _KEYS_ARE_RANKS = {
     *("calls", "first_indices", "first_on_others", "others_were_in", "seeds", "timed_out_at", "without_gradient"),
 }
-_ARE_RANKS = {"called_by", "consequences", "continuing", "missing", "still_finite", "waiting"}
+_ARE_RANKS = {
+    *("called_by", "consequences", "continuing", "ended", "ended_first", "missing", "still_finite", "waiting"),
+}
 _CAUSES_IN_SUMMARY = {"demand", "fragmented", "limit", "others", "size", "skew", "unknown"}
 """Values of ``cause`` of an allocation that failed (doctor/analysis/logs/oom_message.py), which summaries describe."""
 _FOR_PROGRAMS = {"column", "end_column", "end_line", "fixable", "flow", "lost", "preview"}
@@ -34,7 +36,6 @@ _ARE_INDICES = {"gpus", "inactive_links"}
 _NAMED_RANKS = {"called_by", "ranks_with", "ranks_without"}
 _PARAMETERS = {"machine_rank", "num_machines", "num_nodes", "num_processes", "train_batch_size"}
 """Names of parameters of other programs, shown as they are written there."""
-_ARE_RANKS = {"called_by", "continuing", "ended", "ended_first", "waiting"}
 _VALUES_ARE_RANKS = {"checksums", "directories", "initial", "ranks_by_value", "releases", "values"}
 _CAPITALS = {
     word.lower(): word
