@@ -250,6 +250,8 @@ def evidence_lines(evidence: Mapping[str, object]) -> list[str]:
 
 def _label_for(name: str, value: object) -> str:
     """The label, in the singular for a list of one rank, which would else read as a number of ranks."""
+    if name == "absent" and isinstance(value, int):
+        return "number of missing ranks"
     label = _label(name) if name not in _ARE_RANKS or _are_integers_in(value) else name.replace("_", " ")
     if not _is_one_integer(value):
         return label

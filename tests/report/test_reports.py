@@ -321,6 +321,8 @@ def test_evidence_that_is_empty_takes_no_line_and_where_ranks_stand_takes_one_ea
         ("gpus", [1], "GPU: 1"),
         ("missing", [1, 2], "missing ranks: 1-2"),
         ("missing", "/dev/kfd", "missing: /dev/kfd"),
+        ("absent", 2, "number of missing ranks: 2"),
+        ("absent", ["0000:11:00.0"], "missing: 0000:11:00.0"),
         ("limit_microseconds", 50, "limit: 50 µs"),
         ("busy_percent_by_rank", {"0": 23.5}, "busy by rank: rank 0: 23.5%"),
         ("power_limit_milliwatts", 700_000, "power limit: 700 W"),
