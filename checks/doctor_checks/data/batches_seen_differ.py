@@ -97,7 +97,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             yield finding_from_logs(
                 group,
                 f"The data loader of {ranks_in_words(group.ranks)} ended early",
-                effect="The rank fails with StopIteration, and the others wait for it until their timeout.",
+                effect="The rank fails with StopIteration, and the other ranks wait for it until their timeout.",
                 confidence=0.7,
             )
 

@@ -148,8 +148,7 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
             "The rank without batches fails with this error, and the other ranks wait for it until their timeout."
         ),
         r"validation|test loader|predict": (
-            "Ranks with more batches wait until the timeout in a collective of the evaluation that the others never "
-            "enter."
+            "Ranks with more batches wait until the timeout in an evaluation collective that the others never enter."
         ),
     },
     cases=lambda: (
