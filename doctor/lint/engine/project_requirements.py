@@ -198,7 +198,6 @@ def may_install(path: Path, root: Path, word: str) -> bool:
     return not listed or is_required(path, root, word)
 
 
-@lru_cache(maxsize=256)
 def is_required(path: Path, root: Path, word: str) -> bool:
     """Whether a requirement file or a page in the folders of :func:`pages_of` has a word, or cannot be read."""
     texts = []

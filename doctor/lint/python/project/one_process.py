@@ -487,7 +487,7 @@ def _counts_of_launches(script: Script) -> Iterator[int | None]:
 
 
 _ONE_GPU_OF_JOB = re.compile(
-    r"^#SBATCH\s+(?:--gres[= ][\"']?gpu(?::\w+)?:|--gpus(?:-per-node|-per-task)?[= ](?:\w+:)?|-G\s?)0{0,3}1\b",
+    r"^#SBATCH\s+(?:--gres[= ][\"']?gpu(?::\w+)?:|--gpus(?:-per-node)?[= ](?:\w+:)?|-G\s?)0{0,3}1\b",
     re.MULTILINE,
 )
 _SEVERAL_OF_JOB = re.compile(
