@@ -61,12 +61,16 @@ def collective_depends_on_data(script: Script) -> Iterator[Violation]:
     """
     calls = [(one.call, one.word) for one in collectives_of(script).all()]
     calls += [(call, "backward") for call in gradients_reduced(script)]
-    reported: set[ast.stmt] = set()
+    words: dict[ast.stmt, set[str]] = {}
     for call, word in sorted(calls, key=lambda one: one[0].lineno):
         found = _condition(script, call, word)
-        if found is not None and found[0] not in reported:  # the first call behind a condition stands for the others
-            reported.add(found[0])
+        if found is None:
+            continue
+        # The first call of its kind in a branch stands for the others; those below a branch only if none is in it.
+        reported = words.setdefault(found[0], set())
+        if word not in reported if found[0] in script.around(call) else not reported:
             yield _hit(script, call, word, *found)
+        reported.add(word)
 
 
 def _condition(script: Script, call: ast.Call, word: str) -> tuple[ast.stmt, ast.expr, str] | None:
