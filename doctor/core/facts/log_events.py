@@ -42,6 +42,10 @@ class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         """The value called ``name`` in the message."""
         return next((value for key, value in self.values if key == name), None)
 
+    def with_text(self, text: str) -> Event:
+        """The same message with another text."""
+        return msgspec.structs.replace(self, text=text)
+
     @property
     def named(self) -> Mapping[str, str]:
         """All values in the message."""

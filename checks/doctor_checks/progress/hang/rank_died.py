@@ -7,8 +7,6 @@ import signal
 from collections.abc import Iterator
 from itertools import islice
 
-import msgspec
-
 from doctor.analysis.call_sites import place_of_frame
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
@@ -119,7 +117,7 @@ def _of_unfinished(events: tuple[Event, ...]) -> Finding:
     place = place_of_frame(line)
     if line is not None and not last.text.strip():
         shown = f'File "{line.file}", line {line.line}, in {line.function}'
-        events = (*events[:-1], msgspec.structs.replace(last, text=shown))
+        events = (*events[:-1], last.with_text(shown))
     who = f"rank {last.rank}" if last.rank is not None else "a process"
     at, error = f" at {place}" if place else "", f": {what}" if what else ""
     return finding_from_logs(
