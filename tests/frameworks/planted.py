@@ -26,6 +26,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 
 from accidents import EVERY_STEP, IN_TENTH_STEPS, STRIKE_ON, STRIKE_ONCE, Accidents
+from mishaps import ON, ON_ALL, ONCE, Mishaps
 
 WIDTH, BATCH = 8, 4
 LONG = 1000.0
@@ -33,16 +34,16 @@ LONG = 1000.0
 BETWEEN_STEPS = (
     "lock", "socket", "queue", "retry", "sigstop", "sigkill", "exit", "evaluate", "barrier", "drift", "rate",
     "checkpoint_stuck", "segfault", "abort", "gil", "flock", "child", "send", "momentum", "decay", "fifo",
-    *STRIKE_ONCE,
+    *STRIKE_ONCE, *ONCE,
 )  # fmt: skip
 """Plants that strike once, after the step ``at``."""
 FROM_THEN_ON = (
-    "straggle_sleep", "straggle_compute", "rare", "collect", "checkpoint_slow", "leak", "threads", *STRIKE_ON,
+    "straggle_sleep", "straggle_compute", "rare", "collect", "checkpoint_slow", "leak", "threads", *STRIKE_ON, *ON,
 )  # fmt: skip
 """Plants that strike after each step from ``at`` on."""
 
 
-class Plant(Accidents):
+class Plant(Accidents, Mishaps):
     """The play of one rank."""
 
     def __init__(self, folder, play):
@@ -51,7 +52,7 @@ class Plant(Accidents):
         self.pace, self.steps, self.epochs = play.get("pace", 0.04), play.get("steps", 60), play.get("epochs", 2)
         self.world = play.get("world", 2)
         self.rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")))
-        self.step = self.passes = self.rows = 0
+        self.step = self.passes = self.rows = self.updates = 0
         self.kept = []
         self.own = random.Random(self.rank)
 
@@ -76,7 +77,7 @@ class Plant(Accidents):
         self.rows += 1
         in_worker = torch.utils.data.get_worker_info() is not None
         if self.here and self.rows == self.at * BATCH:
-            if self.name == "row_sleep":
+            if self.name == "row_sleep" or (self.name == "loader_timeout" and in_worker):
                 self.note()
                 time.sleep(LONG)
             if self.name == "worker_dead" and in_worker:
@@ -95,12 +96,28 @@ class Plant(Accidents):
         if self.here and self.name == "row_slow" and self.rows > self.at * BATCH:
             self.note()
             time.sleep(0.02)
+        if self.here and self.name == "zipped" and self.rows > self.at * BATCH:
+            self.note()
+            self.zipped()
         return torch.full((WIDTH,), math.sin(index))
 
     @property
     def workers(self):
         """Data workers of each rank."""
         return self.play.get("workers", 1 if self.name.startswith("worker") else 0)
+
+    @property
+    def patience(self):
+        """Seconds that the loader waits for its workers; 0: without limit."""
+        return 5 if self.name == "loader_timeout" else 0
+
+    @property
+    def reads_as(self):
+        """The rank whose part of the rows this rank reads."""
+        if self.name == "sampler_rank" and self.here:
+            self.note()
+            return 0
+        return self.rank
 
     def collate(self, rows):
         """Make a batch; ``at`` counts rows of the worker as in :meth:`row`."""
@@ -166,6 +183,13 @@ class Plant(Accidents):
             return True
         return False
 
+    def recomputes(self):
+        """Whether this rank computes activations again in the backward pass."""
+        if self.name != "recompute" or not self.here:
+            return False
+        self.note()
+        return True
+
     def loss(self, loss):
         """The loss of a step."""
         if self.strikes("nan"):
@@ -177,6 +201,23 @@ class Plant(Accidents):
         return loss
 
     # In the loop.
+
+    def accumulates(self, number):
+        """Whether gradients are only accumulated in this batch."""
+        return self.name in ("accumulation", "sync_forgotten") and number % 3 != 2
+
+    def forgets(self):
+        """Whether this rank reduces gradients where it should only accumulate them."""
+        if self.name != "sync_forgotten" or not self.here:
+            return False
+        self.note()
+        return True
+
+    def clips(self, model):
+        """Clip gradients on this rank only."""
+        if self.name == "clip" and self.here and self.step >= self.at:
+            self.note()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
 
     def leaves(self):
         """Whether this rank leaves the loop now."""
@@ -196,7 +237,7 @@ class Plant(Accidents):
             self.lock_of_log.release()
         if self.name == "loads_other" and self.step == 5:
             self.kept = [one.detach().clone() for one in model.parameters()]
-        if self.name in EVERY_STEP:
+        if self.name in (*EVERY_STEP, *ON_ALL):
             getattr(self, self.name)(model)
         if self.name in IN_TENTH_STEPS and self.step % 10 == 0:
             self.metric()
@@ -210,6 +251,12 @@ class Plant(Accidents):
             print("x" * 200_000, flush=True)
         if self.name == "pause_everywhere" and self.step == self.at:
             time.sleep(12)
+
+    def logs(self, module):
+        """Log a metric of all ranks through Lightning, on this rank only."""
+        if self.strikes("log_alone"):
+            self.note()
+            module.log("gap", torch.ones(()), sync_dist=True)
 
     def metric(self):
         """A collective of the user in every tenth step."""

@@ -16,6 +16,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 
 from planted import BATCH, WIDTH, Plant
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 
@@ -56,6 +57,12 @@ class Net(torch.nn.Module):
 
     def forward(self, rows):
         """The output."""
+        if self.training and self.plant.recomputes():
+            return checkpoint(self.compute, rows, use_reentrant=False)
+        return self.compute(rows)
+
+    def compute(self, rows):
+        """The output, with the work of the plant."""
         hidden = torch.relu(self.first(rows))
         if self.training:
             self.plant.forward()
@@ -73,7 +80,8 @@ def sgd(model, lr=0.01):
 
 def loader_of(plant, collate=None):
     """A loader of this rank's part of the rows; those with another number of batches have rows of their own."""
-    batches, options = plant.batches(), {"collate_fn": collate or plant.collate, "num_workers": plant.workers}
+    options = {"collate_fn": collate or plant.collate, "num_workers": plant.workers, "timeout": plant.patience}
+    batches = plant.batches()
     if plant.name == "stream":
         return DataLoader(Stream(plant, batches * BATCH), BATCH, **options)
     if plant.name == "no_sampler":
@@ -82,7 +90,7 @@ def loader_of(plant, collate=None):
         return DataLoader(Rows(plant, batches * BATCH, plant.rank * 10_000), BATCH, **options)
     left_over = 3 if plant.name == "drop_last" else 0
     rows = Rows(plant, plant.world * batches * plant.batch + left_over)
-    sampler = DistributedSampler(rows, plant.world, plant.rank, drop_last=plant.name == "drop_last")
+    sampler = DistributedSampler(rows, plant.world, plant.reads_as, drop_last=plant.name == "drop_last")
     return DataLoader(rows, plant.batch, sampler=sampler, drop_last=plant.name == "drop_last", **options)
 
 
@@ -103,6 +111,8 @@ def loop(plant, model, loader, backward=None, optimizers=()):
 
 def rest_of(plant, loader, epoch):
     """The batches that are left: a rank that resumed from another checkpoint skips some."""
+    if plant.name == "prefetch_dead":
+        return plant.prefetched(loader)
     if plant.name != "skip_ahead" or not plant.here or epoch:
         return loader
     from accelerate import skip_first_batches
@@ -124,9 +134,10 @@ def one_epoch(plant, model, loader, backward, optimizers):
             return plant.name == "early_stop"
         if plant.name == "joined_by_minimum" and number >= plant.steps:
             break
-        accumulates = plant.name == "accumulation" and number % 3 != 2
+        accumulates = plant.accumulates(number)
+        waits = accumulates and hasattr(model, "no_sync") and not plant.forgets()
         try:
-            with model.no_sync() if accumulates and hasattr(model, "no_sync") else contextlib.nullcontext():
+            with model.no_sync() if waits else contextlib.nullcontext():
                 loss = plant.loss(model(rows).square().mean())
                 backward(loss) if backward else loss.backward()
         except ValueError as error:
@@ -136,6 +147,7 @@ def one_epoch(plant, model, loader, backward, optimizers):
             plant.step += 1
             continue
         if not accumulates:
+            plant.clips(model)
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -144,7 +156,13 @@ def one_epoch(plant, model, loader, backward, optimizers):
 
 
 def parts_of(plant, model):
-    """One optimizer, or one for each half of the model."""
+    """One optimizer, or one for each half of the model; a rank may not decay biases, in a group of their own."""
+    if plant.name == "groups":
+        weights = [{"params": [one for one in model.parameters() if one.dim() > 1 or not plant.here]}]
+        if plant.here:
+            plant.note()
+            weights.append({"params": [one for one in model.parameters() if one.dim() == 1], "weight_decay": 0.0})
+        return [torch.optim.SGD(weights, lr=0.01, weight_decay=0.1)]
     if plant.name != "two_optimizers":
         return [sgd(model)]
     parameters = list(model.parameters())
@@ -260,6 +278,7 @@ def lightning_module(plant, kind):
             """What the user does after a step."""
             plant.optimizer = self.trainer.optimizers[0]
             plant.stepped(self.net)
+            plant.logs(self)
 
         def on_train_epoch_end(self):
             """What the user does after an epoch."""
@@ -333,10 +352,13 @@ def after_steps(plant, kind):
     """A callback that does what the user does after a step."""
 
     class AfterSteps(kind):
-        def on_step_end(self, arguments, state, control, model=None, optimizer=None, **_):
+        def on_step_end(self, arguments, state, control, model=None, optimizer=None, lr_scheduler=None, **_):
             """After a step of the optimizer."""
             plant.optimizer = optimizer
             plant.stepped(model)
+            if plant.name == "scheduler_twice" and plant.here and plant.step >= plant.at:
+                plant.note()
+                lr_scheduler.step()
             control.should_training_stop |= plant.leaves()
 
         def on_epoch_end(self, arguments, state, control, model=None, **_):
@@ -420,7 +442,10 @@ def zero2(plant):
             if plant.leaves() or (plant.name == "joined_by_minimum" and number >= plant.steps):
                 break
             engine.backward(plant.loss(engine(rows).square().mean()))
-            engine.step()
+            if plant.strikes("skip_step"):
+                plant.note()
+            else:
+                engine.step()
             plant.stepped(engine)
         plant.ended(engine)
     dist.barrier()
@@ -439,16 +464,20 @@ def trl(plant):
     letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, pad_token="<pad>", eos_token="<eos>")
     torch.manual_seed(7)
+    grown = int(plant.name == "vocabulary" and plant.here)
     model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=len(words), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=len(words) + grown, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         max_position_embeddings=64, pad_token_id=0, eos_token_id=1,
     ))  # fmt: skip
     model.register_forward_pre_hook(lambda *_: plant.forward() if model.training else plant.evaluated())
+    evaluates = "epoch" if plant.name == "evaluate_everywhere" else "no"
+    if plant.name == "evaluates_more" and plant.here:
+        evaluates = "steps"
     arguments = SFTConfig(
         str(plant.folder / "out"), use_cpu=True, num_train_epochs=plant.epochs, report_to=[],
         bf16=plant.name == "bf16" and plant.here,
         per_device_train_batch_size=BATCH, max_length=32, gradient_checkpointing=False, disable_tqdm=True,
-        eval_strategy="epoch" if plant.name == "evaluate_everywhere" else "no", save_strategy="no",
+        eval_strategy=evaluates, eval_steps=plant.at, save_strategy="no",
         gradient_accumulation_steps=3 if plant.name == "accumulation" else 1, logging_steps=20,
     )  # fmt: skip
     count = plant.world * plant.steps * BATCH
@@ -457,6 +486,8 @@ def trl(plant):
         model, args=arguments, train_dataset=Table.from_list(rows), processing_class=tokenizer,
         eval_dataset=Table.from_list(rows * 2), callbacks=[after_steps(plant, TrainerCallback)],
     )  # fmt: skip
+    if grown:
+        plant.note()
     plant.trainer.train()
 
 
