@@ -116,6 +116,26 @@ def test_a_hang_before_the_model_is_wrapped_is_named(kind: str, tmp_path: Path) 
     assert (tmp_path / "out/report.json").stat().st_mtime - started < patience(limit)
 
 
+@pytest.mark.parametrize("kind", ["late_refuses", "refuses"])
+def test_an_exception_before_the_first_batch_is_named(kind: str, tmp_path: Path) -> None:
+    """Before the model is wrapped, and before the loop begins."""
+    done = loop(tmp_path, kind)
+    assert done.returncode == 1  # torchrun's
+    assert "ValueError: no such optimizer" in done.stderr
+    found = findings(report_in(tmp_path / "rankdoctor"))["RUN004"]
+    assert found["ranks"] == [1]
+    assert "ValueError: no such optimizer at loop.py" in found["summary"]
+    assert "waits for" not in found["evidence"]["where"]["1"]
+
+
+def test_an_exception_while_the_others_prepare_is_named(tmp_path: Path) -> None:
+    """The others do not report: nothing of theirs shows that they are watched."""
+    done = loop(tmp_path, "late_alone")
+    assert done.returncode == 1  # torchrun's
+    report = json.loads((tmp_path / "rankdoctor/report.json").read_text())
+    assert findings(report)["RUN004"]["ranks"] == [1]
+
+
 @pytest.mark.parametrize("kind", ["late_work", pytest.param("late_everywhere", marks=LONGEST)])
 def test_what_takes_long_before_the_model_is_wrapped_is_not_a_hang(kind: str, tmp_path: Path) -> None:
     done = loop(tmp_path, kind, options=("--folder", "out", "--on-hang", "abort", "--"))

@@ -300,7 +300,8 @@ class LoopWatch(Adapter[LoopRun]):
         self._thread = self._native_id = 0
         self._begins = threading.Lock()
         self._begin_within = BEGIN_WITHIN
-        self._has_waited = self._is_called = False  # another rank waits for this one
+        self._has_waited = self._has_run = False
+        self._is_called = False  # another rank waits for this one
         self._within = False  # a loader that Accelerate prepared, or a step of DeepSpeed's engine: both use others
         self._saves = False
 
@@ -339,6 +340,13 @@ class LoopWatch(Adapter[LoopRun]):
             self._thread, self._native_id = thread, native_id
         self._is_called = True
         self.begin_early()
+
+    @harmless
+    def failed(self, error: Exception) -> None:
+        """Report an exception that ends this rank before a run has begun, by a run for that purpose."""
+        if not self._has_run:
+            self.begin_beside(threading.get_ident(), threading.get_native_id())
+            self._end(error)
 
     @harmless
     def is_watching(self) -> bool:
@@ -549,6 +557,7 @@ class LoopWatch(Adapter[LoopRun]):
 
     @guarded
     def _watch_end(self, run: LoopRun) -> None:
+        self._has_run = True
         run.watch_exceptions(self._end)
         run.watch_exit(self._end)
 

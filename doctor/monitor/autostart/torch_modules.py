@@ -1,17 +1,20 @@
 """Installers for torch, DeepSpeed, Ray Train and Accelerate: what a program does is passed on to ``plain_loop.py``.
 
 A process that never wraps a model (DistributedDataParallel, FSDP, ``fully_shard``, DeepSpeed) pays for one more frame
-in each of these rare calls, and with a process group for a thread that sleeps (``constructors.py``). Nothing else is
-changed in it: loaders and optimizers are observed from the first wrapped model on.
+in each of these rare calls, and with a process group for a thread that sleeps (``constructors.py``). An exception that
+ends it is reported, which takes some seconds. Nothing else is changed in it: loaders and optimizers are observed from
+the first wrapped model on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import TracebackType
 from typing import Any
 
 from doctor.monitor.autostart.constructors import LateRank, calling_late_ranks, is_of_all_ranks
@@ -25,6 +28,8 @@ OPEN_WITHIN = 30.0
 """Seconds for another thread of this process that loads the code that watches a loop."""
 _failures: list[Exception] = []
 _late: list[LateRank] = []
+_observed: list[Callable[..., object]] = []
+"""The hook for exceptions that was there before ours."""
 _opening = threading.Lock()
 
 
@@ -285,8 +290,33 @@ def _await_late_start(module: Any) -> None:
         if _may_watch() and module.is_initialized() and module.get_world_size() > 1:
             _end_late_start()
             _late.append(LateRank(_begin_beside))
+            _observe_exceptions()
     except Exception as error:  # noqa: BLE001 - the program must not be affected
         _failed(error)
+
+
+def _observe_exceptions() -> None:
+    """Have an exception that ends this process reported, if it is raised before a run has begun."""
+    if _observed:
+        return
+    before, process = sys.excepthook, os.getpid()
+    _observed.append(before)
+
+    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() == process and isinstance(error, Exception):  # not in a process that the program forked
+            _report_failure(error)
+        before(kind, error, trace)
+
+    sys.excepthook = report
+
+
+def _report_failure(error: Exception) -> None:
+    try:
+        _end_late_start()
+        if _may_watch():
+            _opened().failed(error)
+    except Exception as own:  # noqa: BLE001 - the program must not be affected
+        _failed(own)
 
 
 def _end_late_start() -> None:

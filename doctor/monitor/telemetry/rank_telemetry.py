@@ -256,7 +256,8 @@ class RankTelemetry:
         def progress_with_stack() -> Section:
             progress, thread = self.progress.facts(), self.progress.training_thread
             stack = thread_stack(thread)
-            blocked = "" if waits_in(stack) else blocking_call(self.progress.native_id, stack)
+            is_over = progress.state != "running"  # its thread then waits for the doctor
+            blocked = "" if is_over or waits_in(stack) else blocking_call(self.progress.native_id, stack)
             return msgspec.structs.replace(
                 progress,
                 left=with_statements(progress.left),

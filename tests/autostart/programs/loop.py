@@ -53,7 +53,12 @@ def prepare():
         sum(range(10_000))
 
 
-BEFORE_THE_FIRST_BATCH = {"sleeps": sleep, "deadlocks": deadlock, "prepares": prepare}
+def refuse():
+    """Raise, as for a setting that is not valid."""
+    raise ValueError("no such optimizer")
+
+
+BEFORE_THE_FIRST_BATCH = {"refuses": refuse, "sleeps": sleep, "deadlocks": deadlock, "prepares": prepare}
 
 
 def late(folder, kind):
@@ -61,6 +66,8 @@ def late(folder, kind):
     if dist.get_rank() == 1 or kind == "late_everywhere":
         (folder / "stopped").write_text(repr(time.time()))
         LATE[kind]()
+    if kind == "late_alone":
+        prepare()
     model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(20):
@@ -75,7 +82,14 @@ def load():
     time.sleep(20)
 
 
-LATE = {"late_deadlock": deadlock, "late_sleep": sleep, "late_work": prepare, "late_everywhere": load}
+LATE = {
+    "late_refuses": refuse,
+    "late_alone": refuse,
+    "late_deadlock": deadlock,
+    "late_sleep": sleep,
+    "late_work": prepare,
+    "late_everywhere": load,
+}
 
 
 def plain(folder, kind):
