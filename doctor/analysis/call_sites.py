@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from doctor.core.facts import Collective, Frame
-from doctor.core.frames import NATIVE_CODE, NATIVE_WAITS, is_backward_engine, is_torch, waits_in
+from doctor.core.frames import NATIVE_CODE, NATIVE_WAITS, is_backward_engine, is_doctor, is_torch, waits_in
 
 POINT_TO_POINT = frozenset({"send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv"})
 """Operations between two ranks."""
@@ -65,7 +65,7 @@ _CALLERS = (
     Caller("torch/nn/modules/batchnorm.py", (), "SyncBatchNorm"),
     Caller("deepspeed/", (), "DeepSpeed"),
     Caller("torch/nn/parallel/distributed.py", ("_sync_buffers", "_pre_forward"), "DDP's broadcast of buffers"),
-    Caller("torch/nn/parallel/distributed.py", ("__init__", "_ddp_init_helper"), "wrapping of the model in DDP"),
+    Caller("torch/nn/parallel/distributed.py", ("__init__", "_ddp_init_helper"), "the DDP constructor"),
     Caller("torch/autograd/graph.py", ("_engine_run_backward",), BACKWARD),
     Caller("torch/autograd/__init__.py", ("backward",), BACKWARD),
 )
@@ -124,7 +124,8 @@ def site_of(operation: str, frames: Sequence[Frame]) -> CallSite:
     """The call site of a collective, from its stack."""
     own = own_line(frames)
     near = frames[: frames.index(own) + 1] if own else frames
-    line = own or next((frame for frame in frames if not is_torch(frame)), frames[0] if frames else None)
+    outside = (frame for frame in frames if not is_torch(frame) and not is_doctor(frame))
+    line = own or next(outside, frames[0] if frames else None)
     caller = _caller(near)
     words = (caller.alone if not own and caller.alone else caller.words) if caller else ""
     return CallSite(operation, line, own is not None, words, next(iter(conditions_of(frames)), ""))

@@ -98,6 +98,11 @@ def is_torch(frame: Frame) -> bool:
     return not frame.user and "/torch/" in frame.file
 
 
+def is_doctor(frame: Frame) -> bool:
+    """Whether a frame is in what the doctor puts around functions of torch and of trainers."""
+    return not frame.user and "/doctor/monitor/" in frame.file
+
+
 def is_backward_engine(frame: Frame) -> bool:
     """Whether a frame is the one that runs the backward pass; before torch 2.2 it has no function of its own."""
     if frame.file.endswith("torch/autograd/graph.py"):

@@ -70,6 +70,15 @@ FIT = user_frame(90, "<module>")
             ),
             "all_reduce of EarlyStopping (strategy.py:1)",
         ),
+        (
+            "all_gather",
+            (
+                package_frame("torch/nn/parallel/distributed.py", 1064, "__init__"),
+                Frame("/env/site-packages/doctor/monitor/autostart/torch_modules.py", 227, "constructed"),
+                package_frame("accelerate/accelerator.py", 2060, "prepare_model"),
+            ),
+            "all_gather of the DDP constructor (accelerator.py:2060)",
+        ),
         ("all_reduce", (), "all_reduce"),
         ("", (user_frame(3, "prepare"),), "train.py:3 (prepare)"),
     ],

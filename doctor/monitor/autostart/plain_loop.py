@@ -327,6 +327,9 @@ class LoopWatch(Adapter[LoopRun]):
         """
         if Adapter.claimed or TRAINER_MODULE in sys.modules or not (self._is_called or self._will_train()):
             return
+        self._begin_beside()
+
+    def _begin_beside(self) -> None:
         with self._begins:
             if self._run is None and self._may_begin():
                 self._begin(self._start_early)
@@ -345,7 +348,9 @@ class LoopWatch(Adapter[LoopRun]):
     def failed(self, error: Exception) -> None:
         """Report an exception that ends this rank before a run has begun, by a run for that purpose."""
         if not self._has_run:
-            self.begin_beside(threading.get_ident(), threading.get_native_id())
+            self._thread, self._native_id = threading.get_ident(), threading.get_native_id()
+            self._is_called = True
+            self._begin_beside()  # also where a Trainer would have begun a run of its own
             self._end(error)
 
     @harmless
