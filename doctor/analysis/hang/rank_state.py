@@ -18,7 +18,7 @@ from doctor.core.facts import (
     RecorderFacts,
     TrainingFacts,
 )
-from doctor.core.frames import waits_in
+from doctor.core.frames import is_doctor, waits_in
 from doctor.core.job import Job
 from doctor.core.text import lazy_compile
 
@@ -29,6 +29,8 @@ Ranks of a healthy run are in a collective about half of the time."""
 LEAST_STILL = 6.0
 """Seconds from which a rank that neither moves nor computes has come to a stop, if nothing that prepares a step is on
 its stack."""
+NEAR = 8
+"""Innermost frames that show what a rank waits in."""
 LONG_STILL = 40.0
 """The same before the first batch, where ranks start one after the other or wait for a file; not for a lock."""
 OWN_LOCK = "a lock of its own process"
@@ -159,6 +161,11 @@ class RankState(msgspec.Struct, frozen=True, dict=True):
             return (not prepares or is_of_threads) and _stands_between_steps(progress)
         works_elsewhere = any(one.state in ("R", "D") and not one.name.startswith("pt_") for one in progress.children)
         return progress.stage == "train" and progress.point in _OF_STEP and not prepares and not works_elsewhere
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits in the doctor itself, which ends all of its own waits: for the first check of all ranks."""
+        return not self.stack_wait and any(map(is_doctor, self.stack[:NEAR]))
 
     @property
     def is_sampled(self) -> bool:

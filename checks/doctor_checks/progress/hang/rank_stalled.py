@@ -46,6 +46,7 @@ from doctor_checks.progress.hang._stall_text import (
 )
 from doctor_checks.progress.hang._store_waits import STORE_WAITS, waits_for_a_rank
 
+_HELD = (package_frame("doctor/monitor/watchdog/rounds/round_request.py", 41, "wait"), user_frame(52, "main"))
 _SLEEPS = user_frame(58, "training_step")
 
 
@@ -257,6 +258,11 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
         Passes(
             "a rank that is within its own pace",
             with_late_ranks(stalled(1, 4), (2,), _SLEEPS, state="running", point="step", limit=60.0),
+            silent=False,
+        ),
+        Passes(
+            "ranks that the doctor holds for the first check of all ranks",
+            with_late_ranks(stalled(1, 4), (0, 2, 3), *_HELD, state="running", point="batch-end", idle=9.0),
             silent=False,
         ),
         Fails(
