@@ -47,6 +47,13 @@ from doctor_checks.progress.hang._stall_text import (
 from doctor_checks.progress.hang._store_waits import STORE_WAITS, waits_for_a_rank
 
 _HELD = (package_frame("doctor/monitor/watchdog/rounds/round_request.py", 41, "wait"), user_frame(52, "main"))
+_HELD_FOR: dict[str, Any] = {
+    "state": "running",
+    "point": "batch-end",
+    "idle": 9.0,
+    "still": 8.0,
+    "blocked": "an event or a condition (threading), which no other thread can bring about",
+}
 _SLEEPS = user_frame(58, "training_step")
 
 
@@ -262,7 +269,7 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
         ),
         Passes(
             "ranks that the doctor holds for the first check of all ranks",
-            with_late_ranks(stalled(1, 4), (0, 2, 3), *_HELD, state="running", point="batch-end", idle=9.0),
+            with_late_ranks(stalled(1, 4), (0, 2, 3), *_HELD, **_HELD_FOR),
             silent=False,
         ),
         Fails(
