@@ -226,3 +226,30 @@ def test_in_unit_tests_nothing_is_reported(tmp_path, name, rules):
 def test_a_unit_test_that_is_named_is_read_like_any_file(tmp_path):
     name = "tests/helpers.py"
     assert len(findings(tmp_path, {name: TESTED.format(STARTS)}, only=name)) == 2
+
+
+FIRST = "import torch.distributed as dist\ndef is_main_process():\n    return dist.get_rank() == 0\n"
+ASKS = "import torch.distributed as dist\n{before}\ndef main(x):\n    if {test}:\n        dist.all_reduce(x)\n"
+OF_OBJECT = "class Job:\n    {decorator}\n    def is_main_process(self):\n        return dist.get_rank() == 0\njob = Job()"
+
+
+@pytest.mark.parametrize(
+    ("before", "test", "is_found"),
+    [
+        ("from tools import is_main_process", "is_main_process", False),
+        ("from tools import is_main_process", "is_main_process()", True),
+        ("import tools", "tools.is_main_process", False),
+        ("import tools", "x and not tools.is_main_process()", True),
+        ("from elsewhere import is_main_process", "is_main_process", True),
+        ("from tools import is_main_process\nis_master = is_main_process()", "is_master", True),
+        ("def is_main_process():\n    return dist.get_rank() == 0", "is_main_process", False),
+        ("def is_main_process():\n    return dist.get_rank() == 0", "is_main_process()", True),
+        (OF_OBJECT.format(decorator="# asked"), "job.is_main_process", False),
+        (OF_OBJECT.format(decorator="@property"), "job.is_main_process", True),
+        ("from tools import Job\njob = Job()", "job.is_main_process", True),
+    ],
+)
+def test_a_function_that_nothing_calls_is_no_condition_on_the_rank(tmp_path, before, test, is_found):
+    tools = FIRST + OF_OBJECT.format(decorator="@property")
+    found = places(tmp_path, {"tools.py": tools, "train.py": ASKS.format(before=before, test=test)})
+    assert bool(found) is is_found
