@@ -154,6 +154,9 @@ def test_a_function_that_another_file_imports_may_run_there(tmp_path):
     assert ("CODE005", "error") in found(tmp_path, {"run.py": "from train import wait\nwait()\n"})
 
 
+CONFIGURED = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_machines: 1\nnum_processes: {}\n"
+
+
 @pytest.mark.parametrize(
     ("launches", "severity"),
     [
@@ -163,6 +166,15 @@ def test_a_function_that_another_file_imports_may_run_there(tmp_path):
         (["srun -N 4 torchrun --nproc_per_node=1 train.py"], "error"),
         (["torchrun --nproc_per_node=$GPUS train.py"], "error"),
         (["accelerate launch --num_processes=1 --num_machines=1 --gpu_ids=5 train.py"], "info"),
+        (["accelerate launch --config_file all.yaml --num_processes=1 train.py"], "info"),
+        (["accelerate launch --config_file ./one.yaml train.py"], "info"),
+        (["accelerate launch --config_file=configs/one.yaml train.py"], "error"),
+        (["accelerate launch --config_file all.yaml train.py"], "error"),
+        (["accelerate launch --config_file one.yaml --num_processes 4 train.py"], "error"),
+        (["deepspeed --include=localhost:3 --master_port=29501 train.py"], "info"),
+        (["deepspeed --include localhost:3,4 train.py"], "error"),
+        (["deepspeed --include=localhost:3 train.py", "deepspeed train.py"], "error"),
+        (["deepspeed --num_gpus 1 train.py"], "info"),
         (["accelerate launch --num_processes=2 train.py"], "error"),
         (["accelerate launch train.py"], "error"),
         (["CUDA_VISIBLE_DEVICES=0 accelerate launch train.py"], "info"),
@@ -176,6 +188,7 @@ def test_a_function_that_another_file_imports_may_run_there(tmp_path):
 )
 def test_launch_scripts_say_how_many_processes_a_script_has(tmp_path, launches, severity):
     scripts = {f"run{number}.sh": f"#!/bin/bash\n{line}\n" for number, line in enumerate(launches)}
+    scripts |= {f"{name}.yaml": CONFIGURED.format(count) for name, count in (("one", 1), ("all", 8))}
     assert found(tmp_path, {"train.py": HEAD + HANG} | scripts) == [("CODE005", severity)]
 
 
@@ -521,3 +534,53 @@ JOB = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gres=gpu:v100:1\nsrun start tra
 def test_a_job_with_one_gpu_has_one_process(tmp_path, job, expected):
     files = {"train.py": HEAD + JOINS + HANG, "net.py": "import torch\n", "job.slurm": job}
     assert found(tmp_path, files) == [("CODE005", expected)]
+
+
+PROGRAM = 'from steps import wait\n\nif __name__ == "__main__":\n    wait()\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "severity"),
+    [
+        ({"one.py": PROGRAM}, "info"),
+        ({"one.py": PROGRAM, "two.py": PROGRAM}, "error"),
+        ({"one.py": PROGRAM, "three.py": PROGRAM}, "error"),
+        ({"one.py": PROGRAM.replace("steps", "between"), "between.py": "from steps import wait\n"}, "info"),
+        ({"one.py": PROGRAM + "    torch.multiprocessing.spawn(wait, nprocs=8)\n"}, "error"),
+        ({}, "error"),
+    ],
+)
+def test_the_programs_that_import_a_module_say_how_many_processes_it_has(tmp_path, files, severity):
+    runs = "accelerate launch --num_processes=1 one.py\naccelerate launch --num_processes=2 two.py\n"
+    steps = HEAD + "def wait():\n" + indented(JOINS + HANG)
+    assert found(tmp_path, {"steps.py": steps, "run.sh": runs, **files}) == [("CODE005", severity)]
+
+
+RAY = (
+    "import ray.train\nfrom ray.train import ScalingConfig\nfrom ray.train.torch import TorchTrainer\n\n"
+    "def loop():\n    if ray.train.get_context().get_world_rank() == 0:\n        dist.barrier()\n\n"
+    "def main(cfg):\n    trainer = cfg.get('trainer')\n"
+    "    TorchTrainer(loop, scaling_config=ScalingConfig(num_workers={}, use_gpu=True)).fit()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("workers", "configurations", "severity"),
+    [
+        ("1", (), "info"),
+        ("4", (), "error"),
+        ("cfg.workers", (), "error"),
+        ("trainer.num_workers", (1,), "info"),
+        ("trainer['num_workers']", (1, 1), "info"),
+        ("cfg.trainer.num_workers", (1,), "info"),
+        ("cfg.trainer.num_workers", (1, 8), "error"),
+        ("cfg.loader.num_workers", (1,), "error"),
+        ("trainer.num_workers", (), "error"),
+    ],
+)
+def test_a_job_of_ray_says_how_many_workers_it_has(tmp_path, workers, configurations, severity):
+    files = {"train.py": HEAD + RAY.format(workers)}
+    for number, count in enumerate(configurations):
+        text = f"loader:\n  num_workers: 4\n\ntrainer:\n  use_gpu: true\n  num_workers: {count}\n"
+        files[f"conf{number}.yaml"] = text
+    assert found(tmp_path, files) == [("CODE005", severity)]

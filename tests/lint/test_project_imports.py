@@ -230,7 +230,9 @@ def test_a_unit_test_that_is_named_is_read_like_any_file(tmp_path):
 
 FIRST = "import torch.distributed as dist\ndef is_main_process():\n    return dist.get_rank() == 0\n"
 ASKS = "import torch.distributed as dist\n{before}\ndef main(x):\n    if {test}:\n        dist.all_reduce(x)\n"
-OF_OBJECT = "class Job:\n    {decorator}\n    def is_main_process(self):\n        return dist.get_rank() == 0\njob = Job()"
+OF_OBJECT = (
+    "class Job:\n    {decorator}\n    def is_main_process(self):\n        return dist.get_rank() == 0\njob = Job()"
+)
 
 
 @pytest.mark.parametrize(

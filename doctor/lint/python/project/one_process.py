@@ -10,34 +10,17 @@ from pathlib import PurePath
 
 from doctor.core.finding import Severity
 from doctor.lint.engine.rule import FlowStep, Violation
-from doctor.lint.launch.file_type import read_launch_file
-from doctor.lint.launch.launch_file import Launch
-from doctor.lint.launch.process_launches import hosts_of, processes_of, says_processes, starts_of, visible_devices
+from doctor.lint.python.project.launch_counts import LAUNCHERS, STARTS_RANKS, is_started_as_one
 from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
 from doctor.lint.python.project.unreached import unreached
 from doctor.lint.python.script import FunctionNode, Script, per_script
-from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, SAMPLER, TRAINER, several_ranks
+from doctor.lint.python.training import ACCELERATOR, GROUP, SAMPLER, several_ranks
 
 OF_SEVERAL_RANKS = frozenset(f"CODE{number:03}" for number in (*range(1, 9), *range(10, 18), 29, 30, 31, 32, 37, 41))
 """Rules about what happens between ranks, or on each of them."""
 _NUMBER_OF_RANKS = re.compile(
     r"\b(?:device_count|world_?size|get_world_size|num_processes|nprocs|ws|n?_?gpus?)\b", re.IGNORECASE
 )
-_STARTS_RANKS = re.compile(r"\b(?:spawn|start_processes|notebook_launcher|debug_launcher|TorchTrainer|AutoExecutor)\(")
-_STARTS_PROGRAMS = re.compile(r"\b(?:launch|Popen|check_call|Process|LightningCLI|run_on_slurm)\(|subprocess\.run\(")
-_LAUNCHERS = re.compile(
-    r"accelerate launch|torchrun|torch\.distributed\.(?:launch|run)\b|\bdeepspeed (?:-|\w+\.py)|\bsrun\b|\bmpirun\b|"
-    r"notebook_launcher|--local[-_]rank|LOCAL_RANK"
-)
-_NAMES_LAUNCHER = re.compile(
-    rf"{_LAUNCHERS.pattern}|horovodrun|mpiexec|sbatch|\blaunch(?:er)?\b|submitit|deepspeed|\bjsrun\b|\baprun\b"
-)
-_ASKS_FOR_MORE = re.compile(
-    r"CUDA_VISIBLE_DEVICES=[\"']?\d+,|"
-    r"--?[\w.-]*(?:gpu|nproc|world|ddp|dist|devices|nodes|launcher|parallel)[\w-]*"
-    r"(?:[ =](?!(?:1|0|false|False|none)\b)|$)"
-)
-"""A command that asks a program for more ranks than one."""
 _LEAVING = (ast.Raise, ast.Return, ast.Break, ast.Continue)
 _DEPTH = 4
 _PLAIN_BASES = frozenset({"object", "nn.Module", "torch.nn.Module", "Module", "ABC", "abc.ABC"})
@@ -359,14 +342,15 @@ def is_made_for_one(script: Script) -> bool:
     spawned = list(script.calls("torch.multiprocessing.spawn"))
     if spawned and all(script.value(script.argument(one, "nprocs", 2)) == 1 for one in spawned):
         return True
-    if _leaves_models_apart(script) or _is_run_with_one(script):
+    if _leaves_models_apart(script) or _is_run_with_one(script) or _has_one_worker(script):
         return True
-    if script.modules is None or _STARTS_RANKS.search(script.text):
+    if script.modules is None or STARTS_RANKS.search(script.text):
         return False
-    counts = [*_counts_of_launches(script), *_counts_of_pages(script), *_counts_of_lists(script)]
-    return bool(counts) and all(count == 1 for count in counts)
+    return is_started_as_one(script)
 
 
+_PLACES = {"sparkdl.HorovodRunner": 0}
+"""Of the number of processes; HorovodRunner starts -1 on the driver (sparkdl/horovod/runner_base.py)."""
 _RUNS_OF_HOROVOD = ("horovod.run", "horovod.spark.run", "sparkdl.HorovodRunner")
 
 
@@ -377,8 +361,47 @@ def _is_run_with_one(script: Script) -> bool:
     return bool(counts) and all(count in (1, -1) and not isinstance(count, bool) for count in counts)
 
 
-_PLACES = {"sparkdl.HorovodRunner": 0}
-"""Of the number of processes; HorovodRunner starts -1 on the driver (sparkdl/horovod/runner_base.py)."""
+_SCALING = ("ray.train.ScalingConfig", "ray.air.ScalingConfig", "ray.air.config.ScalingConfig")
+_SECTION = re.compile(r"[\"'](\w+)[\"']|(?:^|\.)(\w+)$")
+
+
+def _has_one_worker(script: Script) -> bool:
+    """Whether every job of Ray that a script starts has one worker: ``ScalingConfig(num_workers=1)``, or a number that
+    is 1 wherever the project's configurations give it."""
+    given = [script.argument(one, "num_workers") for one in script.calls(*_SCALING)]
+    return bool(given) and all(script.value(one) == 1 or _is_one_in_configurations(script, one) for one in given)
+
+
+def _is_one_in_configurations(script: Script, given: ast.expr | None) -> bool:
+    """``cfg.trainer.num_workers``, or with ``trainer = cfg.get("trainer")`` before: the section of a configuration that
+    it names has 1 in all of them, and no command overrides it."""
+    owner, name = _entry(script, given)
+    values = script.values_of(owner) if isinstance(owner, ast.Name) else ()
+    found = _SECTION.search(ast.unparse(values[0] if values else owner)) if owner is not None else None
+    if not name or found is None or script.modules is None:
+        return False
+    section = found[1] or found[2]
+    texts = [text for _, text in script.modules.mentioning(name, launches=True)]
+    pages = script.modules.pages(script.location) if script.location else ()
+    if any(re.search(rf"\b{section}\.{name}\s?=", text) for text in (*texts, *pages)):
+        return False
+    listed = re.compile(rf"^{section}:[ \t]*(?:#.*)?\n(?:[ \t].*\n|\n)*?[ \t]+{name}:[ \t]*([^\s#]+)", re.MULTILINE)
+    counts = [one[1] for text in texts for one in listed.finditer(f"{text}\n")]
+    return bool(counts) and all(one == "1" for one in counts)
+
+
+def _entry(script: Script, given: ast.expr | None) -> tuple[ast.expr | None, str]:
+    """The owner and the name of an entry: ``trainer.num_workers`` or ``trainer["num_workers"]``."""
+    if isinstance(given, ast.Attribute):
+        return given.value, given.attr
+    key = script.value(given.slice) if isinstance(given, ast.Subscript) else None
+    return (
+        (given.value, key)
+        if isinstance(given, ast.Subscript) and isinstance(key, str) and key.isidentifier()
+        else (None, "")
+    )
+
+
 _JOINS_JOB = re.compile(r"DistributedSampler|init_process_group")
 _JOINS_MODELS = re.compile(
     r"(?<!nn\.)\b(?:\w*Distributed)?[Dd]ata_?[Pp]arallel|DDP\b|FSDP|fully_shard|[Mm]odel_?[Pp]arallel|parallelize|deepspeed|"
@@ -395,7 +418,7 @@ def _leaves_models_apart(script: Script) -> bool:
     exchanges anything. Such branches are left over, or nobody has used them."""
     if script.modules is None or script.modules.is_one_file or ".backward(" not in script.text:
         return False
-    if _STARTS_RANKS.search(script.text) or not _JOINS_JOB.search(script.text):
+    if STARTS_RANKS.search(script.text) or not _JOINS_JOB.search(script.text):
         return False
     if any(script.nearest(one, ast.If, ast.IfExp) is None for one in script.calls(GROUP, SAMPLER)):
         return False
@@ -405,124 +428,16 @@ def _leaves_models_apart(script: Script) -> bool:
     return bool(texts) and not any(_JOINS_MODELS.search(text) for text in (own, *others))
 
 
-def _counts_of_pages(script: Script) -> Iterator[int | None]:
-    """The processes of each command in the project's pages that starts the script; ``None`` if unknown. ``python`` is
-    one process of a script that starts no others."""
-    if script.modules is None or not script.location:
-        return
-    name = PurePath(script.path).name
-    plain = re.compile(rf"\bpython[\d.]*[ \t]+(?:-[uO][ \t]+)*(?:[\w./${{}}-]*/)?{re.escape(name)}(?![\w.])")
-    for text in script.modules.pages(script.location):
-        if name not in text:
-            continue
-        for line in text.replace("\\\n", " ").splitlines():
-            if name not in line:
-                continue
-            if _NAMES_LAUNCHER.search(line):
-                yield _count_of_command(line, name)
-            elif plain.search(line):
-                is_one = _ASKS_FOR_MORE.search(line) is None and not _names_other_start(script)
-                yield 1 if is_one else None
-
-
-_OWN_LAUNCHERS = re.compile(
-    r"torchrun|accelerate launch|torch\.distributed\.(?:launch|run)\b|deepspeed|horovod|\bsrun\b"
-)
-
-
-def _names_other_start(script: Script) -> bool:
-    """Whether a script that ``python`` can start may have more ranks: it has a Trainer or a Fabric, which start them,
-    or an Accelerator, starts processes, or names a launcher."""
-    starts = next(script.calls(TRAINER, FABRIC, ACCELERATOR), None) is not None
-    return starts or _STARTS_PROGRAMS.search(script.text) is not None or _OWN_LAUNCHERS.search(script.text) is not None
-
-
-def _counts_of_lists(script: Script) -> Iterator[int | None]:
-    """The processes of each launcher's command that another program of the project has as a list of words."""
-    name = PurePath(script.path).name
-    listed = re.compile(rf"\[[^\[\]]*[\"'][\w./-]*{re.escape(name)}[\"'][^\[\]]*\]")
-    modules = script.modules
-    words = ("torchrun", "torch.distributed", "accelerate", "deepspeed") if modules is not None else ()
-    texts = dict(one for word in words if modules is not None for one in modules.mentioning(word))
-    for shown, text in texts.items():
-        if name not in text or not shown.endswith(".py") or shown == script.path:
-            continue
-        for found in listed.finditer(text):
-            command = " ".join(re.findall(r"[\"']([^\"'\n]*)[\"']", found[0]))
-            if _NAMES_LAUNCHER.search(command):
-                yield _count_of_command(command, name)
-
-
-def _count_of_command(line: str, name: str) -> int | None:
-    """The processes of a launcher's command in a page."""
-    command = re.sub(r"^(?:RUN|CMD|ENTRYPOINT|[$>`\s-])+", "", line).rstrip("` ")
-    counts = list(_counts_in("page.sh", f"{command}\n", name))
-    return counts[0] if len(counts) == 1 else None
-
-
 @per_script
 def may_be_several(script: Script) -> bool:
     """Whether the project shows that several processes run a script which works with one too: a launcher that is
     named in it, or that starts it, or a file that imports it, in the project's files. A file alone may be started in
     any way."""
-    if script.modules is None or _LAUNCHERS.search(script.text) or _STARTS_RANKS.search(script.text):
+    if script.modules is None or LAUNCHERS.search(script.text) or STARTS_RANKS.search(script.text):
         return True
     stem = PurePath(script.path).stem
     named = re.compile(rf"\b{re.escape(stem)}\b")
     texts = [text for shown, text in script.modules.mentioning(stem) if shown != script.path]
     if not texts and not next((True for _ in script.modules.mentioning("launch")), False):
         return True  # nothing in the project says how anything is started
-    return any(_LAUNCHERS.search(text) and named.search(text) for text in texts)
-
-
-def _counts_of_launches(script: Script) -> Iterator[int | None]:
-    """The processes of each launcher in the project's files that starts the script; ``None`` if unknown."""
-    name = PurePath(script.path).name
-    texts = script.modules.mentioning(".py", launches=True) if script.modules is not None else ()
-    for shown, text in texts:
-        if name in text and _has_one_gpu(text):
-            yield 1  # several ranks cannot share it
-        elif name in text:
-            yield from _counts_in(shown, text, name)
-
-
-_ONE_GPU_OF_JOB = re.compile(
-    r"^#SBATCH\s+(?:--gres[= ][\"']?gpu(?::\w+)?:|--gpus(?:-per-node)?[= ](?:\w+:)?|-G\s?)0{0,3}1\b",
-    re.MULTILINE,
-)
-_SEVERAL_OF_JOB = re.compile(
-    r"^#SBATCH\s+(?:--(?:nodes|ntasks|ntasks-per-node)[= ]|-[Nn]\s?)(?!0{0,3}1\s*$)|\$\{?GPUS|"
-    r"(?:nproc[_-]per[_-]node|num[_-]processes|-np)[= ](?![\"']?1\b)",
-    re.MULTILINE,
-)
-
-
-def _has_one_gpu(text: str) -> bool:
-    """Whether a job of Slurm asks for one task on one host with one GPU, and starts no more itself."""
-    return _ONE_GPU_OF_JOB.search(text) is not None and _SEVERAL_OF_JOB.search(text) is None
-
-
-def _counts_in(shown: str, text: str, name: str) -> Iterator[int | None]:
-    try:
-        file = read_launch_file(shown, text)
-    except Exception:  # noqa: BLE001 - the file's own reading reports it; here nothing is known of it
-        yield None
-        return
-    for start in starts_of(file) if file is not None else ():
-        if PurePath(start.launch.script).name != name or not start.launch.is_agent:
-            continue
-        launch = start.launch
-        if start.outer is None and _shows_one_gpu(launch):
-            yield 1  # several ranks cannot share it
-            continue
-        # Without a hostfile of its own, DeepSpeed starts the ranks of this host, unless /job/hostfile exists
-        is_alone = launch.program == "deepspeed" and launch.option("hostfile", "num_nodes") is None
-        is_one_host = start.outer is None and (hosts_of(launch) == 1 or is_alone)
-        yield processes_of(launch) if is_one_host and says_processes(launch) else None
-
-
-def _shows_one_gpu(launch: Launch) -> bool:
-    """Whether the launcher of one host sees one GPU: ``CUDA_VISIBLE_DEVICES=0 accelerate launch train.py``."""
-    seen = visible_devices(launch)
-    is_one_host = hosts_of(launch) == 1 or launch.option(launch.command.hosts, "config_file") is None
-    return seen is not None and seen[1] == 1 and is_one_host
+    return any(LAUNCHERS.search(text) and named.search(text) for text in texts)

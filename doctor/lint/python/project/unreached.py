@@ -57,20 +57,25 @@ def is_imported_nowhere(script: Script) -> bool:
         return False
     if place.stem == "__init__" or _finds_by_name(script):
         return False
-    stem, folder = re.escape(place.stem), re.escape(place.parent.name)
-    named = re.compile(rf"\b{folder}[./\\]{stem}\b|[\w./-]*\b{stem}\.py\b")
+    named = re.compile(
+        rf"\b{re.escape(place.parent.name)}[./\\]{re.escape(place.stem)}\b|[\w./-]*\b{re.escape(place.stem)}\.py\b"
+    )
+    for shown, text in modules.mentioning(place.stem):
+        if shown != script.path and (named.search(text) or may_import(place, text)):
+            return False
+    pages = modules.pages(script.location)
+    return not any(named.search(text) for text in pages) and not _is_installed_as(script, place)
+
+
+def may_import(place: PurePath, text: str) -> bool:
+    """Whether a text may import the module at ``place``."""
+    stem = re.escape(place.stem)
     imports = re.compile(
         rf"^[ \t]*(?:from\s+([.\w]*\b{stem}|\.+)\s+import\b|import\s+([.\w]*\b{stem})\b|"
         rf"from\s+([.\w]+)\s+import\b(?:\s*\([^)]{{0,2000}}?|(?:\\\n|[^#\n(])*?)\b{stem}\b)",
         re.MULTILINE,
     )
-    for shown, text in modules.mentioning(place.stem):
-        if shown != script.path and (
-            named.search(text) or any(_may_be(place, *one.groups("")) for one in imports.finditer(text))
-        ):
-            return False
-    pages = modules.pages(script.location)
-    return not any(named.search(text) for text in pages) and not _is_installed_as(script, place)
+    return any(_may_be(place, *one.groups("")) for one in imports.finditer(text))
 
 
 def _may_be(place: PurePath, module: str, plain: str, package: str) -> bool:

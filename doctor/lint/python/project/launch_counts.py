@@ -1,0 +1,224 @@
+"""Counts the processes that the files of a project start of a script."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from doctor.lint.launch.file_type import read_launch_file
+from doctor.lint.launch.launch_file import Launch
+from doctor.lint.launch.partial_text import whole_number
+from doctor.lint.launch.process_launches import (
+    hosts_of,
+    option_of,
+    processes_of,
+    says_processes,
+    starts_of,
+    visible_devices,
+)
+from doctor.lint.python.project.unreached import is_program, may_import
+from doctor.lint.python.script import ProjectModules, Script, per_script
+from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER
+
+STARTS_RANKS = re.compile(r"\b(?:spawn|start_processes|notebook_launcher|debug_launcher|TorchTrainer|AutoExecutor)\(")
+_STARTS_PROGRAMS = re.compile(r"\b(?:launch|Popen|check_call|Process|LightningCLI|run_on_slurm)\(|subprocess\.run\(")
+LAUNCHERS = re.compile(
+    r"accelerate launch|torchrun|torch\.distributed\.(?:launch|run)\b|\bdeepspeed (?:-|\w+\.py)|\bsrun\b|\bmpirun\b|"
+    r"notebook_launcher|--local[-_]rank|LOCAL_RANK"
+)
+_NAMES_LAUNCHER = re.compile(
+    rf"{LAUNCHERS.pattern}|horovodrun|mpiexec|sbatch|\blaunch(?:er)?\b|submitit|deepspeed|\bjsrun\b|\baprun\b"
+)
+_ASKS_FOR_MORE = re.compile(
+    r"CUDA_VISIBLE_DEVICES=[\"']?\d+,|"
+    r"--?[\w.-]*(?:gpu|nproc|world|ddp|dist|devices|nodes|launcher|parallel)[\w-]*"
+    r"(?:[ =](?!(?:1|0|false|False|none)\b)|$)"
+)
+"""A command that asks a program for more ranks than one."""
+
+
+MOST_PROGRAMS = 12
+"""Programs that are looked at for one module."""
+
+
+@per_script
+def is_started_as_one(script: Script) -> bool:
+    """Whether every launcher in the project's files that starts a script, or of a module every program that imports it,
+    gets one process."""
+    modules = script.modules
+    if modules is None:
+        return False
+    name = PurePath(script.path).name
+    counts = [*_counts_of_files(modules, script.path), *_counts_of_pages(script, name)]
+    if counts or is_program(script):
+        return _are_one(counts)
+    programs = _programs_of(modules, script.path)
+    return bool(programs) and all(
+        _are_one([*_counts_of_files(modules, shown), *_counts_of_pages(script, PurePath(shown).name, is_own=False)])
+        for shown in programs
+    )
+
+
+def _are_one(counts: list[int | None]) -> bool:
+    return bool(counts) and all(count == 1 for count in counts)
+
+
+def _programs_of(modules: ProjectModules, path: str) -> list[str]:
+    """The shown paths of the programs that import a module of the project, also through others; none if one of them
+    starts ranks itself, or if there are too many to look at."""
+    waiting, seen, programs = [path], {path}, []
+    while waiting:
+        place = PurePath(waiting.pop())
+        importers = [
+            (shown, text)
+            for shown, text in modules.mentioning(place.stem)
+            if shown.endswith(".py") and str(place) != shown and may_import(place, text)
+        ]
+        if str(place) != path and (not importers or "__main__" in modules.text_at(str(place))):
+            programs.append(str(place))
+        new = [(shown, text) for shown, text in importers if shown not in seen]
+        if any(STARTS_RANKS.search(text) for _, text in new) or len(seen) + len(new) > MOST_PROGRAMS:
+            return []
+        seen.update(shown for shown, _ in new)
+        waiting += [shown for shown, _ in new]
+    return programs
+
+
+def _counts_of_files(modules: ProjectModules, path: str) -> Iterator[int | None]:
+    yield from _counts_of_launches(modules, PurePath(path).name)
+    yield from _counts_of_lists(modules, path)
+
+
+def _counts_of_pages(script: Script, name: str, *, is_own: bool = True) -> Iterator[int | None]:
+    """The processes of each command in the project's pages that starts a file of that name; ``None`` if unknown.
+    ``python`` is one process of a script that starts no others. ``is_own``: the file is the script."""
+    if script.modules is None or not script.location:
+        return
+    plain = re.compile(rf"\bpython[\d.]*[ \t]+(?:-[uO][ \t]+)*(?:[\w./${{}}-]*/)?{re.escape(name)}(?![\w.])")
+    for text in script.modules.pages(script.location):
+        if name not in text:
+            continue
+        for line in text.replace("\\\n", " ").splitlines():
+            if name not in line:
+                continue
+            if _NAMES_LAUNCHER.search(line):
+                yield _count_of_command(script.modules, line, name)
+            elif plain.search(line):
+                is_one = is_own and _ASKS_FOR_MORE.search(line) is None and not _names_other_start(script)
+                yield 1 if is_one else None
+
+
+_OWN_LAUNCHERS = re.compile(
+    r"torchrun|accelerate launch|torch\.distributed\.(?:launch|run)\b|deepspeed|horovod|\bsrun\b"
+)
+
+
+def _names_other_start(script: Script) -> bool:
+    """Whether a script that ``python`` can start may have more ranks: it has a Trainer or a Fabric, which start them,
+    or an Accelerator, starts processes, or names a launcher."""
+    starts = next(script.calls(TRAINER, FABRIC, ACCELERATOR), None) is not None
+    return starts or _STARTS_PROGRAMS.search(script.text) is not None or _OWN_LAUNCHERS.search(script.text) is not None
+
+
+def _counts_of_lists(modules: ProjectModules, path: str) -> Iterator[int | None]:
+    """The processes of each launcher's command that another program of the project has as a list of words."""
+    name = PurePath(path).name
+    listed = re.compile(rf"\[[^\[\]]*[\"'][\w./-]*{re.escape(name)}[\"'][^\[\]]*\]")
+    words = ("torchrun", "torch.distributed", "accelerate", "deepspeed")
+    texts = dict(one for word in words for one in modules.mentioning(word))
+    for shown, text in texts.items():
+        if name not in text or not shown.endswith(".py") or shown == path:
+            continue
+        for found in listed.finditer(text):
+            command = " ".join(re.findall(r"[\"']([^\"'\n]*)[\"']", found[0]))
+            if _NAMES_LAUNCHER.search(command):
+                yield _count_of_command(modules, command, name)
+
+
+def _count_of_command(modules: ProjectModules, line: str, name: str) -> int | None:
+    """The processes of a launcher's command in a page."""
+    command = re.sub(r"^(?:RUN|CMD|ENTRYPOINT|[$>`\s-])+", "", line).rstrip("` ")
+    counts = list(_counts_in(modules, "page.sh", f"{command}\n", name))
+    return counts[0] if len(counts) == 1 else None
+
+
+def _counts_of_launches(modules: ProjectModules, name: str) -> Iterator[int | None]:
+    """The processes of each launcher in the project's files that starts a file; ``None`` if unknown."""
+    for shown, text in modules.mentioning(".py", launches=True):
+        if name in text and _has_one_gpu(text):
+            yield 1  # several ranks cannot share it
+        elif name in text:
+            yield from _counts_in(modules, shown, text, name)
+
+
+_ONE_GPU_OF_JOB = re.compile(
+    r"^#SBATCH\s+(?:--gres[= ][\"']?gpu(?::\w+)?:|--gpus(?:-per-node)?[= ](?:\w+:)?|-G\s?)0{0,3}1\b",
+    re.MULTILINE,
+)
+_SEVERAL_OF_JOB = re.compile(
+    r"^#SBATCH\s+(?:--(?:nodes|ntasks|ntasks-per-node)[= ]|-[Nn]\s?)(?!0{0,3}1\s*$)|\$\{?GPUS|"
+    r"(?:nproc[_-]per[_-]node|num[_-]processes|-np)[= ](?![\"']?1\b)",
+    re.MULTILINE,
+)
+
+
+def _has_one_gpu(text: str) -> bool:
+    """Whether a job of Slurm asks for one task on one host with one GPU, and starts no more itself."""
+    return _ONE_GPU_OF_JOB.search(text) is not None and _SEVERAL_OF_JOB.search(text) is None
+
+
+def _counts_in(modules: ProjectModules, shown: str, text: str, name: str) -> Iterator[int | None]:
+    try:
+        file = read_launch_file(shown, text)
+    except Exception:  # noqa: BLE001 - the file's own reading reports it; here nothing is known of it
+        yield None
+        return
+    for start in starts_of(file) if file is not None else ():
+        if PurePath(start.launch.script).name != name or not start.launch.is_agent:
+            continue
+        launch = start.launch
+        if start.outer is None and _shows_one_gpu(launch):
+            yield 1  # several ranks cannot share it
+            continue
+        if launch.command.all_processes and _all_processes(modules, launch) == 1:
+            yield 1  # on whatever number of hosts
+            continue
+        # Without a hostfile of its own, DeepSpeed starts the ranks of this host, unless /job/hostfile exists
+        is_alone = launch.program == "deepspeed" and launch.option("hostfile", "num_nodes") is None
+        is_one_host = start.outer is None and (hosts_of(launch) == 1 or is_alone)
+        says = says_processes(launch) or launch.option(launch.command.included) is not None
+        yield processes_of(launch) if is_one_host and says else None
+
+
+_PROCESSES = re.compile(r"^num_processes:[ \t]*[\"']?(\d{1,6})\b", re.MULTILINE)
+
+
+def _all_processes(modules: ProjectModules, launch: Launch) -> int | None:
+    """The processes on all hosts that an option of ``accelerate launch`` says, or the configuration that it names."""
+    if says_processes(launch):
+        return whole_number(option_of(launch, launch.command.all_processes))
+    given = launch.known_option("config_file") if launch.command.has_config else None
+    place = PurePath(given) if given else None
+    if place is None:
+        return None
+    found = {
+        one[1] if (one := _PROCESSES.search(text)) else ""
+        for shown, text in modules.mentioning("num_processes", launches=True)
+        if _ends_alike(PurePath(shown), place)
+    }
+    count = found.pop() if len(found) == 1 else ""
+    return int(count) if count else None
+
+
+def _ends_alike(shown: PurePath, given: PurePath) -> bool:
+    """Whether a file of the project may be the one that a command names: ``../configs/one.yaml``."""
+    named = [one for one in given.parts if one not in (".", "..")]
+    return bool(named) and list(shown.parts[-len(named) :]) == named
+
+
+def _shows_one_gpu(launch: Launch) -> bool:
+    """Whether the launcher of one host sees one GPU: ``CUDA_VISIBLE_DEVICES=0 accelerate launch train.py``."""
+    seen = visible_devices(launch)
+    is_one_host = hosts_of(launch) == 1 or launch.option(launch.command.hosts, "config_file") is None
+    return seen is not None and seen[1] == 1 and is_one_host
