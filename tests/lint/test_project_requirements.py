@@ -142,3 +142,38 @@ def _forget_pages():
     from doctor.lint.engine import project_requirements
 
     project_requirements._texts_of_pages.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("gpu.yml", "name: gpu\nchannels:\n  - pytorch\ndependencies:\n  - python=3.9\n  - lightning=1.9\n", "1.9"),
+        ("gpu.yaml", "dependencies:\n- pytorch::pytorch\n- pip\n- pip:\n  - pytorch-lightning==1.7.7\n", "1.7.7"),
+        ("gpu.yml", "dependencies:\n  # for training\n  - pip:\n    - lightning==1.9.5\n  - python\n", "1.9.5"),
+        ("docker/all.yml", "dependencies:\n  # for training\n  - python\n  - pip:\n    - lightning==1.9.5\n", "1.9.5"),
+        ("other/gpu.yml", "dependencies:\n  - lightning=1.9\n", None),
+        ("chart.yaml", "dependencies:\n  - name: web\n    text: lightning==1.9\n", None),
+        ("train.yaml", "model:\n  dependencies:\n    - lightning=1.9\n", None),
+    ],
+)
+def test_an_environment_of_conda_is_known_by_what_it_holds(tmp_path, name, text, expected):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
+    found = required_releases(tmp_path / "train.py", tmp_path)
+    assert found.get("lightning", found.get("pytorch-lightning")) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("README.md", "```\npip3 install torch pytorch-lightning\npip3 install ray_lightning\n```\n", "1.6"),
+        ("requirements.txt", "torch\nlightning-bolts>=0.5\n", "1"),
+        ("README.md", "pip install pytorch-lightning==1.9 ray_lightning\n", "1.9"),
+        ("README.md", "Compare with ray_lightning.\n\npip install pytorch-lightning\n", None),
+        ("requirements.txt", "# ray_lightning\ntorch\n", None),
+    ],
+)
+def test_another_distribution_that_a_project_installs_limits_lightning(tmp_path, name, text, expected):
+    (tmp_path / name).write_text(text)
+    found = Releases({}).of_project(tmp_path / "src" / "train.py", tmp_path)
+    assert found["pytorch-lightning"] == (expected or Releases({})["pytorch-lightning"])

@@ -33,6 +33,14 @@ _DIRECT = re.compile(
 """A direct reference (PEP 508): ``name @ git+https://host/name.git@v0.8.5``."""
 _TAG = re.compile(r"[@/-]v?(?P<release>\d{1,4}\.\d[\d.]{0,20})[^/@]*$")
 """A tag or a file name of a release at the end of an address."""
+_NAMED = re.compile(r"(?<![\w./-])[A-Za-z][\w-]{1,40}(?![\w/])")
+"""A word that may be the name of a distribution."""
+_OF_CONDA = re.compile(
+    r"^dependencies:[ \t]*(?:#.*)?\n(?:[ \t]*(?:#.*)?\n)*[ \t]*-[ \t]+"
+    r"(?:pip:|[\"']?[\w.-]+(?:::[\w.-]+)?[\"']?[ \t]*(?:[=<>~!\[#].*)?)$",
+    re.MULTILINE,
+)
+"""The list at the top of an environment of conda, whose first entry is a package or the list of pip."""
 _LISTED = re.compile(
     r"^(?P<name>[A-Za-z][\w.-]{1,40})[ \t]+(?P<release>\d[\w.]{0,20})[ \t]+[\w.]+(?:[ \t]+[\w./-]+)?[ \t]*$",
     re.MULTILINE,
@@ -221,10 +229,41 @@ def _texts_of_pages(folder: Path) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _requirement_files(folder: Path) -> list[Path]:
+def _requirement_files(folder: Path) -> tuple[Path, ...]:
     listed = [*_names(folder), *(f"{inner}/{name}" for inner in _FOLDERS for name in _names(folder / inner))]
-    fitting = (name for name in listed if _is_requirements(name.lower()))
-    return [folder / name for name in sorted(fitting)[:MOST_FILES]]
+    fitting = [name for name in listed if _is_requirements(name.lower())]
+    others = sorted(one for one in listed if one.endswith((".yml", ".yaml")) and one not in fitting)[:MOST_FILES]
+    fitting += [name for name in others if _is_environment(folder / name)]
+    return tuple(folder / name for name in sorted(fitting)[:MOST_FILES])
+
+
+@lru_cache(maxsize=1024)
+def _is_environment(file: Path) -> bool:
+    """Whether a YAML file of any name is an environment of conda."""
+    try:
+        return _OF_CONDA.search(read_text(LintTarget(file, file.name, "config", file.parent)).text) is not None
+    except UnreadableFile:
+        return False
+
+
+def is_installed_by(path: Path, root: Path, name: str) -> bool:
+    """Whether a requirement file or a command of a page, in the folders from that of ``path`` up to its repository or
+    to ``root``, installs a distribution (in lowercase with hyphens), of any release."""
+    return any(name in _installed_in(folder) for folder in _folders(path.parent, root))
+
+
+@lru_cache(maxsize=256)
+def _installed_in(folder: Path) -> frozenset[str]:
+    """The distributions, and other words, in the requirement files of a folder and the commands of its pages."""
+    found: set[str] = set()
+    for file in (*_requirement_files(folder), *_pages(folder)):
+        with suppress(UnreadableFile):
+            text = read_text(LintTarget(file, str(file), "config", file)).text
+            if _PAGES.match(file.name.lower()):
+                commands = _INSTALLS.finditer(text.replace("\\\n", " "))
+                text = "\n".join(one["given"] for one in commands)
+            found.update(_distribution(one) for one in _NAMED.findall(re.sub(r"#.*", "", text)))
+    return frozenset(found)
 
 
 def _is_requirements(name: str) -> bool:

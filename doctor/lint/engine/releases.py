@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from doctor.knowledge.releases import release
-from doctor.lint.engine.project_requirements import required_releases
+from doctor.lint.engine.project_requirements import is_installed_by, required_releases
 
 DISTRIBUTIONS = ("lightning", "pytorch-lightning", "torch", "transformers", "accelerate", "deepspeed", "ray")
 """Distributions whose releases rules may query."""
@@ -19,6 +19,10 @@ _NEEDS = (
 )
 """Lines of Lightning, and the oldest torch and Python that each needs, the newest first (docs/source-pytorch/
 versioning.rst; of 1.8 the metadata of its wheel). Lines after 2.5 remove nothing that rules ask for."""
+
+LIMITS_OF_LIGHTNING = {"ray-lightning": "1.6", "lightning-bolts": "1"}
+"""Distributions that are not released any more, and the newest Lightning that their last releases accept (the metadata
+of the wheels ray_lightning 0.3.0 and lightning_bolts 0.7.0)."""
 
 
 class Releases(Mapping[str, str]):
@@ -44,12 +48,18 @@ class Releases(Mapping[str, str]):
         return release
 
     def _installable(self, name: str) -> str | None:
-        """The installed release; of Lightning, an older one if the project pins a torch or Python that needs it."""
-        installed = _installed(name)
-        newest = self._newest_lightning() if name in _RELEASED_TOGETHER else None
-        if newest is not None and (installed is None or release(newest) < release(installed)):
-            return newest
-        return installed
+        """The installed release; of Lightning, an older one if the project pins a torch or Python that needs it, or
+        installs a distribution that limits it."""
+        known = [_installed(name)]
+        if name in _RELEASED_TOGETHER:
+            known += [self._newest_lightning(), *self._limits_of_lightning()]
+        return min(filter(None, known), key=release, default=None)
+
+    def _limits_of_lightning(self) -> Iterator[str]:
+        if self._project is not None:
+            for name, newest in LIMITS_OF_LIGHTNING.items():
+                if is_installed_by(*self._project, name):
+                    yield newest
 
     def _newest_lightning(self) -> str | None:
         """The newest line of Lightning for the torch and Python in the requirement files of the project; ``None`` if

@@ -7,10 +7,13 @@ import re
 from collections.abc import Iterator
 
 from doctor.knowledge.releases import release
+from doctor.lint.engine.releases import LIMITS_OF_LIGHTNING
 from doctor.lint.python.script import Script, per_script
 
 _DISTRIBUTIONS = {"pytorch_lightning": ("pytorch-lightning", "lightning"), "lightning": ("lightning",)}
 """The distributions that provide an imported package, or are released with it."""
+_LIMITED_BY = {"ray_lightning": "ray-lightning", "pl_bolts": "lightning-bolts"}
+"""Packages whose distributions limit Lightning."""
 _STATED = re.compile(
     r"(?<![\w/.])(?:pytorch[ _-]?)?lightning[`'\"* ]{0,3}(?:[,(]? ?(?:version|release|ver\b\.?)[ :]*)?"
     r"(?P<sign><=|<|={1,2}|~=)?[ ]*v?(?P<release>\d+\.\d+(?:\.\d+)*)",
@@ -29,16 +32,21 @@ _IS_OF_A_CHANGE = re.compile(
 @per_script
 def lightning_release(script: Script) -> str | None:
     """The release of the Lightning that the script imports, an older one if its comments say that it is for that;
-    ``None`` if unknown."""
-    known = _known_release(script)
+    ``None`` if unknown. Other packages that it imports may limit it."""
+    packages = _packages(script)
+    known = _known_release(script, packages)
+    limits = [LIMITS_OF_LIGHTNING[_LIMITED_BY[one]] for one in packages if one in _LIMITED_BY]
     stated = list(_stated_releases(script)) if "ightning" in script.text else []
-    return min((one for one in (known, *stated) if one), key=release, default=None)
+    return min((one for one in (known, *limits, *stated) if one), key=release, default=None)
 
 
-def _known_release(script: Script) -> str | None:
+def _packages(script: Script) -> list[str]:
     packages = [one.name.partition(".")[0] for node in script.all(ast.Import) for one in node.names]
     origins = (node.module for node in script.all(ast.ImportFrom) if node.module and not node.level)
-    packages += [origin.partition(".")[0] for origin in origins]
+    return packages + [origin.partition(".")[0] for origin in origins]
+
+
+def _known_release(script: Script, packages: list[str]) -> str | None:
     for package in packages:
         for distribution in _DISTRIBUTIONS.get(package, ()):
             if found := script.releases.get(distribution):
