@@ -106,6 +106,8 @@ def _number(info: VariableInfo, name: str, value: str, release: str | None) -> V
         kept = number & info.bits if info.bits else 0
         if kept > 0:
             return ValueFault(f"is out of range: the device truncates it to {kept}", _range(info), harmless=True)
+        if info.unlimited is not None and info.unlimited <= number < 1 << 8:  # uint8_t of ibv_qp_attr
+            return ValueFault("sets no time limit: NCCL waits indefinitely", _range(info), mild=True)
         return ValueFault("is out of range", _range(info))
     if info.step and number % info.step:
         return ValueFault(f"is not a multiple of {info.step}", _range(info))

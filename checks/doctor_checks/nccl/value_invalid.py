@@ -53,6 +53,7 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
         r"truncates": "NCCL runs with a value other than the one that is set.",
         r"reads it as|treats it as": "NCCL uses a value other than the one that is set and logs no message.",
         r"exceeds NCCL's limit": "NCCL reduces NCCL_NSOCKS_PERTHREAD to stay within the limit.",
+        r"sets no time limit": "If a link or a peer fails, NCCL waits for it instead of reporting an error.",
         r"out of range": "The value is rejected with an error, or silently replaced with one in the range.",
         r"ignores$": "The other entries of the list still take effect.",
     },
@@ -87,7 +88,13 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
         ),
         Fails("retries of which the device keeps none", healthy().environ(NCCL_IB_RETRY_CNT="8"), ranks=(0, 1)),
         Fails("a level in small letters", healthy().environ(NCCL_P2P_LEVEL="nvl"), ranks=(0, 1)),
-        Fails("out of range", healthy().environ(NCCL_IB_TIMEOUT="64"), ranks=(0, 1)),
+        Fails(
+            "a timeout that never ends",
+            healthy().environ(NCCL_IB_TIMEOUT="64"),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
+        Fails("out of range", healthy().environ(NCCL_IB_TIMEOUT="-5"), ranks=(0, 1)),
         Fails(
             "an unknown log level, which costs the log and not the job",
             healthy().environ(NCCL_DEBUG="DEBUG"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl, only_torch
 from doctor.api import Finding, Job, Severity, Verdict, check, merge, source_of
-from doctor.facts import EnvironmentFacts, NcclLibrary, Setting, SoftwareFacts, TorchBuild
+from doctor.facts import EnvironmentFacts, NcclLibrary, SoftwareFacts, TorchBuild
 from doctor.knowledge.environment_variables import VariableInfo
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.releases import within
@@ -99,8 +99,10 @@ def _findings(job: Job) -> Iterator[Finding]:
                     ranks=stated.ranks,
                     evidence=_evidence(stated, since, info.replaced_by),
                     fix=_fix(stated, info.replaced_by),
-                    effect=_without_loss(stated.setting),
-                    severity=Severity.INFO if info.still_read or _without_loss(stated.setting) else None,
+                    effect=without_loss(stated.setting.name, stated.setting.value),
+                    severity=Severity.INFO
+                    if info.still_read or without_loss(stated.setting.name, stated.setting.value)
+                    else None,
                     source=source_of(stated.setting),
                 )
 
@@ -113,10 +115,10 @@ def superseded_summary(name: str, info: VariableInfo) -> str:
     return f"{name} was {state} in {reader} {info.superseded}{instead}"
 
 
-def _without_loss(setting: Setting) -> str:
+def without_loss(name: str, value: str) -> str:
     """What the loss of a removed name leaves as it was; empty if it changes something."""
-    switched_off = setting.name == "NCCL_IB_CUDA_SUPPORT" and setting.value.strip() == "0"
-    return "" if switched_off else _WITHOUT_LOSS.get(setting.name, "")
+    switched_off = name == "NCCL_IB_CUDA_SUPPORT" and value.strip() == "0"
+    return "" if switched_off else _WITHOUT_LOSS.get(name, "")
 
 
 def _perhaps(stated: EffectiveSetting, since: str, replacement: str | None) -> Finding:
@@ -166,7 +168,7 @@ _SAME_VALUES = {
 def _fix(stated: EffectiveSetting, replacement: str | None) -> str:
     name = stated.setting.name
     in_file = source_of(stated.setting) is not None
-    if replacement is None or _without_loss(stated.setting):
+    if replacement is None or without_loss(stated.setting.name, stated.setting.value):
         return f"Remove {name} from {stated.origin}." if in_file else f"unset {name}"
     if "=" in replacement:
         return f"Replace {name} with {replacement} in {stated.origin}." if in_file else _replace(name, replacement)

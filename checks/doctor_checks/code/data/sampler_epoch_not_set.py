@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from doctor.api import InsertStatement, Script, Severity, Violation, location_of, rule
 from doctor.lint.python.loader_calls import depends_on_ranks, evaluates, target_name
+from doctor.lint.python.project.options import is_one_everywhere
 from doctor.lint.python.project.random_data import is_random
 from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import SAMPLER, Loop, calls_of, epoch_loops, loops, shards_loaders_itself, unwrapped
@@ -138,10 +139,13 @@ def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Vi
             name = target_name(script, sampler) or "DistributedSampler"
             handed = list(_handed(script, loop))
             made = [script.values_of(source) for source in handed or [loop.source]]
+            is_once = all(_is_one_epoch(script, one) for one in repeated)
             yield Violation(
                 sampler,
                 f"{name}.set_epoch() is never called: every epoch of the loop at line {repeated[0].lineno} uses the "
                 "same order",
+                severity=Severity.INFO if is_once else None,
+                preview=is_once,
                 fix=f"Call `{_statement(script, sampler, repeated[0], fed)}` as the first statement of the loop at "
                 f"line {repeated[0].lineno}.",
                 edits=tuple(_edit(script, sampler, repeated, fed))
@@ -265,6 +269,14 @@ def _handed(script: Script, loop: Loop) -> Iterator[ast.expr]:
             given = script.argument(call, loop.source.id, place)
             if given is not None:
                 yield given
+
+
+def _is_one_epoch(script: Script, loop: ast.For | ast.While) -> bool:
+    """Whether every start that the project shows has one epoch: ``range(args.epochs)`` with ``--epochs 1``."""
+    parts = ast.walk(loop.iter) if isinstance(loop, ast.For) else ()
+    names = [last_name(one) for one in parts if isinstance(one, (ast.Name, ast.Attribute))]
+    counted = {one for one in names if "epoch" in one.lower()}
+    return len(counted) == 1 and is_one_everywhere(script, counted.pop())
 
 
 def _uses(script: Script, loader: ast.Call, sampler: ast.Call) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.loader_calls import target_name
+from doctor.lint.python.project.options import is_one_everywhere
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import ACCELERATOR, DDP, FABRIC, Loop, is_test, loops, trains_on_several
 from doctor.testing.script_cases import fails, passes
@@ -149,10 +150,12 @@ def _is_off_by_default(script: Script, loop: Loop) -> bool:
     """Whether the number of accumulation steps is 1 unless something else asks for more: then no reduction is
     unnecessary by default."""
     for part in script.inside(loop.node, ast.BinOp):
-        if isinstance(part.op, ast.Mod) and isinstance(part.right, (ast.Name, ast.Attribute)):
+        if isinstance(part.op, ast.Mod) and isinstance(part.right, (ast.Name, ast.Attribute, ast.Subscript)):
             values = [script.value(one) for one in script.values_of(part.right)]
-            is_counter = _COUNTS_STEPS.search(last_name(part.right)) or _decides_step(script, loop, part)
-            if is_counter and (1 in values or _default(script, last_name(part.right)) == 1):
+            key = script.value(part.right.slice) if isinstance(part.right, ast.Subscript) else last_name(part.right)
+            name = key if isinstance(key, str) else ""
+            is_counter = _COUNTS_STEPS.search(name) or _decides_step(script, loop, part)
+            if is_counter and (1 in values or _default(script, name) == 1 or is_one_everywhere(script, name)):
                 return True
     return False
 

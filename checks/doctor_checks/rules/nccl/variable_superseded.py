@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import FilePasses, Script, Severity, Violation, is_older, rule
+from doctor.knowledge.environment_variables import VariableInfo
 from doctor.knowledge.environment_variables import known as known_variable
-from doctor.lint.launch.launch_file import EnvironmentSource
+from doctor.lint.launch.launch_file import EnvironmentSetting, EnvironmentSource
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
-from doctor_checks.nccl.variable_superseded import superseded_summary, variable_superseded
+from doctor_checks.nccl.variable_superseded import superseded_summary, variable_superseded, without_loss
 
 
 @rule(
@@ -43,6 +44,8 @@ from doctor_checks.nccl.variable_superseded import superseded_summary, variable_
             'if "WORLD_SIZE" not in os.environ:\n    os.environ["WORLD_SIZE"] = "1"\n'
             'os.environ["NCCL_ASYNC_ERROR_HANDLING"] = "1"  # !\n',
         ),
+        shell_fails("a switch that is on by default now", "export NCCL_IB_CUDA_SUPPORT=1  # !", "torchrun train.py"),
+        shell_fails("the same, switched off", "export NCCL_IB_CUDA_SUPPORT=0  # !", "torchrun train.py"),
         shell_passes("of the script alone", "NCCL_BLOCKING_WAIT=1", "torchrun train.py"),
     ),
 )
@@ -68,9 +71,16 @@ def variable_superseded_in_files(file: EnvironmentSource) -> Iterator[Violation]
             fix=f"Replace `{setting.name}` with `{info.replaced_by}`."
             if info.replaced_by
             else f"Remove `{setting.name}`.",
-            severity=None if info.is_superseded_everywhere and not info.still_read else Severity.INFO,
+            severity=_severity(setting, info),
             evidence=(("name", setting.name), ("replaced_by", info.replaced_by)),
         )
+
+
+def _severity(setting: EnvironmentSetting, info: VariableInfo) -> Severity | None:
+    """``None``, that of the check, where what it sets is lost: not by a name that is still read, or may be, nor by one
+    whose loss changes nothing."""
+    is_lost = info.is_superseded_everywhere and not info.still_read
+    return None if is_lost and not without_loss(setting.name, setting.known_value or "0") else Severity.INFO
 
 
 def _is_before(file: EnvironmentSource, superseded: str) -> bool:

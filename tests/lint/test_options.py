@@ -1,0 +1,88 @@
+"""Numbers that a project gives in its configurations, commands and pages: what one that is 1 everywhere changes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from doctor.core.settings import Settings
+from doctor.lint.engine.registry import Rulebook, builtin_rules
+from doctor.lint.engine.releases import Releases
+from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
+
+BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("CODE011", "CODE032")))
+ACCUMULATES = """\
+import torch, yaml
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.distributed.init_process_group("nccl")
+config = load(yaml.safe_load(open("config.yaml")))
+model = DDP(build())
+for step, batch in enumerate(loader):
+    (model(batch).sum() / config.accumulation_steps).backward()
+    if (step + 1) % {counter} == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+SHUFFLES = """\
+import argparse
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+def train(model, data, num_epochs):
+    torch.distributed.init_process_group("nccl")
+    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data))
+    for epoch in range(1, num_epochs + 1):
+        for batch in loader:
+            model(batch).sum().backward()
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--num_epochs", type=int, default=3)
+train(build(), read(), parser.parse_args().num_epochs)
+"""
+
+
+def found(folder, files):
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    asked = LintRequest(BOOK, Settings(preview=True), {one.id: one.family for one in BOOK.rules}, Releases({}))
+    report = build_report(lint_paths([folder], asked), asked, started=time.time())
+    assert not [result for result in report.results if result.crash]
+    return [(result.id, one.severity.value) for result in report.results for one in result.findings]
+
+
+@pytest.mark.parametrize(
+    ("files", "severity"),
+    [
+        ({"config.yaml": "lr: 3\naccumulation_steps: 1\n"}, "info"),
+        ({"config.yaml": "accumulation_steps: 4\n"}, "warning"),
+        ({"config.yaml": "accumulation_steps: 1\n", "large.yaml": "accumulation_steps: 8\n"}, "warning"),
+        ({"config.yaml": "accumulation_steps: 1\n", "run.sh": "torchrun train.py accumulation_steps=2\n"}, "warning"),
+        ({"config.yaml": "accumulation_steps: 1\n", "README.md": "- `accumulation_steps`: 2\n"}, "warning"),
+        ({"config.yaml": "accumulation_steps: 1\n", "more.py": "config['accumulation_steps'] = 2\n"}, "warning"),
+        ({"config.yaml": "accumulation_steps: ${STEPS}\n"}, "warning"),
+        ({"config.yaml": "lr: 3\n"}, "warning"),
+    ],
+)
+@pytest.mark.parametrize("counter", ["config.accumulation_steps", "config['accumulation_steps']"])
+def test_one_micro_step_in_all_configurations_wastes_nothing(tmp_path, files, severity, counter):
+    assert found(tmp_path, {"train.py": ACCUMULATES.format(counter=counter), **files}) == [("CODE032", severity)]
+
+
+@pytest.mark.parametrize(
+    ("files", "severity"),
+    [
+        ({"run.sh": "torchrun train.py --num_epochs 1\n"}, "info"),
+        ({"run.sh": "torchrun train.py \\\n  --lr 3 \\\n  --num-epochs=1\n"}, "info"),
+        ({"run.sh": "torchrun train.py --num_epochs 1\ntorchrun train.py\n"}, "warning"),
+        ({"run.sh": "torchrun train.py --num_epochs 1\n", "README.md": "    torchrun train.py\n"}, "warning"),
+        ({"run.sh": "torchrun train.py --num_epochs 1\n", "more.sh": "torchrun a.py --num_epochs 9\n"}, "warning"),
+        ({"run.sh": "torchrun train.py --num_epochs $EPOCHS\n"}, "warning"),
+        ({"run.sh": "torchrun other.py --num_epochs 1\n"}, "warning"),
+        ({}, "warning"),
+    ],
+)
+def test_one_epoch_in_all_commands_has_one_order(tmp_path, files, severity):
+    assert found(tmp_path, {"train.py": SHUFFLES, **files}) == [("CODE011", severity)]
