@@ -222,6 +222,7 @@ CONDITION = Frame("/usr/lib/python3.11/threading.py", 327, "wait")
 QUEUE, PRODUCER = Frame("/usr/lib/python3.11/queue.py", 171, "get"), "an item of a queue (queue.get)"
 EVENT, SAVED = OF_THREADS[:2]
 PIPE, DISK = (f"{WHOSE_THREAD}{one}" for one in ("room in a pipe", "the file /mnt/last.ckpt"))
+QUEUED = SAVED + WHOSE_THREAD + SAVED + ENDLESS
 FUTURE = Frame("/usr/lib/python3.11/concurrent/futures/_base.py", 451, "result")
 UPLOAD = Frame("/env/site-packages/urllib3/connection.py", 7, "getresponse")
 PATHLIB = Frame("/usr/lib/python3.11/pathlib.py", 1044, "open")
@@ -242,6 +243,15 @@ BETWEEN_STEPS = [
     ("a stuck save in another thread", {"blocked": SAVED + ENDLESS, "stack": (CONDITION, FUTURE, OWN)}, True),
     ("the same in a library", {"blocked": SAVED + ENDLESS, "stack": (CONDITION, FUTURE, LIBRARY, OWN)}, False),
     ("a thread that writes to a full pipe", {"blocked": SAVED + PIPE, "stack": (CONDITION, FUTURE, OWN)}, True),
+    ("a pool that waits for itself", {"blocked": QUEUED, "stack": (CONDITION, FUTURE, OWN)}, True),
+    ("the same in a step", {"blocked": QUEUED, "stack": (CONDITION, FUTURE, OWN), "point": "step"}, True),
+    ("the same in a library", {"blocked": QUEUED, "stack": (CONDITION, FUTURE, LIBRARY, OWN)}, False),
+    ("a future in a step", {"blocked": SAVED, "stack": (CONDITION, FUTURE, OWN), "point": "step"}, False),
+    (
+        "a step of a library that waits for a pool",
+        {"blocked": QUEUED, "stack": (CONDITION, FUTURE, LIBRARY, OWN), "point": "step"},
+        False,
+    ),
     ("the same of a library", {"blocked": SAVED + PIPE, "stack": (CONDITION, FUTURE, LIBRARY, OWN)}, False),
     ("a thread that writes a file", {"blocked": SAVED + DISK, "stack": (CONDITION, FUTURE, OWN)}, False),
     ("a checkpoint in a thread that writes to a full pipe", {**CHECKPOINT, "blocked": SAVED + PIPE}, True),

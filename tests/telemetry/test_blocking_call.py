@@ -151,3 +151,56 @@ def test_a_thread_that_may_end_is_not_said_to_wait_in_vain(own):
     program = f"{WAITS_FOR_AN_EVENT}{POOL}threading.Thread(target=look).start()\n{own}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(30))
     assert done.stdout.strip() == "a future (Future.result)", done.stderr
+
+
+ONE = "from concurrent.futures import ThreadPoolExecutor\npool, other = ThreadPoolExecutor(1), ThreadPoolExecutor(1)\n"
+NESTED = "pool.submit(lambda: pool.submit(os.getpid).result()).result()"
+CROSSED = "pool.submit(lambda: other.submit(lambda: pool.submit(os.getpid).result()).result()).result()"
+FUTURE = "a future (Future.result)"
+"""What waits while :data:`SLEEPS` might set it, so that only what the threads of the pools do is evidence."""
+
+
+def words_of(others, own):
+    program = f"{WAITS_FOR_AN_EVENT}{SLEEPS}{others}threading.Thread(target=look).start()\n{own}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(30))
+    assert done.stdout.strip(), done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("others", "own", "threads"),
+    [
+        (ONE, NESTED, 1),
+        (ONE, CROSSED, 2),
+        (ONE + "other.submit(os.getpid)\n", NESTED, 1),
+        (ONE + "other.submit(time.sleep, 60)\n", NESTED, 1),
+        (ONE, f"first = pool.submit(lambda: {NESTED})\nfuture = pool.submit(os.getpid)\nfuture.result()", 0),
+        (POOL, f"[f.result() for f in [pool.submit(lambda: (time.sleep(0.2), {NESTED})) for _ in range(2)]]", 1),
+        (
+            "a = threading.Thread(target=lambda: (time.sleep(0.1), b.join()))\n",
+            "b = threading.Thread(target=lambda: a.join()); a.start(); b.start(); a.join()",
+            2,
+        ),
+    ],
+    ids=["its own pool", "two pools", "an idle pool", "a busy pool", "queued", "two threads", "two that join"],
+)
+def test_a_future_that_is_queued_behind_those_who_wait_for_it(others, own, threads):
+    words = words_of(others, own)
+    assert words.endswith(ENDLESS)
+    assert words.count(WHOSE_THREAD) == threads
+
+
+@pytest.mark.parametrize(
+    ("others", "own"),
+    [
+        (POOL, NESTED.replace("os.getpid", "time.sleep, 60")),  # the other thread of the pool works
+        (ONE, NESTED.replace("result())", "result(60))")),
+        (ONE + "other.submit(time.sleep, 60); other.submit(time.sleep, 60)\n", NESTED),
+        (ONE, "pool.submit(threading.Event().wait); pool.submit(os.getpid).result()"),
+        (ONE + "from concurrent.futures import Future\n", "pool.submit(lambda: Future().result()).result()"),
+        (ONE + "from concurrent.futures import Future\n", f"pool.submit(lambda: {NESTED}); Future().result()"),
+    ],
+    ids=["a second thread", "until a timeout", "another queue", "an event", "set by hand", "beside a deadlock"],
+)
+def test_a_future_that_may_be_done(others, own):
+    assert ENDLESS not in words_of(others, own)

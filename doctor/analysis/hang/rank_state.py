@@ -153,7 +153,7 @@ class RankState(msgspec.Struct, frozen=True, dict=True):
                 or (work.kind == "saving" and is_stuck)
                 or (work.kind == "child" and _waits_for_still_child(progress))
             )
-        prepares = any(_PREPARES.search(frame.file) for frame in self.stack if not frame.user)
+        prepares = any(_PREPARES.search(frame.file) for frame in _without_endless_wait(progress) if not frame.user)
         if progress.stage == "setup":
             return not prepares and _stands_before_training(progress)
         if progress.point in _AFTER_STEP:
@@ -320,6 +320,13 @@ def _may_have_work_done(progress: ProgressFacts) -> bool:
     """Whether a child process that is no data worker of torch may work for a rank: one that has run of late."""
     others = (one for one in progress.children if not one.name.startswith("pt_") and one.state != "Z")
     return any((one.still or 0.0) < LEAST_STILL for one in others)
+
+
+def _without_endless_wait(progress: ProgressFacts) -> tuple[Frame, ...]:
+    """The stack, without the frames of an endless wait of the user's code for a future or a thread."""
+    caller = next((at for at, one in enumerate(progress.stack) if not one.file.endswith(_OF_THREADS)), 0)
+    is_endless = progress.blocked.endswith(_ENDLESS) and progress.stack[caller].user
+    return progress.stack[caller:] if is_endless else progress.stack
 
 
 def _blocked_at_last(progress: ProgressFacts) -> str:

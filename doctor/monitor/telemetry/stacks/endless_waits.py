@@ -8,6 +8,7 @@ own code count, see :mod:`doctor.analysis.hang.rank_state`.
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from pathlib import Path
@@ -36,6 +37,10 @@ _FUTURES, _POOLS = (
     str(Path(threading.__file__).parent / "concurrent/futures" / name) for name in ("_base.py", "thread.py")
 )
 """``Future.result`` waits; ``_WorkItem.run`` of a ``ThreadPoolExecutor`` computes the future of its item."""
+_OF_ITEM = {"future", "fn", "args", "kwargs"}
+"""Attributes of a ``_WorkItem``, whose dictionary is an object of its own before Python 3.11."""
+_LONGEST, _MOST_THREADS = 4, 256
+"""Threads of a chain of waits that are named, and threads that are looked at for a deadlock."""
 _TIMED = ("wait", "join", "_wait_for_tstate_lock")
 """Functions of ``threading`` that may have a timeout."""
 
@@ -53,30 +58,104 @@ def shown_by_threads(thread: int, words: str) -> str:
     # Without its lock, which the training thread may hold.
     known = getattr(threading, "_enumerate", threading.enumerate)()
     native = {one.ident: one.native_id for one in known}
-    others = {one: frame for one, frame in frames.items() if one not in (thread, threading.get_ident())}
-    if awaited := _awaited_of(frames.get(thread), others, native):
-        return WHOSE_THREAD + awaited
+    frames.pop(threading.get_ident(), None)
+    if awaited := _awaited_by(thread, frames, native):
+        return awaited + (ENDLESS if _is_deadlock(thread, frames) else "")
+    if _is_deadlock(thread, frames):
+        return ENDLESS
+    others = {one: frame for one, frame in frames.items() if one != thread}
     stand = (_sets_nothing(frame) or _stands(frame, native.get(ident)) for ident, frame in others.items())
     return ENDLESS if all(stand) else ""
 
 
-def _awaited_of(waiting: FrameType | None, others: dict[int, FrameType], native: dict[int | None, int | None]) -> str:
-    """Return what the thread waits for that a stack waits for; empty if it is not known."""
+def _awaited_by(thread: int, frames: dict[int, FrameType], native: dict[int | None, int | None]) -> str:
+    """Return what the thread waits for that a thread waits for, and so on; empty if it is not known."""
+    words, seen = "", {thread}
+    for _ in range(_LONGEST):
+        found = _worker_for(frames.get(thread), frames)
+        native_id = native.get(found)
+        if found is None or native_id is None or found in seen:
+            break
+        awaited = blocking_call(native_id, frames_of_stack(frames[found]))
+        words += WHOSE_THREAD + awaited if awaited else ""
+        if awaited not in OF_THREADS or _has_timeout(frames[found]):
+            break
+        thread = found
+        seen.add(found)
+    return words
+
+
+def _worker_for(waiting: FrameType | None, frames: dict[int, FrameType]) -> int | None:
+    """Return the thread that computes the future, or has to end, that a stack waits for; ``None`` if none is known."""
     future = _own_of(waiting, _FUTURES, "result")
-    joined = _own_of(waiting, threading.__file__, "join")
-    for ident, frame in others.items():
+    joined = getattr(_own_of(waiting, threading.__file__, "join"), "ident", None)
+    for ident, frame in frames.items():
         item = _own_of(frame, _POOLS, "run") if future is not None else None
-        if (item is not None and getattr(item, "future", None) is future) or getattr(joined, "ident", None) == ident:
-            native_id = native.get(ident)
-            return "" if native_id is None else blocking_call(native_id, frames_of_stack(frame))
-    return ""
+        if (item is not None and getattr(item, "future", None) is future) or joined == ident:
+            return ident
+    return None
+
+
+def _is_deadlock(thread: int, frames: dict[int, FrameType]) -> bool:
+    """Return whether a thread waits, without a timeout, only for threads that wait in the same way.
+
+    A future that is still in the queue of a pool waits for every thread of all pools whose queue is not empty: the
+    queue itself does not show what it holds.
+    """
+    seen: set[int] = set()
+    to_see = [thread]
+    while to_see:
+        ident = to_see.pop()
+        if ident in seen:
+            continue
+        seen.add(ident)
+        frame = frames.get(ident)
+        if frame is None or len(seen) > _MOST_THREADS or not _is_in_wait(frame) or _has_timeout(frame):
+            return False
+        needed = _worker_for(frame, frames)
+        workers = [needed] if needed is not None else _workers_of_queued(_own_of(frame, _FUTURES, "result"), frames)
+        if not workers:
+            return False
+        to_see += workers
+    return True
+
+
+def _is_in_wait(frame: FrameType) -> bool:
+    """Return whether a thread is in a wait of ``threading``, and in nothing that a signal handler calls above it."""
+    return frame.f_code.co_filename == threading.__file__
+
+
+def _workers_of_queued(future: object, frames: dict[int, FrameType]) -> list[int]:
+    """Return the threads one of which has to compute a future that is in the queue of a pool; none if it is not."""
+    if getattr(future, "_state", "") != "PENDING":
+        return []
+    busy = []
+    for ident, frame in frames.items():
+        queue = _local_of(frame, _POOLS, "_worker", "work_queue")
+        is_empty = getattr(queue, "empty", None)
+        if queue is not None and not (is_empty is not None and is_empty()):
+            busy.append(ident)
+    return busy if busy and any(map(_is_item_of_pool, gc.get_referrers(future))) else []
+
+
+def _is_item_of_pool(one: object) -> bool:
+    """Return whether an object is a ``_WorkItem`` of a pool, or the dictionary of one: other futures, such as those of
+    processes and of asyncio, are not computed by threads of a pool."""
+    if type(one) is dict:
+        return one.keys() == _OF_ITEM
+    return (type(one).__module__, type(one).__name__) == ("concurrent.futures.thread", "_WorkItem")
 
 
 def _own_of(frame: FrameType | None, file: str, function: str) -> object | None:
     """Return ``self`` of the innermost call of a method on a stack."""
+    return _local_of(frame, file, function, "self")
+
+
+def _local_of(frame: FrameType | None, file: str, function: str, name: str) -> object | None:
+    """Return a local variable of the innermost call of a function on a stack."""
     while frame is not None:
         if frame.f_code.co_name == function and frame.f_code.co_filename == file:
-            own: object = frame.f_locals.get("self")
+            own: object = frame.f_locals.get(name)
             return own
         frame = frame.f_back
     return None
