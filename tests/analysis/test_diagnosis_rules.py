@@ -15,7 +15,14 @@ from doctor.core.facts import MissingReason
 from doctor.core.report_summary import primary_of
 from doctor.facts import Collective, EpochEnd, LoaderFacts, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, healthy, package_frame, running, stalled, user_frame, with_loader
-from doctor.testing.stalled_run import with_call, with_failure, with_group_call, with_late_ranks, without_recorders
+from doctor.testing.stalled_run import (
+    over_gloo,
+    with_call,
+    with_failure,
+    with_group_call,
+    with_late_ranks,
+    without_recorders,
+)
 from doctor_checks.progress.hang._stall_text import stall_evidence
 from tests.lab.cases import each_case
 
@@ -127,6 +134,30 @@ def test_errors_that_follow_from_another_rank(message):
 )
 def test_who_is_ended_from_outside_did_not_die(kind):
     assert told(with_failure(running(1, 2), (0, 1), kind, "")) is None
+
+
+@pytest.mark.parametrize(
+    ("interrupted", "others", "at", "expected"),
+    [
+        ((2,), CLOSED, 0.2, ("outside", (2,))),
+        ((1, 2), CLOSED, 0.2, ("outside", (1, 2))),
+        ((2,), CLOSED, -0.2, ("peer", (0,))),  # of what had happened before
+        ((2,), TIMED_OUT, 0.2, None),
+        ((0, 1, 2), "", 0.0, None),
+    ],
+    ids=str,
+)
+def test_an_interrupt_of_some_ranks_is_why_the_others_lose_them(interrupted, others, at, expected):
+    rest = tuple(rank for rank in range(3) if rank not in interrupted)
+    sketch = with_failure(running(1, 3), interrupted, "KeyboardInterrupt", "", SLEEPS)
+    found = diagnose_stall(with_failure(sketch, rest, "RuntimeError", others, at=at).job())
+    ending = found.ending if found is not None and found.kind == "died" else None
+    assert (ending and (ending.nature, ending.ranks)) == expected
+
+
+def test_an_error_of_its_own_comes_before_an_interrupt():
+    sketch = with_failure(with_failure(running(1, 3), (0,), "RuntimeError", CLOSED, at=0.3), (1,), "KeyError", "a")
+    assert told(with_failure(sketch, (2,), "KeyboardInterrupt", "", at=0.2)) == ("died", (1,))
 
 
 def test_a_rank_that_is_gone_and_never_was_seen_again():
@@ -460,6 +491,23 @@ def test_gloo_aborts_whoever_had_fewer_bytes(changes, gone, expected):
     """Three ranks, of which rank 2 made the newest call otherwise."""
     sketch = with_call(stalled(1, 3), range(3), "all_reduce", user_frame(50))
     assert told(_aborted(with_call(sketch, (2,), "all_reduce", user_frame(50), **changes), gone)) == expected
+
+
+def _lost_in_call(rank, heard):
+    """Rank 1 of three gave more elements over Gloo, rank 2 lost its peer, and ``rank`` is last known ``heard`` seconds
+    after that."""
+    sketch = with_call(running(1, 3), range(3), "all_reduce", user_frame(50), input_sizes=((1,),))
+    sketch = with_call(sketch, (1,), "all_reduce", user_frame(50), input_sizes=((153,),))
+    sketch = with_failure(over_gloo(sketch), (2,), "RuntimeError", CLOSED)
+    return sketch.alter(ProgressFacts, ranks=(rank,), at=lambda at: at + heard).drop(RecorderFacts, ranks=(rank,))
+
+
+def test_a_rank_that_nothing_is_heard_of_is_no_reason_for_a_tie():
+    """As the last evaluation of a run sees a rank that Gloo aborted: running, as its last message said."""
+    found = [one for result in results_of(_lost_in_call(0, -2.0)) for one in result.findings]
+    assert [(one.severity, one.ranks) for one in found] == [(Severity.ERROR, (1,))]
+    assert found[0].evidence["aborted_by_gloo"] == [0]
+    assert told(_lost_in_call(0, 2.0)) is None
 
 
 def _without_lines(old):

@@ -7,7 +7,7 @@ wait for it, an exhausted loader before the calls that no longer match, differen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from math import prod
 from weakref import WeakKeyDictionary
 
@@ -72,7 +72,9 @@ def _diagnose(job: Job) -> Diagnosis | None:
     if by_error or by_count:
         states = JobState(job, {**by_count, **by_error}, ended_by_count=bool(by_count))
     ending = ending_of(states)
-    if ending is not None and ending.nature == "own":
+    if (ending is None or ending.nature == "peer") and (unheard := _unheard_by_gloo(states)) is not None:
+        return unheard
+    if ending is not None and ending.nature in ("own", "outside"):
         confidence = 0.95 if ending.failure else 0.85
         died = Diagnosis(states, "died", ending.ranks, confidence, ending=ending)
         return _aborted_by_gloo(states, ending) or died
@@ -106,15 +108,52 @@ def _aborted_by_gloo(states: JobState, ending: RunEnd) -> Diagnosis | None:
     the majority that made their usual call, while the others made one that only they make."""
     if ending.failure is not None and ending.failure.kind != "SIGABRT":
         return None
+    divergence = next(_newest_over_gloo(states), None)
+    return _with_sizes(states, divergence, ending, 0.8) if divergence is not None else None
+
+
+def _unheard_by_gloo(states: JobState) -> Diagnosis | None:
+    """The same if a rank failed by a lost peer in such a call, and since then nothing was heard from a single member,
+    whose call is not known.
+
+    Without that member, which Gloo aborted, two calls of one rank each would be a tie."""
+    lost = [one for one in states.ranks.values() if one.ended_waiting == "peer"]
+    since = min((one.failure.at for one in lost if one.failure and one.failure.at is not None), default=None)
+    if since is None:
+        return None
+    for divergence in _newest_over_gloo(states):
+        known = {rank for one in divergence.variants for rank in one.ranks}
+        unheard = [
+            rank
+            for rank in states.members.get(divergence.group, ())
+            if rank not in known and not _was_heard(states, rank, since)
+        ]
+        if len(unheard) == 1 and any(one.rank in known for one in lost):
+            ending = RunEnd((unheard[0],), unheard[0], None, "own", tuple(one.rank for one in lost))
+            return _with_sizes(states, divergence, ending, 0.7)
+    return None
+
+
+def _was_heard(states: JobState, rank: int, since: float) -> bool:
+    one = states.ranks.get(rank)
+    at = one.progress.at if one is not None and one.progress is not None else None
+    return one is not None and (at is None or at >= since)
+
+
+def _newest_over_gloo(states: JobState) -> Iterator[Divergence]:
+    """The newest call of each group over Gloo, if ranks passed different sizes or types in it."""
     for divergence in mismatches(states, OF_GLOO):
         newest = max(one.entered(divergence.group) for one in states.ranks.values())
         if divergence.sequence == newest and all(one.entry.backend == "gloo" for one in divergence.variants):
-            whole = divergence._replace(variants=_with_aborted(divergence.variants, ending.ranks))
-            lines_known = all(one.site.frame for one in whole.variants)
-            if lines_known and (one := one_sided_call(whole)) is not None:
-                return Diagnosis(states, "one-sided", one.ranks, 0.8, ending=ending, divergence=whole, one_sided=one)
-            return Diagnosis(states, "differ", whole.odd_ranks, 0.8, ending=ending, divergence=whole)
-    return None
+            yield divergence
+
+
+def _with_sizes(states: JobState, divergence: Divergence, ending: RunEnd, confidence: float) -> Diagnosis:
+    whole = divergence._replace(variants=_with_aborted(divergence.variants, ending.ranks))
+    lines_known = all(one.site.frame for one in whole.variants)
+    if lines_known and (one := one_sided_call(whole)) is not None:
+        return Diagnosis(states, "one-sided", one.ranks, confidence, ending=ending, divergence=whole, one_sided=one)
+    return Diagnosis(states, "differ", whole.odd_ranks, confidence, ending=ending, divergence=whole)
 
 
 def _with_aborted(variants: Iterable[MismatchGroup], aborted: tuple[int, ...]) -> tuple[MismatchGroup, ...]:

@@ -14,7 +14,8 @@ Nature = Literal["own", "peer", "timeout", "outside", "mismatch"]
 """The cause of a failure: the rank itself, a lost peer, a collective that timed out, a user or scheduler that ended the
 run, or different collectives found by ``TORCH_DISTRIBUTED_DEBUG=DETAIL``."""
 
-_OUTSIDE = frozenset({"KeyboardInterrupt", "SIGTERMException", "SignalException", "GeneratorExit"})
+_INTERRUPTED = "KeyboardInterrupt"
+_OUTSIDE = frozenset({_INTERRUPTED, "SIGTERMException", "SignalException", "GeneratorExit"})
 _OF_DOCTOR = ("Findings", "doctor.Findings")
 """The exception of the callback with ``on_error="raise"``, by its name or as a traceback prints it.
 
@@ -53,7 +54,8 @@ SAME_ERROR_SECONDS = 10.0
 
 class RunEnd(NamedTuple):
     """Why a run ended. ``ranks``: those that ended first, with the same error; ``first``: the first of them by time.
-    ``failure``: ``None`` if the process disappeared without one. ``nature`` ``peer``: only lost peers are known.
+    ``failure``: ``None`` if the process disappeared without one. ``nature`` ``peer``: only lost peers are known;
+    ``outside``: some ranks were interrupted, and others lost them.
     ``left``: ranks that had ended normally before."""
 
     ranks: tuple[int, ...]
@@ -90,7 +92,22 @@ def ending_of(states: JobState) -> RunEnd | None:
         return RunEnd(ranks, first.rank, first.failure, _nature(first) or "own", _others(states, ranks))
     if gone:
         return RunEnd(gone, gone[0], None, "own", _others(states, gone))
-    return _by_lost_peers(states)
+    return _by_interrupt(states) or _by_lost_peers(states)
+
+
+def _by_interrupt(states: JobState) -> RunEnd | None:
+    """A SIGINT that only some ranks got, before the others lost them; Ctrl-C in a terminal interrupts all of them."""
+    failures = {rank: one.failure for rank, one in states.ranks.items() if one.failure is not None}
+    interrupted = [states.ranks[rank] for rank, one in failures.items() if one.kind == _INTERRUPTED]
+    lost = [states.ranks[rank] for rank, one in failures.items() if nature_of(one) == "peer"]
+    if not interrupted or not lost or any(nature_of(one) == "timeout" for one in failures.values()):
+        return None
+    first = min(interrupted, key=_at)
+    # Logs without timestamps tell no order: a lost peer never is the cause.
+    if min(map(_at, lost)) < _at(first) < float("inf"):
+        return None
+    ranks = tuple(sorted(one.rank for one in interrupted))
+    return RunEnd(ranks, first.rank, first.failure, "outside", tuple(one.rank for one in lost))
 
 
 def _leave_together(states: JobState) -> bool:

@@ -232,6 +232,36 @@ def _rank_of(cause: Event, same: list[Event]) -> int | None:
         Passes("a run that moves", running(hosts=2, per_host=2)),
         Passes("a run that ended", running().alter(ProgressFacts, state="ended", point="ended")),
         Passes("interrupted by its user", with_failure(running(), (0, 1), "KeyboardInterrupt", "")),
+        Fails(
+            "one rank is interrupted, the others lose it",
+            with_failure(
+                with_failure(running(1, 3), (0, 1), "RuntimeError", _CLOSED, at=0.2),
+                (2,),
+                "KeyboardInterrupt",
+                "",
+                _STEP,
+            ),
+            ranks=(2,),
+        ),
+        Fails(
+            "log of an interrupt on one rank, and of peers that lose it",
+            logged(
+                "[rank2]: KeyboardInterrupt",
+                f"[rank0]: RuntimeError: {_CLOSED}",
+                f"[rank1]: RuntimeError: {_CLOSED}",
+            ),
+            ranks=(2,),
+        ),
+        Passes(
+            "log of an interrupt that the launcher passes on, and of a rank that loses its peers by it",
+            logged(
+                "[rank2]: KeyboardInterrupt",
+                f"[rank0]: RuntimeError: {_CLOSED}",
+                "torch.distributed.elastic.multiprocessing.api.SignalException: Process 3688 got signal: 2",
+            ),
+            silent=False,
+        ),
+        Passes("log of an interrupt on all ranks", logged(*(f"[rank{rank}]: KeyboardInterrupt" for rank in range(3)))),
         Passes("ended by its scheduler", with_failure(running(), (0, 1), "SIGTERMException", "")),
         Passes(
             "all ranks leave by sys.exit(0), to make room", with_failure(running(1, 3), (0, 1, 2), "SystemExit", "0")
@@ -373,6 +403,8 @@ def rank_died(job: Job) -> Iterator[Verdict]:
     """
     found = diagnose_stall(job)
     if found is not None and found.kind == "died" and found.ending and found.ending.nature != "mismatch":
+        if found.ending.nature == "outside" and _is_launcher_signalled(job.evidence):
+            return
         failure = found.ending.failure
         line = _line(failure)
         sure = min(found.confidence, _certainty(failure))
@@ -400,6 +432,15 @@ def rank_died(job: Job) -> Iterator[Verdict]:
         )
 
 
+def _is_launcher_signalled(evidence: LogEvidence | None) -> bool:
+    """Whether a log shows that the launcher got a signal, such as by Ctrl-C, which it passes on to all ranks."""
+    if evidence is None:
+        return False
+    interrupts = (event.value("sig") in _INTERRUPTS for event in evidence.of("elastic.closing"))
+    return bool(evidence.of("elastic.sigexc", "elastic.sigrecv")) or any(interrupts)
+
+
+_INTERRUPTS = ("2", "SIGINT", "Signals.SIGINT")
 _GENERAL = lazy_compile(
     r"NCCL error in: .{0,200}?(?:unhandled \w+ error|internal error|remote process exited|invalid usage)"
 )
@@ -460,6 +501,10 @@ def _claim(found: Diagnosis, ending: RunEnd) -> str:
             if ending.left
             else f"{who} lost {whose} peers for an unknown reason{at}"
         )
+    if ending.nature == "outside":
+        peers = f"{'their' if len(ending.consequences) > 1 else 'its'} peer{'s' if several else ''}"
+        lost = f"{ranks_in_words(ending.consequences)} lost {peers}"
+        return f"{who} {'were' if several else 'was'} interrupted ({ending.failure.kind}){at}; {lost}"
     if several:
         return f"{who} failed with the same error: {error}{at}"
     if ending.failure.message.startswith("ended by signal"):
@@ -525,6 +570,12 @@ def _fix(found: Diagnosis, ending: RunEnd) -> str:
             f"Run `dmesg -T | grep -iE 'killed process|oom|nvrm'` on {host}, or search the stderr of "
             f"{ranks_in_words(ending.ranks)} for `terminate called`, to find out what ended the "
             f"{'processes' if len(ending.ranks) > 1 else 'process'}."
+        )
+    if ending.nature == "outside":
+        line = place_of_frame(_line(ending.failure))
+        return (
+            f"Find out what sent SIGINT to {ranks_in_words(ending.ranks)} alone: the program itself"
+            f"{f' at {line}' if line else ''}, a user, or another process on {next(iter(found.hosts), 'its host')}."
         )
     known = _fix_of_message(ending.failure, next(iter(found.hosts), "the host of the rank"))
     if known or ending.nature == "peer":
