@@ -20,6 +20,13 @@ _DURATIONS = ("age", "limit", "offset", "timeout")
 """Names of durations, whose labels need no word for it."""
 _BY = lazy_compile(r"(?:^|_)by_(?P<what>(?:local_)?rank|gpu|process)$")
 """Names of mappings whose keys are numbers of ranks, GPUs or processes."""
+_COUNTED = {"absent": "number of missing ranks", "sizes": "number of different sizes"}
+"""Labels of names whose value is a number and not a list."""
+_STEP_TIMES = ("step_seconds", "others_wait_seconds")
+"""Times within a step, in milliseconds as in summaries."""
+_PHASES = ("data", "forward", "backward", "optimizer", "other")
+"""Values of ``part`` that are phases of a step; other values are parts of the parameters."""
+_PCI_ADDRESS = lazy_compile(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?")
 _IDENTIFIER = lazy_compile("[a-z][a-z0-9_]*")
 _VARIABLE = lazy_compile("[A-Z][A-Z0-9]*_[A-Z0-9_]*|RANK")
 _KEYS = {"rank": "rank", "local_rank": "local rank", "gpu": "GPU", "process": "process"}
@@ -31,7 +38,11 @@ _ARE_RANKS = {
 }
 _CAUSES_IN_SUMMARY = {"demand", "fragmented", "limit", "others", "size", "skew", "unknown"}
 """Values of ``cause`` of an allocation that failed (doctor/analysis/logs/oom_message.py), which summaries describe."""
-_FOR_PROGRAMS = {"column", "end_column", "end_line", "fixable", "flow", "lost", "preview"}
+_FOR_PROGRAMS = {"column", "end_column", "end_line", "fixable", "flow", "here_ranks", "lost", "preview"}
+_OF_THE_FINDING = ("bytes", "here", "own")
+"""Keys for the value of the finding's ranks, next to one of the other ranks."""
+_SHARE = lazy_compile(r"^(?:usual_)?(?:processor|throttled)_share$|^share(?:_of_places)?$|^contents_alike$")
+"""Names of shares between 0 and 1, shown in percent."""
 _ARE_INDICES = {"gpus", "inactive_links"}
 _NAMED_RANKS = {"called_by", "ranks_with", "ranks_without"}
 _PARAMETERS = {"machine_rank", "num_machines", "num_nodes", "num_processes", "train_batch_size"}
@@ -46,7 +57,7 @@ _CAPITALS = {
 }
 _CAPITALS |= {f"{word}s": f"{capitals}s" for word, capitals in _CAPITALS.items()}
 _LABELS = {
-    "along_with": "correlates with",
+    "along_with": "in common",
     "aborted_by_gloo": "ranks aborted by Gloo",
     "asked": "requested",
     "asked_for": "requested",
@@ -67,7 +78,7 @@ _LABELS = {
     "consequences": "ranks that failed as a consequence",
     "continuing": "ranks that continue",
     "contents": "hashes of the first batches",
-    "contents_alike": "share of identical samples",
+    "contents_alike": "identical samples",
     "cpu_quota": "CPU quota (CPUs)",
     "device_bytes": "GPU memory",
     "device_peak_bytes": "estimated peak",
@@ -75,12 +86,13 @@ _LABELS = {
     "elsewhere": "other ranks",
     "elsewhere_resolved": "resolved on other ranks",
     "elsewhere_told": "configured on other ranks",
+    "filesystem": "file system",
     "fabric_by_gpu": "fabric state by GPU",
     "exclude": "hosts to exclude",
     "ended": "ranks that ended",
     "ended_first": "ranks that ended first",
     "count": "received count",
-    "first": "first rank to end",
+    "first": "first rank to fail",
     "first_on_others": "first batch on the other ranks",
     "first_step_apart": "first differing step",
     "first_trouble": "first error",
@@ -90,9 +102,10 @@ _LABELS = {
     "full_size_lost": "full-size packets lost",
     "floor_bytes": "required for any batch size",
     "foreshadows": "may cause",
-    "goes_along_with": "correlates with",
-    "goes_with": "correlates with",
-    "here": "own",
+    "goes_along_with": "in common",
+    "goes_with": "in common",
+    "from": "set in",
+    "held_by_others_bytes": "held by other processes",
     "hosts_with_it_active": "hosts where it is active",
     "hosts_that_share": "hosts that share the directory",
     "holds_most": "largest allocations",
@@ -100,6 +113,7 @@ _LABELS = {
     "link_bytes_a_second": "link speed",
     "loader_at_line": "DataLoader at line",
     "initial": "initial checksum",
+    "job_started_at_line": "ranks start at line",
     "keys": "store keys",
     "largest_batch_units": "largest batch (samples or tokens)",
     "left_by": "left with",
@@ -146,6 +160,8 @@ _LABELS = {
     "ram_available_bytes": "available RAM",
     "ram_total_bytes": "total RAM",
     "ranks_bytes": "held by ranks",
+    "read_by_cuda": "GPUs visible to CUDA",
+    "repeated": "repeated samples",
     "reserved_unallocated_bytes": "reserved but unallocated",
     "ranks_that_came": "ranks that joined",
     "ranks_with_detail": "ranks with DETAIL",
@@ -159,8 +175,10 @@ _LABELS = {
     "said_by_rank": "errors by rank",
     "segment_bytes": "segment size",
     "share": "share of repeated samples",
-    "share_of_places": "share of equal positions",
+    "share_of_places": "samples drawn at the same step",
     "seconds": "duration",
+    "seconds_a_step_by_rank": "time in this phase per step",
+    "settings_that_differ": "settings",
     "sharing_asked_for": "sharing requested",
     "seconds_at_link_speed": "transfer time at link speed",
     "siblings": "groups compared",
@@ -183,6 +201,7 @@ _LABELS = {
     "workers_bytes": "held by workers",
     "wanted_by": "required by",
     "wanted_bytes": "requested",
+    "what": "tensor",
     "absent": "missing",
     "active_links_of_best_peer": "active links of the best-connected GPU",
     "clock_max_mhz": "maximum clock",
@@ -201,6 +220,7 @@ _LABELS = {
     "offset_seconds": "clock offset",
     "others_wait_seconds": "waiting time of the others",
     "pci": "PCI address",
+    "pci_bus_id": "PCI address",
     "kept_bytes_of_one": "memory of one rank between steps",
     "peak_bytes_of_one": "peak memory of one rank",
     "peaks_bytes": "peak memory by rank",
@@ -208,6 +228,7 @@ _LABELS = {
     "driver_gpus": "GPUs of the driver",
     "processors_allowed_by_rank": "allowed CPUs by rank",
     "remapped_rows_uncorrectable": "rows remapped after uncorrectable errors",
+    "source": "set in",
     "spread_seconds": "largest clock difference",
     "sram_uncorrected": "uncorrectable SRAM errors",
     "trait": "property",
@@ -218,6 +239,7 @@ _LABELS = {
     "width_lanes": "lanes",
     "width_max_lanes": "maximum lanes",
     "asserted": "failed assertion",
+    "axis": "mesh dimension",
     "compared_with_ranks": "number of compared ranks",
     "imex_running": "IMEX daemon running",
     "pinned_to": "allowed CPUs",
@@ -232,13 +254,17 @@ _LABELS = {
 """Labels of evidence whose names, which programs read, are not terms of the field."""
 
 
-def evidence_lines(evidence: Mapping[str, object]) -> list[str]:
+def evidence_lines(evidence: Mapping[str, object], ranks: Sequence[int] = ()) -> list[str]:
     """Return a line ``name: value`` for each value that is known and not empty.
 
     ``where`` takes a line per rank, ``said`` its own lines. A variable without a value is ``not set``. Positions in
-    source files are for programs."""
+    source files are for programs. ``ranks``: those of the finding, unless ``here_ranks`` names the ranks that have the
+    values of ``here``."""
+    here = _ranks(evidence.get("here_ranks") or ranks) if ranks else "these ranks"
     lines: list[str] = []
+    before = ""
     for name, value in evidence.items():
+        compared, before = before, name
         if name in _FOR_PROGRAMS or (name == "cause" and str(value) in _CAUSES_IN_SUMMARY):
             continue
         if name == "where" and isinstance(value, Mapping):
@@ -246,20 +272,46 @@ def evidence_lines(evidence: Mapping[str, object]) -> list[str]:
         elif name == "said" and isinstance(value, (list, tuple)):
             lines += map(str, value)
         elif name.isupper() or not _is_absent(value):
-            lines.append(f"{_label_for(name, value)}: {_value(name, value)}")
+            label = _label_of(name, value, here, compared)
+            if name == "held_by_others_bytes" and "memory_bytes_by_process" not in evidence:
+                label += " (estimated)"  # what is neither free nor of this process
+            lines.append(f"{label}: {_value(name, value, here)}")
     return lines
+
+
+def _label_of(name: str, value: object, here: str, compared: str) -> str:
+    """The label; ``compared``: the evidence before it, whose value on other ranks ``elsewhere`` is."""
+    if name in _OF_THE_FINDING and isinstance(value, Mapping):
+        return here
+    if name == "elsewhere" and not isinstance(value, Mapping) and compared:
+        return f"{_label(compared)} on other ranks"
+    return _label_for(name, value)
 
 
 def _label_for(name: str, value: object) -> str:
     """The label, in the singular for a list of one rank, which would else read as a number of ranks."""
-    if name == "absent" and isinstance(value, int):
-        return "number of missing ranks"
+    if isinstance(value, int) and name in _COUNTED:
+        return _COUNTED[name]
+    if name in ("device", "devices") and (kind := _kind_of_device(value)):
+        return kind
+    if name == "part":
+        return "phase" if value in _PHASES else "compared parameters"
+    if name == "source" and str(value).startswith(("http://", "https://")):
+        return name
     label = _label(name) if name not in _ARE_RANKS or _are_integers_in(value) else name.replace("_", " ")
     if not _is_one_integer(value):
         return label
     label = label.removesuffix("s") if label.endswith("GPUs") else label
     one = re.sub(r"^ranks(?= |$)|\branks$", "rank", label)
     return one.replace("rank that continue", "rank that continues")
+
+
+def _kind_of_device(value: object) -> str:
+    """``GPU`` for a UUID, ``PCI address`` for an address on the bus; else empty."""
+    texts = [str(one) for one in value] if isinstance(value, (list, tuple)) else [str(value)]
+    if texts and all(map(_PCI_ADDRESS.fullmatch, texts)):
+        return "PCI address" if len(texts) == 1 else "PCI addresses"
+    return ("GPU" if len(texts) == 1 else "GPUs") if texts and all(one.startswith("GPU-") for one in texts) else ""
 
 
 def _are_integers_in(value: object) -> bool:
@@ -295,7 +347,7 @@ def _without_unit(name: str) -> str:
     return re.sub(f"_?{unit['unit']}", "", name, count=1) or "time"
 
 
-def _value(name: str, value: object) -> str:
+def _value(name: str, value: object, here: str = "these ranks") -> str:
     if value is None:
         return "not set" if name.isupper() else "unknown"
     if isinstance(value, bool):
@@ -303,13 +355,19 @@ def _value(name: str, value: object) -> str:
     if isinstance(value, (int, float)):
         return _number(name, value)
     if isinstance(value, Mapping):
-        return _mapping(name, value)
+        return _mapping(name, value, here)
     if isinstance(value, (list, tuple)):
         return _sequence(name, value)
+    if name == "part" and str(value).isdecimal():
+        return f"chunk {value}"
     return str(value)
 
 
 def _number(name: str, value: float) -> str:
+    if name in _STEP_TIMES and value < 1:
+        return f"{1000 * value:.3g} ms"
+    if _SHARE.search(name):
+        return f"{100 * value:.3g}%"
     unit = _BYTES.search(name)
     if unit is not None:
         return byte_size(value) + (f" per {unit['per']}" if unit["per"] else "")
@@ -351,21 +409,34 @@ def _sequence(name: str, values: Sequence[object]) -> str:
     return _separator(texts).join(texts[:_MOST_ITEMS]) + more or "none"
 
 
-def _mapping(name: str, values: Mapping[object, object]) -> str:
+def _mapping(name: str, values: Mapping[object, object], here: str = "these ranks") -> str:
     if _is_range(values):
         return _range_of(name, values)
     if {"memory_of", "bytes_a_second", "bytes_now", "watched_seconds"} <= values.keys():
         return _growth(values)
+    if {"own", "excess", "others_wait"} == values.keys():
+        own, excess = (_value("step_seconds", values[name]) for name in ("own", "excess"))
+        return f"{own}, {excess} more than its peers"
     if name in _VALUES_ARE_RANKS and all(isinstance(ranks, (list, tuple)) for ranks in values.values()):
         return ", ".join(f"{key} ({_ranks(ranks)})" for key, ranks in values.items())
     if name.startswith("ranks_by_") and all(isinstance(count, int) for count in values.values()):
         return ", ".join(f"{key} ({count} {'rank' if count == 1 else 'ranks'})" for key, count in values.items())
+    if name == "said_by_rank" and all(str(rank).isdecimal() for rank in values):
+        return _by_message(values)
     if name.endswith("_by_link"):
         return _by_link(values)
     known = {str(key): value for key, value in values.items() if value is not None or str(key).isupper()}
-    plain = all(map(_IDENTIFIER.fullmatch, known))
-    pairs = [_pair(name, key, value, plain) for key, value in known.items()]
+    plain = all(map(_IDENTIFIER.fullmatch, known)) and not known.keys() & {*_OF_THE_FINDING, "elsewhere"}
+    pairs = [_pair(name, key, value, plain, here) for key, value in known.items()]
     return _separator(pairs).join(pairs)
+
+
+def _by_message(values: Mapping[object, object]) -> str:
+    """Ranks with the same message together: ``ranks 0-1: timed out; rank 2: refused``."""
+    ranks: dict[str, list[int]] = {}
+    for rank, message in values.items():
+        ranks.setdefault(str(message), []).append(int(str(rank)))
+    return "; ".join(f"{_ranks(same)}: {message}" for message, same in ranks.items())
 
 
 def _by_link(values: Mapping[object, object]) -> str:
@@ -387,9 +458,9 @@ def _growth(values: Mapping[object, object]) -> str:
     return f"{of}rank {values['rank']}: {rate} over {_value('watched', values['watched_seconds'])} s, {now} in use"
 
 
-def _pair(name: str, key: str, value: object, plain: bool) -> str:
+def _pair(name: str, key: str, value: object, plain: bool, here: str) -> str:
     """A key and its value; the value has the unit of the mapping, unless its key has one. ``plain``: no key needs a
-    colon."""
+    colon. ``here``: the ranks of the finding."""
     if _VARIABLE.fullmatch(key):
         text = _value(key, value)
         return f"{key} from {text}" if name == "origins" else f"{key} ({text})" if ": " in text else f"{key}={text}"
@@ -397,7 +468,7 @@ def _pair(name: str, key: str, value: object, plain: bool) -> str:
     text = _value(key if is_plain and (_has_unit(key) or not _has_unit(name)) else name, value)
     by = _BY.search(name)
     what = _KEYS[by["what"]] if by is not None else "rank" if name in _KEYS_ARE_RANKS else ""
-    label = f"{what} {key}" if what and key.isdecimal() else "own" if key == "bytes" else _label(key)
+    label = f"{what} {key}" if what and key.isdecimal() else here if key in _OF_THE_FINDING else _label(key)
     if isinstance(value, Mapping) and not _is_range(value):
         return f"{label} ({text})"
     is_list = isinstance(value, (list, tuple)) and key not in _ARE_INDICES
@@ -405,7 +476,7 @@ def _pair(name: str, key: str, value: object, plain: bool) -> str:
 
 
 def _has_unit(name: str) -> bool:
-    return bool(_BYTES.search(name) or _UNIT.search(name))
+    return bool(_BYTES.search(name) or _UNIT.search(name) or _SHARE.search(name))
 
 
 def _is_range(values: Mapping[object, object]) -> bool:

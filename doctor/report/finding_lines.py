@@ -131,7 +131,7 @@ def _parts(finding: ReportFinding, style: FindingStyle) -> Iterator[tuple[str, S
         line = f":{finding.source.line}" if finding.source.line else ""
         yield "source", [(f"{finding.source.file}{line}", "")]
     if finding.evidence:
-        lines = evidence_lines(finding.evidence)
+        lines = evidence_lines(finding.evidence, finding.ranks)
         yield "evidence", [("\n".join(lines if style.verbose else map(shortened, lines)), "")]
     if finding.ignored is not None:
         yield "ignored", [(f"{finding.ignored.reason} ({finding.ignored.by})", "")]

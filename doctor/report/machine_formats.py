@@ -95,7 +95,7 @@ def _case(family: str, result: CheckResult, report: Report) -> Element:
 
 def _plain(report: Report, finding: ReportFinding) -> str:
     ignored = f"\nignored: {finding.ignored.reason} ({finding.ignored.by})" if finding.ignored else ""
-    evidence = "\n".join(evidence_lines(finding.evidence))
+    evidence = "\n".join(evidence_lines(finding.evidence, finding.ranks))
     because = f" caused by: {finding.explained_by}" if finding.explained_by else ""
     sure = f"confidence: {confidence(finding)}{because and ';'}{because}"
     parts = {"impact": finding.effect, "fix": finding.fix}

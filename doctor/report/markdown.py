@@ -120,7 +120,7 @@ def _overview(report: Report) -> Iterator[str]:
 def _lines(one: CheckFinding) -> list[str]:
     evidence = one.finding.evidence
     ordered = {name: evidence[name] for name in sorted(evidence, key=lambda name: name != "said")}
-    return [" ".join(line.split())[:_LONGEST] for line in evidence_lines(ordered)]
+    return [" ".join(line.split())[:_LONGEST] for line in evidence_lines(ordered, one.finding.ranks)]
 
 
 def _fenced(lines: Iterable[str], kind: str = "text") -> str:

@@ -128,9 +128,9 @@ def _batch(progress: ProgressFacts | None) -> TableCell:
 
 
 def call_words(call: Collective) -> str:
-    """Return ``all_reduce 140 of group 0, not completed``."""
+    """Return ``all_reduce 140 of the default group, not completed``."""
     ended = "" if is_done(call) else ", not completed"
-    return f"{call.operation} {call.sequence} of group {call.group}{ended}"
+    return f"{call.operation} {call.sequence} of {call.group_words}{ended}"
 
 
 def is_done(call: Collective) -> bool:

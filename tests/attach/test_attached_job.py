@@ -522,7 +522,7 @@ def test_a_rank_that_torchrun_started_and_that_is_missing_ended_its_program() ->
     report = judged(members(*here, agent))
     (finding,) = report.result("RUN001").findings  # type: ignore[union-attr]
     assert (finding.ranks, finding.severity) == ((3,), Severity.ERROR)
-    assert finding.summary.startswith("Rank 3 has ended its run; ranks 0-2 have waited")
+    assert finding.summary.startswith("Rank 3 has finished; ranks 0-2 have waited")
     by_srun = [msgspec.structs.replace(one, launcher="srun") for one in here]
     assert findings(members(*by_srun, agent)) == [("RUN004", (3,), Severity.ERROR)]
 

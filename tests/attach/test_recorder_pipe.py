@@ -209,7 +209,10 @@ def test_a_rank_that_spins_waits_in_the_call_that_has_been_open_for_long(tmp_pat
     here = [_at_time(one, now) for one in spins]
     (finding,) = judged(members(*here)).result("RUN001").findings  # type: ignore[union-attr]
     assert (finding.ranks, finding.severity) == ((2,), Severity.INFO)
-    assert "waits in all_reduce at train.py:41 (train); collective 5 of group 0" in finding.evidence["where"]["0"]
+    assert (
+        "waits in all_reduce at train.py:41 (train); collective 5 of the default group"
+        in finding.evidence["where"]["0"]
+    )
     early = [_at_time(one, now - 90) for one in spins]
     assert findings(members(*early)) == []
     moving = [*here[:2], _at_time(process(2, (at(40),), (at(41),), recorder=recorders[2], world=3), now)]

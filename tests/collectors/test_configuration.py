@@ -196,9 +196,9 @@ def test_documents_that_are_no_topology(data: bytes, words: str) -> None:
         (b"<system version='2'/>", "version 2"),
         (b"<system/>", "version none"),
         (b"<graphs version='1'/>", "<graphs>, not <system>"),
-        (b"<system version='1'><cpu numaid='0' affinity='ffff'/></system>", "a <cpu> has no attribute arch"),
-        (b"<system version='1'><cpu numaid='0' arch='x86_64'/></system>", "no attribute vendor"),
-        (b"<system version='1'><cpu arch='arm64'/></system>", "no attribute numaid"),
+        (b"<system version='1'><cpu numaid='0' affinity='ffff'/></system>", "a <cpu> element has no arch attribute"),
+        (b"<system version='1'><cpu numaid='0' arch='x86_64'/></system>", "no vendor attribute"),
+        (b"<system version='1'><cpu arch='arm64'/></system>", "no numaid attribute"),
     ],
 )
 def test_topologies_that_nccl_refuses(data: bytes, words: str) -> None:
@@ -209,7 +209,7 @@ def test_graphs() -> None:
     graph = "<graph id='0' pattern='4' crossnic='0' nchannels='1' speedintra='20' speedinter='20' samechannels='1'>"
     data = f"<graphs version='1'>{graph}<channel><gpu dev='0'/><gpu dev='a'/></channel></graph></graphs>".encode()
     assert (parse_graphs(data).error, parse_graphs(data).gpus) == (None, ["0", "10"])
-    assert parse_graphs(data.replace(b"crossnic", b"x")).error == "a <graph> has no attribute crossnic"
+    assert parse_graphs(data.replace(b"crossnic", b"x")).error == "a <graph> element has no crossnic attribute"
     assert "<system>, not <graphs>" in (parse_graphs(b"<system version='1'/>").error or "")
 
 

@@ -364,7 +364,7 @@ def test_rows_say_where_a_rank_was_and_what_ended_it():
     report = examine(job)
     first, second = rank_rows(report, job)
     assert first.state.text == "stalled for 12 s, training, backward"
-    assert first.collective.text == "all_reduce 140 of group 0, not completed"
+    assert first.collective.text == "all_reduce 140 of the default group, not completed"
     assert first.batch.text == "epoch 1, batch 40, step 140"
     assert second.error.text == "KeyError: 'label'"
     assert report.primary in second.findings

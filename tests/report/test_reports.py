@@ -301,13 +301,30 @@ def test_evidence_that_is_empty_takes_no_line_and_where_ranks_stand_takes_one_ea
         (
             "reserved",
             {"bytes": 60 << 30, "peers_median_bytes": 30 << 30},
-            "reserved: own 60 GiB, median of the others 30 GiB",
+            "reserved: these ranks: 60 GiB, median of the others: 30 GiB",
         ),
         ("claims", [{"host": "a", "rank": 0}, {"host": "b", "rank": 0}], "claims: host a, rank 0; host b, rank 0"),
-        ("by_rank", {"3": {"own": 0.06, "excess": 0.049999999}}, "by rank: rank 3 (own 0.06, excess 0.05)"),
+        (
+            "by_rank",
+            {"3": {"own": 0.06, "count": 0.0499999}},
+            "by rank: rank 3 (these ranks: 0.06, received count: 0.05)",
+        ),
+        (
+            "seconds_a_step_by_rank",
+            {"3": {"own": 0.19, "excess": 0.09, "others_wait": 0.08}},
+            "time in this phase per step: rank 3 (190 ms, 90 ms more than its peers)",
+        ),
+        ("said_by_rank", {"0": "a", "1": "b", "4": "a"}, "errors by rank: ranks 0, 4: a; rank 1: b"),
+        ("throttled_share", {"node1": 0.25}, "share of throttled periods: node1 25%"),
+        ("contents_alike", 1.0, "identical samples: 100%"),
+        ("device", "0000:0f:00", "PCI address: 0000:0f:00"),
+        ("device", 3, "device: 3"),
+        ("part", "17", "compared parameters: chunk 17"),
+        ("part", "forward", "phase: forward"),
+        ("source", "NCCL_CONF_FILE", "set in: NCCL_CONF_FILE"),
         ("left", {"expected": 3222.4, "low": 3000.0, "high": 4000.0}, "left: 3222 (3000 to 4000)"),
         ("bytes_a_batch", {"median": 1 << 21, "low": 1 << 21, "high": 1 << 21}, "growth: 2 MiB per batch"),
-        ("step_seconds", 0.4, "step time: 0.4 s"),
+        ("step_seconds", 0.4, "step time: 400 ms"),
         ("timeout_seconds", 1800, "timeout: 1800 s"),
         ("seconds_waited", 7200.0, "time waited: 2 h"),
         ("age_seconds", 600_000.0, "age: 6.94 days"),
@@ -331,6 +348,17 @@ def test_evidence_that_is_empty_takes_no_line_and_where_ranks_stand_takes_one_ea
 )
 def test_evidence_of_mappings_and_numbers_in_words(name, value, line):
     assert evidence_lines({name: value}) == [line]
+
+
+def test_values_of_the_finding_are_named_by_its_ranks():
+    evidence = {"own": {"CUDA": "12.6"}, "class": {"here": "A", "elsewhere": "B"}, "MASTER_ADDR": "localhost"}
+    assert evidence_lines({**evidence, "elsewhere": ["node0"]}, (2, 3)) == [
+        "ranks 2-3: CUDA: 12.6",
+        "class: ranks 2-3: A, other ranks: B",
+        "MASTER_ADDR: localhost",
+        "MASTER_ADDR on other ranks: node0",
+    ]
+    assert evidence_lines({"class": {"here": "A"}, "here_ranks": [1]}, (0, 1)) == ["class: rank 1: A"]
 
 
 def test_evidence_that_is_not_known_takes_no_line():

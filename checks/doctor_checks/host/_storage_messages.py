@@ -209,7 +209,8 @@ def _missing(group: EventGroup, path: str | None) -> _Claim:
         return _Claim(
             f"A checkpoint could not be renamed from {path} to {target}",
             _LOSES,
-            f"{once}, and resume from the newest complete checkpoint:\nls -lt {shlex.quote(_parent(target))}",
+            f"{once}, and resume from the newest complete checkpoint that this command lists:\n"
+            f"ls -lt {shlex.quote(_parent(target))}",
         )
     if group.value("path5"):
         return _Claim(

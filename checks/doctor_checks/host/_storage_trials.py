@@ -21,7 +21,7 @@ ROLES = {"checkpoint": "Checkpoint", "flight-recorder": "Flight-recorder dump", 
 """Names of the checked directories, by role. Caches and temporary directories are checked separately."""
 
 WRITE_ERRORS = {
-    "No space left on device": "is full",
+    "No space left on device": "is on a full file system",
     "Disk quota exceeded": "cannot be written to: disk quota exceeded",
     "Read-only file system": "is on a read-only file system",
     "Permission denied": "is not writable: permission denied",
@@ -34,14 +34,18 @@ their meaning for the directory."""
 
 
 _REMEDIES = {
-    "No space left on device": ("Free space or inodes on the file system{of}{at}", "df -h {path}", "df -i {path}"),
+    "No space left on device": (
+        "Check whether the file system{of}{at} has run out of space or inodes, and delete files that are not needed",
+        "df -h {path}",
+        "df -i {path}",
+    ),
     "Disk quota exceeded": ("Delete files or request a larger quota, and check the usage{at} with", "quota -s"),
     "Read-only file system": (
-        "Find out why the file system{of} is read-only{at}, then remount it or use another directory",
+        "Find out with this command why the file system{of} is read-only{at}, then remount it or use another directory",
         "findmnt -T {path}",
     ),
     "Permission denied": (
-        "Find the missing permission on the path, then grant it to the user of the job or use another directory",
+        "Find the missing permission with these commands, then grant it to the job's user or use another directory",
         "namei -l {path}",
         "id",
     ),

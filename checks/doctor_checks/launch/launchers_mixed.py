@@ -224,8 +224,8 @@ def _goes_on(job: Job, event: Event) -> bool:
 def launchers_mixed(job: Job) -> Iterator[Verdict]:
     """Ask whether exactly one launcher sets the rank variables of this process.
 
-    Why it hurts: PyTorch reads one set of variables and Lightning another, so ranks collide, every rank starts the
-    whole job again, or a process waits for ranks that nothing starts.
+    Why it hurts: PyTorch reads one set of variables and Lightning another, so several processes use the same rank,
+    every rank starts the whole job again, or a process waits for ranks that nothing starts.
     Fix: Use one launcher: list the variables with `env | grep -E 'RANK|WORLD_SIZE|SLURM_'` and unset those of others.
     """
     yield from _judge_direct(job)
@@ -272,8 +272,8 @@ def _judge_direct(job: Job) -> Iterator[Finding]:
             "WORLD_SIZE": launch.get("WORLD_SIZE"),
             direct.size_name: direct.size,
         },
-        effect=f"PyTorch reads RANK, and Lightning {direct.rank_name}, so ranks collide or wait for ranks that do not "
-        "exist.",
+        effect=f"PyTorch reads RANK, and Lightning {direct.rank_name}, so several processes use the same rank, or wait "
+        "for ranks that do not exist.",
         fix=f"Run `unset RANK LOCAL_RANK` before {direct.program}, or set RANK in each task: "
         f"`{direct.program} bash -c 'RANK=${direct.rank_name} exec python train.py'`.",
         explains=("ENV001", "ENV004"),

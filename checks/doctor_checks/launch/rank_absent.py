@@ -145,15 +145,22 @@ def _by_store(job: Job) -> Iterator[Finding]:
     of_members = waits[0].kind == "torch.store.members"
     yield finding_from_logs(
         group,
-        f"The c10d store timed out waiting for all {group.value('want')} members to join"
+        f"The c10d store timed out waiting for {_all_members(group.value('want'))} to join"
         if of_members
         else f"Startup timed out: {absent} did not join",
         ranks=missing,
         evidence={"keys": keys[:8], "world_size": group.value("want")},
         effect="The members that joined fail after the timeout, and no rank starts training." if of_members else "",
         confidence=0.7 if missing else 0.6,
-        fix=_read_logs(missing),
+        fix=f"Check that {_all_members(group.value('want'))} of the store were started, and read the log of the one "
+        "that did not join."
+        if of_members
+        else _read_logs(missing),
     )
+
+
+def _all_members(count: str | None) -> str:
+    return "both members" if count == "2" else f"all {count} members" if count else "all members"
 
 
 def _besides_the_store(job: Job, group: EventGroup) -> tuple[int, ...]:

@@ -81,7 +81,8 @@ def _summary(name: str, rank: int, size_name: str, size: int | None) -> str:
         return f"{size_name}={size} allows no rank, but this process has {name}={rank}"
     if rank < 0:
         return f"{name}={rank} is negative: ranks start at 0"
-    numbers = "the only valid rank is 0" if size == 1 else f"valid ranks are 0-{(size or 1) - 1}"
+    kind = {"LOCAL_RANK": "local rank", "GROUP_RANK": "group rank", "NODE_RANK": "node rank"}.get(name, "rank")
+    numbers = f"the only valid {kind} is 0" if size == 1 else f"valid {kind}s are 0-{(size or 1) - 1}"
     return f"{name}={rank} is not below {size_name}={size}: {numbers}"
 
 

@@ -108,7 +108,7 @@ def _numbers(text: str | None) -> tuple[int, ...]:
         r"only 1 GPU": (
             'torch.cuda.set_device(LOCAL_RANK) fails with "invalid device ordinal" on every local rank except 0.'
         ),
-        r"local rank": 'torch.cuda.set_device(LOCAL_RANK) fails with "invalid device ordinal" on these ranks.',
+        r"[Ll]ocal rank": 'torch.cuda.set_device(LOCAL_RANK) fails with "invalid device ordinal" on these ranks.',
     },
     cases=lambda: (
         Passes("every task sees all GPUs of its node", healthy(hosts=2, per_host=4).by_srun()),
@@ -267,6 +267,13 @@ def _report(fault: HiddenGpus, seats: list[tuple[LocalRankGpus, IdenticalRanks]]
     start = f"Lightning uses devices={fault.devices}, but the" if fault.devices else "The"
     count = "some" if fault.visible is None else str(fault.visible)
     cause = f" ({', '.join(f'{name}={value}' for name, value in fault.options)})" if fault.options else ""
+    if fault.severity is Severity.ERROR and fault.visible and not fault.devices and min(numbers) >= fault.visible:
+        start, of, tasks, verb = (
+            f"Local {ranks_in_words(tuple(numbers))} {'has' if len(numbers) == 1 else 'have'} no GPU: each",
+            "",
+            "task",
+            "sees",
+        )
     return Finding(
         f"{start} SLURM {tasks}{of} {verb} only {count} GPU{'' if fault.visible == 1 else 's'}{cause}",
         ranks=tuple(number for _, identical in seats for number in identical.ranks),

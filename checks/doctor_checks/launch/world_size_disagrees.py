@@ -68,8 +68,8 @@ def _too_many(job: Job) -> Iterator[Finding]:
         if size is not None and came > size and not set_up_after(job, event):
             yield finding_from_logs(
                 EventGroup(event.kind, (event,)),
-                f"{came} processes joined a process group of {size} rank{'' if size == 1 else 's'}, probably "
-                "from several starts",
+                f"{came} processes joined a process group of {size} rank{'' if size == 1 else 's'}: the job "
+                "was probably launched several times",
                 ranks=(),
                 evidence={"came": came, "world_size": size},
                 confidence=0.75,
@@ -86,7 +86,7 @@ def _too_many(job: Job) -> Iterator[Finding]:
     needs=(LaunchFacts,),
     from_logs=(_worlds_unequal, _too_many),
     impacts={
-        r"several starts": (
+        r"launched several": (
             "init_process_group() waits for exactly as many processes as ranks, so it fails at the timeout."
         ),
         r"connected to each other": "NCCL cannot build the communicator: the ranks fail or wait until the timeout.",

@@ -37,7 +37,7 @@ _FIXES = {
 
 _OF_VLLM = {
     "on startup is less than desired": (
-        "vLLM needs {wanted} of GPU memory, but {free} are free",
+        "vLLM requests {wanted} of GPU memory, but {free} are free",
         "End other processes on the GPU (`nvidia-smi` lists them), or lower `gpu_memory_utilization`.",
     ),
     "No available memory for the cache blocks": (

@@ -91,8 +91,8 @@ def _with_units(units: int) -> tuple[MemorySample, ...]:
 def rank_memory_outlier(job: Job, *, share: float = 0.2, device_share: float = 0.05) -> Iterator[Verdict]:
     """Ask whether ranks that do the same work use the same amount of GPU memory.
 
-    Why it hurts: the fullest GPU limits the batch size of all ranks, and its rank runs out of memory while its peers
-    have free memory.
+    Why it hurts: the GPU with the highest usage limits the batch size of all ranks: its rank would run out of memory
+    first, while its peers still have free memory.
     Fix: Find what this rank keeps that its peers do not: rank-zero metrics, logged outputs, a second copy of the
     weights, or larger batches.
     """
@@ -126,8 +126,8 @@ def rank_memory_outlier(job: Job, *, share: float = 0.2, device_share: float = 0
                     evidence["device_bytes"] = own.total
                     evidence["largest_batch_units"] = {"own": _units(own), "peers_median": _middle(map(_units, others))}
                     yield Finding(
-                        f"Rank {outlier.rank} on {own.rank.host.name} holds {mebibytes(int(outlier.value))} of GPU "
-                        f"memory {KINDS[kind]} (peers: {mebibytes(int(outlier.typical))})",
+                        f"Rank {outlier.rank} on {own.rank.host.name} {_used(kind, int(outlier.value))} (peers: "
+                        f"{mebibytes(int(outlier.typical))})",
                         ranks=(outlier.rank,),
                         evidence=evidence,
                         effect="" if more else _LESS,
@@ -140,6 +140,12 @@ def rank_memory_outlier(job: Job, *, share: float = 0.2, device_share: float = 0
 
 
 _LESS = "GPU memory stays unused. If the rank also has smaller batches, it waits for its peers in each step."
+
+
+def _used(kind: str, size: int) -> str:
+    if kind == "peak_allocated":
+        return f"used up to {mebibytes(size)} of GPU memory"
+    return f"holds {mebibytes(size)} of GPU memory {KINDS[kind]}"
 
 
 class _RankMemoryTotal(NamedTuple):

@@ -75,6 +75,10 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             "NCCL selects paths that do not exist on this host, so communication is slow or NCCL initialization fails."
         ),
         r"^NCCL cannot use its": "NCCL initialization fails on every rank that uses the file.",
+        # xmlLoadSub ignores an element without a handler (graph/xml.cc), and ncclTopoCompute then searches
+        # (graph/search.cc).
+        r"^NCCL_GRAPH_FILE=.* root element is": "NCCL ignores the file and searches for rings and trees itself.",
+        r"root element is": "NCCL ignores the file and detects the topology itself.",
         r"does not exist|cannot be read|cannot read": (
             "NCCL continues without the file and detects the topology itself. In a virtual machine, it then selects "
             "slow paths."
@@ -102,12 +106,21 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         Fails("no XML", _SET.alter(NcclFacts, references=_file(error="not well-formed", gpus=())), ranks=(0, 1, 2, 3)),
         Fails(
             "a file that NCCL reads and refuses",
-            _SET.alter(NcclFacts, references=_file(error="a <cpu> has no attribute arch")),
+            _SET.alter(NcclFacts, references=_file(error="a <cpu> element has no arch attribute")),
             ranks=(0, 1, 2, 3),
         ),
         Fails("a graph of this machine", _graphs("0", "1"), ranks=(0, 1), severity=Severity.INFO),
         Fails("a graph of a machine with four GPUs", _graphs("0", "1", "2", "3"), ranks=(0, 1)),
-        Fails("a topology in the place of a graph", _graphs(error="its first element is <system>"), ranks=(0, 1)),
+        Fails(
+            "a graph in the place of a topology",
+            _SET.alter(NcclFacts, references=_file(error="its root element is <graphs>, not <system>", gpus=())),
+            ranks=(0, 1, 2, 3),
+        ),
+        Fails(
+            "a topology in the place of a graph",
+            _graphs(error="its root element is <system>, not <graphs>"),
+            ranks=(0, 1),
+        ),
         Fails("of another machine", _SET.alter(NcclFacts, references=_file(gpus=_FOREIGN)), ranks=(0, 1, 2, 3)),
         Passes(
             "a default file that most machines do not have",
@@ -145,9 +158,7 @@ def _findings(job: Job) -> Iterator[Finding]:
                     f"{file.variable}={file.path} {wrong}",
                     ranks=identical.ranks,
                     evidence={"path": file.path, "gpus_in_file": list(file.gpus), "error": file.error},
-                    fix=f"Make {file.path} readable by the job's user, or run `unset {file.variable}`."
-                    if file.exists is not False and file.readable is False
-                    else f"Run `unset {file.variable}`, or set it to a file for this machine type.",
+                    fix=_fix(file),
                     source=source_of(setting),
                 )
             elif file.variable == _GRAPHS and file.exists:
@@ -160,6 +171,16 @@ def _findings(job: Job) -> Iterator[Finding]:
                     severity=Severity.INFO,
                     source=source_of(setting),
                 )
+
+
+def _fix(file: ReferencedFile) -> str:
+    if file.exists is not False and file.readable is False:
+        return f"Make {file.path} readable by the job's user, or run `unset {file.variable}`."
+    for variable, root in (("NCCL_TOPO_FILE", "system"), (_GRAPHS, "graphs")):
+        if variable != file.variable and f"root element is <{root}>" in (file.error or ""):
+            kind = "a topology" if root == "system" else "a graph file"
+            return f"Run `unset {file.variable}`, and set {variable} to this file instead if you need it: it is {kind}."
+    return f"Run `unset {file.variable}`, or set it to a file for this machine type."
 
 
 def _wrong(file: ReferencedFile, gpus: GpuFacts | None) -> str | None:

@@ -89,7 +89,7 @@ def _fix(group: EventGroup) -> str:
         return "Use `ReduceOp.SUM` and divide by the number of ranks, instead of `ReduceOp.AVG`."
     if _is_of_oneccl(group):
         return (
-            "Run again with these variables, and find the first error in the logs of all ranks:\n"
+            "Run the job again with these variables, and find the first error in the logs of all ranks:\n"
             "export CCL_LOG_LEVEL=info FI_LOG_LEVEL=warn"
         )
     return ""

@@ -213,6 +213,14 @@ def _finding(job: Job, found: MajoritySplit, group: Group[object]) -> Finding:
         return deviation.finding(group.ranks, evidence).extended({}, "" if found.drifted else _fix(group.ranks))
     others = [other for other in found.groups if other.value != group.value]
     on = ranks_in_words(group.ranks, 4)
+    if group.value is None and len(others) == 1:
+        return Finding(
+            f"NCCL not found on {on} ({_word(others[0].value)} on "
+            f"{'the others' if len(others[0].ranks) > 1 else ranks_in_words(others[0].ranks)})",
+            ranks=group.ranks,
+            evidence={"releases": releases, "goes_with": list(correlates(job, group.ranks))},
+            fix=_fix(group.ranks) if found.common else "",
+        )
     return Finding(
         f"NCCL versions differ between ranks: {_word(group.value)} on {on}, {_word(others[0].value)} on "
         f"{'the others' if len(others[0].ranks) > 1 else ranks_in_words(others[0].ranks)}"

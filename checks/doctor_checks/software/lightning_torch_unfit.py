@@ -34,7 +34,8 @@ def _pair(lightning: str, torch: str, requires: str = ">=2.1.0,<4.0", name: str 
     impacts={
         r"requires torch": "Imports fail, or the package uses parts of PyTorch that this release does not have.",
         r"was tested up to": (
-            "The package may use parts of PyTorch that have changed since. Such failures look like bugs in the model."
+            "The package may use parts of PyTorch that have changed since, and fail with errors that look like bugs in "
+            "the model."
         ),
     },
     cases=lambda: (

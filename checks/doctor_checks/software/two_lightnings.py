@@ -26,8 +26,8 @@ def _installed(**versions: str) -> JobBuilder:
             "calls it."
         ),
         r"both installed": (
-            "None as long as all imports use one package. If both are imported, each rejects or never calls the "
-            "classes of the other."
+            "None as long as all imports use one package. If both are imported, each package rejects the "
+            "classes of the other, or never calls them."
         ),
     },
     cases=lambda: (

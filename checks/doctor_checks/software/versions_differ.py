@@ -64,11 +64,11 @@ _EMPTY: dict[str, object] = {"torch": None, "packages": ()}
         ),
         r"\bPython\b": ("Objects pickled by one rank may not load on another, and packages may behave differently."),
         r"PyTorch|CUDA": (
-            "Ranks may call different collectives or kernels: the job hangs, fails, or the results differ "
-            "silently between ranks."
+            "Ranks may call different collectives or kernels: the job hangs or fails, or results "
+            "differ silently between ranks."
         ),
         r"lightning|transformers|accelerate|deepspeed": (
-            "The framework may call collectives in a different order on these ranks, and the job hangs."
+            "The framework may call collectives in a different order on these ranks, so the job may hang."
         ),
     },
     cases=lambda: (

@@ -18,6 +18,7 @@ from doctor.core.facts import (
     RecorderFacts,
     TrainingFacts,
 )
+from doctor.core.facts.telemetry import DEFAULT_GROUPS
 from doctor.core.frames import is_doctor, waits_in
 from doctor.core.job import Job
 from doctor.core.text import lazy_compile
@@ -59,9 +60,6 @@ _PREPARES = lazy_compile(
     r"|/concurrent/futures/|/asyncio/|/(?:socket|ssl|selectors|subprocess)\.py$|/http/"
 )
 """Files of code that may wait without moving while a step is prepared: imports, compilation, downloads, processes."""
-DEFAULT_GROUPS = frozenset({"", "0", "default_pg"})
-"""Names that torch gives the default process group."""
-
 WITH_ALL = frozenset(
     {
         "all_reduce",

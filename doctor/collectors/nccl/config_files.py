@@ -156,13 +156,13 @@ class NcclXml(msgspec.Struct):
     def opened(self, tag: str, attributes: dict[str, str]) -> None:
         """Handle the start of an element."""
         if self._depth == 0 and tag != self.root:
-            self._fail(f"its first element is <{tag}>, not <{self.root}>: NCCL ignores the file")
+            self._fail(f"its root element is <{tag}>, not <{self.root}>")
         elif self._depth == 0 and attributes.get("version", "").strip() != "1":
             self._fail(f"<{self.root}> has version {attributes.get('version', 'none')}, and NCCL reads version 1")
         self._depth += 1
         for name in self.required.get(tag, ()):
             if name not in attributes:
-                self._fail(f"a <{tag}> has no attribute {name}")
+                self._fail(f"a <{tag}> element has no {name} attribute")
         self.found(tag, attributes)
 
     def found(self, tag: str, attributes: dict[str, str]) -> None:
@@ -203,7 +203,7 @@ class Topology(NcclXml):
     def found(self, tag: str, attributes: dict[str, str]) -> None:
         """Collect a GPU, which is a PCI device of a display class or one with a ``gpu`` element, or a net device."""
         if tag == "cpu" and attributes.get("arch") == "x86_64" and "vendor" not in attributes:
-            self._fail("a <cpu> of x86_64 has no attribute vendor")
+            self._fail("a <cpu> element of x86_64 has no vendor attribute")
         if tag == "pci":
             bus_id = attributes.get("busid", "").lower()
             self._bus_ids.append(bus_id)

@@ -230,6 +230,10 @@ class ProcessGroup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     completed: int | None = None
 
 
+DEFAULT_GROUPS = frozenset({"", "0", "default_pg"})
+"""Names that torch gives the default process group."""
+
+
 class Collective(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """An entry of torch's flight recorder. ``sequence`` counts within its group, separately for sends and receives.
     ``operation`` without the name of the backend (``all_reduce``). ``peer``: the other rank of a send or receive,
@@ -252,6 +256,11 @@ class Collective(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     seconds: float | None = None
     timeout: float | None = None
     frames: tuple[Frame, ...] = ()
+
+    @property
+    def group_words(self) -> str:
+        """``the default group``, ``group 3``."""
+        return "the default group" if self.group in DEFAULT_GROUPS else f"group {self.group}"
 
 
 class RecorderFacts(WatchedSection, frozen=True, kw_only=True):

@@ -170,7 +170,8 @@ def environment() -> Environment:
 
     def without_log_lines(finding: ReportFinding) -> list[str]:
         shown_elsewhere = {"said", *(CODE_EVIDENCE if code_excerpt(finding) is not None else ())}
-        return evidence_lines({name: value for name, value in finding.evidence.items() if name not in shown_elsewhere})
+        shown = {name: value for name, value in finding.evidence.items() if name not in shown_elsewhere}
+        return evidence_lines(shown, finding.ranks)
 
     environment = Environment(
         loader=FileSystemLoader(PAGE),

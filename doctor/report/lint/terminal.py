@@ -138,7 +138,7 @@ def _parts(hit: _FileFinding, shown: set[tuple[str, str]], *, verbose: bool) -> 
     if verbose and rest:
         yield "evidence", "; ".join(evidence_lines(rest))
     foreshadows = finding.evidence.get("foreshadows")
-    if verbose and isinstance(foreshadows, (list, tuple)):
+    if verbose and foreshadows and isinstance(foreshadows, (list, tuple)):
         yield "in a run", ", ".join(map(str, foreshadows))
     yield "more", explaining(hit.result)
 

@@ -195,14 +195,14 @@ LEAVES = (
         "RUN001",
         run("loops.leaving_by_return", (1,)),
         does="hangs",
-        says=("ended its run", "`return` at loops.py"),
+        says=("has finished", "`return` at loops.py"),
     ),
     RunScene(
         "rank 1 returns, and its process ends",
         "RUN001",
         run("loops.leaving_for_good", (1,)),
         does="fails",
-        says=("ended its run",),
+        says=("has finished",),
     ),
 )
 

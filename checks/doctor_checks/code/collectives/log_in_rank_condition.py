@@ -168,7 +168,11 @@ def _hit(script: Script, call: ast.Call, condition: RankCondition) -> Violation:
         fix=f"Call {name} on all ranks (the logger writes only on rank 0)"
         + ("." if metric else ", or pass `rank_zero_only=True` if only rank 0 has the value and nothing monitors it."),
         edits=_edits(script, call, condition),
-        evidence=(("condition", condition.test), ("line_of_condition", line)),
+        evidence=(
+            ("condition", condition.test),
+            ("line_of_condition", line),
+            *(() if metric else (("foreshadows", []),)),  # without sync_dist, self.log calls no collective
+        ),
         confidence=0.9,
         flow=(
             step_at(script, condition.where, f"only some ranks reach line {call.lineno}: `{condition.test}`"),

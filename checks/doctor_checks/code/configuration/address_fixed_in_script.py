@@ -31,7 +31,7 @@ _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
     preview_infos=True,
     reads=Script,
     mentions=(_PORT, _ADDRESS, *_INTERFACES, "tcp://"),
-    foreshadows=("ENV008", "NET007"),
+    foreshadows=("ENV008", "NET005", "NET006", "NET007", "NET018"),
     impacts={
         r"second job": (
             'A second job on this host fails with "Address already in use", or its ranks join the store of the first.'
@@ -228,6 +228,7 @@ def _judge(write: _Write, given: bool, starts: bool) -> Violation | None:
             fix=f"Set {write.name} in the environment of the cluster instead.",
             severity=Severity.INFO,
             confidence=0.8,
+            evidence=_in_a_run("NET018" if what == "adapter" else "NET007"),
         )
     if write.name == _PORT and write.value.isdigit() and 0 < int(write.value) < 65536:  # else ENV007
         return _of_port(write, given and not starts)
@@ -236,6 +237,7 @@ def _judge(write: _Write, given: bool, starts: bool) -> Violation | None:
             write.at,
             f'MASTER_ADDR="{write.value}" in the script overrides the address set by the launcher',
             fix='Remove the assignment, or use `os.environ.setdefault("MASTER_ADDR", ...)`.',
+            evidence=_in_a_run("NET005" if write.value in _HERE else "NET006"),
         )
     return None
 
@@ -246,14 +248,21 @@ def _of_port(write: _Write, given: bool) -> Violation:
             write.at,
             f"MASTER_PORT={write.value} in the script overrides the port set by the launcher",
             fix='Remove the assignment, or use `os.environ.setdefault("MASTER_PORT", ...)`.',
+            evidence=_in_a_run("ENV008"),
         )
     return Violation(
         write.at,
         f"MASTER_PORT={write.value} is hard-coded: a second job on this host, or a leftover rank, may hold the port",
-        fix='Use `os.environ.setdefault("MASTER_PORT", str(port))` with a port of a socket bound to port 0 before the '
-        "ranks start.",
+        fix="Before the ranks start, get a free port by binding a socket to port 0, and pass it with "
+        '`os.environ.setdefault("MASTER_PORT", str(port))`.',
         severity=Severity.INFO,
+        evidence=_in_a_run("ENV008"),
     )
+
+
+def _in_a_run(check: str) -> tuple[tuple[str, object], ...]:
+    """The check that reports this kind of value in a run, instead of those of all kinds."""
+    return (("foreshadows", [check]),)
 
 
 def _of_method(script: Script, call: ast.Call) -> Iterator[Violation]:
@@ -271,6 +280,7 @@ def _of_method(script: Script, call: ast.Call) -> Iterator[Violation]:
         + ("a second job on this host may hold the port" if here else "rank 0 must run on that host"),
         fix='Use `init_method="env://"` (the default), with MASTER_ADDR and MASTER_PORT from torchrun.',
         severity=Severity.INFO if here else None,
+        evidence=_in_a_run("ENV008" if here else "NET006"),
     )
 
 

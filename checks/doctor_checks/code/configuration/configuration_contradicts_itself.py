@@ -53,6 +53,9 @@ def _llama(title: str, *body: str) -> FileFails | FilePasses:
         r"no effect|ignored": (
             "The setting is silently ignored. If the model fits only with offloading, the job runs out of memory."
         ),
+        r"^Accelerate rejects (?:distributed|fsdp)": (
+            "`accelerate launch` fails with ValueError before it starts any rank."
+        ),
         r"rejects|conflicts with|not a multiple": "The program fails at startup on every rank.",
     },
     cases=lambda: (
@@ -219,5 +222,8 @@ def configuration_contradicts_itself(file: Manifest) -> Iterator[Violation]:
                 fix=found.fix,
                 severity=None if found.is_refused else Severity.WARNING,
                 confidence=found.confidence,
-                evidence=(("configuration_of", config.kind),),
+                evidence=(
+                    ("configuration_of", config.kind),
+                    *((("foreshadows", []),) if found.is_refused else ()),  # it ends before it uses any memory
+                ),
             )

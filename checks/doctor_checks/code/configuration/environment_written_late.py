@@ -19,7 +19,7 @@ from doctor.testing.script_cases import fails, passes
     severity=Severity.WARNING,
     reads=Script,
     mentions=("environ", "putenv"),
-    foreshadows=("NCCL003", "NCCL005", "ENV005"),
+    foreshadows=("NCCL003", "ENV005", "GPU001", "GPU002", "MEM006"),
     impacts={
         r"process group read it": (
             "The later value is silently ignored: the process group keeps the one that was set before, or its default."
@@ -66,9 +66,21 @@ def environment_written_late(script: Script) -> Iterator[Violation]:
         yield Violation(
             at,
             f"{variable} is set too late: {reader.words} in `{script.text_of(started, 30)}` (line {started.lineno})",
-            evidence=(("variable", variable), ("read_at_line", started.lineno)),
+            fix=f"Set {variable} above line {started.lineno}, or in the environment of the launcher.",
+            evidence=(("variable", variable), ("read_at_line", started.lineno), ("foreshadows", _in_a_run(variable))),
             confidence=0.85,
         )
+
+
+def _in_a_run(variable: str) -> list[str]:
+    """The checks that report the setting that stays in effect; none reports how PyTorch watches NCCL."""
+    if variable in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        return ["GPU001", "GPU002"]
+    if variable in _READ_BY_ALLOCATOR:
+        return ["MEM006"]
+    if variable in _MEETING or variable in ("RANK", "WORLD_SIZE"):
+        return ["ENV005"]
+    return ["NCCL003"] if variable.startswith("NCCL_") and not variable.startswith(_READ_BY_TORCH) else []
 
 
 class _VariableReader(NamedTuple):

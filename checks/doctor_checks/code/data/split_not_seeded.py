@@ -49,7 +49,7 @@ _COPIED = ("spawn", "fork", "notebook")
     foreshadows=("DATA005",),
     impacts={
         r"rank-specific": (
-            "Samples that one rank validates on are trained on by others, so the validation metric is too optimistic."
+            "Each rank trains on samples that other ranks validate on, so the validation metric is too optimistic."
         ),
     },
     cases=lambda: (
@@ -97,8 +97,7 @@ _COPIED = ("spawn", "fork", "notebook")
 def split_not_seeded(script: Script) -> Iterator[Violation]:
     """Ask whether all ranks split the data in the same way.
 
-    Why it hurts: samples that one rank validates on are trained on by others, so the validation metric is too
-    optimistic.
+    Why it hurts: each rank trains on samples that other ranks validate on, so the validation metric is too optimistic.
     Fix: Pass a generator with the same seed on all ranks (`generator=torch.Generator().manual_seed(42)`).
     """
     ranks = several_ranks(script)

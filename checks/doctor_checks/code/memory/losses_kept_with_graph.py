@@ -64,7 +64,8 @@ _MICRO_BATCHES = re.compile(r"accum|micro|\bga_", re.IGNORECASE)
 def losses_kept_with_graph(script: Script) -> Iterator[Violation]:
     """Ask whether losses that outlive their step are detached from the autograd graph.
 
-    Why it hurts: each stored loss keeps the autograd graph of its step, so memory use grows with every step.
+    Why it hurts: each loss that is kept or added holds the autograd graph of its step, so memory use grows with every
+    step.
     Fix: Accumulate detached losses (`loss.detach()`).
     """
     every: tuple[ast.For | ast.While, ...] = (*script.all(ast.For), *script.all(ast.While))
@@ -156,7 +157,7 @@ def _kept(script: Script, body: ast.AST, losses: frozenset[str], line: int) -> I
             words = script.text_of(keeper, 40)
             yield Violation(
                 statement,
-                f"{words} keeps the autograd graph of {kept.id} from every step (line {line})",
+                f"`{words}` keeps the autograd graph of `{kept.id}` from every step of the loop in line {line}",
                 fix=f"Use `{kept.id}.detach()` instead of `{kept.id}`.",
                 edits=(ReplaceExpression(location_of(kept), f"{kept.id}.detach()"),)
                 if "loss" in kept.id.lower()

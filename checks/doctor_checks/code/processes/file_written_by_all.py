@@ -176,8 +176,8 @@ _LOADER = re.compile(r"loader|(?:^|_)dl$", re.IGNORECASE)
 def file_written_by_all(script: Script) -> Iterator[Violation]:
     """Ask whether each file of a job is written by one rank only.
 
-    Why it hurts: ranks on the same file system overwrite each other's output. The file may be truncated or mixed, which
-    is noticed only when it is read.
+    Why it hurts: ranks on the same file system overwrite each other's output. The file may be truncated or corrupted,
+    which is noticed only when it is read.
     Fix: Write under `if torch.distributed.get_rank() == 0:`, or include the rank in the file name.
     """
     ranks = several_ranks(script)

@@ -81,11 +81,11 @@ def _summary_and_confidence(group: EventGroup) -> tuple[str, float]:
     """What is missing, and the confidence that the torch build causes it: torch cannot distinguish hidden devices from
     absent ones."""
     if backend := group.value("backend"):
-        return f"PyTorch is built without {backend}, which the job requests", 0.95
+        return f"The job requests {backend}, but PyTorch is built without it", 0.95
     if "_cuda_setDevice" in group.first.text:
-        return "PyTorch is built without CUDA, which the job requests", 0.7
+        return "The job requests CUDA, but PyTorch is built without it", 0.7
     if device := group.value("device"):
-        return f"PyTorch is built without {device.upper()}, which the job requests", 0.95
+        return f"The job requests {device.upper()}, but PyTorch is built without it", 0.95
     if device := group.value("device2"):
         return f"No torch.distributed backend is registered for the device type {device}", 0.8
     if group.value("driver"):
@@ -105,7 +105,7 @@ def _summary_and_confidence(group: EventGroup) -> tuple[str, float]:
         r"finds no NVIDIA driver|sees no GPU|sees none": (
             "The job fails at its first use of CUDA, or silently trains on the CPU."
         ),
-        r"without (?:\w+, )*(?:NCCL|MPI|UCC|XCCL|GLOO)\b": "init_process_group() fails, and the job ends at startup.",
+        r"requests (?:\w+, )*(?:NCCL|MPI|UCC|XCCL|GLOO)\b": "init_process_group() fails, and the job ends at startup.",
         r"No torch.distributed backend": "Collectives on tensors of this device type fail, and the job ends.",
         r"without CUDA, but": (
             'The ranks fail with "Torch not compiled with CUDA enabled", or silently train on the CPU.'
@@ -171,7 +171,7 @@ def backend_unavailable(job: Job) -> Iterator[Verdict]:
             yield _finding(
                 torch,
                 identical,
-                f"PyTorch {torch.version} is built without {', '.join(lacking).upper()}, which the job requests",
+                f"The job requests {', '.join(lacking).upper()}, but PyTorch {torch.version} is built without it",
             )
         elif without_cuda and _has_gpus(identical):
             yield _finding(

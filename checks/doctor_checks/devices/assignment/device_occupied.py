@@ -125,11 +125,20 @@ def _hidden(machine: LocalRanks, share: GpuSharers, unseen_share: float) -> Iter
     yield Unknown(f"{reason}: {note.reason}" if note else reason, share.ranks, note.unhide if note else "")
 
 
+def _effect(gpu: Gpu, others: list[GpuProcess], alone: bool) -> str:
+    """Less memory alone if nothing computes there now; empty for the check's own."""
+    if gpu.utilization == 0:
+        held = sum(process.memory or 0 for process in others)
+        less = f"{mebibytes(held)} less GPU memory" if held else "less GPU memory"
+        return f"{'The job' if alone else 'A rank on this GPU'} has {less}, and may run out of it."
+    return "The job has less GPU memory and computes more slowly." if alone else ""
+
+
 def _finding(machine: LocalRanks, share: GpuSharers, others: list[GpuProcess], *, alone: bool) -> Finding:
     first = max(others, key=lambda process: process.memory or 0)
     more = f" and {len(others) - 1} more" if len(others) > 1 else ""
     return Finding(
-        f"GPU {share.gpu.index} of {machine.name} is used by {first.name or 'a process'} (pid {first.pid}"
+        f"GPU {share.gpu.index} of {machine.name} is used by {first.name or 'a process'} (PID {first.pid}"
         f"{f', {mebibytes(first.memory)}' if first.memory is not None else ''}){more}",
         ranks=share.ranks,
         evidence={
@@ -141,7 +150,7 @@ def _finding(machine: LocalRanks, share: GpuSharers, others: list[GpuProcess], *
                 for one in others
             ],
         },
-        effect="The job has less GPU memory and computes more slowly." if alone else "",
+        effect=_effect(share.gpu, others, alone),
         fix=f"End process {first.pid} if no job needs it (`ps -o user,lstart,cmd -p {first.pid}` shows its owner), or "
         "select other GPUs with CUDA_VISIBLE_DEVICES.",
         explains=("MEM003", "GPU016"),

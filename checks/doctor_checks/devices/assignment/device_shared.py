@@ -42,6 +42,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             f"NCCL reports that {ranks_in_words(ranks)} share a GPU",
             ranks=ranks,
             evidence={"devices": sorted({_bus_id(event) for event, _ in pairs})},
+            fix="Reserve one GPU per Ray worker (`num_gpus=1`), and let each worker use its own GPU."
+            if any("RayWorker" in event.text or "ray::" in event.text for event, _ in pairs)
+            else "",
             confidence=0.95,
             explains=("MEM001", "MEM011"),
         )

@@ -14,7 +14,10 @@ _ABORT = "The ROCm runtime aborts the process, and the other ranks wait for it u
 _ENDS = "All processes on the GPU end, and the other ranks wait for them until their timeout."
 _UNTIL_REBOOT = "Programs on the GPU fail or hang until the host is rebooted."
 _UNUSABLE = "No program can use this GPU."
-_LOG = "Exclude {host} from the next job if the error recurs, and check its kernel log:\nsudo dmesg -T | grep -i amdgpu"
+_LOG = (
+    "Check the kernel log of {host}, and if the error recurs, exclude {host} from the next job:\n"
+    "sudo dmesg -T | grep -i amdgpu"
+)
 _MEMORY = (
     "Exclude {host} from the next job, and check the errors of its GPUs:\n"
     "rocm-smi --showrasinfo all\nsudo dmesg -T | grep -i amdgpu"
@@ -35,7 +38,7 @@ _OF_HARDWARE = (
     ("lost from bus", _Meaning("A GPU has fallen off the bus", _UNTIL_REBOOT, _REBOOT)),
     ("fatal error during gpu init", _Meaning("The driver could not initialize a GPU", _UNUSABLE, _REBOOT)),
     ("hang", _Meaning("A GPU hangs and no longer processes its queues", _ABORT, _LOG)),
-    ("gpu reset", _Meaning("The driver reset a GPU: all processes on it lost their GPU memory", _ENDS, _LOG)),
+    ("gpu reset", _Meaning("The driver started to reset a GPU", _ENDS, _LOG)),
     ("gpu recovery failed", _Meaning("The driver could not reset a GPU", _UNTIL_REBOOT, _REBOOT)),
     ("vram is lost", _Meaning("The driver reset a GPU: all processes on it lost their GPU memory", _ENDS, _LOG)),
     ("test failed", _Meaning("The driver reset a GPU, but the GPU still does not work", _UNTIL_REBOOT, _REBOOT)),
@@ -96,7 +99,7 @@ def _of_device(group: EventGroup) -> Finding:
     said = (group.value("what", "what2", "what3", "what4", "what5", "what6", "what7", "what8") or "").lower()
     meaning = next((meaning for word, meaning in _OF_HARDWARE if word in said), _QUEUES)
     pci, node = group.value("pci"), group.value("node", "node2")
-    which = f"the GPU at PCI {pci}" if pci else f"the GPU of HSA node {node}" if node else "a GPU"
+    which = f"the GPU at PCI address {pci}" if pci else f"the GPU of HSA node {node}" if node else "a GPU"
     summary = re.sub(r"\b[Aa] GPU\b", which, meaning.summary, count=1)
     return finding_from_logs(
         group,

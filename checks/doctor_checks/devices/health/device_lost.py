@@ -68,9 +68,8 @@ def _claim(group: EventGroup) -> tuple[str, str]:
         index = re.search(r"NVRM: GPU(\d+)\b", text)
         which = f"GPU {index[1]}" if index else "a GPU"
         return f"The system processor (GSP) of {which} did not respond in time", _RESET
-    pci = pci or next(
-        iter(re.findall(r"(?:Xid \(PCI:|GPU (?:at )?(?:PCI:)?)([0-9a-fA-F]{4,8}:[0-9a-fA-F:.]+)", text)), ""
-    )
+    found = re.search(r"(?:Xid \(PCI:|GPU (?:at )?(?:PCI:)?)([0-9a-fA-F]{4,8}:[0-9a-fA-F:.]+)", text)
+    pci = pci or (found[1].strip(":.") if found else "")
     return f"{f'The GPU at {pci}' if pci else 'A GPU'} was lost: the driver cannot reach it", _REBOOT
 
 

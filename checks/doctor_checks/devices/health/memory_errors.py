@@ -90,7 +90,7 @@ _CONSEQUENCES = ("GPU010", "GPU019", "GPU022")
             "Memory that failed once often fails again. The job then ends with an uncorrectable error."
         ),
         r"uncorrectable": (
-            "The program that reads the damaged memory ends, and the other ranks wait for it until their timeout."
+            "The program that reads the damaged memory fails, and the other ranks wait for it until their timeout."
         ),
     },
     cases=lambda: (

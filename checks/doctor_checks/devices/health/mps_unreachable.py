@@ -99,8 +99,9 @@ def _without_daemon(job: Job) -> Iterator[Finding]:
                 f"No MPS control daemon listens in CUDA_MPS_PIPE_DIRECTORY={folder}: CUDA runs without MPS",
                 ranks=identical.ranks,
                 evidence={"CUDA_MPS_PIPE_DIRECTORY": folder},
-                effect="Processes that share a GPU take turns; in exclusive-process mode, only the first one starts.",
-                fix="Start the MPS control daemon with this CUDA_MPS_PIPE_DIRECTORY, or run the job without it:\n"
+                effect="Processes that share a GPU are time-sliced; in exclusive-process mode, CUDA fails to "
+                "initialize in all but the first.",
+                fix="Start the MPS control daemon with this CUDA_MPS_PIPE_DIRECTORY, or unset the variable:\n"
                 "unset CUDA_MPS_PIPE_DIRECTORY",
                 severity=Severity.INFO,
             )

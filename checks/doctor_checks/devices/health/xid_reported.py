@@ -38,7 +38,9 @@ def _told(job: Job) -> Iterator[Finding]:
             "Programs on this GPU fail or hang, and the other ranks wait for them until their timeout. The host "
             "needs a reboot."
         ),
-        r"after its own fault": "The program on this GPU has ended after its own fault; the GPU itself is healthy.",
+        r"after a program error": (
+            "The program fails, and the other ranks wait for it until their timeout. The GPU itself is healthy."
+        ),
         r"illegal memory access": (
             'The program on this GPU ends with "an illegal memory access was encountered", and the other ranks '
             "wait for it until their timeout."

@@ -201,7 +201,7 @@ def peer_access_blocked(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: NCCL copies between these GPUs through host memory, which is many times slower, or fails at
     startup.
-    Fix: Set NCCL_P2P_DISABLE=1 until ACS is disabled in the BIOS and `iommu=pt` is set on the kernel command line.
+    Fix: Set `NCCL_P2P_DISABLE=1` until ACS is disabled in the BIOS and `iommu=pt` is set on the kernel command line.
     """
     judged = [(local, users) for local, found in shares_by_host(job) if len(users := _users(found)) > 1]
     if not judged:

@@ -45,7 +45,8 @@ def _smaller(sketch: JobBuilder, host: str) -> JobBuilder:
     uses_baseline=True,
     impacts={
         r"^Driver version": (
-            "Hosts may select different algorithms, or fail with features that only one of the drivers has."
+            "Hosts may select different algorithms, or fail when the job uses a feature that only one of the drivers "
+            "supports."
         ),
         r"^GPU memory": (
             "The smallest memory limits the batch size of all ranks, and a batch that fits on one rank may not "

@@ -46,14 +46,13 @@ def _far(axis: str, group: tuple[int, ...], size: int, turn: int) -> float:
     scope=Scope.JOB,
     needs=(CollectiveFacts,),
     impacts={
-        r"could not be created|share a GPU": "init_process_group fails in the job too, or blocks until its timeout.",
+        r"could not be created|share a GPU": "init_process_group() fails in the job too, or blocks until its timeout.",
         r"^The mesh": "The process groups of the mesh are not checked.",
         r"failed": "The same collective fails in the job, or blocks until its timeout.",
         r"Small NCCL messages": (
             "Collectives of small tensors, as in tensor or pipeline parallelism, are limited by this latency."
         ),
         r"^Slow \w+ group": "Each step waits for this group, so the whole job runs at its speed.",
-        r"in common$": "All ranks of these groups wait for the common ones in each step.",
     },
     cases=lambda: (
         Passes("not measured", healthy(hosts=2, per_host=2)),
@@ -152,10 +151,14 @@ def _broken(job: Job, broken: Sequence[BrokenCollective]) -> Finding:
     said = {str(one.rank): one.error for one in broken[:16]}
     waiting = tuple(one.rank for one in broken if one.rank not in ranks)
     along = [one.operation for one in broken if one.axis == first.axis and one.operation != "collective"]
-    what = f"{along[0] if along else 'A collective'} in a {first.axis} group" if first.axis else "A process group"
+    what = f"{along[0] if along else 'A collective'} in a {first.axis} group" if first.axis else "The process group"
     how = "failed" if first.axis else "could not be created"
     of = "" if "did not join" in first.error else f" on {ranks_in_words(ranks)}"
-    claim = f"{what}{f' over {backend_name(first.backend)}' if first.backend else ''} {how}{of}:"
+    if first.backend and not first.axis:
+        what = f"The {backend_name(first.backend)} process group"
+    elif first.backend:
+        what += f" over {backend_name(first.backend)}"
+    claim = f"{what} {how}{of}:"
     summary = f"{claim} {textwrap.shorten(first.error, max(_LONGEST - len(claim), 30), placeholder=' …')}"
     if "Duplicate GPU" in first.error:
         summary = f"{claim.removesuffix(f'{of}:')}: {ranks_in_words(ranks)} share a GPU"
@@ -185,7 +188,7 @@ def _fix_of_broken(job: Job, first: BrokenCollective, ranks: tuple[int, ...]) ->
         verb = "is" if len(ranks) == 1 else "are"
         return f"Check that {who} {verb} running and can connect to the other ranks."
     if first.backend == "nccl":
-        return f"Run again with `NCCL_DEBUG=INFO`, and find the first NCCL warning in the log of {who}."
+        return f"Run the job again with `NCCL_DEBUG=INFO`, and find the first NCCL warning in the log of {who}."
     return f"Fix the error of {who}, because the other ranks wait for it."
 
 
@@ -196,8 +199,8 @@ def _shared(job: Job, slow: Sequence[SlowGroup], ranks: tuple[int, ...]) -> Find
     if len(hosts) == 1:
         evidence["exclude"] = list(hosts)
     summary = f"The slow process groups of {' and '.join(axes)} have {ranks_in_words(ranks)} in common"
-    fix = _excluding(hosts)
-    return Finding(summary, ranks=ranks, evidence=evidence, confidence=0.9, fix=fix)
+    effect = f"All ranks of these groups wait for {ranks_in_words(ranks)} in each step."
+    return Finding(summary, ranks=ranks, evidence=evidence, confidence=0.9, effect=effect, fix=_excluding(hosts))
 
 
 def _excluding(hosts: Sequence[str]) -> str:

@@ -243,11 +243,11 @@ def _on_some_ranks(job: Job) -> Iterator[Finding]:
             paths |= {plugin.path} if plugin and plugin.path else set()
     if present and absent and job.is_multi_host:
         yield Finding(
-            f"A network plugin is found on only {len(present)} of {len(present) + len(absent)} ranks",
+            f"An NCCL network plugin was found on only {len(present)} of {len(present) + len(absent)} ranks",
             ranks=tuple(sorted(present if len(present) < len(absent) else absent)),
             evidence={"ranks_with": sorted(present)[:64], "ranks_without": sorted(absent)[:64], "paths": sorted(paths)},
             effect="Ranks that choose different networks cannot connect: the job hangs or fails when NCCL starts.",
-            fix="Use one image on all hosts, or run `export NCCL_NET_PLUGIN=none` on all ranks.",
+            fix="Use one image on all hosts, or set `NCCL_NET_PLUGIN=none` on all ranks.",
         )
 
 

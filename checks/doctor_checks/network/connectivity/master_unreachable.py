@@ -26,6 +26,7 @@ from doctor.api import (
     finding_from_logs,
     is_logged,
     merge,
+    ranks_in_words,
 )
 from doctor.facts import Event, HostFacts, MasterFacts, Reach, ReachFacts
 from doctor.testing import Fails, Passes, healthy, logged
@@ -119,14 +120,14 @@ def _confidence(group: EventGroup) -> float:
     from_logs=_from_logs,
     impacts={
         r"^Nothing listens|refused": (
-            "The connection is refused: init_process_group retries until its timeout and then fails with `The "
+            "The connection is refused: init_process_group() retries until its timeout and then fails with `The "
             "client socket has timed out`."
         ),
         r"[Nn]o route|unreachable: Network": (
-            "Ranks without a route to the master cannot join the job: init_process_group fails at its timeout."
+            "Ranks without a route to the master cannot join the job: init_process_group() fails at its timeout."
         ),
         r"No response|timed out": (
-            "init_process_group blocks until its timeout and then fails with `The client socket has timed out`."
+            "init_process_group() blocks until its timeout and then fails with `The client socket has timed out`."
         ),
     },
     cases=lambda: (
@@ -191,7 +192,7 @@ def _confidence(group: EventGroup) -> float:
 def master_unreachable(job: Job) -> Iterator[Verdict]:
     """Ask whether every rank can connect to MASTER_ADDR:MASTER_PORT.
 
-    Why it hurts: init_process_group blocks and then fails with `The client socket has timed out`, whether the port is
+    Why it hurts: init_process_group() blocks and then fails with `The client socket has timed out`, whether the port is
     closed, filtered or on another network.
     Fix: Start rank 0 first, and allow its port in the firewall: `nc -zv "$MASTER_ADDR" "$MASTER_PORT"` must connect.
     """
@@ -247,7 +248,7 @@ def _finding(attempts: tuple[Reach, ...], ranks: tuple[int, ...]) -> Finding | N
         "refused": f"Start rank 0 before the other ranks, with MASTER_PORT={worst.port}.",
         "silent": f"Allow TCP port {worst.port} of {worst.address} in the firewall or security group: "
         f"`nc -zv {worst.address} {worst.port}` must connect.",
-        "unroutable": f"Add a route to {worst.address}, or set MASTER_ADDR to an address of rank 0's host that these "
-        "ranks can reach.",
+        "unroutable": f"Add a route to {worst.address}, or set MASTER_ADDR to an address of rank 0's host that "
+        f"{ranks_in_words(ranks)} can reach.",
     }
     return Finding(claim[worst.outcome], ranks=ranks, evidence=evidence, fix=fix[worst.outcome])

@@ -70,7 +70,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def gloo_interface_syntax(job: Job) -> Iterator[Verdict]:
     """Ask whether GLOO_SOCKET_IFNAME contains only exact interface names.
 
-    Why it hurts: init_process_group fails on these ranks with `Unable to find address for`, and any other ranks wait
+    Why it hurts: init_process_group() fails on these ranks with `Unable to find address for`, and any other ranks wait
     for them until the timeout.
     Fix: Set GLOO_SOCKET_IFNAME to the exact name of an interface that `ip -br address` shows.
     """

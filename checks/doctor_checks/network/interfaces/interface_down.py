@@ -101,7 +101,7 @@ _LOST = (
     impacts={
         r"went down": "Ranks that use the link fail, or block until the timeout.",
         r"^No interface can reach": (
-            "The ranks cannot connect to other hosts, which wait for them in init_process_group until the timeout."
+            "The ranks cannot connect to other hosts, which wait for them in init_process_group() until the timeout."
         ),
         r"is down|no carrier|NCCL uses is down": (
             "NCCL fails with `no socket interface found`, or its connections get no response until the timeout."

@@ -53,7 +53,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     from_logs=_from_logs,
     impacts={
         r"NCCL found no|A peer sent": ("The rank fails when NCCL starts, and the other ranks block until the timeout."),
-        r"^(?i:gloo)": "init_process_group fails on the rank, and the other ranks block until the timeout.",
+        r"^(?i:gloo)": "init_process_group() fails on the rank, and the other ranks block until the timeout.",
     },
     cases=lambda: (
         Passes("nothing is set", healthy(hosts=2, per_host=2)),

@@ -150,8 +150,8 @@ def _target(group: EventGroup) -> str:
             "The rank cannot connect to its peer and fails, and the other ranks block until the timeout."
         ),
         r"that \d+ machines share": (
-            "A host that connects to this address reaches itself: `Connection refused`, or the ranks block until "
-            "the timeout."
+            "A host that connects to this address reaches itself: the connection fails with `Connection refused`, or "
+            "the ranks block until the timeout."
         ),
         r"\(127\.|loopback": (
             "Other hosts receive a loopback address and connect to themselves. The job works on one host and "

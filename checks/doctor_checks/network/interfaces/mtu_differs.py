@@ -198,6 +198,9 @@ def _of_rdma(job: Job) -> Iterator[Finding]:
                 " and ".join(map(str, one)): len(n) for one, n in parted.groups if isinstance(one, tuple)
             },
         },
+        # net_ib.cc sets a connection to std::min(remQpInfo.mtu, portAttr.active_mtu).
+        effect="NCCL uses the smaller MTU for each connection, which lowers bandwidth; if a switch port has a still "
+        "smaller MTU, large messages are lost and collectives block.",
         fix=f"Set the same MTU on {', '.join(sorted({name.partition(' ')[0] for name in names})[:4])} of all hosts, "
         "and on the switch ports between them.",
     )

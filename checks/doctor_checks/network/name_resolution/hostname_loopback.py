@@ -105,8 +105,8 @@ _CONNECTIONS = (
     from_logs=_from_logs,
     impacts={
         r"^Gloo connects|[Oo]ther hosts connect": (
-            "The connection reaches the host itself instead of its peer: `Connection refused`, or the ranks block "
-            "until the timeout."
+            "The host connects to itself instead of its peer: the connection fails with `Connection refused`, or the "
+            "ranks block until the timeout."
         ),
     },
     cases=lambda: (

@@ -119,7 +119,7 @@ def _fix(names: Sequence[str]) -> str:
             "startup."
         ),
         r"Gloo cannot resolve": (
-            "init_process_group fails on this host, and the other ranks wait for it until the timeout."
+            "init_process_group() fails on this host, and the other ranks wait for it until the timeout."
         ),
     },
     cases=lambda: (

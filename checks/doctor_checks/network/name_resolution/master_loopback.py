@@ -47,11 +47,25 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 group,
                 f"The master of a multi-host job is {target}: each host connects to itself",
                 evidence={"master": target},
-                fix=f"Set {_option(group)} to the address of rank 0's host on all hosts.",
+                effect=OWN_RENDEZVOUS if group.value("key") == "rdzv_endpoint" else "",
+                fix=f"On all hosts, set {_option(group)} to the address of "
+                + (
+                    "one host, for example that of rank 0."
+                    if group.value("key") == "rdzv_endpoint"
+                    else "rank 0's host."
+                ),
                 confidence=0.85,
                 explains=("NET006", "ENV005", "ENV015"),
             )
             return
+
+
+# A host whose endpoint is local hosts the store itself: _create_tcp_store in
+# torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py.
+OWN_RENDEZVOUS = (
+    "Each host starts a rendezvous of its own and waits for the others until it fails with `RendezvousTimeoutError`."
+)
+"""What a rendezvous by c10d does on each host that is given its own address."""
 
 
 def _option(group: EventGroup) -> str:
@@ -130,7 +144,7 @@ def _option(group: EventGroup) -> str:
 def master_loopback(job: Job) -> Iterator[Verdict]:
     """Ask whether MASTER_ADDR is a loopback address on hosts other than that of rank 0.
 
-    Why it hurts: hosts other than that of rank 0 connect to themselves, where nothing listens, and fail with `The
+    Why it hurts: all hosts except that of rank 0 connect to themselves, where no store listens, and fail with `The
     client socket has timed out`.
     Fix: Set MASTER_ADDR on every host to the address of rank 0's host.
     """

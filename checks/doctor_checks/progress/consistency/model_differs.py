@@ -188,6 +188,7 @@ def _finding(job: Job, found: MajoritySplit, group: Group[str]) -> Finding:
             "tensors": {"here": other.count, "elsewhere": common.count},
             "class": {"here": other.name, "elsewhere": common.name},
             "groups": describe(found),
+            **({"here_ranks": list(group.ranks)} if even else {}),
         },
         fix=_fix(job, common, other, ranks_in_words(group.ranks)),
         explains=("RUN001", "RUN002", "RUN004", "RUN007"),

@@ -147,9 +147,9 @@ def blocked_text(found: Diagnosis) -> str:
 
 
 def numbered_call(entry: Collective, states: JobState | None = None) -> str:
-    """``collective 11 of group 0``; with the names of groups in ``states``, ``collective 11 of the default group``."""
+    """``collective 11 of the default group``; with the names of groups in ``states``, those of other groups too."""
     kind = "P2P operation" if entry.is_p2p else "collective"
-    return f"{kind} {entry.sequence} of {states.name_of(entry.group) if states else f'group {entry.group}'}"
+    return f"{kind} {entry.sequence} of {states.name_of(entry.group) if states else entry.group_words}"
 
 
 def missed_call(found: Diagnosis) -> Collective | None:

@@ -552,7 +552,7 @@ def _of_silence(divergence: Divergence) -> Finding:
         _calls(calls),
         ranks=divergence.odd_ranks,
         evidence={
-            "number": f"{divergence.sequence} of group {divergence.group}",
+            "number": f"{divergence.sequence} of {divergence.variants[0].entry.group_words}",
             **(_TIE if divergence.is_even else {}),
             "sizes": {ranks_in_words(one.ranks): _sizes(one.entry) for one in divergence.variants[:8]},
             "places": {ranks_in_words(one.ranks): one.site.place for one in divergence.variants[:8] if one.site.place},

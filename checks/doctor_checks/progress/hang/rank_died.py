@@ -155,7 +155,8 @@ def _crashes(evidence: LogEvidence) -> frozenset[int]:
 def _of_exits(events: tuple[Event, ...]) -> Finding:
     number = _signal_of(events[0])
     local = events[0].value("lr")
-    who = f"the process of local rank {local}" if local is not None else "a process"
+    pid = events[0].value("pid")
+    who = f"the process of local rank {local}" if local is not None else f"process {pid}" if pid else "a process"
     message = f"ended by signal {number} ({_CRASHES[number]})"
     return finding_from_logs(
         EventGroup(events[0].kind, events),
@@ -218,13 +219,14 @@ def _rank_of(cause: Event, same: list[Event]) -> int | None:
     from_logs=_from_logs,
     impacts={
         r"the run continued": "The run is not affected if the program handles this error intentionally.",
-        r"which had ended its run": (
+        r"which had already finished": (
             "The lost connection ends the job with an error, although the other rank ended normally."
         ),
         r"failed with the same error": (
             "All ranks fail at the same point, so the job ends without waiting for a timeout."
         ),
-        r"^A process (?:crashed|aborted|was terminated by)|terminated first, by signal|without a Python error": (
+        r"^(?:A process|Process \d+) (?:crashed|aborted|was terminated by)|terminated first, by signal"
+        r"|without a Python error": (
             "The process ends without a Python traceback. Other ranks only report a lost connection or a timeout."
         ),
     },
@@ -495,7 +497,7 @@ def _claim(found: Diagnosis, ending: RunEnd) -> str:
     at = f" at {line}" if line and len(error) <= _MOST_WITH_PLACE else ""
     if ending.nature == "peer":
         whose = "their" if several else "its"
-        left = f"{ranks_in_words(ending.left)}, which had ended {'their' if len(ending.left) > 1 else 'its'} run"
+        left = f"{ranks_in_words(ending.left)}, which had already finished"
         return (
             f"{who} lost {whose} connection to {left}{at}"
             if ending.left
@@ -561,8 +563,9 @@ def _headline(failure: Failure, most: int = 80) -> str:
 def _fix(found: Diagnosis, ending: RunEnd) -> str:
     if ending.left:
         return (
-            f"Make {ranks_in_words(ending.left)} leave the loop after the same batch as the others: look for a data "
-            "loader of different length, or for a `return` or `break` that depends on the rank."
+            f"Make {ranks_in_words(ending.left)} leave the loop after the same batch as "
+            f"{ranks_in_words(ending.ranks)}: look for a data loader whose length differs between ranks, or for a "
+            "`return` or `break` that depends on the rank."
         )
     if ending.failure is None:
         host = next(iter(found.hosts), "its host")

@@ -424,7 +424,7 @@ def _fix_of_stacks(found: Diagnosis, job: Job) -> str:
     if first.state == "ended" or _has_left_program(first.stack):
         return (
             f"Make {ranks_in_words(found.ranks)} leave the loop after the same batch as the others: look for a "
-            "`return` or `break` that depends on the rank, or for data loaders of different length."
+            "`return` or `break` that depends on the rank, or for data loaders whose length differs between ranks."
         )
     if found.states.is_snapshot:
         return (
@@ -448,7 +448,8 @@ def _finding(found: Diagnosis, claim: str, fix: str, effect: str = "") -> Findin
         claim,
         ranks=found.ranks,
         evidence=stall_evidence(found),
-        effect="The job is not affected if the rank continues before the collective of the others times out."
+        effect=f"The job is not affected if {ranks_in_words(found.ranks)} "
+        f"continue{'' if len(found.ranks) > 1 else 's'} before the collective of the others times out."
         if remark
         else effect,
         fix=fix,
@@ -517,9 +518,9 @@ def _elsewhere(found: Diagnosis) -> tuple[str, str]:
     several = len(found.ranks) > 1
     if first is not None and first.state == "ended":
         return (
-            f"{who} {'have ended their' if several else 'has ended its'} run{stall_waiters(found)}",
+            f"{who} {'have' if several else 'has'} finished{stall_waiters(found)}",
             f"Make {ranks_in_words(found.ranks)} leave the loop after the same batch as the others: look for a "
-            "`return` or `break` that depends on the rank, or for data loaders of different length.",
+            "`return` or `break` that depends on the rank, or for data loaders whose length differs between ranks.",
         )
     place = f" at {first.site.place}" if first and first.site and first.site.place else ""
     verb = "are" if several else "is"

@@ -15,7 +15,7 @@ from doctor.testing import Fails, Passes, logged
 
 _WARN = "node1:41:77 [3] transport/net_socket.cc:12 NCCL WARN Net : something that no release said before"
 _AGENT = "torch/distributed/elastic/multiprocessing/api.py"
-_MOST_QUOTED = 50
+_MOST_QUOTED = 48
 """Characters of the error that the summary quotes."""
 
 
@@ -72,20 +72,21 @@ def unexplained_error(job: Job) -> Iterator[Verdict]:
     first = errors[0]
     component = component_of(first)
     name = component.name if component else None
+    words = f'"{_shortened(first.text, name)}"'
     yield finding_from_logs(
         EventGroup(first.kind, tuple(errors)),
-        f"No check explains the first error{_origin(first, name)}: {_shortened(first.text, name)}",
+        f"No check explains the first error{_origin(first, name)}: {words}",
         ranks=(first.rank,) if first.rank is not None else (),
         evidence={"component": name},
-        fix=_fix(name or "the program that logged it", component.collect if component else ""),
+        fix=_fix(name or "the program that logged it", words, component.collect if component else ""),
         confidence=0.3,
         explains=("RUN004", "RUN012"),
         symptoms=False,
     )
 
 
-def _fix(name: str, collect: str) -> str:
-    search = f"Search the documentation and the issues of {name} for the first error"
+def _fix(name: str, error: str, collect: str) -> str:
+    search = f"Search the documentation and the issues of {name} for {error}"
     diagnose = f"{search}, or run `doctor diagnose` on the complete logs of all ranks"
     commands = re.findall("`([^`]+)`", collect)
     if collect == " and ".join(f"`{one}`" for one in commands if one.startswith("export ")) != "":

@@ -56,6 +56,13 @@ num_processes: COUNT
 @rule(
     check=ordinal_out_of_range,
     reads=LaunchFile,
+    impacts={
+        # lightning/fabric/utilities/device_parser.py, _sanitize_gpu_ids
+        r"^The Trainer uses": (
+            'Lightning raises MisconfigurationException ("You requested gpu: …") at startup, and no rank starts '
+            "training."
+        ),
+    },
     cases=lambda: (
         shell_fails(
             "two visible GPUs and four ranks",
@@ -154,7 +161,9 @@ def _judge_start(start: ProcessLaunch, file: LaunchFile) -> Iterator[Violation]:
         return
     if (visible := visible_devices(start.launch)) is not None:
         if ranks > visible[1]:
-            yield _violation(start.launch.place, ranks, visible[1], f"CUDA_VISIBLE_DEVICES={visible[0]}")
+            yield _violation(
+                start.launch.place, ranks, visible[1], f"CUDA_VISIBLE_DEVICES={visible[0]}", not start.is_agent
+            )
         return
     option = start.launch.command.device_ids
     listed = start.launch.known_option(option)
@@ -166,7 +175,7 @@ def _judge_start(start: ProcessLaunch, file: LaunchFile) -> Iterator[Violation]:
         given = start.step or file.allocation
         gpus = given.gpus_per_node
         if gpus and ranks > gpus and not given.splits_gpus and "exclusive" not in given.options:
-            yield _violation(start.launch.place, ranks, gpus, "the job requests")
+            yield _violation(start.launch.place, ranks, gpus, "the job requests", devices=not start.is_agent)
 
 
 def _devices(start: ProcessLaunch) -> int | None:
@@ -177,12 +186,15 @@ def _devices(start: ProcessLaunch) -> int | None:
     return None if on_processor else whole_number(trainer_option(start.launch, "devices"))
 
 
-def _violation(place: SourceLocation, ranks: int, gpus: int, why: str) -> Violation:
-    devices = f"{gpus} GPU{'' if gpus == 1 else 's'}"
-    source = f"{why} {devices}" if why == "the job requests" else f"{why} names {devices}"
+def _violation(place: SourceLocation, ranks: int, gpus: int, why: str, devices: bool = False) -> Violation:
+    """``devices``: ``ranks`` are the devices of a Trainer, which refuses to start more ranks than it sees GPUs."""
+    named = f"{gpus} GPU{'' if gpus == 1 else 's'}"
+    source = f"{why} {named} per host" if why == "the job requests" else f"{why} names {named}"
     return Violation(
         place,
-        f"{ranks} ranks are started per host, but {source}",
+        f"The Trainer uses {ranks} devices per host, but {source}"
+        if devices
+        else f"{ranks} ranks are started per host, but {source}",
         fix=f"Start {gpus} rank{'' if gpus == 1 else 's'} per host, or {_more(why, ranks)}.",
         evidence=(("ranks", ranks), ("gpus", gpus)),
     )

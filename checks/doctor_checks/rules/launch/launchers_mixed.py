@@ -56,8 +56,8 @@ _EIGHT = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#S
 def launchers_mixed_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether srun or mpirun starts the launcher once per host, and not once per rank.
 
-    Why it hurts: each launcher starts all ranks of the host again. Ranks collide at the rendezvous, and several use
-    the same GPU.
+    Why it hurts: each launcher starts all ranks of the host again, so more launchers than `--nnodes` try to join the
+    rendezvous, and several ranks use the same GPU.
     Fix: Start the launcher once per host, or start one task per GPU without it.
     """
     for start in starts_of(file):

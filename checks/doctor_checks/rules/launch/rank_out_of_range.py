@@ -58,7 +58,8 @@ def rank_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
             if number is not None and machines and place is not None and number >= machines:
                 yield Violation(
                     place.place,
-                    f"machine_rank is {number}, but num_machines is {machines}",
+                    f"machine_rank={number} is not below num_machines={machines}: "
+                    + ("the only valid machine rank is 0" if machines == 1 else f"machine ranks are 0-{machines - 1}"),
                     fix=_fix("machine_rank", "num_machines", machines),
                     evidence=(("machine_rank", number), ("num_machines", machines)),
                 )

@@ -28,7 +28,7 @@ _LIGHTNING = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4",
         r"^trainer\.": "Lightning raises ValueError before training starts.",
         r"^srun requests": "srun rejects the step, and no rank starts.",
         r"share 1 GPU": (
-            "NCCL rejects several ranks on one GPU; with another backend, they share its memory and time."
+            "NCCL rejects several ranks on one GPU; with another backend, they share its memory and compute time."
         ),
     },
     cases=lambda: (

@@ -32,7 +32,7 @@ from doctor_checks.network.interfaces.gloo_interface_syntax import fix_of_value,
 def gloo_interface_syntax_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether GLOO_SOCKET_IFNAME contains only exact interface names.
 
-    Why it hurts: every rank fails in init_process_group with `Unable to find address for`.
+    Why it hurts: every rank fails in init_process_group() with `Unable to find address for`.
     Fix: Set GLOO_SOCKET_IFNAME to the exact name of an interface that `ip -br address` shows.
     """
     for setting in file.settings:

@@ -21,7 +21,7 @@ from doctor.lint.launch.process_launches import (
 )
 from doctor.lint.launch.yaml_tree import YamlNode
 from doctor.testing.script_cases import shell_fails, shell_passes
-from doctor_checks.network.name_resolution.master_loopback import master_loopback
+from doctor_checks.network.name_resolution.master_loopback import OWN_RENDEZVOUS, master_loopback
 
 _TWO = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8")
 _CONFIG = """\
@@ -54,10 +54,14 @@ spec:
 @rule(
     check=master_loopback,
     reads=LaunchFile,
+    impacts={"own rendezvous|rendezvous endpoint": OWN_RENDEZVOUS},
     cases=lambda: (
         shell_fails(
             "localhost for two hosts",
             "torchrun --nnodes=2 --node_rank=$1 --master_addr=localhost --master_port=29500 train.py  # !",
+        ),
+        shell_fails(
+            "a rendezvous by c10d without an endpoint", "torchrun --nnodes=2 --rdzv_backend=c10d train.py  # !"
         ),
         shell_fails("no address at all", "torchrun --nnodes=2 --node_rank=$RANK --nproc_per_node=8 train.py  # !"),
         shell_fails(
@@ -114,7 +118,7 @@ spec:
 def master_loopback_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether the master address of a multi-host job is reachable from all hosts.
 
-    Why it hurts: hosts other than that of rank 0 connect to themselves, where nothing listens, and fail with `The
+    Why it hurts: all hosts except that of rank 0 connect to themselves, where no store listens, and fail with `The
     client socket has timed out`.
     Fix: Use the address of rank 0's host.
     """
@@ -138,7 +142,8 @@ def _judge_agent(start: ProcessLaunch) -> Iterator[Violation]:
     endpoint = endpoint_of(launch)
     if endpoint is not None and is_known(endpoint) and is_loopback_name(endpoint):
         name = option_name(launch, launch.command.master if uses_node_rank(launch) else launch.command.host_port)
-        yield _violation(start, f"{launch.program} starts on {hosts} hosts with {endpoint} as the master", name)
+        what = "rendezvous endpoint" if option_of(launch, launch.command.rendezvous) == "c10d" else "master"
+        yield _violation(start, f"{launch.program} starts on {hosts} hosts with {endpoint} as the {what}", name)
     elif endpoint is None and launch.command.assumes_loopback and not launch.is_open:
         # Without an address torchrun uses 127.0.0.1, and c10d localhost (torch/distributed/run.py,
         # elastic/rendezvous/c10d_rendezvous_backend.py); without a node rank, ENV001 is reported instead.
@@ -150,7 +155,8 @@ def _judge_agent(start: ProcessLaunch) -> Iterator[Violation]:
         name = option_name(launch, command.master if is_static else command.host_port)
         yield _violation(
             start,
-            f"{launch.program} starts on {hosts} hosts without {name}, so each host uses itself as the master",
+            f"{launch.program} starts on {hosts} hosts without {name}, so each host "
+            + ("uses itself as the master" if is_static else "starts its own rendezvous"),
             name,
             None if start.step is not None else Severity.WARNING,
         )
