@@ -228,6 +228,18 @@ def raises(me: Ranks) -> None:
             raise ValueError("the loss is not finite")
 
 
+def interrupted(me: Ranks, ranks: tuple[int, ...] = (1,)) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in range(8):
+        _step(me, number)
+        if me.rank in ranks and number == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def all_interrupted(me: Ranks) -> None:
+    interrupted(me, (0, 1, 2))
+
+
 def holds_the_lock(me: Ranks) -> None:
     for number in range(8):
         _step(me, number)
@@ -314,7 +326,7 @@ def _live(scene: str, me: Ranks, meeting: str, record: Path) -> None:
     dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.world, timeout=timeout)
     try:
         globals()[scene](me)
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         if not record.exists():
             words = f"{type(error).__name__}: {error}"
             me.progress.failure = Failure(

@@ -48,17 +48,20 @@ EXPECTED: dict[str, tuple[str, tuple[int, ...], str]] = {
     "saves_slowly": ("RUN010", (0,), "is saving a checkpoint at hanging.py"),
     "killed": ("RUN004", (1,), "exited without a Python error"),
     "raises": ("RUN004", (1,), "ValueError: the loss is not finite at hanging.py"),
+    "interrupted": ("RUN004", (1,), "was interrupted (KeyboardInterrupt) at hanging.py"),
     "send_without_receive": ("RUN015", (0,), "send at hanging.py"),
     "both_receive": ("RUN015", (0, 1), "recv at hanging.py"),
     "crossed_groups": ("RUN015", (0, 1), "wait for each other"),
 }
+
+WITHOUT = ("all_busy", "all_interrupted")
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All scenes, at once: hanging costs nothing."""
     folder = tmp_path_factory.mktemp("scenes")
-    command = [sys.executable, "-m", "tests.analysis.hanging", str(folder), *EXPECTED, "all_busy"]
+    command = [sys.executable, "-m", "tests.analysis.hanging", str(folder), *EXPECTED, *WITHOUT]
     subprocess.run(command, timeout=patience(55), check=True, capture_output=True, cwd=SCENE.parents[2])
     return folder
 
@@ -90,8 +93,9 @@ def test_one_finding_names_rank_and_line(played: Path, scene: str) -> None:
     assert words in found[identity].summary
 
 
-def test_ranks_that_are_all_busy_are_no_hang(played: Path) -> None:
-    assert findings_of(job_of(played, "all_busy")) == {}
+@pytest.mark.parametrize("scene", WITHOUT)
+def test_ranks_that_are_all_busy_or_interrupted_are_no_hang(played: Path, scene: str) -> None:
+    assert findings_of(job_of(played, scene)) == {}
 
 
 def test_recorders_tell_members_that_gloo_does_not(played: Path) -> None:
