@@ -160,7 +160,7 @@ _LABELS = {
     "ram_available_bytes": "available RAM",
     "ram_total_bytes": "total RAM",
     "ranks_bytes": "held by ranks",
-    "read_by_cuda": "GPUs visible to CUDA",
+    "read_by_cuda": "GPU indices visible to CUDA",
     "repeated": "repeated samples",
     "reserved_unallocated_bytes": "reserved but unallocated",
     "ranks_that_came": "ranks that joined",

@@ -161,7 +161,8 @@ def _another(folder: Directory) -> str:
     if folder.role == "temporary":
         return 'export TMPDIR="$HOME/tmp"\nmkdir -p "$TMPDIR"' if folder.noexec else "export TMPDIR=/tmp"
     name = folder.source or "TRITON_CACHE_DIR"
-    return (
+    again = "Use another directory, to which models are then downloaded again:\n" if name == "HF_HOME" else ""
+    return again + (
         f'export {name}="$HOME/.cache/{name.partition("_")[0].lower()}"'
         if folder.noexec and not folder.path.startswith("/home/")
         else f"export {name}=/tmp/$USER/{name.partition('_')[0].lower()}"

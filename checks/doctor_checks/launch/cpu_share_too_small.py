@@ -98,8 +98,8 @@ def _unread(threads: str) -> JobBuilder:
 def cpu_share_too_small(job: Job, *, threads_per_cpu: float = 1.0) -> Iterator[Verdict]:
     """Ask whether the ranks of each host have as many CPUs as threads, and OpenMP can read their number.
 
-    Why it hurts: threads that share a core take turns, so computation, data loading and NCCL's proxy thread slow down
-    on every rank, and all ranks wait for the slowest.
+    Why it hurts: threads that share a core are time-sliced, so computation, data loading and NCCL's proxy thread slow
+    down on every rank, and all ranks wait for the slowest.
     Fix: Set OMP_NUM_THREADS to the CPUs of the host divided by its ranks, and give the ranks more CPUs.
     """
     yield from merge(_unreadable(job))

@@ -390,8 +390,11 @@ def _fallen_silent(job: Job) -> Iterator[Finding]:
 def _read_logs(missing: tuple[int, ...]) -> str:
     if not missing:
         return "Check that the ranks that did not join were started, and read their logs."
-    was, logs = ("was", "its log") if len(missing) == 1 else ("were", "their logs")
-    return f"Check that {ranks_in_words(missing)} {was} started, and read {logs}."
+    logs, they, were = ("log", "it", "was") if len(missing) == 1 else ("logs", "they", "were")
+    return (
+        f"Read the {logs} of {ranks_in_words(missing)} to find out why {they} did not join, or whether {they} {were} "
+        "started."
+    )
 
 
 def _where(host: str) -> str:

@@ -72,6 +72,8 @@ def _too_many(job: Job) -> Iterator[Finding]:
                 "was probably launched several times",
                 ranks=(),
                 evidence={"came": came, "world_size": size},
+                effect=f"init_process_group() waits for exactly {size} process{'' if size == 1 else 'es'}, so it fails "
+                "at the timeout.",
                 confidence=0.75,
                 fix="Start each rank only once, and use a new MASTER_PORT after a failed attempt.",
             )
@@ -86,9 +88,6 @@ def _too_many(job: Job) -> Iterator[Finding]:
     needs=(LaunchFacts,),
     from_logs=(_worlds_unequal, _too_many),
     impacts={
-        r"launched several": (
-            "init_process_group() waits for exactly as many processes as ranks, so it fails at the timeout."
-        ),
         r"connected to each other": "NCCL cannot build the communicator: the ranks fail or wait until the timeout.",
         r"mpirun started|srun started": (
             "The processes wait in init_process_group() for ranks that are not started, until the timeout."

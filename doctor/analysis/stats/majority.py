@@ -117,7 +117,7 @@ def split_values(values: Mapping[int, Hashable]) -> MajoritySplit:
 def describe(
     split: MajoritySplit, at: Callable[[Iterable[int]], tuple[int, ...]] = tuple, *, absent: str = "none"
 ) -> str:
-    """The groups as text, such as ``63 ranks: 2.27.3; 1 rank: 2.21.5``; empty without ranks.
+    """The groups as text, such as ``63 ranks: 2.27.3; rank 5: 2.21.5``; empty without ranks.
 
     An even split is written as ``no majority (…)``, and a few ranks are named: ``rank 0: 20; rank 1: 21``. With a
     baseline: ``expected 2.21.5 (capture of node0, 2026-11-20), found 63 ranks: …``. ``at``: the ranks that a group
@@ -129,7 +129,8 @@ def describe(
     groups = tuple(Group(group.value, at(group.ranks)) for group in split.groups)
     are_few = sum(len(group.ranks) for group in groups) <= NAMED_RANKS
     parts = [
-        f"{ranks_in_words(group.ranks) if are_few else counted(len(group.ranks), 'rank')}: {word(group.value)}"
+        f"{ranks_in_words(group.ranks) if are_few or len(group.ranks) == 1 else counted(len(group.ranks), 'rank')}: "
+        f"{word(group.value)}"
         for group in groups[:SHOWN_GROUPS]
     ]
     if len(groups) > SHOWN_GROUPS:

@@ -207,7 +207,7 @@ def _finding(torch: TorchBuild, identical: IdenticalRanks, summary: str) -> Find
 
 
 def _fix(summary: str, identical: IdenticalRanks, *, has_gpus: bool) -> str:
-    if "without MPI" in summary:
+    if "requests MPI" in summary:
         return _NO_MPI
     if not has_gpus:
         return "Request the gloo backend, because the host has no GPUs."

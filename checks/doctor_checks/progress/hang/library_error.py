@@ -36,7 +36,7 @@ MOST = 4
         ),
         r"no process manager": "The processes do not find each other: each one runs alone, or fails.",
         r"slots": "The launcher starts no process.",
-        r"launcher failed: .*unknown option": "The launcher does not start the job.",
+        r"launcher failed: unknown option": "The launcher does not start the job.",
         r"launcher failed": "The launcher does not start the job, or ends it.",
         r"Ray cluster": "Ray does not start the workers, and the job waits for them.",
         r"Ray's raylet": "The worker ends, and the task or rank that it should run does not start.",
