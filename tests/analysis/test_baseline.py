@@ -131,7 +131,7 @@ def test_a_deviation_in_words_and_as_data():
     assert told.summary == "part 0: expected 1 (baseline), found 2; part 1: expected 1, found 2; 4 more"
     long = (BaselineDifference("GPU model", "NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3", "capture of a"), rows[0])
     assert BaselineDeviation(long, drifted=False).summary == (
-        "GPU model: expected NVIDIA A100-SXM4-40GB (baseline), found NVIDIA H100 80GB HBM3; also part 0"
+        "GPU model: expected NVIDIA A100-SXM4-40GB (baseline), found NVIDIA H100 80GB HBM3; part 0 differs"
     )
     assert told.evidence["expected"] == {f"part {number}": "1" for number in range(6)}
     assert told.evidence["found"] == {f"part {number}": "2" for number in range(6)}

@@ -351,7 +351,7 @@ def test_the_first_error_by_time_names_component_rank_and_host(tmp_path):
     )
     report = report_of(tmp_path, text)
     (finding,) = next(one for one in report["results"] if one["id"] == "RUN019")["findings"]
-    assert "the first error from NCCL, rank 3: " in finding["summary"]
+    assert "the first error from NCCL on rank 3: " in finding["summary"]
     assert finding["ranks"] == [3]
     assert report["verdict"] == "inconclusive"
 

@@ -90,7 +90,7 @@ def test_a_directory_that_is_full_and_nobody_knew(lab: tuple[LabHost, ...], fold
         found = played(lab, checkpoints(folder))
     findings = found.result("HOST004").findings
     assert [(finding.severity, finding.hosts) for finding in findings] == [(Severity.ERROR, ("node2",))]
-    assert "is full" in findings[0].summary
+    assert "is on a full file system" in findings[0].summary
     assert findings[0].evidence["error"] == "No space left on device"
     assert list(folder.iterdir()) == []
 

@@ -88,13 +88,13 @@ class BaselineDeviation(NamedTuple):
     @property
     def summary(self) -> str:
         """``torch: expected 2.8.0 (baseline), found 2.7.1``, with ``; CUDA: expected 12.8, found 12.6`` for a second
-        difference if it is short, else ``; CUDA also differs``; the evidence names the baseline and has all of them."""
+        difference if it is short, else ``; CUDA differs``; the evidence names the baseline and has all of them."""
         first, *others = self.rows
         text = first.text(" (baseline)")
         if others and len(text) + len(others[0].text()) <= LONGEST - ROOM:
             text += f"; {others.pop(0).text()}"
         verb = "differ" if len(others) > 1 else "differs"
-        names = f"; {' and '.join(one.what for one in others)} also {verb}" if others else ""
+        names = f"; {' and '.join(one.what for one in others)} {verb}" if others else ""
         return text + (names if len(text) + len(names) <= LONGEST else f"; {len(others)} more")
 
     @property
