@@ -44,7 +44,9 @@ _JOINS = re.compile(
 _ADDS_TO_PATH = re.compile(r"^[^#\n]*(?:\bsys\.path\b|PYTHONPATH|addsitedir|pip3? install (?:-e|\.))", re.MULTILINE)
 _NO_GPU = re.compile(r".*VISIBLE_DEVICES'\] = '(?:-1)?'$|(?:\w+\.)?device = (?:torch\.device\()?'cpu'")
 _STEPS = re.compile(r"\b(?:srun|mpirun|mpiexec)\b")
-_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+(\w+)|import[ \t]+([.\w]+))", re.MULTILINE)
+_IMPORT = re.compile(
+    r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+(\w+|\*|(?=\())|import[ \t]+([.\w]+))", re.MULTILINE
+)
 _FRAMEWORKS = frozenset({"torch", "lightning", "pytorch_lightning", "accelerate", "transformers", "deepspeed", "numpy"})
 
 

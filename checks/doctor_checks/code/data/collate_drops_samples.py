@@ -54,6 +54,11 @@ _REFILLS = frozenset(
                 "if item is not None]", "if item is not None]  # !"
             ),
         ),
+        passes("no sample is None, with a filter", _NEVER_NONE.replace(_KEPT, _FILTERED)),
+        fails(
+            "a filter of what may be None",
+            _NEVER_NONE.replace(_KEPT, f"{_FILTERED}  # !").replace("return {", "return None if i % 7 == 0 else {"),
+        ),
         passes(
             "not what collates",
             _script("pass").replace("pass", "pass\n\ndef clean(batch):\n    return [x for x in batch if x]\n"),
@@ -132,16 +137,35 @@ def _keeps_some(node: ast.ListComp, batch: str) -> bool:
 
 
 def _asks_for_none_alone(node: ast.AST) -> bool:
-    """``[x for x in batch if x is not None]``."""
+    """``[x for x in batch if x is not None]``, ``filter(lambda x: x is not None, batch)``."""
     tests = node.generators[0].ifs if isinstance(node, ast.ListComp) else []
+    if isinstance(node, ast.Call) and isinstance(node.args[0], ast.Lambda):
+        tests = [node.args[0].body]
     return bool(tests) and all(re.fullmatch(r"\w+ is not None", ast.unparse(one)) for one in tests)
 
 
 def _datasets_return_samples(script: Script) -> bool:
-    """Whether the file has datasets, and each returns a container, or what it has used as one, on every path: never
-    ``None``."""
-    reads = [one for one in script.functions if one.name == "__getitem__"]
-    return bool(reads) and all(_returns_samples(script, one) for one in reads)
+    """Whether the file, or else the modules that it imports from its project, have datasets, and each returns a
+    container, or what it has used as one, on every path: never ``None``."""
+    own = _reads_of(script)
+    if own or script.modules is None or not script.location:
+        return bool(own) and all(_returns_samples(script, one) for one in own)
+    texts = [one for one in script.modules.texts_around(script.location) if "__getitem__" in one]
+    if not texts or len(texts) > _MOST_MODULES:
+        return False
+    try:
+        modules = [Script("dataset.py", text) for text in texts]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    found = [(module, one) for module in modules for one in _reads_of(module)]
+    return bool(found) and all(_returns_samples(module, one) for module, one in found)
+
+
+_MOST_MODULES = 8
+
+
+def _reads_of(script: Script) -> list[FunctionNode]:
+    return [one for one in script.functions if one.name == "__getitem__"]
 
 
 def _returns_samples(script: Script, function: FunctionNode) -> bool:
@@ -186,6 +210,8 @@ loader = DataLoader(load(), batch_size=16, collate_fn=collate)
 """
 
 
+_KEPT = "[item for item in batch if item is not None]"
+_FILTERED = "list(filter(lambda item: item is not None, batch))"
 _NEVER_NONE: str = (
     _script("batch = [item for item in batch if item is not None]")
     + """\

@@ -40,6 +40,14 @@ _DP = "torch.nn.DataParallel"
         passes("to evaluate a model that an object holds", _EVALUATES_HELD),
         passes("without gradients", _EVALUATES.replace("no_grad()", "set_grad_enabled(False)")),
         fails("to train a model that an object holds", _TRAINS_HELD),
+        passes("bound anew before it is used", _REPLACED),
+        passes("bound anew in the branch that trains", _REPLACED_IN_BRANCH),
+        fails("the other branch binds it too", _OTHER_BRANCH),
+        fails(
+            "used before it is bound anew",
+            _REPLACED.replace("model = build()", "fit(model)\n    model = build()", 1).replace(*_MARKED),
+        ),
+        fails("trained without that branch", _REPLACED_IN_BRANCH.replace("evaluate(", "fit(").replace(*_MARKED)),
         passes("one device alone", _ONE_DEVICE),
         passes("a tutorial of it", _MANY_RANKS, name="data_parallel/train.py"),
         passes("a script that is compared with another", _MANY_RANKS, name="train_dp.py"),
@@ -65,6 +73,8 @@ def data_parallel(script: Script) -> Iterator[Violation]:
             continue
         if _names_one(script, call) or runs_alone(script, call) or _only_evaluates(script, call):
             continue
+        if _is_replaced(script, call):
+            continue
         if shown is None:
             certain = not offered
         else:  # beside the call that starts the ranks, and not in a branch that may be for one process
@@ -76,6 +86,47 @@ def data_parallel(script: Script) -> Iterator[Violation]:
                 _has_other_way(script) or _is_never_enabled(script, call) or sees_one_gpu(script)
             )
             yield replace(found, severity=Severity.INFO, preview=True) if chosen else found
+
+
+def _is_replaced(script: Script, call: ast.Call) -> bool:
+    """Whether its name is bound anew, without it, above each later use that trains: ``net = DataParallel(net)``, then
+    ``net = build()``."""
+    kept = script.parent(call)
+    target = kept.targets[0] if isinstance(kept, ast.Assign) and len(kept.targets) == 1 else None
+    if not isinstance(kept, ast.Assign) or not isinstance(target, ast.Name):
+        return False
+    within = script.function_of(call) or script.tree
+    later = [one for one in script.inside(within, ast.Name) if one.id == target.id and one.lineno > kept.lineno]
+    later.sort(key=lambda one: (one.lineno, one.col_offset))
+    made = [script.statement_of(one) for one in later if isinstance(one.ctx, ast.Store)]
+    anew = {one for one in made if isinstance(one, ast.Assign) and not _reads(script, one, target.id)}
+    if not anew or isinstance(later[0].ctx, ast.Load):
+        return False
+    read = (one for one in later if isinstance(one.ctx, ast.Load) and _is_trained(script, one))
+    return all(not anew.isdisjoint(_statements_above(script, one)) for one in read)
+
+
+def _reads(script: Script, statement: ast.stmt, name: str) -> bool:
+    return any(one.id == name and isinstance(one.ctx, ast.Load) for one in script.inside(statement, ast.Name))
+
+
+def _statements_above(script: Script, node: ast.AST) -> Iterator[ast.stmt]:
+    """The statements before one in its block and in the blocks around it, inside its function."""
+    inner = node
+    for outer in script.around(node):
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(outer, name, None)
+            if isinstance(block, list) and inner in block:
+                yield from block[: block.index(inner)]
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return
+        inner = outer
+
+
+def _is_trained(script: Script, name: ast.Name) -> bool:
+    """Whether it is given to a call that trains, or to one that may."""
+    call = script.nearest(name, ast.Call)
+    return call is not None and re.search(r"eval|infer|predict|save|load", script.text_of(call.func)) is None
 
 
 def _only_evaluates(script: Script, call: ast.Call) -> bool:
@@ -309,6 +360,39 @@ model.eval()
 with torch.no_grad():
     for x in loader:
         model(x)
+"""
+_MARKED: tuple[str, str] = ("DataParallel(model)", "DataParallel(model)  # !")
+_REPLACED = """\
+import torch
+
+def main(model, several):
+    if several:
+        model = torch.nn.DataParallel(model)
+    model = build()
+    for x, y in loader:
+        model(x).sum().backward()
+"""
+_REPLACED_IN_BRANCH = """\
+import torch
+
+def main(model, mode):
+    model = torch.nn.DataParallel(model)
+    if mode == "train":
+        model = build()
+        for x, y in loader:
+            model(x).sum().backward()
+    evaluate(model)
+"""
+_OTHER_BRANCH = """\
+import torch
+
+def main(net, several):
+    if several:
+        model = torch.nn.DataParallel(net)  # !
+    else:
+        model = net.cuda()
+    for x, y in loader:
+        model(x).sum().backward()
 """
 _EVALUATES = """\
 import torch
