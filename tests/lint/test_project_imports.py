@@ -9,7 +9,7 @@ from doctor.lint.engine.registry import Rulebook, builtin_rules
 from doctor.lint.engine.releases import Releases
 from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
 
-RULES = tuple(one for one in builtin_rules() if one.id in ("CODE003", "CODE005"))
+RULES = tuple(one for one in builtin_rules() if one.id in ("CODE003", "CODE005", "CODE017"))
 BOOK = Rulebook(RULES)
 REDUCES = (
     "import torch.distributed as dist\ndef mean(x):\n    dist.all_reduce(x)\n    return x / dist.get_world_size()\n"
@@ -255,3 +255,20 @@ def test_a_function_that_nothing_calls_is_no_condition_on_the_rank(tmp_path, bef
     tools = FIRST + OF_OBJECT.format(decorator="@property")
     found = places(tmp_path, {"tools.py": tools, "train.py": ASKS.format(before=before, test=test)})
     assert bool(found) is is_found
+
+
+COLLATES = (
+    "import torch\n{imported}\n\ndef collate(batch):\n    batch = list(filter(lambda one: one is not None, batch))\n"
+    "    return torch.utils.data.default_collate(batch)\n\ntorch.distributed.init_process_group('nccl')\n"
+    "loader = torch.utils.data.DataLoader(Images(), 8, collate_fn=collate)\n"
+)
+IMAGES = "class Images:\n    def __getitem__(self, index):\n        image = read(index)\n{before}        return image, index\n"
+
+
+@pytest.mark.parametrize("imported", ["from tools.images import *", "from tools.images import (\n    Images,\n)"])
+@pytest.mark.parametrize(
+    ("before", "is_found"), [("", False), ("        if not image:\n            return None\n", True)]
+)
+def test_a_filter_of_none_drops_nothing_where_no_dataset_returns_it(tmp_path, imported, before, is_found):
+    files = {"train.py": COLLATES.format(imported=imported), "tools/images.py": IMAGES.format(before=before)}
+    assert bool(places(tmp_path, files)) is is_found

@@ -175,3 +175,34 @@ def test_a_rank_that_leaves_only_if_it_is_asked_to_is_not_certain(test, severity
     text = f"def main(args, rank):\n    if {test}:\n        return\n    dist.barrier()\n"
     script = Script("train.py", _IMPORTS + text)
     assert [hit.severity for hit in rule.violations(script)] == [severity]
+
+
+ONE_HOST = """\
+import os
+import torch
+
+def setup(rank, world_size):
+    os.environ["MASTER_ADDR"] = "{address}"
+    torch.distributed.init_process_group("nccl", rank=rank, world_size=world_size)
+
+def train(rank, world_size):
+    setup(rank, world_size)
+
+train(int(os.environ["LOCAL_RANK"]), {size})
+"""
+
+
+@pytest.mark.parametrize(
+    ("address", "size", "severity"),
+    [
+        ("localhost", "torch.cuda.device_count()", Severity.INFO),
+        ("10.1.1.4", "torch.cuda.device_count()", None),
+        ("localhost", "int(os.environ['WORLD_SIZE'])", None),
+        ("localhost", "torch.cuda.device_count() * int(os.environ['NNODES'])", None),
+        ("localhost", "count()", None),
+    ],
+)
+def test_the_address_of_the_host_fits_a_script_that_can_only_be_of_one_host(address, size, severity):
+    rule = next(one for one in builtin_rules() if one.id == "CODE025")
+    script = Script("train.py", ONE_HOST.format(address=address, size=size))
+    assert [one.severity for one in rule.violations(script)] == [severity]

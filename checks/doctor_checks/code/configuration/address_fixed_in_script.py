@@ -12,7 +12,9 @@ from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.cuda import shows_one_gpu
 from doctor.lint.python.gpu_use import runs_alone
 from doctor.lint.python.project.imported_functions import imported_function
+from doctor.lint.python.script import last_name
 from doctor.lint.python.training import SAMPLER, WRAPPERS, is_test, several_ranks
+from doctor.lint.python.value_flow import origins
 from doctor.testing.script_cases import fails, passes
 
 _PORT = "MASTER_PORT"
@@ -84,6 +86,7 @@ def address_fixed_in_script(script: Script) -> Iterator[Violation]:
     are_unread = _are_unread(script)
     given = _reads_ranks(script) and not any(write.name in _GIVEN for write in writes)
     starts = next(script.calls(*_STARTS), None) is not None
+    is_local = _is_for_one_host(script)
     for write in writes:
         if write.kept or _is_asked_before(script, write.at, write.name):
             continue
@@ -91,9 +94,31 @@ def address_fixed_in_script(script: Script) -> Iterator[Violation]:
             continue
         if hit := _judge(write, given, starts):
             in_branch = script.nearest(write.at, ast.If) is not None
-            yield replace(hit, severity=Severity.INFO) if in_branch else hit
+            fits = is_local and write.name == _ADDRESS and write.value in _HERE
+            yield replace(hit, severity=Severity.INFO) if in_branch or fits else hit
     for call in script.calls("torch.distributed.init_process_group"):
         yield from _of_method(script, call)
+
+
+_OF_SEVERAL_HOSTS = re.compile(
+    r"\b(?:WORLD_SIZE|RANK|GROUP_RANK|NODE_RANK|NNODES)\b|SLURM_|OMPI_|PMI_|nnodes|num_nodes"
+)
+
+
+def _is_for_one_host(script: Script) -> bool:
+    """Whether a script can only be the job of one host: its only rank is ``LOCAL_RANK``, and the number of ranks that
+    each group gets is that of the host's GPUs."""
+    if _OF_SEVERAL_HOSTS.search(script.text):
+        return False
+    groups = list(script.calls("torch.distributed.init_process_group"))
+    sizes = [script.argument(one, "world_size") for one in groups]
+    return bool(groups) and all(one is not None and _counts_gpus(script, one) for one in sizes)
+
+
+def _counts_gpus(script: Script, size: ast.expr) -> bool:
+    found = (*script.values_of(size), *origins(script, size))
+    made = [one for one in found if isinstance(one, ast.Call)]
+    return bool(made) and all(last_name(one.func) == "device_count" for one in made)
 
 
 def _are_unread(script: Script) -> bool:
