@@ -262,7 +262,10 @@ COLLATES = (
     "    return torch.utils.data.default_collate(batch)\n\ntorch.distributed.init_process_group('nccl')\n"
     "loader = torch.utils.data.DataLoader(Images(), 8, collate_fn=collate)\n"
 )
-IMAGES = "class Images:\n    def __getitem__(self, index):\n        image = read(index)\n{before}        return image, index\n"
+IMAGES = (
+    "class Images:\n    def __getitem__(self, index):\n        image = read(index)\n{before}"
+    "        return image, index\n"
+)
 
 
 @pytest.mark.parametrize("imported", ["from tools.images import *", "from tools.images import (\n    Images,\n)"])
