@@ -11,7 +11,7 @@ from doctor.core.text import lazy_compile
 from doctor.facts import KernelEvent, KernelLogFacts
 from doctor.knowledge.xid_catalog import ACTIONS, Xid, xid
 
-UNLISTED = Xid("unknown code, not in rankdoctor's Xid table", "hardware", "reset")
+UNLISTED = Xid("code not in rankdoctor's Xid table", "hardware", "reset")
 
 _RECOVERED = lazy_compile(r"recovery action changed from \S+ \([^)]*\) to 0x0\b")
 """An Xid 154 that withdraws an earlier request."""

@@ -35,7 +35,7 @@ their meaning for the directory."""
 
 _REMEDIES = {
     "No space left on device": (
-        "Check whether the file system{of}{at} has run out of space or inodes, and delete files that are not needed",
+        "Find the file system{of} that is out of space or inodes{at} with these commands, then delete unneeded files",
         "df -h {path}",
         "df -i {path}",
     ),

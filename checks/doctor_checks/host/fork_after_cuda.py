@@ -40,7 +40,7 @@ def _notebook(strategy: str, *, holds_gpu: bool = False, interactive: bool = Tru
 
 
 _SPAWN = 'Use `DataLoader(..., multiprocessing_context="spawn")` if a worker failed, or start the ranks with torchrun.'
-_NOTEBOOK = 'Restart the notebook kernel, and do not use CUDA before {call}, for example by `.cuda()` or `.to("cuda")`.'
+_EARLY = 'Do not call `.cuda()`, `.to("cuda")` or other CUDA functions before {call}, and restart the {what}.'
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
@@ -53,7 +53,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             fix = _SPAWN
         elif "notebook_launcher" in text:
             summary, effect = "CUDA was used before `notebook_launcher()` forked the ranks", _NOT_STARTED
-            fix = _NOTEBOOK.format(call="`notebook_launcher()`")
+            fix = _EARLY.format(call="`notebook_launcher()`", what="notebook kernel")
         elif "Accelerator" in text:
             summary = "An `Accelerator` was created before `notebook_launcher()` forked the ranks"
             effect, fix = (
@@ -61,8 +61,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 "Restart the notebook kernel, and create the `Accelerator` inside the training function.",
             )
         elif "create new processes" in text:
-            summary, effect = "CUDA was used before Lightning forked the ranks", _NOT_STARTED
-            fix = _NOTEBOOK.format(call="`trainer.fit()`")
+            summary, effect = "CUDA was already initialized when Lightning tried to fork the ranks", _NOT_STARTED
+            fix = _EARLY.format(call="`trainer.fit()`", what="process or notebook kernel")
         else:
             summary, effect, fix = "CUDA was used in a process that was forked after CUDA was initialized", "", _SPAWN
         yield finding_from_logs(
@@ -160,7 +160,7 @@ def _findings(forked: list[int], holding: dict[str, list[int]], forking: dict[st
             f"Strategy {strategy} forks the ranks from a process that already holds GPU memory",
             ranks=tuple(ranks),
             evidence={"strategy": strategy, "parent_holds_gpu_memory": True},
-            fix=_NOTEBOOK.format(call="`trainer.fit()`")
+            fix=_EARLY.format(call="`trainer.fit()`", what="process or notebook kernel")
             if strategy.startswith("ddp_notebook")
             else 'Use `strategy="ddp"`, which does not fork the ranks.',
         )

@@ -146,11 +146,12 @@ def _by_waiting(job: Job) -> Iterator[Finding]:
         if not set_up_after(job, last) and not failed_before(job, last):
             yield finding_from_logs(
                 group,
-                f"Only {came} of {size} ranks joined: the SLURM tasks do not match the Trainer",
+                f"Only {came} of {size} ranks joined: the SLURM tasks and the Trainer differ in number",
                 ranks=(),
                 evidence={"came": came, "world_size": size},
                 confidence=0.6,
-                fix=f"Start one task for each of the {size} ranks with `srun --ntasks={size} python train.py`.",
+                fix=f"Set `#SBATCH --nodes` and `#SBATCH --ntasks-per-node` so that {size} tasks start, and launch "
+                "with `srun python train.py`.",
                 explains=("ENV005", "ENV009"),
             )
 
@@ -379,7 +380,7 @@ def _judge_step(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Find
         f"{'exists' if started == 1 else 'exist'}."
         if needed > started
         else f"{started} tasks run with a world size of {needed}: some are not in the process group.",
-        fix=f"Start all tasks directly from the batch script: `srun --ntasks={needed} python train.py`.",
+        fix="Start all tasks directly from the batch script with `srun python train.py`.",
     )
 
 

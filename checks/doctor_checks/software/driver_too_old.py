@@ -233,7 +233,7 @@ def _older_libcuda(driver: str | None, identical: IdenticalRanks) -> Finding | N
     if not package or not driver or not is_older(package, driver):
         return None
     return Finding(
-        f"The loader finds libcuda {package} of a CUDA compat package, older than driver {driver}",
+        f"The loader finds libcuda {package} from a CUDA compat package older than driver {driver}",
         ranks=identical.ranks,
         evidence={"driver": driver, "forward_compatibility": package},
         effect="CUDA fails: `Error 803: system has unsupported display driver / cuda driver combination`.",
@@ -248,7 +248,7 @@ def _unsupported_libcuda(driver: str | None, gpus: GpuFacts, identical: Identica
     if not package or not driver or not _is_desktop(gpus) or not is_older(driver, package):
         return None
     return Finding(
-        f"The loader finds libcuda {package} of a CUDA compat package, which GeForce cards do not support",
+        f"The loader finds libcuda {package} from a CUDA compat package, which GeForce cards do not support",
         ranks=identical.ranks,
         evidence={"driver": driver, "forward_compatibility": package, "gpus": sorted({one.name for one in gpus.gpus})},
         effect="CUDA fails: `Error 804: forward compatibility was attempted on non supported HW`.",

@@ -72,7 +72,7 @@ def _removed_arguments(job: Job) -> Iterator[Finding]:
         replacement = known.replacement if known else ""
         yield finding_from_logs(
             group,
-            f"The installed Lightning's Trainer does not accept {name}",
+            f"The installed Lightning does not accept the Trainer argument `{name}`",
             evidence={"argument": name, "removed": known.removed if known else None},
             fix=_replaced(replacement, name) if replacement else "",
             confidence=0.95 if of_lightning or group.value("class") else 0.7,
@@ -103,10 +103,8 @@ _HANDS_ON = ("utilities/argparse.py", "connectors/env_vars_connector.py")
     needs=(TrainerFacts, SoftwareFacts),
     from_logs=(_removed_arguments, _from_logs),
     impacts={
-        r"^The program uses": "Every rank fails at this import or call, and the job ends.",
-        r"Trainer argument|does not accept \w+$": (
-            "The Trainer raises TypeError when it is created, and every rank ends at startup."
-        ),
+        r"^The program uses": "Every rank fails at this line, and the job ends.",
+        r"Trainer argument": ("The Trainer raises TypeError when it is created, and every rank ends at startup."),
         r"strategy|does not have the accelerator": (
             "The Trainer raises ValueError when it is created, and every rank ends at startup."
         ),

@@ -338,8 +338,7 @@ _FIXES = {
     "`Trainer(devices=1)`.",
     "new_group": "Call `group = dist.new_group(ranks)` on all ranks, outside the branch, including ranks that are not "
     "members of the group.",
-    "forward of DDP": "Run the forward pass on all ranks, or call the inner model (`model.module`) on one rank: DDP "
-    "broadcasts buffers in the forward pass of the wrapper.",
+    "forward of DDP": "Run the forward pass on all ranks, or call the inner model (`model.module`) on one rank.",
     "forward of FSDP": "Run the forward pass on all ranks: FSDP gathers the parameters of each layer from all of them.",
     "save_model": "Call `trainer.save_model(path)` on all ranks: under FSDP it gathers the shards, and only rank 0 "
     "writes.",

@@ -89,7 +89,7 @@ def data_parallel(script: Script) -> Iterator[Violation]:
 
 
 def _is_replaced(script: Script, call: ast.Call) -> bool:
-    """Whether its name is bound anew, without it, above each later use that trains: ``net = DataParallel(net)``, then
+    """Whether its name is bound again, without it, above each later use that trains: ``net = DataParallel(net)``, then
     ``net = build()``."""
     kept = script.parent(call)
     target = kept.targets[0] if isinstance(kept, ast.Assign) and len(kept.targets) == 1 else None

@@ -134,7 +134,7 @@ def _judge_run(crowd: Crowd, crowded_share: float) -> Iterator[Finding]:
     need = sum(peaks) + rest
     if need > total or (retries and need > crowded_share * total):
         yield Finding(
-            f"{len(crowd)} ranks on one GPU of {crowd[0][0].host.name} need up to {mebibytes(need)} of "
+            f"{len(crowd)} ranks on one GPU of {crowd[0][0].host.name} need up to {mebibytes(need)}, but it has "
             f"{mebibytes(total)}" + (f", and retried {retries} allocations" if retries else ""),
             ranks=tuple(rank.number for rank, _ in crowd),
             evidence={

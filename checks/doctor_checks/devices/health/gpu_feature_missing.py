@@ -28,7 +28,9 @@ _WORDS = (
     impacts={
         r"no license": "No program can use CUDA on this virtual GPU until it has a license.",
         r"^NCCL uses": "NCCL initialization fails, and the job ends.",
-        r"^The program uses": ("The rank fails at this call, and the other ranks wait for it until their timeout."),
+        r"^The program uses": (
+            "The rank fails at its first such call, and the other ranks wait for it until their timeout."
+        ),
         r"operating system or container": (
             "The rank fails at this CUDA call, and the other ranks wait for it until their timeout."
         ),
@@ -75,7 +77,7 @@ def _fix(claim: str) -> str:
     if "MPS" in claim:
         return "Stop MPS, because each rank then has its own context:\necho quit | nvidia-cuda-mps-control"
     return (
-        "Find out whether the GPU is virtual or a MIG slice, which lack features, and avoid the failing call on it:\n"
+        "Avoid the failing call if this command reports a virtual GPU or MIG mode, which do not support all features:\n"
         "nvidia-smi -q | grep -iE 'virtualization mode|mig mode'"
     )
 

@@ -98,8 +98,8 @@ def _went_on(job: Job, group: EventGroup) -> bool:
         r"multicast": "NCCL initialization fails unless NCCL_NVLS_ENABLE=0 disables NVLink SHARP.",
         r"^CUDA reports": "CUDA does not start on this host, and its ranks fail at their first CUDA call.",
         r"do(?:es)? not match": (
-            'The fabric manager rejects the driver when it starts, and CUDA then fails with "system not yet '
-            'initialized" (error 802).'
+            'The fabric manager does not start with this driver: after its next restart, CUDA fails with "system not '
+            'yet initialized" (error 802).'
         ),
         r"not (?:running|installed)": (
             'New CUDA programs on this host fail with "system not yet initialized" (error 802).'

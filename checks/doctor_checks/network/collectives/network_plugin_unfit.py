@@ -294,7 +294,9 @@ def _missing(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
                     "path": plugin.path,
                     "error": plugin.error,
                 },
-                fix=f"Run `unset {variable}`, or add the directory of {plugin.name} to LD_LIBRARY_PATH.",
+                fix=f"Run `unset {variable}`, or add the directory of {plugin.name} to LD_LIBRARY_PATH."
+                if is_harmless
+                else f"Install {plugin.name}, or add its directory to LD_LIBRARY_PATH.",
                 effect=_INTERNAL[plugin.kind] if is_harmless else "",
                 severity=Severity.INFO if is_harmless else None,
                 source=source_of(setting),
@@ -303,7 +305,7 @@ def _missing(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
 
 _INTERNAL = {
     "tuner": "None: NCCL uses its internal tuner, as with NCCL_TUNER_PLUGIN=none.",
-    "net": "None: NCCL uses its internal network IB, as with NCCL_NET_PLUGIN=none.",
+    "net": "None: NCCL uses its built-in IB transport, as with NCCL_NET_PLUGIN=none.",
 }
 
 

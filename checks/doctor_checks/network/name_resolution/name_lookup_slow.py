@@ -83,7 +83,7 @@ def name_lookup_slow(job: Job, *, seconds: float = 1.0) -> Iterator[Verdict]:
     for host, identical in job.each(HostFacts, also=(PathFacts, MasterFacts)):
         slow = [one for one in _lookups(host, identical) if one.seconds >= seconds]
         if slow:
-            kind = "Reverse lookups" if all(one.what.startswith("reverse") for one in slow) else "Name lookups"
+            kind = "Reverse lookup" if all(one.what.startswith("reverse") for one in slow) else "Lookup"
             found.setdefault(kind, []).append((host.hostname, slow, identical))
     for kind, hosts in found.items():
         every = [one for _, slow, _ in hosts for one in slow]
@@ -91,7 +91,7 @@ def name_lookup_slow(job: Job, *, seconds: float = 1.0) -> Iterator[Verdict]:
         about = worst.what.partition("lookup of ")[2]
         least = "at least " if (worst.error or "").startswith("no answer") else ""
         yield Finding(
-            f"{kind} on {hosts_text(name for name, _, _ in hosts)} take {least}{worst.seconds:.1f} s ({about})",
+            f"{kind} of {about} takes {least}{worst.seconds:.1f} s on {hosts_text(name for name, _, _ in hosts)}",
             ranks=tuple(sorted({rank for _, _, identical in hosts for rank in identical.ranks})),
             severity=severity,
             effect="" if job.is_multi_host else _ALONE,

@@ -108,7 +108,10 @@ _NO_WAY_WORDS = (
 """Errors of ibv_modify_qp if a queue pair has no route to the peer's address: with RoCE, the wrong GID."""
 
 
-_FIX_WITHOUT_NCCL = "Select the GID index that `show_gids` lists with RoCE v2 and an IPv4 address, on every host."
+_FIX_WITHOUT_NCCL = (
+    "On every host, set the GID index of the program that opened the connection to the one that `show_gids` lists as "
+    "RoCE v2 with an IPv4 address."
+)
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:

@@ -302,8 +302,8 @@ def non_finite_on_rank(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the next reduction spreads it to all ranks: every parameter becomes NaN, and the run continues without
     training anything.
-    Fix: Run again with `torch.autograd.set_detect_anomaly(True)` to find the operation that returns NaN, or check the
-    batches for samples that are not finite.
+    Fix: Run again with `torch.autograd.set_detect_anomaly(True)` to find the operation whose gradient is NaN, or check
+    the batches for samples that are not finite.
     """
     judged = [seen for rank in job.ranks if (seen := _seen(rank))]
     if not judged:
@@ -392,6 +392,6 @@ def _finding(job: Job, first: list[_RankLosses], others: list[_RankLosses], step
         },
         fix=(
             f"Inspect batch {int(step)} of rank {ranks[0]} for empty or broken samples, or run again with `{anomaly}` "
-            "to find the operation that returns NaN."
+            "to find the operation whose gradient is NaN."
         ),
     )

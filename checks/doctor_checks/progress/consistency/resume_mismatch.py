@@ -121,7 +121,7 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
             + (
                 f" but is loaded with {now}{_ranks(now) if is_of_model else ''}"
                 if now
-                else " and cannot be loaded with another number"
+                else " and cannot be loaded with a different number of them"
             ),
             ranks=(),
             fix=f"Set {group.value('arg')} to {was}, or convert the checkpoint{f' to size {now}' if now else ''}."
