@@ -15,8 +15,8 @@ _DISTRIBUTIONS = {"pytorch_lightning": ("pytorch-lightning", "lightning"), "ligh
 _LIMITED_BY = {"ray_lightning": "ray-lightning", "pl_bolts": "lightning-bolts"}
 """Packages whose distributions limit Lightning."""
 _STATED = re.compile(
-    r"(?<![\w/.])(?:pytorch[ _-]?)?lightning[`'\"* ]{0,3}(?:[,(]? ?(?:version|release|ver\b\.?)[ :]*)?"
-    r"(?P<sign><=|<|={1,2}|~=)?[ ]*v?(?P<release>\d+\.\d+(?:\.\d+)*)",
+    r"(?<![\w/.])(?:pytorch[ _-]?)?lightning[`'\"* ]{0,3}(?:[,(]? ?(?:version|release|ver\b\.?)[ :]{0,3})?"
+    r"(?P<sign><=|<|={1,2}|~=)?[ ]{0,3}v?(?P<release>\d+\.\d+(?:\.\d+)*)",
     re.IGNORECASE,
 )
 """``pytorch lightning version < 2.0.0``, ``pytorch-lightning==1.9.5`` or ``Lightning 1.9``."""

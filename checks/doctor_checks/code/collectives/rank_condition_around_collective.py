@@ -285,7 +285,7 @@ def _is_of_one_device(script: Script, call: ast.Call) -> bool:
 
 _OF_A_GROUP = re.compile(
     r"(?:^|_|\b)(?:data|tensor|model|pipeline|expert|context|sequence|parallel|[dtpecs]p|mp|group|sub|replica|shard)_"
-    r"(?:\w+_)?rank\b|\b(?:not )?in \w*(?:ranks|group|members|procs)\w*|\b(?:ranks|group|members)(?:_\w+)?\b"
+    r"(?:\w{1,30}_)?rank\b|\b(?:not )?in \w{0,30}(?:ranks|group|members|procs)\w*|\b(?:ranks|group|members)(?:_\w+)?\b"
 )
 """Ranks in a part of the job: who else has that number, or is a member, is not in the file."""
 _BARRIERS = frozenset({"barrier", "wait_for_everyone"})

@@ -245,7 +245,8 @@ _TRAINS = re.compile(r"\.backward\(|init_process_group|hvd\.init")
 
 
 _NAMED = re.compile(
-    r"(?:^|[\\/])(?:\w+[_-])?(?:data[_-]?parallel|dp)(?:[_-]\w+)?(?:[\\/][^\\/]*)?\.(?:py|ipynb)$", re.IGNORECASE
+    r"(?:^|[\\/])(?:\w{1,60}[_-])?(?:data[_-]?parallel|dp)(?:[_-]\w{1,60})?(?:[\\/][^\\/]{0,80})?\.(?:py|ipynb)$",
+    re.IGNORECASE,
 )
 """Files, and files of folders, that are named after DataParallel: they show it, or compare it with the alternatives."""
 
