@@ -32,7 +32,7 @@ _NAMES_LAUNCHER = re.compile(
 )
 _ASKS_FOR_MORE = re.compile(
     r"CUDA_VISIBLE_DEVICES=[\"']?\d+,|"
-    r"(?<![\w.-])-{1,2}[\w.][\w.-]{0,40}?(?:gpu|nproc|world|ddp|dist|devices|nodes|launcher|parallel)[\w-]{0,40}"
+    r"(?<![\w.-])--?[\w.-]{0,40}?(?:gpu|nproc|world|ddp|dist|devices|nodes|launcher|parallel)[\w-]{0,40}"
     r"(?:[ =](?!(?:1|0|false|False|none)\b)|$)"
 )
 """A command that asks a program for more ranks than one."""
