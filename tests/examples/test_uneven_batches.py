@@ -51,7 +51,7 @@ def test_the_doctor_says_so_before_the_first_batch(name: str, tmp_path: Path) ->
     with _started(name, tmp_path) as process:
         said, _ = process.communicate(timeout=patience(100))
     assert process.returncode == 1, said
-    assert "training loader has 21 batches on rank 1, 20 on other ranks" in said
+    assert "training loader has 21 batches on rank 1, but 20 on rank 0" in said
     assert "has trained" not in said
     report = json.loads((tmp_path / "rankdoctor" / "report.json").read_text())
     assert report["primary"] == "DATA001"
