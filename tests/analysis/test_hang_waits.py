@@ -284,6 +284,25 @@ def test_what_is_certain_between_two_steps(known, expected):
     assert RankState(0, ProgressFacts(state="running", **given), None).stands is expected
 
 
+HELD = Frame("/env/site-packages/doctor/monitor/watchdog/rounds/round_request.py", 41, "wait")
+OBSERVED = Frame("/env/site-packages/doctor/monitor/integrations/backward_pass.py", 32, "backward")
+ENGINE = Frame("/env/site-packages/torch/autograd/graph.py", 979, "_engine_run_backward")
+
+
+@pytest.mark.parametrize(
+    ("stack", "expected"),
+    [
+        ((CONDITION, HELD, OWN), True),
+        ((HELD, OWN), True),
+        ((ENGINE, OBSERVED, OWN), False),
+        ((OWN,), False),
+        ((), False),
+    ],
+)
+def test_a_rank_is_held_where_the_doctor_waits_and_not_where_it_observes(stack, expected):
+    assert RankState(0, ProgressFacts(state="running", stack=stack), None).is_held is expected
+
+
 @pytest.mark.parametrize("retired", [False, True])
 @pytest.mark.parametrize(("entered", "expected"), [(99.5, False), (101.5, False), (91.0, True), (None, True)])
 def test_a_rank_that_has_just_entered_a_collective_moves_from_one_to_the_next(entered, expected, retired):

@@ -30,8 +30,6 @@ Ranks of a healthy run are in a collective about half of the time."""
 LEAST_STILL = 6.0
 """Seconds from which a rank that neither moves nor computes has come to a stop, if nothing that prepares a step is on
 its stack."""
-NEAR = 8
-"""Innermost frames that show what a rank waits in."""
 LONG_STILL = 40.0
 """The same before the first batch, where ranks start one after the other or wait for a file; not for a lock."""
 OWN_LOCK = "a lock of its own process"
@@ -163,7 +161,8 @@ class RankState(msgspec.Struct, frozen=True, dict=True):
     @property
     def is_held(self) -> bool:
         """Whether it waits in the doctor itself, which ends all of its own waits: for the first check of all ranks."""
-        return not self.stack_wait and any(map(is_doctor, self.stack[:NEAR]))
+        caller = next((frame for frame in self.stack if not frame.file.endswith(_OF_THREADS)), None)
+        return caller is not None and is_doctor(caller)  # not what it puts around a function, as of the backward pass
 
     @property
     def is_sampled(self) -> bool:

@@ -46,7 +46,11 @@ from doctor_checks.progress.hang._stall_text import (
 )
 from doctor_checks.progress.hang._store_waits import STORE_WAITS, waits_for_a_rank
 
-_HELD = (package_frame("doctor/monitor/watchdog/rounds/round_request.py", 41, "wait"), user_frame(52, "main"))
+_HELD = (
+    package_frame("python3.11/threading.py", 331, "wait"),
+    package_frame("doctor/monitor/watchdog/rounds/round_request.py", 41, "wait"),
+    user_frame(52, "main"),
+)
 _HELD_FOR: dict[str, Any] = {
     "state": "running",
     "point": "batch-end",
