@@ -170,10 +170,10 @@ def _input_bytes(call: Collective) -> int:
 def _hang(states: JobState) -> Diagnosis | None:
     if not states.stuck or len(states.ranks) + len(states.unseen) < 2:
         return None
-    if not states.unseen and any(one.is_held for one in states.ranks.values()):
-        others = [one for one in states.ranks.values() if not one.waits and not one.is_held]
-        if not others:
-            return None  # the ranks that wait will be joined by those that the doctor holds
+    ranks = states.ranks.values()
+    is_held = not states.unseen and any(one.is_held for one in ranks)
+    if is_held and all(one.waits or one.is_held for one in ranks):
+        return None  # the ranks that wait will be joined by those that the doctor holds
     found = (rule(states) for rule in (_RULES_FOR_DUMPS if states.is_from_dumps else _RULES))
     return next((diagnosis for diagnosis in found if diagnosis is not None), None)
 

@@ -39,10 +39,10 @@ def left_over_folder(script: Script) -> str:
     return ""
 
 
-def _outside(script: Script, folder: str, *, launches: bool = False) -> Iterator[str]:
+def _outside(script: Script, folder: str) -> Iterator[str]:
     """The texts of scripts and launch files with the name of a folder that are not below one of that name."""
     modules = script.modules
-    for shown, text in modules.mentioning(folder, launches=launches) if modules is not None else ():
+    for shown, text in modules.mentioning(folder) if modules is not None else ():
         if folder not in PurePath(shown).parts:
             yield text
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 
+from doctor.collectors.base import read_text
 from doctor.core.frames import frames_of_stack, waits_in
 from doctor.monitor.telemetry.stacks.blocking_call import OF_THREADS, blocking_call
 
@@ -41,6 +43,8 @@ _OF_ITEM = {"future", "fn", "args", "kwargs"}
 """Attributes of a ``_WorkItem``, whose dictionary is an object of its own before Python 3.11."""
 _LONGEST, _MOST_THREADS = 4, 256
 """Threads of a chain of waits that are named, and threads that are looked at for a deadlock."""
+_LOCK, _MOMENT = "a lock of its own process", 0.05
+"""Start of the words of such a wait, and seconds in which a thread that only waits for the interpreter's lock runs."""
 _TIMED = ("wait", "join", "_wait_for_tstate_lock")
 """Functions of ``threading`` that may have a timeout."""
 
@@ -59,10 +63,9 @@ def shown_by_threads(thread: int, words: str) -> str:
     known = getattr(threading, "_enumerate", threading.enumerate)()
     native = {one.ident: one.native_id for one in known}
     frames.pop(threading.get_ident(), None)
-    if awaited := _awaited_by(thread, frames, native):
-        return awaited + (ENDLESS if _is_deadlock(thread, frames) else "")
-    if _is_deadlock(thread, frames):
-        return ENDLESS
+    shown = _awaited_by(thread, frames, native) + (ENDLESS if _is_deadlock(thread, frames) else "")
+    if shown:
+        return shown
     others = {one: frame for one, frame in frames.items() if one != thread}
     stand = (_sets_nothing(frame) or _stands(frame, native.get(ident)) for ident, frame in others.items())
     return ENDLESS if all(stand) else ""
@@ -76,13 +79,27 @@ def _awaited_by(thread: int, frames: dict[int, FrameType], native: dict[int | No
         native_id = native.get(found)
         if found is None or native_id is None or found in seen:
             break
-        awaited = blocking_call(native_id, frames_of_stack(frames[found]))
+        awaited = _waits_for(native_id, frames[found])
         words += WHOSE_THREAD + awaited if awaited else ""
         if awaited not in OF_THREADS or _has_timeout(frames[found]):
             break
         thread = found
         seen.add(found)
     return words
+
+
+def _waits_for(native_id: int, frame: FrameType) -> str:
+    """Return what a thread waits for; nothing if it waited for the interpreter's lock, which this thread had."""
+    words = blocking_call(native_id, frames_of_stack(frame))
+    return "" if words.startswith(_LOCK) and _computes(native_id) else words
+
+
+def _computes(native_id: int) -> bool:
+    """Return whether a thread of this process has run within :data:`_MOMENT` (proc_pid_schedstat; in nanoseconds)."""
+    path = Path("/proc/self/task", str(native_id), "schedstat")
+    before = (read_text(path) or "").partition(" ")[0]
+    time.sleep(_MOMENT)
+    return not before or before != (read_text(path) or "").partition(" ")[0]
 
 
 def _worker_for(waiting: FrameType | None, frames: dict[int, FrameType]) -> int | None:
@@ -165,7 +182,7 @@ def _stands(frame: FrameType, native_id: int | None) -> bool:
     stack = frames_of_stack(frame)
     if native_id is None or waits_in(stack) or _has_timeout(frame):
         return False
-    return blocking_call(native_id, stack).startswith(_STANDS)
+    return _waits_for(native_id, frame).startswith(_STANDS)
 
 
 def _has_timeout(frame: FrameType | None) -> bool:
