@@ -4,7 +4,7 @@ patterns that are compiled when text is first searched."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, AnyStr, cast
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -55,6 +55,11 @@ class LazyPattern:
 
 
 _PATTERN_METHODS = ("search", "match", "fullmatch", "finditer", "findall", "split", "sub", "subn")
+
+
+def conjunction(words: Sequence[str]) -> str:
+    """Words as a list in a sentence: ``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def counted(number: int, noun: str) -> str:

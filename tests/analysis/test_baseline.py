@@ -46,7 +46,7 @@ def test_an_even_split_is_decided_and_still_said_to_be_even():
     found = _split(_on((2, 3), hosts=2).expecting(_on((0,), hosts=1, per_host=1)))
     assert not found.even
     assert found.odd == (0, 1)
-    assert describe(found) == "expected 3.12.1 (capture of node0), found ranks 0-1: 3.11.7; ranks 2-3: 3.12.1"
+    assert describe(found) == "expected 3.12.1 (capture of node0), found ranks 0 and 1: 3.11.7; ranks 2 and 3: 3.12.1"
 
 
 def test_all_are_odd_where_nobody_has_what_is_expected():

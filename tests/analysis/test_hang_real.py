@@ -37,7 +37,7 @@ EXPECTED: dict[str, tuple[str, tuple[int, ...], str]] = {
     "other_order": ("RUN002", (0, 1), "barrier"),
     "other_operation": ("RUN002", (0, 1), "broadcast"),
     "other_type": ("RUN002", (2,), "Double"),
-    "nonsense": ("RUN002", (2,), "all_reduce of 10 Int elements; ranks 0-1 call all_reduce of 10 Float elements"),
+    "nonsense": ("RUN002", (2,), "all_reduce of 10 Int elements; ranks 0 and 1 call all_reduce of 10 Float elements"),
     "other_size": ("RUN004", (0,), "or native code aborted it"),
     "sleeps_in_step": ("RUN001", (2,), "is at hanging.py"),
     "sleeps_unrecorded": ("RUN001", (2,), "is at hanging.py"),

@@ -24,7 +24,7 @@ def test_one_rank_against_many():
     assert result.common.value == "2.8.0"
     assert [(group.value, group.ranks) for group in result.minorities] == [("2.7.1", (5,))]
     assert not result.even
-    assert describe(result) == "ranks 0-4, 6-7: 2.8.0; rank 5: 2.7.1"
+    assert describe(result) == "ranks 0-4, 6 and 7: 2.8.0; rank 5: 2.7.1"
 
 
 def test_everybody_alike():
@@ -39,7 +39,7 @@ def test_an_even_split_blames_nobody_alone():
     assert result.common is None
     assert result.even
     assert [group.ranks for group in result.minorities] == [(0, 1), (2, 3)]
-    assert describe(result) == "ranks 0-1: 2.8.0; ranks 2-3: 2.7.1", "names tell as much"
+    assert describe(result) == "ranks 0 and 1: 2.8.0; ranks 2 and 3: 2.7.1", "names tell as much"
 
 
 def test_of_many_ranks_it_is_said_how_many():
@@ -57,7 +57,7 @@ def test_what_is_absent_is_a_value():
     job = healthy(hosts=3, per_host=1).drop(GpuFacts, hosts=("node1",)).job()
     result = split(job, GpuFacts, lambda gpus: len(gpus.gpus))
     assert [(group.value, group.ranks) for group in result.minorities] == [(None, (1,))]
-    assert describe(result) == "ranks 0, 2: 1; rank 1: none"
+    assert describe(result) == "ranks 0 and 2: 1; rank 1: none"
 
 
 @pytest.mark.parametrize("lack", [MissingReason.HIDDEN, MissingReason.FAILED, MissingReason.TIMEOUT])

@@ -40,7 +40,7 @@ WARNINGS = {
     "same_shape_otherwise": (
         "RUN002",
         (1,),
-        "Rank 1 calls all_reduce of 10 Float elements as 2 x 5; ranks 0, 2-3 call",
+        "Rank 1 calls all_reduce of 10 Float elements as 2 x 5; ranks 0, 2 and 3 call",
     ),
 }
 WELL = ("is_well",)

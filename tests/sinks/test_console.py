@@ -237,5 +237,5 @@ def test_a_run_that_lost_much_says_so_in_its_last_lines():
 
     text = ended(report_of(sketch=sketch(200.0)))
     assert "lost time: 50% of 800 rank-seconds lost (2 ranks for 400 s); scaling efficiency at most 50%" in text
-    assert "ranks 0-1 waited for data" in text
+    assert "ranks 0 and 1 waited for data" in text
     assert "lost time" not in ended(report_of(sketch=sketch(2.0)))

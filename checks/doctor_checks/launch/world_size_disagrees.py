@@ -197,7 +197,7 @@ def _judge_each_other(job: Job) -> Iterator[Finding]:
 
 
 def _others(parted: MajoritySplit, group: Group[Any]) -> str:
-    """The other sizes of an even split: ``, ranks 2-3 use 2``, if there is only one."""
+    """The other sizes of an even split: ``, ranks 2 and 3 use 2``, if there is only one."""
     others = [other for other in parted.groups if other is not group]
     if len(others) != 1 or others[0].value is None:
         return f" ({describe(parted)})"

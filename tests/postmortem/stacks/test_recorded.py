@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
+from doctor.analysis.launch_origin import ranks_in_words
 from doctor.cli.main import app
 from doctor.core.facts import ProgressFacts
 from doctor.core.frames import NATIVE_CODE
@@ -207,9 +208,8 @@ def test_report_shows_where_ranks_are(path, code, states):
     assert [group["state"] for group in report["stacks"]["groups"]] == states
     assert report["stacks"]["calls"]
     notes = report["stacks"].get("notes", [])
-    assert notes == (
-        [] if path == "asleep/debug_server" else [f"rank numbers guessed: ranks 0-{report['job']['world_size'] - 1}"]
-    )
+    ranks = ranks_in_words(tuple(range(report["job"]["world_size"])))
+    assert notes == ([] if path == "asleep/debug_server" else [f"rank numbers guessed: {ranks}"])
 
 
 def test_stacks_beside_the_log_of_the_job(tmp_path):

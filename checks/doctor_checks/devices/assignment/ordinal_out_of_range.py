@@ -49,7 +49,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 
 
 def _who(group: EventGroup) -> str:
-    """``Ranks 4-5 requested GPUs that are not visible to them``."""
+    """``Ranks 4 and 5 requested GPUs that are not visible to them``."""
     if len(group.ranks) > 1:
         return f"{ranks_in_words(group.ranks).capitalize()} requested GPUs that are not visible to them"
     who = ranks_in_words(group.ranks).capitalize() if group.ranks else "A process"

@@ -29,7 +29,7 @@ def stall_ranks(found: Diagnosis) -> str:
 
 
 def stall_waiters(found: Diagnosis) -> str:
-    """``; ranks 0, 2-7 have waited 12 s in all_reduce``; ``; all_reduce timed out on rank 0`` if they have failed.
+    """``; ranks 0 and 2-7 have waited 12 s in all_reduce``; ``; all_reduce timed out on rank 0`` if they have failed.
 
     If no other rank waits, ``, for 12 s``; empty if that is unknown too."""
     least = "at least " if found.states.is_sampled else ""

@@ -530,7 +530,7 @@ def _at(site: CallSite) -> str:
 
 
 def _calls(calls: Mapping[tuple[int, ...], str], *, verb: bool = True) -> str:
-    """``rank 2 calls all_reduce of 12 Float elements; ranks 0-1 call all_reduce of 10 Float elements``.
+    """``rank 2 calls all_reduce of 12 Float elements; ranks 0 and 1 call all_reduce of 10 Float elements``.
 
     ``verb``: the calls have no verb yet."""
     if len(calls) == 1:

@@ -504,9 +504,8 @@ def _claim(found: Diagnosis, ending: RunEnd) -> str:
             else f"{who} lost {whose} peers for an unknown reason{at}"
         )
     if ending.nature == "outside":
-        peers = f"{'their' if len(ending.consequences) > 1 else 'its'} peer{'s' if several else ''}"
-        lost = f"{ranks_in_words(ending.consequences)} lost {peers}"
-        return f"{who} {'were' if several else 'was'} interrupted ({ending.failure.kind}){at}; {lost}"
+        then = f"{ranks_in_words(ending.consequences)} then failed"
+        return f"{who} {'were' if several else 'was'} interrupted ({ending.failure.kind}){at}; {then}"
     if several:
         return f"{who} failed with the same error: {error}{at}"
     if ending.failure.message.startswith("ended by signal"):
@@ -589,7 +588,7 @@ def _fix(found: Diagnosis, ending: RunEnd) -> str:
 
 
 def _consequences(ending: RunEnd) -> str:
-    """``the errors on ranks 0-1 are consequences``."""
+    """``the errors on ranks 0 and 1 are consequences``."""
     others, several = ranks_in_words(ending.consequences), len(ending.consequences) > 1
     return f"the {'errors' if several else 'error'} on {others} {'are consequences' if several else 'is a consequence'}"
 
