@@ -3,7 +3,7 @@
 ``lint_corpus.json`` names the repositories by address and commit; none of their content is in this tree. Rules may be
 tuned on the half ``tuned`` (the first hex digit of the SHA-256 of the address is even); the hits in the half ``held``
 are read only to judge the rules. Entries with a ``part`` were gathered later, each part after rules had been corrected
-by those before it, and read once (``lint_readings.json``).
+by those before it, and read once (``lint_readings.json``); ``development`` was gathered to correct rules with.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 CORPUS = Path(__file__).with_name("lint_corpus.json")
 DOCTOR = str(Path(sys.executable).parent / "doctor")
 SEVERITIES = ("error", "warning", "info")
 TIMEOUT = 600.0
 """Seconds for one repository."""
-Half: TypeAlias = Literal["tuned", "held", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"]
-HALVES: tuple[Half, ...] = ("tuned", "held", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+Part: TypeAlias = Literal[
+    "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "development"
+]
+Half: TypeAlias = Literal["tuned", "held"] | Part
+HALVES: tuple[Half, ...] = ("tuned", "held", *get_args(Part))
 
 
 class Repository(NamedTuple):
@@ -32,7 +35,7 @@ class Repository(NamedTuple):
 
     address: str
     commit: str
-    part: Literal["", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"] = ""
+    part: Part | Literal[""] = ""
 
     @property
     def folder(self) -> str:
