@@ -74,6 +74,7 @@ _LABELS = {
     "called_instead": "other ranks called",
     "batches_differ": "shapes differ only in the first dimension",
     "came": "joined",
+    "claims": "processes",
     "closed": "without a device file",
     "consequences": "ranks that failed as a consequence",
     "continuing": "ranks that continue",
@@ -350,6 +351,8 @@ def _without_unit(name: str) -> str:
 def _value(name: str, value: object, here: str = "these ranks") -> str:
     if value is None:
         return "not set" if name.isupper() else "unknown"
+    if value == "" and name.isupper():
+        return "empty"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (int, float)):

@@ -46,7 +46,7 @@ def test_an_example_alone_leads_to_the_check_of_its_entry(text, cause):
 
 def test_a_spot_notice_is_not_reported_as_a_cancellation():
     (finding,) = findings_of("INFO: EC2 Spot interruption notice received; instance will be terminated", "ENV017")
-    assert finding.summary == "The cloud provider reclaims the hosts (spot interruption)"
+    assert finding.summary == "The cloud provider reclaims a host of the job (spot interruption)"
 
 
 @each_case(

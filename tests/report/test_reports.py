@@ -303,7 +303,7 @@ def test_evidence_that_is_empty_takes_no_line_and_where_ranks_stand_takes_one_ea
             {"bytes": 60 << 30, "peers_median_bytes": 30 << 30},
             "reserved: these ranks: 60 GiB, median of the others: 30 GiB",
         ),
-        ("claims", [{"host": "a", "rank": 0}, {"host": "b", "rank": 0}], "claims: host a, rank 0; host b, rank 0"),
+        ("claims", [{"host": "a", "rank": 0}, {"host": "b", "rank": 0}], "processes: host a, rank 0; host b, rank 0"),
         (
             "by_rank",
             {"3": {"own": 0.06, "count": 0.0499999}},

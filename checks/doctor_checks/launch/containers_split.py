@@ -75,7 +75,8 @@ def containers_split(job: Job) -> Iterator[Verdict]:
             yield Unknown(
                 "the namespaces of the process are unknown", blind, "ls -l /proc/self/ns; stat -c %d /dev/shm"
             )
-    yield from merge(found for known in machines for found in _judge(known))
+    split = [(known, differing) for known in machines if (differing := _differing(known))]
+    yield from merge(_report(known, differing, is_only=len(split) == 1) for known, differing in split)
 
 
 def _spaces_of(local: LocalRanks) -> list[tuple[Rank, Spaces]]:
@@ -90,13 +91,11 @@ def _spaces_of(local: LocalRanks) -> list[tuple[Rank, Spaces]]:
     return known
 
 
-def _judge(known: list[tuple[Rank, Spaces]]) -> Iterator[Finding]:
+def _differing(known: list[tuple[Rank, Spaces]]) -> tuple[str, ...]:
     if len({spaces for _, spaces in known}) < 2:
-        return
+        return ()
     values = zip(*(spaces for _, spaces in known), strict=True)
-    differing = tuple(kind for kind, seen in zip(KINDS, values, strict=True) if len({*seen} - {None}) > 1)
-    if differing:
-        yield _report(known, differing)
+    return tuple(kind for kind, seen in zip(KINDS, values, strict=True) if len({*seen} - {None}) > 1)
 
 
 def _spaces(process: ProcessFacts) -> Spaces:
@@ -104,7 +103,8 @@ def _spaces(process: ProcessFacts) -> Spaces:
     return (process.shm_device, seen.get("ipc"), seen.get("pid"), seen.get("net"))
 
 
-def _report(known: list[tuple[Rank, Spaces]], differing: tuple[str, ...]) -> Finding:
+def _report(known: list[tuple[Rank, Spaces]], differing: tuple[str, ...], *, is_only: bool) -> Finding:
+    """Report one machine; ``is_only``: no other is split, so that its ranks and hosts can be named in the summary."""
     groups: dict[Spaces, list[int]] = {}
     for rank, spaces in known:
         groups.setdefault(spaces, []).append(rank.number)
@@ -112,9 +112,14 @@ def _report(known: list[tuple[Rank, Spaces]], differing: tuple[str, ...]) -> Fin
     ordered = sorted(groups.values(), key=lambda ranks: -len(ranks))
     tie = len(ordered[0]) == len(ordered[1])
     blamed = tuple(sorted(number for ranks in (ordered if tie else ordered[1:]) for number in ranks))
-    who, others = ("Ranks", "") if tie else ("Some ranks", " with the others")
+    who, others, where = "Ranks" if tie else "Some ranks", "" if tie else " with the others", "of one machine"
+    if is_only:
+        hosts = list(dict.fromkeys(rank.host.name for rank, _ in known))
+        where = f"on {hosts[0]}" if len(hosts) == 1 else f"of one machine ({', '.join(hosts[:4])})"
+        who = who if tie else ranks_in_words(blamed).capitalize()
+    verb = "does" if who.startswith("Rank ") else "do"
     return Finding(
-        f"{who} of one machine do not share {_shared(differing)}{others}",
+        f"{who} {where} {verb} not share {_shared(differing)}{others}",
         ranks=blamed,
         evidence={
             "differing": list(differing),

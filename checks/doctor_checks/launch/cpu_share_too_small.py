@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Unknown, Verdict, check, merge
 from doctor.facts import EnvironmentFacts, HostFacts, ProcessFacts, SlurmFacts
@@ -40,7 +41,9 @@ def _unread(threads: str) -> JobBuilder:
         Passes("a quota that is enough", healthy().alter(HostFacts, cpu_quota=8.0)),
         Fails(
             "mpirun pins all ranks to one core",
-            healthy(per_host=4).alter(ProcessFacts, cpus_allowed=(0,), threads_per_process=None),
+            healthy(per_host=4)
+            .environ(OMP_NUM_THREADS="")
+            .alter(ProcessFacts, cpus_allowed=(0,), threads_per_process=None),
             ranks=(0, 1, 2, 3),
             hosts=("node0",),
         ),
@@ -108,7 +111,10 @@ def cpu_share_too_small(job: Job, *, threads_per_cpu: float = 1.0) -> Iterator[V
     for _, known in hosts:
         if blind := tuple(number for number, process in known if not process.cpus_allowed):
             yield Unknown("the CPU affinity of the process is unknown", blind, "taskset -cp $$")
-    yield from merge(found for local, known in hosts for found in _judge(local, known, threads_per_cpu))
+    crowded = [(local, group) for local, known in hosts for group in _crowded(local, known, threads_per_cpu)]
+    names = {local.name for local, _ in crowded}
+    place = names.pop() if len(names) == 1 else "a host"  # hosts with the same fault have one finding
+    yield from merge(_report(group, place) for _, group in crowded)
 
 
 def _unreadable(job: Job) -> Iterator[Finding]:
@@ -152,7 +158,15 @@ def _processes(local: LocalRanks) -> list[tuple[int, ProcessFacts]]:
     return [(rank.number, process) for rank in local.members if (process := rank.find(ProcessFacts)) is not None]
 
 
-def _judge(local: LocalRanks, known: list[tuple[int, ProcessFacts]], threads_per_cpu: float) -> Iterator[Finding]:
+class Crowd(NamedTuple):
+    """Ranks with more threads than CPUs, by number, and what limits the CPUs."""
+
+    ranks: list[tuple[int, ProcessFacts]]
+    cpus: float
+    limited_by: str
+
+
+def _crowded(local: LocalRanks, known: list[tuple[int, ProcessFacts]], threads_per_cpu: float) -> Iterator[Crowd]:
     pinned: dict[tuple[int, ...], list[tuple[int, ProcessFacts]]] = {}
     for number, process in known:
         if process.cpus_allowed:
@@ -161,10 +175,10 @@ def _judge(local: LocalRanks, known: list[tuple[int, ProcessFacts]], threads_per
     for cpus, ranks in pinned.items():
         if _threads(ranks) > len(cpus) * threads_per_cpu:
             crowded = True
-            yield _report(ranks, len(cpus), _how(cpus, local, shared=len(pinned) > 1))
+            yield Crowd(ranks, len(cpus), _how(cpus, local, shared=len(pinned) > 1))
     host = local.find(HostFacts)
     if not crowded and host and host.cpu_quota and _threads(known) > host.cpu_quota * threads_per_cpu:
-        yield _report(known, host.cpu_quota, "cgroup quota")
+        yield Crowd(known, host.cpu_quota, "cgroup quota")
 
 
 def _threads(ranks: list[tuple[int, ProcessFacts]]) -> int:
@@ -187,10 +201,11 @@ def _cores(cpus: tuple[int, ...]) -> str:
     return "CPUs " + ",".join(map(str, cpus[:8])) + (f" and {len(cpus) - 8} more" if len(cpus) > 8 else "")
 
 
-def _report(ranks: list[tuple[int, ProcessFacts]], cpus: float, how: str) -> Finding:
+def _report(crowd: Crowd, place: str) -> Finding:
+    ranks, cpus, how = crowd
     numbers, threads = tuple(number for number, _ in ranks), _threads(ranks)
     each = max(1, int(cpus // len(ranks)))
-    who = "1 rank runs" if len(ranks) == 1 else f"{len(ranks)} ranks on a host run"
+    who = f"1 rank on {place} runs" if len(ranks) == 1 else f"{len(ranks)} ranks on {place} run"
     threads_fit = all(process.threads_per_process in (None, each) for _, process in ranks)
     more = _MORE_CPUS["quota" if "quota" in how else "pinned"]
     return Finding(

@@ -35,7 +35,8 @@ REASONS = (
         ("node fail",),
         "A host of the job failed",
         0.9,
-        "Resume from the last checkpoint on other hosts, and report the failed host to its operators.",
+        "Resume from the last checkpoint on other hosts, and report the failed host (`sinfo -R` in SLURM) to its "
+        "operators.",
     ),
     EndReason(
         ("time limit", "timeout", "runlimit", "walltime", "deadlineexceeded", "longer than specified deadline"),
@@ -59,6 +60,12 @@ REASONS = (
         )
     ),
     EndReason(
+        ("preemptionbyscheduler",),
+        "A pod was preempted by the Kubernetes scheduler",
+        0.95,
+        "Resume from the last checkpoint, or give the job a PriorityClass that no other job preempts.",
+    ),
+    EndReason(
         ("preempt",),
         "The job was preempted: another job took its hosts",
         0.95,
@@ -69,9 +76,9 @@ REASONS = (
     ),
     EndReason(
         ("spot",),
-        "The cloud provider reclaims the hosts (spot interruption)",
+        "The cloud provider reclaims a host of the job (spot interruption)",
         0.95,
-        "Resume from the last checkpoint on new hosts, and write one at each interruption notice.",
+        "Resume from the last checkpoint on another host, and write one at each interruption notice.",
     ),
     EndReason(
         ("evict", "kubelet", "taint", "low on resource"),
@@ -84,7 +91,7 @@ CANCELLED = EndReason(
     (),
     "The job was cancelled by its owner, an operator or a script",
     0.7,
-    "Find who cancelled the job, then resume from the last checkpoint.",
+    "Find who cancelled the job{how}, then resume from the last checkpoint.",
 )
 
 _OTHER_STATES = ("FAILED", "CANCELLED", "BOOT_FAIL")
@@ -115,9 +122,13 @@ _STALLED = ("torch.nccl.watchdog_timeout", "torch.nccl.heartbeat", "torch.monito
         ),
         r"^Host|^A host": "The scheduler ends the job on all hosts; the steps since the last checkpoint are lost.",
         r"not ready": (
-            "The ranks on this node stop; lost connections that other ranks log afterwards are consequences."
+            "The ranks on this node may have stopped; lost connections that other ranks log afterwards are "
+            "consequences."
         ),
-        r"evicted": (
+        r"spot": (
+            "The ranks on this host end with it; lost connections that other ranks log afterwards are consequences."
+        ),
+        r"evicted|pod was preempted": (
             "The ranks in this pod receive SIGTERM and then SIGKILL; lost connections that other ranks log afterwards "
             "are consequences."
         ),
@@ -221,7 +232,7 @@ def _by_signal(job: Job) -> Iterator[Finding]:
     if name == "SIGINT":
         (said, fix), severity = _INTERRUPTED, Severity.WARNING
     else:
-        said, fix = f"torchrun received {name} from outside the job and stopped its ranks", _FIX_OF_SIGNAL
+        said, fix = f"torchrun received {name}, probably from outside the job, and stopped its ranks", _FIX_OF_SIGNAL
         severity = None
     yield finding_from_logs(
         EventGroup(first.kind, tuple(signals)),
@@ -277,10 +288,14 @@ def _finding(group: EventGroup, earlier: Event | None, *, completed: bool) -> Fi
 def _named(reason: EndReason, event: Event) -> tuple[str, str]:
     """The summary and the fix, with the host or the pod that the message names."""
     if reason is CANCELLED:
-        return _BY_WHOM.get(event.value("why2") or "", (reason.summary, reason.fix))
+        number = _SLURM_JOB.search(event.text)
+        how = f" (`sacct -X -j {number['job']} -o state%40` shows the user ID)" if number else ""
+        return _BY_WHOM.get(event.value("why2") or "", (reason.summary, reason.fix.format(how=how)))
     host = event.value("node2")
     if host:
-        return reason.summary.replace("A host", f"Host {host}"), reason.fix.replace("the failed host", host)
+        return reason.summary.replace("A host", f"Host {host}"), reason.fix.replace(
+            "the failed host (`sinfo -R` in SLURM)", host
+        )
     named = _POD.search(event.text) if reason.summary == EVICTED else None
     if named is None:
         return reason.summary, reason.fix
@@ -297,12 +312,16 @@ _BY_WHOM = {
     "TERM_OWNER": ("The job was killed by its owner", "Resume from the last checkpoint."),
 }
 """What LSF says of who ended a job: the summary, and the fix."""
+_IS_POD = re.compile(r"\bby pod\b")
+_SLURM_JOB = re.compile(r"\*\*\* (?:JOB|STEP) (?P<job>\d{1,12})[ .]")
 _POD = re.compile(r"\bPod (?P<pod>[\w.-]{1,253}/[\w.-]{1,253})|^\s*(?P<row>[\w.-]{1,253})\s{1,40}\d{1,3}/\d{1,3}\s")
 """A pod in an event of Kubernetes, or its row of ``kubectl get pods``."""
 
 
 def _reason(event: Event) -> EndReason | None:
     said = " ".join(event.value(name) or "" for name in ("why", "why2", "state")).strip().lower().replace("_", " ")
+    if "preempt" in said and _IS_POD.search(event.text):
+        said = "preemptionbyscheduler"
     if not said and "spot" in event.text.lower():  # a notice names no reason of its own
         said = "spot"
     return next((reason for reason in REASONS if any(word in said for word in reason.words)), None)

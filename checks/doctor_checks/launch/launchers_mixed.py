@@ -262,10 +262,13 @@ def _judge_direct(job: Job) -> Iterator[Finding]:
     if not odd:
         return
     launch, direct, _ = odd[0]
-    more = f" (and {len(odd) - 1} more process{'es' if len(odd) > 2 else ''})" if len(odd) > 1 else ""
+    same = len({launch.get("RANK") for launch, _, _ in odd}) == 1
+    numbers = ranks_in_words(tuple(one.rank for _, one, _ in odd if one.rank is not None)).partition(" ")[2]
+    those = "this process" if len(odd) == 1 else "these processes"
     yield Finding(
-        f"RANK={launch.get('RANK')}, but {direct.program} started this process as "
-        f"{direct.rank_name}={direct.rank}{more}",
+        f"RANK={launch.get('RANK')}, but {direct.program} started {those} as {direct.rank_name}={numbers}"
+        if same
+        else f"RANK differs from {direct.rank_name}, the rank from {direct.program}, in {len(odd)} processes",
         ranks=tuple(number for _, _, identical in odd for number in identical.ranks),
         evidence={
             "processes": [{"RANK": launch.get("RANK"), direct.rank_name: direct.rank} for launch, direct, _ in odd[:8]],
@@ -326,11 +329,18 @@ def _judge_local_rank(launch: LaunchFacts, identical: IdenticalRanks) -> Iterato
         ranks=identical.ranks,
         evidence={"LOCAL_RANK": value, "launcher": launch.launcher},
         severity=None if is_read else Severity.INFO,
-        effect="Lightning assumes that a launcher starts the ranks, so it starts none itself and waits for them."
+        effect=_effect_of_local_rank(identical)
         if is_read
         else "None unless the script reads LOCAL_RANK: neither Lightning nor Accelerate is installed.",
         fix="unset LOCAL_RANK",
     )
+
+
+def _effect_of_local_rank(identical: IdenticalRanks) -> str:
+    software = identical.find(SoftwareFacts)
+    if software is not None and not any(software.version(name) for name in LAUNCH_READERS[:2]):
+        return "Accelerate assumes that a launcher starts the ranks, and fails if RANK or WORLD_SIZE is not set."
+    return "Lightning assumes that a launcher starts the ranks, so it starts none itself and waits for them."
 
 
 def _judge_node_rank(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:

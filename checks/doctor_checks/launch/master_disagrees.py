@@ -105,7 +105,7 @@ def _given(job: Job, kind: str) -> tuple[Event, ...]:
     needs=(MasterFacts,),
     from_logs=(_by_commands, _by_attempts),
     impacts={
-        r"loopback|\((?:::1|127\.[\d.]+) on ": (
+        r"connects? to itself|\((?:::1|127\.[\d.]+) on ": (
             "Each host connects to itself, so its ranks wait for the ranks of the other hosts until the timeout."
         ),
     },
@@ -274,27 +274,38 @@ def _report(looks: list[ReportedMaster], right: list[ReportedMaster] | None, whe
     if where:
         elsewhere = f" instead of {_shown(right[0])}" if right else ""
     verb = "uses" if len(ranks) == 1 else "use"
+    summary = f"{ranks_in_words(ranks).capitalize()} {verb} {where or f'master {_shown(first)}'}{elsewhere}"
+    hosts = {look.host.name for look in looks}
+    own = is_loopback(first.address) and {look.told for look in (*looks, *(right or ()))} == {first.told}
+    if own and len(hosts) > 1:
+        summary = f"The master is {first.told} on {len(hosts) + bool(right)} hosts: each host connects to itself"
     return Finding(
-        f"{ranks_in_words(ranks).capitalize()} {verb} {where or f'master {_shown(first)}'}{elsewhere}",
+        summary,
         ranks=ranks,
         evidence={
             "told": first.told,
             "resolved": first.address,
-            "on_host": first.host.name,
+            "on_host": first.host.name if len(hosts) > 1 and not own else None,
             "elsewhere_told": right[0].told if right else None,
             "elsewhere_resolved": right[0].address if right else None,
         },
-        fix=_fix(first, right[0]) if right and not is_loopback(right[0].address) else "",
+        fix=_fix(ranks, looks, right[0]) if right else "",
         explains=() if is_loopback(first.address) else ("NET006",),  # NET005 explains loopback
     )
 
 
-def _fix(odd: ReportedMaster, right: ReportedMaster) -> str:
+def _fix(ranks: tuple[int, ...], looks: list[ReportedMaster], right: ReportedMaster) -> str:
+    odd = looks[0]
     name, _, port = right.told.rpartition(":")
     name, port = shlex.quote(name), shlex.quote(port)
+    if is_loopback(right.address):
+        host = shlex.quote(right.host.name)
+        return f"Set MASTER_ADDR to {host}, the host of rank 0, on every host:\nexport MASTER_ADDR={host}"
     export = f"export MASTER_ADDR={name} MASTER_PORT={port}"
     if odd.told.rpartition(":")[0] != right.told.rpartition(":")[0] or odd.address == right.address:
-        return f"Use the same master on {odd.host.name} as on the other hosts:\n{export}"
+        hosts = {look.host.name for look in looks}
+        where = f" ({odd.host.name})" if len(hosts) == 1 else ""
+        return f"Use the master of the other ranks on {ranks_in_words(ranks)}{where} as well:\n{export}"
     return f"On {odd.host.name}, correct DNS or /etc/hosts so that `getent ahosts {name}` prints {right.address}."
 
 

@@ -55,7 +55,7 @@ def _of_strangers(job: Job) -> Iterator[Finding]:
         yield finding_from_logs(
             group,
             f"The process that listens on {where} is not a TCPStore" + (f": it sends {speaks!r}" if speaks else ""),
-            evidence={"where": where, "expected": group.value("want"), "got": group.value("got")},
+            evidence={"address": where, "expected_reply": group.value("want"), "received": group.value("got")},
             ranks=(),
             confidence=0.85,
             fix="Choose a MASTER_PORT that no other program, proxy or load balancer uses, and an address that reaches "

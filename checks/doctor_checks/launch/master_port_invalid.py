@@ -107,7 +107,7 @@ def _judge_low(port: int, launch: LaunchFacts, identical: IdenticalRanks) -> Ite
         )
     elif port < first and user != 0:
         yield Finding(
-            f"MASTER_PORT={port} is a privileged port (below {first}): user ID {user} cannot bind it",
+            f"MASTER_PORT={port} is a privileged port (below {first}): user ID {user} may lack the right to bind it",
             ranks=identical.ranks,
             severity=Severity.INFO,
             evidence={"MASTER_PORT": port, "unprivileged_port_start": first, "user_id": user},

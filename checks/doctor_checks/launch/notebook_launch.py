@@ -39,7 +39,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     from_logs=_from_logs,
     impacts={
         r"^notebook_launcher": "notebook_launcher raises ValueError before it starts a process.",
-        r"cannot import|still being imported": "The started processes fail before they run the function.",
+        r"cannot import|still being imported": "The started processes fail before they run their target function.",
     },
     cases=lambda: (
         Passes("ddp in a script", _trained_by("ddp").alter(ProcessFacts, interactive=False)),
@@ -53,9 +53,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         Fails(
             "accelerate",
             logged(
-                "ValueError: To launch a multi-GPU training from your notebook, the `Accelerator` should only be "
-                "initialized inside your training function. Restart your notebook and make sure no cells initializes "
-                "an `Accelerator`."
+                "ValueError: To launch a multi-GPU training from your notebook, you need to avoid running any "
+                "instruction using `torch.cuda` in any cell. Restart your notebook and make sure no cells use any CUDA "
+                "function."
             ),
         ),
     ),

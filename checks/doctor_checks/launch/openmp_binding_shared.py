@@ -84,12 +84,12 @@ def _judge(local: LocalRanks) -> Iterator[Finding]:
     for (name, value, _), ranks in groups.items():
         shared = len(ranks) > 1
         certain = name != "KMP_AFFINITY" or any(map(_loads_intel_openmp, ranks))
-        on = f"{len(ranks)} ranks" if shared else "this rank"
+        on = f"{len(ranks)} ranks" if shared else "each rank"
         verb = "binds" if certain else "may bind"
         yield Finding(
             f"{name}={value} {verb} OpenMP threads of {on} to {'the same CPUs' if shared else 'single CPUs'}",
             ranks=tuple(rank.number for rank in ranks),
-            evidence={"name": name, "value": value, "ranks_with_the_same_cpus": len(ranks)},
+            evidence={name: value, "ranks_with_the_same_cpus": len(ranks) if shared else None},
             effect=_effect(name, shared=shared, certain=certain),
             severity=None if shared and certain else Severity.INFO,
             fix=f"unset {name}" if name != "OMP_PROC_BIND" else "export OMP_PROC_BIND=false",

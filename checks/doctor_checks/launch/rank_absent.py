@@ -40,7 +40,7 @@ _ALIVE = (
     "On {host}, check whether the process is stopped (T), is blocked in the kernel (D) or was killed by the OOM "
     "killer:\n"
     "ps -o pid,stat,wchan:32,etime,cmd -C python\n"
-    "dmesg -T | tail"
+    "sudo dmesg -T | tail"
 )
 
 _WAITED = "torch.distributed.DistStoreError: wait timeout after 12000ms, keys: /default_pg/0//cpu//0/0"
@@ -149,8 +149,13 @@ def _by_store(job: Job) -> Iterator[Finding]:
         if of_members
         else f"Startup timed out: {absent} did not join",
         ranks=missing,
-        evidence={"keys": keys[:8], "world_size": group.value("want")},
-        effect="The members that joined fail after the timeout, and no rank starts training." if of_members else "",
+        evidence={"keys": keys[:8], "waiting": list(group.ranks[:64]), "world_size": group.value("want")},
+        effect="The members that joined fail after the timeout, and no rank starts training."
+        if of_members
+        else "Rank 0 hosts the store and publishes its own key after all ranks have connected. The ranks that wait for "
+        "this key fail at the timeout."
+        if missing and awaited == {0}
+        else "",
         confidence=0.7 if missing else 0.6,
         fix=f"Check that {_all_members(group.value('want'))} of the store were started, and read the log of the one "
         "that did not join."
@@ -367,7 +372,7 @@ def rank_absent(job: Job) -> Iterator[Verdict]:
             f"{who} {verdict}; {len(job.ranks)} of {job.world_size} ranks reported",
             ranks=ranks,
             hosts=tuple(host.split(", ")) if host else (),
-            evidence={"absent": len(ranks), "came": len(job.ranks), "world_size": job.world_size, "host": host or None},
+            evidence={"absent": len(ranks), "reported": len(job.ranks), "world_size": job.world_size},
             fix=_ALIVE.format(host=host) if joined else _fix(host, host in answered, job.launcher),
             explains=MEASURED_AGAIN,
         )
@@ -381,7 +386,7 @@ def _fallen_silent(job: Job) -> Iterator[Finding]:
                 f"Rank {seen.rank}{_where(seen.host)} reported, but stopped responding during the network measurement",
                 ranks=(seen.rank,),
                 hosts=(seen.host,) if seen.host else (),
-                evidence={"host": seen.host or None, "last_seen": seen.step},
+                evidence={"last_seen": "sent its facts, which the report includes"},
                 fix=_ALIVE.format(host=seen.host or "its host"),
                 explains=MEASURED_AGAIN,
             )
@@ -417,5 +422,6 @@ def _fix(host: str, has_answered: bool, launcher: str) -> str:
             "number of nodes, and run `doctor check`."
         )
     if has_answered:
-        return f"Read the logs of {host}, and look for the OOM killer there:\nssh {first} 'dmesg -T | tail'"
+        log = f"ssh {first} sudo dmesg -T | grep -i 'out of memory'"
+        return f"Read the logs of {host}, and look for the OOM killer there:\n{log}"
     return f"Read the log of {first}, and check that the job was started there:\nssh {first} pgrep -af python"

@@ -22,6 +22,9 @@ from doctor.core.text import lazy_compile
 from doctor.facts import LaunchFacts, ProcessFacts
 from doctor.testing import Fails, Passes, healthy, logged
 
+MOST_SHOWN = 8
+"""Ranks whose processes the evidence lists."""
+
 _WAITED = "torch.distributed.DistStoreError: wait timeout after 12000ms, keys: /default_pg/0//cpu//0/"
 
 
@@ -42,7 +45,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if awaited is not None and awaited in group.ranks:
             yield finding_from_logs(
                 group,
-                f"No process uses rank {awaited}: process {awaited} of the launcher waits for it under another rank",
+                f"No process uses rank {awaited}: process {awaited} of the launcher runs with another RANK",
                 ranks=(),
                 effect="Two processes use the same rank, and all ranks fail when the store times out.",
                 evidence={"awaited": awaited, "waiting": list(group.ranks[:64])},
@@ -125,11 +128,11 @@ def _report(doubled: dict[int, list[Rank]]) -> Finding:
         evidence={
             "claims": [
                 {"rank": _claimed(rank), "host": rank.host.name, "pid": process.pid if process else None}
-                for claimants in list(doubled.values())[:8]
+                for claimants in list(doubled.values())[:MOST_SHOWN]
                 for rank in claimants
                 for process in (rank.find(ProcessFacts),)
             ],
-            "ranks_claimed_twice": len(doubled),
+            "ranks_claimed_twice": len(doubled) if len(doubled) > MOST_SHOWN else None,
         },
         fix=_fix(homes, claimants),
     )
@@ -144,4 +147,6 @@ def _fix(homes: list[str], claimants: list[Rank]) -> str:
             "Set RANK inside each task, not before srun or mpirun: "
             "`srun bash -c 'RANK=$SLURM_PROCID exec python train.py'`."
         )
-    return f"End the process of an earlier run on {homes[0]}, or give each process its own RANK."
+    numbers = [process.pid for rank in claimants if (process := rank.find(ProcessFacts)) and process.pid is not None]
+    which = f" (PID {' or '.join(map(str, numbers))})" if 1 < len(numbers) <= 4 else ""
+    return f"End the process of an earlier run on {homes[0]}{which}, or give each process its own RANK."

@@ -20,10 +20,8 @@ from doctor.testing import Fails, Passes, healthy, logged
             "The process fails, and the other ranks wait in NCCL's initialization until the timeout."
         ),
         r"^LOCAL_RANK": "The process selects a GPU that belongs to another rank or does not exist.",
-        r"allows no rank": "init_process_group() fails on every rank with this setting.",
-        r"negative": (
-            "PyTorch rejects the rank in init_process_group(), and the other ranks wait for it until the timeout."
-        ),
+        r"is not positive": "init_process_group() fails on every rank with this setting.",
+        r"negative": ("The rank fails in init_process_group(), and the other ranks wait for it until the timeout."),
     },
     cases=lambda: (
         Fails(
@@ -78,7 +76,7 @@ def _judge(job: Job, name: str, size_name: str, whole: str) -> Iterator[Finding]
 
 def _summary(name: str, rank: int, size_name: str, size: int | None) -> str:
     if size is not None and size < 1:
-        return f"{size_name}={size} allows no rank, but this process has {name}={rank}"
+        return f"{size_name}={size} is not positive, but this process has {name}={rank}"
     if rank < 0:
         return f"{name}={rank} is negative: ranks start at 0"
     kind = {"LOCAL_RANK": "local rank", "GROUP_RANK": "group rank", "NODE_RANK": "node rank"}.get(name, "rank")
@@ -97,6 +95,6 @@ def _fix(name: str, rank: int, size_name: str, size: int | None, whole: str) -> 
     if rank < 0:
         return f"Number the processes from {name}=0, or run `unset {name}` if this process is not distributed."
     return (
-        f"Give every process {whole} its own {name} from 0 to {size_name} - 1, or set {size_name} to the number of "
+        f"Give every process {whole} its own {name} from 0 to {(size or 1) - 1}, or set {size_name} to the number of "
         "processes that run" + (", not of nodes or pods." if name == "RANK" else ".")
     )

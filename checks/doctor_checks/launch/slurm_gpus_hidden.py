@@ -41,6 +41,12 @@ MAY_WORK = (
 )
 
 
+SEVERAL_EACH = (
+    "A script that uses cuda:LOCAL_RANK leaves the first GPUs of the task idle, and Lightning rejects the number of "
+    "devices. GPUs in different device cgroups cannot use P2P."
+)
+
+
 class LocalRankGpus(NamedTuple):
     """A rank's number on its host, whether LOCAL_RANK states it, and how many GPUs the rank sees."""
 
@@ -76,7 +82,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             group,
             f"The Trainer requests {len(asked)} GPUs, but each {'SLURM task' if slurm else 'process'} sees only "
             f"{'one' if seen else 'some'}",
-            evidence={"asked": group.value("wanted"), "seen": seen or "unknown"},
+            evidence={"asked": list(asked), "visible": list(present) if seen else "unknown"},
             severity=Severity.ERROR,
             confidence=0.75 if slurm and seen else 0.5,
             fix=f"Request `--gpus-per-node={len(asked)}` instead of `--gpus-per-task=1`, and add `--gpu-bind=none` to "
@@ -265,21 +271,29 @@ def _report(fault: HiddenGpus, seats: list[tuple[LocalRankGpus, IdenticalRanks]]
     tasks, verb = ("task", "sees") if len(numbers) == 1 or fault.devices else ("tasks", "see")
     of = "" if fault.devices else f" of local {ranks_in_words(tuple(numbers))}"
     start = f"Lightning uses devices={fault.devices}, but the" if fault.devices else "The"
-    count = "some" if fault.visible is None else str(fault.visible)
+    each = dict(fault.options).get("SLURM_GPUS_PER_TASK", "")
+    visible = int(each) if fault.visible is None and each.isdecimal() and len(each) < 4 else fault.visible
+    verb = "may see" if fault.visible is None else verb
+    count = "some" if visible is None else str(visible)
     cause = f" ({', '.join(f'{name}={value}' for name, value in fault.options)})" if fault.options else ""
     if fault.severity is Severity.ERROR and fault.visible and not fault.devices and min(numbers) >= fault.visible:
         start, of, tasks, verb = (
-            f"Local {ranks_in_words(tuple(numbers))} {'has' if len(numbers) == 1 else 'have'} no GPU: each",
+            f"{'No GPU has the index' if len(numbers) == 1 else 'No GPUs have the indices'} of local "
+            f"{ranks_in_words(tuple(numbers))}: each",
             "",
             "task",
             "sees",
         )
     return Finding(
-        f"{start} SLURM {tasks}{of} {verb} only {count} GPU{'' if fault.visible == 1 else 's'}{cause}",
+        f"{start} SLURM {tasks}{of} {verb} only {count} GPU{'' if visible == 1 else 's'}{cause}",
         ranks=tuple(number for _, identical in seats for number in identical.ranks),
         severity=fault.severity,
         evidence={"local_ranks": numbers, "visible_gpus": fault.visible, **dict(fault.options)},
-        effect=MAY_WORK if fault.severity is Severity.WARNING else "",
+        effect=""
+        if fault.severity is not Severity.WARNING
+        else SEVERAL_EACH
+        if fault.visible and max(numbers) < fault.visible
+        else MAY_WORK,
         fix=f"Request `--gpus-per-node={max(fault.tasks, 1)}` instead of GPUs per task, and add `--gpu-bind=none` to "
         "srun."
         if fault.options

@@ -32,7 +32,7 @@ from doctor.api import (
     is_logged,
     merge,
 )
-from doctor.facts import LaunchFacts, SlurmFacts, TrainerFacts
+from doctor.facts import Event, LaunchFacts, SlurmFacts, TrainerFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 NUMBERS = (
@@ -44,17 +44,13 @@ NUMBERS = (
 
 SHOWN = (
     "SLURM_JOB_ID",
-    "SLURM_JOB_NAME",
     "SLURM_STEP_ID",
     "SLURM_NTASKS",
     "SLURM_STEP_NUM_TASKS",
     "SLURM_PROCID",
-    "SLURM_LOCALID",
-    "SLURM_NODEID",
-    "SLURM_NNODES",
     "SLURM_NTASKS_PER_NODE",
 )
-"""Variables shown in the evidence."""
+"""Variables shown in the evidence, besides those that a finding compares."""
 
 
 def _torchrun_per_node(world: str, run_id: str = "7") -> JobBuilder:
@@ -87,9 +83,15 @@ def _by_index(job: Job) -> Iterator[Finding]:
             EventGroup(events[0].kind, events),
             "SLURM started more tasks per host than the Trainer has devices",
             ranks=(),
+            evidence={"raised_in": _place(events[0])},
             confidence=0.95,
             fix="Set `--ntasks-per-node` and `--gpus-per-node` to the number of devices of the Trainer.",
         )
+
+
+def _place(event: Event) -> str | None:
+    frame = next((frame for frame in event.frames if frame.function == "root_device"), None)
+    return f"{frame.file}:{frame.line} ({frame.function})" if frame else None
 
 
 def _by_slurm(job: Job) -> Iterator[Finding]:
@@ -146,7 +148,7 @@ def _by_waiting(job: Job) -> Iterator[Finding]:
         if not set_up_after(job, last) and not failed_before(job, last):
             yield finding_from_logs(
                 group,
-                f"Only {came} of {size} ranks joined: the SLURM tasks and the Trainer differ in number",
+                f"Only {came} of {size} ranks joined, probably because SLURM started another number of tasks",
                 ranks=(),
                 evidence={"came": came, "world_size": size},
                 confidence=0.6,
@@ -170,7 +172,7 @@ def _by_waiting(job: Job) -> Iterator[Finding]:
         ),
         r"^srun waits": "No rank starts until SLURM can place the step.",
         r"did not start the tasks": "The job or the job step does not run, so no rank starts.",
-        r"not a number": "Programs that read the variable as a number fail with a ValueError at startup.",
+        r"as a number|not a number": "Programs that read the variable as a number fail with a ValueError at startup.",
         r"^Trainer\(|^--ntasks|requires --ntasks-per-node": "Lightning raises the error at startup, before training.",
         r"more than once|more tasks per host": "The tasks without a device fail, and the other ranks wait for them.",
         r"^The Trainer requests": "Lightning starts the missing processes itself, on this host only.",
@@ -326,7 +328,8 @@ def _contradictions(job: Job, launch: LaunchFacts, identical: IdenticalRanks) ->
             f"{'rank is' if tasks == 2 else 'ranks are'} never started",
             ranks=identical.ranks,
             evidence=_slurm_variables(launch),
-            effect="SLURM runs the batch script once, on the first node; only srun starts the other tasks.",
+            effect=f"A script that reads SLURM_NTASKS waits for {tasks} ranks until the timeout: SLURM runs the batch "
+            "script once, and only srun starts all tasks.",
             fix="Start the training with srun in the batch script:\nsrun python train.py",
         )
     # Without --ntasks-per-node Lightning cannot compare the numbers; it starts with the tasks that exist
@@ -358,7 +361,7 @@ def _judge_numbers(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[F
             yield Finding(
                 f"{name}={number} is out of range: {count_name}={count}",
                 ranks=identical.ranks,
-                evidence=_slurm_variables(launch),
+                evidence={name: number, count_name: count, **_slurm_variables(launch)},
                 effect=f"Scripts and Lightning use {name} and {count_name} as rank and world size, so "
                 "init_process_group() rejects the rank or blocks until the timeout.",
                 fix=f"unset {name} {count_name}\nsrun --ntasks={max(count, 1)} python train.py",

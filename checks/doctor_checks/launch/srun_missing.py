@@ -52,6 +52,8 @@ def srun_missing(job: Job) -> Iterator[Verdict]:
                 "SLURM_JOB_NAME": name,
                 "launcher": launch.launcher,
             },
+            effect="Lightning reads SLURM_NTASKS, assumes that this process is task 0, starts no others, and waits at "
+            f'"Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/{tasks or "N"}" until the timeout.',
             fix=f"Start all {tasks or 'the'} tasks with `srun python train.py`, or in an interactive shell run "
             "`export SLURM_JOB_NAME=interactive` first.",
             explains=() if "SLURM_STEP_NUM_TASKS" in launch.filled else ("ENV010",),

@@ -152,7 +152,7 @@ def world_size_disagrees(job: Job) -> Iterator[Verdict]:
     """Ask whether all ranks use the same world size, and whether as many ranks are started.
 
     Why it hurts: ranks with a larger world size wait in init_process_group() until the timeout; ranks with a smaller
-    one form a process group without the others.
+    one may form a process group without the others.
     Fix: Use the same number of hosts and of processes per host in the launch command on every host.
     """
     yield from _judge_each_other(job)
@@ -189,11 +189,21 @@ def _judge_each_other(job: Job) -> Iterator[Finding]:
             ranks=group.ranks,
             evidence={
                 "world_size": group.value,
-                "elsewhere": common,
                 "groups": describe(parted),
                 "along_with": list(along),
             },
+            fix=_as_elsewhere(job, group.ranks) if parted.common else "",
         )
+
+
+def _as_elsewhere(job: Job, ranks: tuple[int, ...]) -> str:
+    """The fix on the hosts of which all ranks differ; empty, for the general one, if they are others."""
+    hosts = list(dict.fromkeys(rank.host.name for rank in job.ranks if rank.number in ranks))
+    mixed = {rank.host.name for rank in job.ranks if rank.number not in ranks}
+    if len(hosts) > 4 or mixed.intersection(hosts):
+        return ""
+    named = " and ".join(filter(None, (", ".join(hosts[:-1]), hosts[-1])))
+    return f"On {named}, use the number of hosts and of processes per host from the launch command of the other hosts."
 
 
 def _others(parted: MajoritySplit, group: Group[Any]) -> str:

@@ -77,7 +77,7 @@ def cpu_share_too_small_in_files(file: ShellFile) -> Iterator[Violation]:
         cpus = _cpus(given, start) if given is not None else None
         ranks = _ranks(start)
         if given is not None and cpus and ranks and _is_short(start, given, cpus, ranks):
-            for_whom = "its rank, which uses a GPU" if ranks == 1 else f"its {ranks} ranks, which use a GPU each"
+            for_whom = "its rank, which uses a GPU" if ranks == 1 else f"its {ranks} ranks, each of which uses a GPU"
             yield Violation(
                 start.launch.place,
                 f"Each task has only {cpus} CPU{'' if cpus == 1 else 's'} for {for_whom}",

@@ -15,6 +15,12 @@ _EIGHT = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#S
 @rule(
     check=launchers_mixed,
     reads=LaunchFile,
+    impacts={
+        r"once per job": (
+            "Each launcher starts the ranks of all its hosts again: the ranks of different launchers compete for the "
+            "master port and the GPUs."
+        ),
+    },
     cases=lambda: (
         shell_fails(
             "torchrun in each of eight tasks of a host",
@@ -56,8 +62,8 @@ _EIGHT = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#S
 def launchers_mixed_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether srun or mpirun starts the launcher once per host, and not once per rank.
 
-    Why it hurts: each launcher starts all ranks of the host again, so more launchers than `--nnodes` try to join the
-    rendezvous, and several ranks use the same GPU.
+    Why it hurts: each launcher starts all ranks of the host again: the launchers compete for the master port or the
+    places in the rendezvous, and several ranks use the same GPU.
     Fix: Start the launcher once per host, or start one task per GPU without it.
     """
     for start in starts_of(file):

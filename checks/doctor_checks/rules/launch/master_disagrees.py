@@ -96,7 +96,7 @@ def master_disagrees_in_files(file: LaunchFile) -> Iterator[Violation]:
                 launch.place,
                 f"Host {number} uses master {master.rstrip(':')}, but host {first} (line {line}) uses "
                 f"{other.rstrip(':')}",
-                evidence=(("master", master.rstrip(":")), ("elsewhere", other.rstrip(":"))),
+                evidence=(("master", master.rstrip(":")), (f"master_of_host_{first}", other.rstrip(":"))),
             )
 
 

@@ -54,11 +54,13 @@ def master_port_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]
             and setting.known_value
             and not _is_port(setting.known_value)
         ):
+            replaced = _may_be_replaced(file)
             yield Violation(
                 setting.place,
-                f"MASTER_PORT={setting.known_value} is not a valid port (1-65535)",
+                f"MASTER_PORT={setting.known_value} is not a valid port (1-65535)"
+                + (", unless another module replaces it" if replaced else ""),
                 evidence=(("value", setting.known_value),),
-                severity=Severity.WARNING if _may_be_replaced(file) else None,
+                severity=Severity.WARNING if replaced else None,
             )
     for start in starts_of(file) if isinstance(file, LaunchFile) else ():
         given = start.launch.known_option(start.launch.command.port)

@@ -113,7 +113,7 @@ def world_size_disagrees_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether the configured number of ranks is the number that is started.
 
     Why it hurts: ranks with a larger world size wait in init_process_group() until the timeout; ranks with a smaller
-    one form a process group without the others.
+    one may form a process group without the others.
     Fix: Derive the world size (`WORLD_SIZE=$SLURM_NTASKS`), make num_processes a multiple of num_machines, and use as
     many pods as --nnodes.
     """
@@ -140,7 +140,7 @@ def _judge_task(start: ProcessLaunch) -> Iterator[Violation]:
             start.launch.place,
             f"WORLD_SIZE={size}, but srun starts {'only ' if tasks < size else ''}{tasks} "
             f"task{'' if tasks == 1 else 's'}",
-            fix="Set `export WORLD_SIZE=$SLURM_NTASKS` instead of a fixed number.",
+            fix="Use `export WORLD_SIZE=$SLURM_NTASKS` instead of a fixed number.",
             evidence=(("WORLD_SIZE", size), ("tasks", tasks)),
         )
 
