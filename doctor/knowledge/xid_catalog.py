@@ -27,7 +27,7 @@ class Xid(msgspec.Struct, frozen=True):
 
 ACTIONS: dict[str, str] = {
     "none": "take no action",
-    "restart": "restart the job, and reset the GPU if the error recurs on it",
+    "restart": "restart the job, and if the error recurs, run `sudo nvidia-smi --gpu-reset -i <gpu>` on the idle GPU",
     "reset": "end all processes on the GPU, then run `sudo nvidia-smi --gpu-reset -i <gpu>` or reboot the host",
     "reboot": "drain the host, reboot it, and check the card and its power supply if the error recurs",
     "replace": "drain the host, run NVIDIA's field diagnostics, and replace the card",

@@ -119,6 +119,7 @@ def _fix(code: int, known: Xid, device: str, host: str) -> str:
         return "If the program was not stopped on purpose, find out from its log why it ended."
     text = ACTIONS[known.action].replace("the host", host)
     if not device:
+        text = text.replace("run `sudo nvidia-smi --gpu-reset -i <gpu>` on the idle GPU", "reset the GPU")
         text = text.replace("run `sudo nvidia-smi --gpu-reset -i <gpu>`", "reset it")
     if device:
         text = text.replace("<gpu>", device if "." in device else f"{device}.0")

@@ -177,12 +177,16 @@ def backend_unavailable(job: Job) -> Iterator[Verdict]:
             yield _finding(
                 torch,
                 identical,
-                f"PyTorch {torch.version} is built without CUDA, but there are GPUs on "
-                f"{hosts_text(job.hosts_of(identical.ranks))}",
+                f"PyTorch {torch.version} is built without CUDA, but "
+                f"{hosts_text(job.hosts_of(identical.ranks))} {'has' if _is_one_host(job, identical) else 'have'} GPUs",
             )
         elif without_cuda and missing and missing.lack is not MissingReason.ABSENT:
             words = f"PyTorch {torch.version} is built without CUDA, and the GPUs of the host are not visible"
             yield Unknown(f"{words}: {missing.reason}", identical.ranks, missing.unhide)
+
+
+def _is_one_host(job: Job, identical: IdenticalRanks) -> bool:
+    return len(set(job.hosts_of(identical.ranks))) == 1
 
 
 def _has_gpus(identical: IdenticalRanks) -> bool:

@@ -148,7 +148,7 @@ def _exposed(machine: LocalRanks, gpus: list[Gpu]) -> Iterator[Finding]:
     wide = tuple(number for number, one in seen.items() if one and (one.devices is None or len(one.devices) > 1))
     if gpus and wide:
         yield Finding(
-            f"GPUs of {machine.name} are in mode {gpus[0].compute_mode}, and its ranks see each other's GPUs",
+            f"GPUs of {machine.name} are in compute mode {gpus[0].compute_mode}, and its ranks see each other's GPUs",
             ranks=wide,
             evidence={"compute_mode": gpus[0].compute_mode, "gpus": [gpu.index for gpu in gpus]},
             effect="A rank that uses the GPU of another rank, for example by cuda() before set_device() or a barrier "

@@ -179,7 +179,7 @@ def device_shared(job: Job) -> Iterator[Verdict]:
                     "gpu_index": device.gpu.index,
                     "pci_bus_id": device.gpu.bus_id,
                     "local_ranks": [rank.local_rank for rank in ranks],
-                    "sharing_asked_for": wanted,
+                    "sharing_asked_for": wanted or None,
                 },
                 effect='NCCL refuses to create the communicator ("Duplicate GPU detected"), and the job ends at '
                 "startup."

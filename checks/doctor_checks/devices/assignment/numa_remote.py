@@ -43,8 +43,8 @@ def _two_sockets(rdma: int = 0) -> JobBuilder:
 def numa_remote(job: Job) -> Iterator[Verdict]:
     """Ask whether each rank may run on CPUs that are local to its GPU and to a network device.
 
-    Why it hurts: copies to the device cross the link between the CPU sockets and are slower, so all ranks wait for this
-    one in the next collective.
+    Why it hurts: traffic of the rank to the device crosses the link between the CPU sockets and is slower, so all ranks
+    wait for this one in the next collective.
     Fix: Bind ranks near their GPUs with `srun --gpu-bind=closest`, or remove the CPU binding.
     """
     devices = devices_of(job)
@@ -65,9 +65,8 @@ def numa_remote(job: Job) -> Iterator[Verdict]:
                 evidence={
                     "remote_devices_by_rank": {str(rank.number): far for rank, far in remote},
                     "processors_allowed_by_rank": {str(rank.number): _allowed(rank) for rank, _ in remote},
-                    "numa_node_by_gpu": {
-                        str(gpu.index): gpu.numa_node for facts in [local.find(GpuFacts)] if facts for gpu in facts.gpus
-                    },
+                    "numa_node_by_gpu": {str(gpu.index): gpu.numa_node for gpu in gpus.gpus},
+                    "numa_nodes_of_rdma_devices": _rdma_nodes(first),
                 },
             )
 
@@ -84,6 +83,11 @@ def _fix(rank: Rank, far: list[str], nodes: dict[int, int | None]) -> str:
 def _allowed(rank: Rank) -> tuple[int, ...]:
     process = rank.find(ProcessFacts)
     return process.cpus_allowed if process else ()
+
+
+def _rdma_nodes(rank: Rank) -> list[str]:
+    rdma = rank.find(RdmaFacts)
+    return [f"{device.name}: {device.numa_node}" for device in rdma.devices] if rdma else []
 
 
 def _far(gpu: Gpu, rank: Rank, nodes: dict[int, frozenset[int]]) -> list[str]:

@@ -133,17 +133,23 @@ def _judge_run(crowd: Crowd, crowded_share: float) -> Iterator[Finding]:
     retries = sum((memory.retries or 0) + (memory.failures or 0) for memory in memories)
     need = sum(peaks) + rest
     if need > total or (retries and need > crowded_share * total):
+        who = f"{len(crowd)} ranks on one GPU of {crowd[0][0].host.name}"
         yield Finding(
-            f"{len(crowd)} ranks on one GPU of {crowd[0][0].host.name} need up to {mebibytes(need)}, but it has "
-            f"{mebibytes(total)}" + (f", and retried {retries} allocations" if retries else ""),
+            f"{who} need up to {mebibytes(need)}, but it has {mebibytes(total)}"
+            if need > total
+            else f"{who} retried {retries} allocations: they need up to {mebibytes(need)} of {mebibytes(total)}",
             ranks=tuple(rank.number for rank, _ in crowd),
             evidence={
                 "device": memories[0].device_id,
                 "peaks_bytes": peaks,
                 "outside_the_allocators_bytes": rest,
                 "memory_total_bytes": total,
-                "allocation_retries": retries,
+                "allocation_retries": retries or None,
             },
+            effect=""
+            if need > total
+            else "Before each retry, a rank empties its cache, which delays the step. If that does not free enough "
+            "memory, the rank fails.",
             explains=("MEM003", "MEM004", "MEM006", "MEM011"),
         )
 

@@ -41,7 +41,7 @@ _OF_HARDWARE = (
     ("gpu reset", _Meaning("The driver started to reset a GPU", _ENDS, _LOG)),
     ("gpu recovery failed", _Meaning("The driver could not reset a GPU", _UNTIL_REBOOT, _REBOOT)),
     ("vram is lost", _Meaning("The driver reset a GPU: all processes on it lost their GPU memory", _ENDS, _LOG)),
-    ("test failed", _Meaning("The driver reset a GPU, but the GPU still does not work", _UNTIL_REBOOT, _REBOOT)),
+    ("test failed", _Meaning("A GPU failed the driver's test of a command ring", _UNTIL_REBOOT, _REBOOT)),
     ("timeout, signaled", _Meaning("A GPU did not finish its commands in time (amdgpu ring timeout)", _RESET, _LOG)),
 )
 """Words of messages about a whole GPU, and their meanings: amdgpu_job.c, amdgpu_device.c, amdgpu_ras.c and
@@ -112,16 +112,22 @@ def _of_device(group: EventGroup) -> Finding:
     )
 
 
+_PCI = re.compile(r"amdgpu ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])")
+
+
 def _of_kernel(group: EventGroup) -> Finding:
     node, reason = group.value("node"), group.value("reason")
     fault = group.value("fault", "fault2", "fault3", "fault4", "fault5", "fault6", "fault7") or ""
-    where = f" on HSA node {node}" if node else ""
+    pci = _PCI.search(group.first.text)
+    where = f" on the GPU at PCI address {pci[1]}" if pci else f" on HSA node {node}" if node else ""
     shown = fault[:1].lower() + fault[1:] if " " in fault else fault
+    shown = f"page fault ({shown})" if shown.startswith("VM_L2_") else shown
     return finding_from_logs(
         group,
-        f"A GPU kernel failed{where}: {shown}" + (f" ({reason})" if reason and reason != "Unknown" else ""),
+        f"A {'' if pci else 'GPU '}kernel failed{where}: {shown}"
+        + (f" ({reason})" if reason and reason != "Unknown" else ""),
         effect=_ABORT,
-        evidence={"node": node} if node else None,
+        evidence={"pci": pci[1]} if pci else {"node": node} if node else None,
         confidence=0.5 if fault in _VAGUE else 0.9,
         fix="Rerun the job with `AMD_SERIALIZE_KERNEL=3 HIP_LAUNCH_BLOCKING=1` to find the kernel that fails.",
     )

@@ -79,12 +79,17 @@ _CONSEQUENCES = ("GPU010", "GPU019", "GPU022")
             "Only the process that used the damaged memory ends, and the other ranks wait for it until their timeout."
         ),
         r"not contained": "All programs on this GPU end, and their data may be corrupted. The GPU needs a reset.",
-        r"pending": ("The damaged memory is still in use, and fails again at the same address until the next reset."),
+        r"pending": (
+            "The damaged memory is still in use, and may fail again at the same address until the next reset."
+        ),
         r"failed row remap|failed to remap": (
             "The GPU has no spare memory for further repairs, so errors recur until it is replaced."
         ),
         r"limit reached": (
             "Further uncorrectable errors are likely, and each terminates the process that encounters it."
+        ),
+        r"marked for replacement": (
+            "None once a reset of the GPU or a reboot has replaced the memory. Until then, the error may recur there."
         ),
         r"before this job": (
             "Memory that failed once often fails again. The job then ends with an uncorrectable error."
@@ -107,7 +112,9 @@ _CONSEQUENCES = ("GPU010", "GPU019", "GPU022")
         ),
         Fails(
             "uncorrectable errors since the driver started",
-            healthy(hosts=2, per_host=2).gpu(1, hosts=("node1",), ecc_volatile_uncorrected=2),
+            healthy(hosts=2, per_host=2).gpu(
+                1, hosts=("node1",), ecc_volatile_uncorrected=2, ecc_aggregate_uncorrected=2
+            ),
             ranks=(3,),
         ),
         Fails("a row waits for its remap", healthy(per_host=2).gpu(0, remap_pending=True), ranks=(0,)),
@@ -168,13 +175,13 @@ def memory_errors(job: Job, *, remapped_rows: int = 512, retired_pages: int = 60
                     evidence={
                         "gpu": gpu.uuid,
                         "pci_bus_id": gpu.bus_id,
-                        "volatile_uncorrected": gpu.ecc_volatile_uncorrected,
-                        "aggregate_uncorrected": gpu.ecc_aggregate_uncorrected,
+                        "volatile_uncorrected": gpu.ecc_volatile_uncorrected or None,
+                        "aggregate_uncorrected": gpu.ecc_aggregate_uncorrected or None,
                         "sram_uncorrected": gpu.ecc_sram_uncorrected,
-                        "remapped_rows_uncorrectable": gpu.remapped_uncorrectable,
-                        "remap_pending": gpu.remap_pending,
-                        "remap_failed": gpu.remap_failed,
-                        "retired_pages_pending": gpu.retired_pages_pending,
+                        "remapped_rows_uncorrectable": gpu.remapped_uncorrectable or None,
+                        "remap_pending": gpu.remap_pending or None,
+                        "remap_failed": gpu.remap_failed or None,
+                        "retired_pages_pending": gpu.retired_pages_pending or None,
                         "recovery_action": gpu.recovery_action,
                     },
                     fix=_fix(gpu, local.name, faults)
@@ -210,7 +217,8 @@ def _faults(gpu: Gpu, remapped_rows: int, retired_pages: int) -> Iterator[str]:
     if gpu.retired_pages_pending:
         yield "a page retirement pending until the next reset"
     if gpu.ecc_sram_threshold_exceeded:
-        yield f"uncorrectable SRAM errors {_WORN}"
+        count = f"{gpu.ecc_sram_uncorrected} " if gpu.ecc_sram_uncorrected else ""
+        yield f"{count}uncorrectable SRAM errors {_WORN}"
     if (gpu.remapped_uncorrectable or 0) >= remapped_rows:
         yield f"{gpu.remapped_uncorrectable} remapped rows {_WORN}"
     aggregate = gpu.ecc_aggregate_uncorrected or 0

@@ -53,7 +53,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         r"accepts no new clients|use all connections": (
             "CUDA does not start in this process, and the other ranks wait for it until their timeout."
         ),
-        r"is unreachable": "CUDA does not start in any process on this host.",
+        r"is unreachable": "CUDA does not start in any process that uses this MPS daemon.",
         r"connection to the MPS server was lost": (
             "The process can no longer use CUDA: it fails, and the other ranks wait for it until their timeout."
         ),
@@ -101,8 +101,8 @@ def _without_daemon(job: Job) -> Iterator[Finding]:
                 evidence={"CUDA_MPS_PIPE_DIRECTORY": folder},
                 effect="Processes that share a GPU are time-sliced; in exclusive-process mode, CUDA fails to "
                 "initialize in all but the first.",
-                fix="Start the MPS control daemon with this CUDA_MPS_PIPE_DIRECTORY, or unset the variable:\n"
-                "unset CUDA_MPS_PIPE_DIRECTORY",
+                fix="Start the control daemon with this CUDA_MPS_PIPE_DIRECTORY, or unset the variable if the job "
+                "needs no MPS:\nnvidia-cuda-mps-control -d",
                 severity=Severity.INFO,
             )
 

@@ -39,14 +39,13 @@ def _told(job: Job) -> Iterator[Finding]:
             "needs a reboot."
         ),
         r"after a program error": (
-            "The program fails, and the other ranks wait for it until their timeout. The GPU itself is healthy."
+            "The GPU itself is not at fault: the program fails, and the other ranks wait for it until their timeout."
         ),
         r"illegal memory access": (
-            'The program on this GPU ends with "an illegal memory access was encountered", and the other ranks '
-            "wait for it until their timeout."
+            'The GPU itself is usually not at fault: the program fails with "an illegal memory access was encountered".'
         ),
         r"after the program ended": "None by itself: the driver removes what a program left on the GPU when it ends.",
-        r"not in rankdoctor's": "Unknown, but most hardware faults end or block the programs on the GPU.",
+        r"not in rankdoctor's": "Unknown. Many Xids end or block the programs on the GPU.",
         r"before this job": "The fault often recurs on the same GPU; it then ends or blocks the rank that uses it.",
         r"GSP": (
             "The driver can no longer control the GPU: programs on it hang until the host is rebooted or the "

@@ -19,6 +19,7 @@ from doctor.api import (
     event_groups,
     finding_from_logs,
     merge,
+    ranks_in_words,
 )
 from doctor.facts import DriverFacts, Fabric, Gpu, GpuFacts, Service
 from doctor.testing import Fails, Passes, healthy, logged
@@ -243,14 +244,24 @@ def _finding(local: LocalRanks, faults: list[str], drivers: DriverFacts, gpus: G
             "fabric_manager_running": manager.running if manager else None,
             "fabric_manager_version": manager.version if manager else None,
             "driver_version": gpus.driver_version,
-            "fabric_by_gpu": {str(gpu.index): gpu.fabric.state if gpu.fabric else None for gpu in gpus.gpus},
+            "fabric_state": _states(gpus),
         },
         fix=_fix(faults, local.name, gpus),
         explains=("GPU013", "GPU018", "GPU023"),
     )
 
 
-_START = "Start the fabric manager"
+def _states(gpus: GpuFacts) -> dict[str, str]:
+    """The GPUs of each state: ``GPUs 0-7: completed``."""
+    by_state: dict[str, list[int]] = {}
+    for gpu in gpus.gpus:
+        if gpu.fabric:
+            failed = f", NVML code {gpu.fabric.status}" if gpu.fabric.status else ""
+            by_state.setdefault(f"{gpu.fabric.state}{failed}", []).append(gpu.index)
+    return {
+        f"GPU{'' if len(found) == 1 else 's'} {ranks_in_words(tuple(found)).partition(' ')[2]}": state
+        for state, found in by_state.items()
+    }
 
 
 def _fix(faults: list[str], host: str, gpus: GpuFacts) -> str:
@@ -260,4 +271,6 @@ def _fix(faults: list[str], host: str, gpus: GpuFacts) -> str:
             "no process uses the GPUs."
         )
     start = "enable --now" if "not running" in faults[0] else "restart"
-    return f"{_START} on {host} while no process uses the GPUs:\nsudo systemctl {start} nvidia-fabricmanager"
+    verb = "Restart" if start == "restart" else "Start"
+    command = f"sudo systemctl {start} nvidia-fabricmanager"
+    return f"{verb} the fabric manager on {host} while no process uses the GPUs:\n{command}"

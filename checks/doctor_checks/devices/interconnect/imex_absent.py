@@ -29,7 +29,9 @@ def _rack(
     when="PM",
     needs=(GpuFacts, DriverFacts),
     impacts={
-        r"clique": "Hosts of different cliques communicate over the network instead of NVLink.",
+        r"clique": (
+            "Hosts of different cliques communicate over the network instead of NVLink, which is many times slower."
+        ),
         r"IMEX": (
             'NCCL reports "MNNVL is available but not working" and fails, or uses the network instead of NVLink.'
         ),

@@ -23,9 +23,14 @@ def _bridged(pairs: int) -> JobBuilder:
     return sketch
 
 
+_NONFATAL = "Nonfatal"
+"""Word of the driver in the lines of NVLink 5 (Xids 144 to 150) about errors that it calls non-fatal."""
+
+
 def _told(job: Job) -> Iterator[Finding]:
     for reported in logged_xids(job, {"nvlink"}):
-        yield reported.finding(("GPU010", "GPU018", "GPU022"))
+        recovered = all(_NONFATAL in event.text for event in reported.events.events)
+        yield reported.finding(("GPU010", "GPU018", "GPU022"), Severity.WARNING if recovered else None)
 
 
 @check(
@@ -41,7 +46,7 @@ def _told(job: Job) -> Iterator[Finding]:
             "The link may fail again during this job, which then ends or falls back to a slower path."
         ),
         r"^Xid|NVLink failed": (
-            "Processes that use this link fail or hang, and the other ranks wait for them until the timeout."
+            "Processes that use this link may fail or hang, and the other ranks then wait for them until the timeout."
         ),
         r"fatal SXid": (
             "Processes that use this switch fail or hang, and the other ranks wait for them until the timeout."
@@ -227,7 +232,7 @@ def _fix(host: str, gpu: Gpu, severity: Severity) -> str:
 
 
 def _from_log(local: LocalRanks, reported: XidReport) -> Finding:
-    severity = Severity.ERROR if reported.recent else Severity.WARNING
+    severity = Severity.ERROR if reported.recent and _NONFATAL not in reported.last.text else Severity.WARNING
     healed = reported.recent is False and not any(
         0 < _active(gpu) < len(gpu.nvlinks or ()) for facts in [local.find(GpuFacts)] if facts for gpu in facts.gpus
     )

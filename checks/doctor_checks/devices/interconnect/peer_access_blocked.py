@@ -58,7 +58,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             group,
             f"The IOMMU blocked a memory access by {'the GPU' if by_driver else 'the device'}"
             f"{f' at {at}' if at else ''}",
-            effect="" if by_driver or of_a_job else "None unless this device is a GPU of the job.",
+            effect="" if by_driver or of_a_job else "None unless this device is a GPU or a network adapter of the job.",
             fix="" if by_driver or not at else f"Find out which device this is:\nlspci -s {at}",
             severity=None if by_driver else Severity.WARNING if of_a_job else Severity.INFO,
             symptoms=by_driver or of_a_job,
@@ -251,7 +251,7 @@ def _words(blocked: list[PeerLink]) -> str:
     )
 
 
-_STATES = {"not-supported": "not supported", "disabled-by-driver-setting": "disabled by the driver"}
+_STATES = {"not-supported": "not supported", "disabled-by-driver-setting": "disabled by a driver option"}
 _PATHS = {
     "nvlink": "NVLink",
     "internal": "their board",
@@ -270,7 +270,7 @@ def _fix(link: PeerLink, host: str) -> str:
         )
     if link.path == "nvlink" and (link.read not in FIT or link.write not in FIT):
         return (
-            f"Check that the fabric manager and the NVLinks of {host} work, then reset the GPUs or reboot it:\n"
+            f"Check that the fabric manager and the NVLinks of {host} work, then reset the GPUs or reboot the host:\n"
             f"systemctl status nvidia-fabricmanager\nnvidia-smi nvlink --status -i {link.first}"
         )
     return ""
@@ -291,10 +291,11 @@ def _finding(
         ranks=tuple(sorted({rank for index in ends for rank in users[index][1]})),
         evidence={
             "pairs": [
-                {"gpus": [link.first, link.second], "path": link.path, "read": link.read, "write": link.write}
+                {"gpus": [link.first, link.second], "path": _PATHS.get(link.path or "", link.path)}
+                | {"read": _STATES.get(link.read or "", link.read), "write": _STATES.get(link.write or "", link.write)}
                 for link in links[:64]
             ],
-            "iommu_groups": host.iommu_groups if host else None,
+            "iommu_groups": host.iommu_groups or None if host else None,
             "iommu_setting": host.iommu_setting if host else None,
             "pci_access_control": host.pci_access_control if host else None,
         },

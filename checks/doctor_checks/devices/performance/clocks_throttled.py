@@ -45,7 +45,9 @@ CAP = "software-power-cap"
             ),
             ranks=(1,),
         ),
-        Fails("power brake", healthy(per_host=2).gpu(0, clock_reasons=("hardware-power-brake",)), ranks=(0,)),
+        Fails(
+            "power brake", healthy(per_host=2).gpu(0, clock_reasons=("hardware-power-brake",), clock=990), ranks=(0,)
+        ),
         Fails(
             "capped, and slower than the others",
             healthy(per_host=8).gpu(3, clock_reasons=(CAP,), clock=900, power_limit=350_000, power=349_000),
@@ -109,7 +111,7 @@ def _finding(local: LocalRanks, share: GpuSharers, reasons: str) -> Finding:
         ranks=share.ranks,
         evidence={
             "gpu": gpu.uuid,
-            "clock_reasons": list(gpu.clock_reasons or ()),
+            "clock_reasons": [HELD_BACK.get(name, name.replace("-", " ")) for name in gpu.clock_reasons or ()],
             "clock_mhz": gpu.clock,
             "clock_max_mhz": gpu.clock_max,
             "temperature_celsius": gpu.temperature,

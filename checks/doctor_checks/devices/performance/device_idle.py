@@ -135,6 +135,8 @@ def _finding(idle: list[_Idle]) -> Finding:
             "busy_percent_by_rank": {str(one.rank.number): one.busy for one in idle[:16]},
             "readings": worst.looks,
             "peak_allocated_bytes": worst.memory.peak_allocated,
+            "kept_bytes": worst.memory.allocated,
+            "outside_the_allocators_bytes": worst.memory.foreign,
             "memory_total_bytes": worst.memory.total,
             "batch_could_be_times": worst.times,
         },

@@ -213,12 +213,12 @@ def _slow_messages(near: SlowNeighbour) -> Finding:
     whose = "messages to each other" if len(near.ranks) > 1 else f"messages {others} other GPUs of the host"
     return Finding(
         f"{ranks_in_words(near.ranks).capitalize()} on {near.host}: {whose} reach "
-        f"{worst.value / 1e9:.1f} GB/s (usual: {usual / 1e9:.1f})",
+        f"{worst.value / 1e9:.1f} GB/s (usual: {usual / 1e9:.1f} GB/s)",
         ranks=near.ranks,
         evidence={
             "messages": {
-                f"{one.source} -> {one.target}": f"{one.value / 1e9:.1f} GB/s, usual {typical / 1e9:.1f} GB/s"
-                for one, typical in near.messages[:8]
+                f"rank {one.source} to {one.target}": f"{one.value / 1e9:.1f} GB/s, usual {typical / 1e9:.1f} GB/s"
+                for one, typical in reversed(near.messages[:8])  # of several sizes, the slowest
             },
             "exclude": [near.host],
         },
@@ -255,7 +255,9 @@ def _finding(job: Job, found: list[SlowDevice]) -> Finding:
     is_gpu = sample.device.startswith("cuda")
     evidence: dict[str, object] = {
         "device": f"{sample.device} ({sample.name})",
-        "matrix": f"{sample.size} x {sample.size} {sample.dtype}",
+        "matrix": f"{sample.size} x {sample.size} {sample.dtype}"
+        if any(slow.what == "product" for slow in found)
+        else None,
         **{_NAMES[slow.what]: f"{_written(slow, slow.value)}, usual {_written(slow, slow.usual)}" for slow in found},
         **({} if is_gpu else _of_processor(worst)),
         "compared_with_ranks": worst.peers,

@@ -124,8 +124,8 @@ def _smaller(sketch: JobBuilder, host: str) -> JobBuilder:
 def devices_differ(job: Job, *, memory_share: float = 0.02) -> Iterator[Verdict]:
     """Ask whether all ranks use the same GPU model, memory size, driver release and MIG layout.
 
-    Why it hurts: every step waits for the slowest GPU, the smallest memory limits the batch size, and mixed drivers
-    may select different algorithms or fail on some hosts only.
+    Why it hurts: every step waits for the slowest GPU, the smallest memory limits the batch size, and a job with mixed
+    drivers may fail on some hosts only.
     Fix: Request hosts with the same GPUs from the scheduler (`--constraint` in SLURM), and install one driver
     release on all of them.
     """
@@ -222,7 +222,6 @@ def _judge(job: Job, trait: str, parted: MajoritySplit) -> Iterator[Finding]:
         summary if len(summary) <= 100 else f"{trait} differs between ranks ({len(parts)} values)",
         ranks=parted.odd,
         evidence={
-            "trait": trait,
             "ranks_by_value": {str(value): list(ranks) for value, ranks in parted.groups},
             "goes_along_with": _other_traits(job, parted.odd, [value for value, _ in parted.groups]),
         },

@@ -65,7 +65,8 @@ def pcie_degraded(job: Job, *, loaded_percent: float = 10) -> Iterator[Verdict]:
             certain = loaded or ((share.gpu.name in wide) and is_data_centre(gpu))
             if narrow or slow:
                 yield Finding(
-                    f"The PCIe link of GPU {gpu.index} of {local.name} runs at {_words(gpu)}",
+                    f"The PCIe link of GPU {gpu.index} of {local.name} "
+                    + (f"runs at {_words(gpu)}" if slow else f"uses {gpu.pcie_width} of {gpu.pcie_width_max} lanes"),
                     ranks=share.ranks,
                     evidence={
                         "gpu": gpu.uuid,

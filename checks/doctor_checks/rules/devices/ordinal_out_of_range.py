@@ -12,6 +12,7 @@ from doctor.lint.launch.partial_text import whole_number
 from doctor.lint.launch.process_launches import (
     ProcessLaunch,
     hosts_of,
+    option_name,
     processes_of,
     starts_of,
     trainer_option,
@@ -162,20 +163,38 @@ def _judge_start(start: ProcessLaunch, file: LaunchFile) -> Iterator[Violation]:
     if (visible := visible_devices(start.launch)) is not None:
         if ranks > visible[1]:
             yield _violation(
-                start.launch.place, ranks, visible[1], f"CUDA_VISIBLE_DEVICES={visible[0]}", not start.is_agent
+                start.launch.place,
+                ranks,
+                visible[1],
+                f"CUDA_VISIBLE_DEVICES={visible[0]}",
+                _fewer(start, visible[1]),
+                not start.is_agent,
             )
         return
     option = start.launch.command.device_ids
     listed = start.launch.known_option(option)
     if listed is not None and listed != "all" and (hosts_of(start.launch) or 1) == 1:
         if ranks > len(listed.split(",")):
-            yield _violation(start.launch.place, ranks, len(listed.split(",")), f"--{option} {listed}")
+            count = len(listed.split(","))
+            yield _violation(start.launch.place, ranks, count, f"--{option} {listed}", _fewer(start, count))
         return
     if isinstance(file, ShellFile) and file.allocation is not None:
         given = start.step or file.allocation
         gpus = given.gpus_per_node
         if gpus and ranks > gpus and not given.splits_gpus and "exclusive" not in given.options:
-            yield _violation(start.launch.place, ranks, gpus, "the job requests", devices=not start.is_agent)
+            yield _violation(
+                start.launch.place, ranks, gpus, "the job requests", _fewer(start, gpus), devices=not start.is_agent
+            )
+
+
+def _fewer(start: ProcessLaunch, gpus: int) -> str:
+    """The option that starts as many ranks as there are GPUs, as a user writes it; empty if the launcher has none."""
+    command = start.launch.command
+    if not start.is_agent:
+        return f"trainer.devices={gpus}"
+    if command.all_processes:
+        return f"{option_name(start.launch, command.all_processes)}={gpus * (hosts_of(start.launch) or 1)}"
+    return f"{option_name(start.launch, command.processes[0])}={gpus}" if command.processes else ""
 
 
 def _devices(start: ProcessLaunch) -> int | None:
@@ -186,8 +205,9 @@ def _devices(start: ProcessLaunch) -> int | None:
     return None if on_processor else whole_number(trainer_option(start.launch, "devices"))
 
 
-def _violation(place: SourceLocation, ranks: int, gpus: int, why: str, devices: bool = False) -> Violation:
-    """``devices``: ``ranks`` are the devices of a Trainer, which refuses to start more ranks than it sees GPUs."""
+def _violation(place: SourceLocation, ranks: int, gpus: int, why: str, fewer: str, devices: bool = False) -> Violation:
+    """``fewer``: the setting that starts as many ranks as GPUs. ``devices``: ``ranks`` are the devices of a Trainer,
+    which refuses to start more ranks than it sees GPUs."""
     named = f"{gpus} GPU{'' if gpus == 1 else 's'}"
     source = f"{why} {named} per host" if why == "the job requests" else f"{why} names {named}"
     return Violation(
@@ -195,15 +215,15 @@ def _violation(place: SourceLocation, ranks: int, gpus: int, why: str, devices: 
         f"The Trainer uses {ranks} devices per host, but {source}"
         if devices
         else f"{ranks} ranks are started per host, but {source}",
-        fix=f"Start {gpus} rank{'' if gpus == 1 else 's'} per host, or {_more(why, ranks)}.",
-        evidence=(("ranks", ranks), ("gpus", gpus)),
+        fix=f"{f'Use `{fewer}`' if fewer else f'Start {gpus} ranks per host'}, or {_more(why, ranks)}.",
+        evidence=(("ranks_per_host", ranks), ("gpus_per_host", gpus)),
     )
 
 
 def _more(why: str, ranks: int) -> str:
     """How the host gets as many GPUs as ranks."""
     if why == "the job requests":
-        return f"request {ranks} GPUs per host"
+        return f"request {ranks} GPUs per host with `#SBATCH --gpus-per-node={ranks}`"
     return (
         f"list {ranks} GPUs in {why.partition('=')[0]}"
         if "=" in why
@@ -230,4 +250,4 @@ def _judge_config(root: YamlNode) -> Iterator[Violation]:
         return
     gpus = len([one for one in listed.split(",") if one.strip()])
     if (root.number("num_machines") or 1) == 1 and ranks > gpus:
-        yield _violation(place.place, ranks, gpus, f"gpu_ids: {listed}")
+        yield _violation(place.place, ranks, gpus, f"gpu_ids: {listed}", f"num_processes: {gpus}")
