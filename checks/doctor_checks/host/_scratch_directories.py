@@ -8,6 +8,7 @@ triton/runtime/cache.py, torch/utils/cpp_extension.py; Linux mmap(2): EPERM for 
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -29,27 +30,42 @@ class _ScratchFault(NamedTuple):
     fix: str
 
 
+class _Claim(NamedTuple):
+    """A fault of directories, and what a summary calls them."""
+
+    subject: str
+    fault: _ScratchFault
+    folders: list[Directory]
+
+
 def scratch_findings(job: Job, least: float) -> Iterator[Finding]:
     """Findings about the temporary directory and the caches of each host; ``least``: bytes that must be free."""
-    yield from merge(
-        finding
+    found = [
+        (local, claim)
         for local in job.by_host()
         if (storage := local.find(StorageFacts)) is not None
-        for finding in (*_of_named(local, storage, least), *_of_defaults(local, storage, least))
+        for claim in (*_of_named(storage, least), *_of_defaults(storage, least))
+    ]
+    hosts = Counter((claim.subject, claim.fault) for _, claim in found)
+    yield from merge(
+        _finding(
+            claim, local, f" on {local.name}" if job.is_multi_host and hosts[claim.subject, claim.fault] == 1 else ""
+        )
+        for local, claim in found
     )
 
 
-def _of_named(local: LocalRanks, storage: StorageFacts, least: float) -> Iterator[Finding]:
+def _of_named(storage: StorageFacts, least: float) -> Iterator[_Claim]:
     for folder in storage.directories:
         if folder.role == "temporary" or (folder.role == "cache" and folder.source):
             name = f"{folder.source}={folder.path}" if folder.source else f"Temporary directory {folder.path}"
             for fault in _faults(folder, least):
                 # The path is in the evidence if its length is the fault.
                 subject = f"The path in {folder.source or 'TMPDIR'}" if fault.words == _TOO_LONG else name
-                yield _finding(f"{subject} {fault.words}", fault, [folder], local)
+                yield _Claim(subject, fault, [folder])
 
 
-def _of_defaults(local: LocalRanks, storage: StorageFacts, least: float) -> Iterator[Finding]:
+def _of_defaults(storage: StorageFacts, least: float) -> Iterator[_Claim]:
     """One finding per fault for all caches in their default places, which a job may not use."""
     groups: dict[_ScratchFault, list[Directory]] = {}
     for folder in storage.directories:
@@ -61,7 +77,7 @@ def _of_defaults(local: LocalRanks, storage: StorageFacts, least: float) -> Iter
         names = dict.fromkeys(_DEFAULTS[end] for folder in folders for end in _DEFAULTS if folder.path.endswith(end))
         elsewhere = "\n".join(f"export {name}=/tmp/$USER/{name.partition('_')[0].lower()}" for name in names)
         whole = fault._replace(fix=elsewhere, effect=_cache_effect(*names))
-        yield _finding(f"Default cache {folders[0].path}{more} {fault.words}", whole, folders, local)
+        yield _Claim(f"Default cache {folders[0].path}{more}", whole, folders)
 
 
 _DEFAULTS = {
@@ -86,10 +102,12 @@ def _cache_effect(*names: str) -> str:
     return f"{words[:1].upper()}{words[1:]} fails when it writes to the cache."
 
 
-def _finding(summary: str, fault: _ScratchFault, folders: list[Directory], local: LocalRanks) -> Finding:
+def _finding(claim: _Claim, local: LocalRanks, place: str) -> Finding:
+    """``place``: the host, if no other host has the same fault."""
+    subject, fault, folders = claim
     first = folders[0]
     return Finding(
-        summary,
+        f"{subject}{place} {fault.words}",
         ranks=local.ranks,
         severity=fault.severity,
         evidence={
@@ -139,7 +157,7 @@ def _faults(folder: Directory, least: float) -> Iterator[_ScratchFault]:
         mild = Severity.INFO if folder.role == "temporary" else Severity.WARNING
         yield _ScratchFault("is on a noexec mount", mild, _NOEXEC_EFFECT, _another(folder))
     if folder.role == "temporary" and len(folder.path) + _SOCKET_SUFFIX > _LONGEST_SOCKET:
-        effect = "DataLoader workers fail with `AF_UNIX path too long`."
+        effect = "None with `num_workers=0`. Otherwise, DataLoader workers may fail with `AF_UNIX path too long`."
         yield _ScratchFault(_TOO_LONG, Severity.INFO, effect, "export TMPDIR=/tmp")
 
 

@@ -183,7 +183,7 @@ def _damaged(group: EventGroup, path: str | None) -> _Claim:
         )
     if what == "invalid load key, 'v'":
         return _Claim(
-            "A file is a Git LFS pointer instead of the data: invalid load key, 'v'",
+            "A file is probably a Git LFS pointer instead of the data: invalid load key, 'v'",
             _LOADS,
             "Replace the pointer with the data by running this command in the file's repository:\ngit lfs pull",
         )

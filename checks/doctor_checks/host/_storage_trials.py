@@ -35,17 +35,17 @@ their meaning for the directory."""
 
 _REMEDIES = {
     "No space left on device": (
-        "Find the file system{of} that is out of space or inodes{at} with these commands, then delete unneeded files",
+        "Check{at} whether the file system{of} is out of space or inodes, then delete unneeded files",
         "df -h {path}",
         "df -i {path}",
     ),
     "Disk quota exceeded": ("Delete files or request a larger quota, and check the usage{at} with", "quota -s"),
     "Read-only file system": (
-        "Find out with this command why the file system{of} is read-only{at}, then remount it or use another directory",
+        "Find out{at} why the file system{of} is read-only, then remount it or use another directory",
         "findmnt -T {path}",
     ),
     "Permission denied": (
-        "Find the missing permission with these commands, then grant it to the job's user or use another directory",
+        "Find the missing permission{at}, then grant it to the job's user or use another directory",
         "namei -l {path}",
         "id",
     ),
@@ -192,7 +192,7 @@ def _unshared(
             },
             effect="" if severity is Severity.ERROR else ONLY_OF_RANK_0,
             fix=f"On {_names(faulty)}, mount the file system that the other hosts use "
-            f"(`findmnt -T {shlex.quote(split.path)}` shows it there)."
+            f"(`findmnt -T {shlex.quote(split.path)}` shows it on them)."
             if some_share
             else "Write checkpoints to a file system that all hosts mount (NFS, Lustre, GPFS).",
         )
@@ -216,7 +216,7 @@ def _slow_directories(job: Job, hosts: Mapping[int, LocalRanks], slow: Iterable[
                 "bytes": one.bytes,
                 "seconds": round(one.seconds, 3),
                 "fsync_seconds": round(one.sync_seconds, 3),
-                "megabytes_per_second": round(one.bytes / one.seconds / 1e6, 2) if one.seconds else None,
+                "speed": f"{one.bytes / one.seconds / 1e6:.2g} MB/s" if one.seconds else None,
                 "usual_seconds": None if one.usual is None else round(one.usual, 3),
                 **({} if one.usual is None else _exclude(job, faulty)),
             },

@@ -63,7 +63,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         gave_up = any("could not be acquired" in event.text or event.value("stack") for event in group.events)
         yield finding_from_logs(
             group,
-            _waited(path, failed=all("could not be acquired" in event.text for event in group.events)),
+            _waited(
+                path,
+                failed=all("could not be acquired" in event.text for event in group.events),
+                seconds=_seconds(group),
+            ),
             evidence={"path": path} if path else None,
             effect=""
             if gave_up or _seconds(group) >= LONG
@@ -85,10 +89,12 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         )
 
 
-def _waited(path: str | None, *, failed: bool) -> str:
+def _waited(path: str | None, *, failed: bool, seconds: float) -> str:
     if path is None:
         return "A process waited for the lock of an extension build (file_baton.py)"
-    return f"A process failed to acquire the lock {path}" if failed else f"A process waited for the lock {path}"
+    if failed:
+        return f"A process failed to acquire the lock {path}"
+    return f"A process waited{f' {_age(seconds)}' if seconds else ''} for the lock {path}"
 
 
 def _who(events: tuple[Event, ...]) -> str:

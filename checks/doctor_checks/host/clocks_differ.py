@@ -10,6 +10,16 @@ from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Skip, Unknown,
 from doctor.facts import ClockFacts, HostFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 
+KEEP_ALIVE_SECONDS = 15.0
+"""Rendezvous of torchrun removes hosts whose last of three heartbeats, one in 5 s, is older by its own clock
+(torch/distributed/elastic/rendezvous/dynamic_rendezvous.py, keep_alive_interval, keep_alive_max_attempt)."""
+
+_UNORDERED = (
+    "Log lines of different hosts cannot be ordered, so the first failure cannot be distinguished from its "
+    "consequences."
+)
+_EXPIRES = " torchrun may consider a running host dead, and certificates may be rejected."
+
 SHOWN = 16
 """Maximum number of hosts in the evidence."""
 
@@ -65,8 +75,6 @@ def clocks_differ(job: Job, *, apart_seconds: float = 1.0) -> Iterator[Verdict]:
     consequences. Certificates may be rejected, and torchrun may consider a running host dead.
     Fix: Synchronize the clocks with `sudo chronyc makestep` (chrony) or `sudo systemctl restart systemd-timesyncd`.
     """
-    # Rendezvous removes nodes whose last heartbeat is too old by its own clock (torch/distributed/elastic/rendezvous/
-    # dynamic_rendezvous.py, expire_time).
     if len(job.by_host()) < 2:
         reason = "one host: no other clock to compare with"
         yield Unknown("other ranks not gathered") if job.ungathered else Skip(reason)
@@ -113,21 +121,27 @@ def _compare(clocks: Sequence[_Clock], apart: float) -> Iterator[Verdict]:
         odd = [clock for clock in odd if _is_unsynchronised(clock)] or odd
     spread = clocks[-1].offset - clocks[0].offset
     yield Finding(
-        _summary(odd, spread, agrees=len(agreed) == 1),
+        _summary(odd, spread, len(clocks) - len(odd), agrees=len(agreed) == 1),
         ranks=tuple(rank for clock in odd for rank in clock.local.ranks),
         evidence={
             "spread_seconds": round(spread, 3),
             "offset_seconds": {clock.local.name: round(clock.offset - middle, 3) for clock in odd[:SHOWN]},
-            "hosts_that_agree": largest,
+            "hosts_that_agree": largest if len(agreed) == 1 else None,
         },
+        effect=_effect(spread),
         fix=f"Synchronize the clock{'' if len(odd) == 1 else 's'} of {_names(odd)} with `sudo chronyc makestep` "
         "(chrony) or `sudo systemctl restart systemd-timesyncd`.",
     )
 
 
-def _summary(odd: Sequence[_Clock], spread: float, *, agrees: bool) -> str:
+def _effect(spread: float) -> str:
+    return _UNORDERED + (_EXPIRES if spread >= KEEP_ALIVE_SECONDS else "")
+
+
+def _summary(odd: Sequence[_Clock], spread: float, others: int, *, agrees: bool) -> str:
     if len(odd) == 1:
-        return f"The clock of {_names(odd)} differs from those of the other hosts by {spread:.1f} s"
+        rest = "that of the other host" if others == 1 else "those of the other hosts"
+        return f"The clock of {_names(odd)} differs from {rest} by {spread:.1f} s"
     if agrees:
         return f"The clocks of {_names(odd)} differ from those of the other hosts by up to {spread:.1f} s"
     if len(odd) == 2:

@@ -100,7 +100,8 @@ def _calls(group: EventGroup) -> str:
 def locked_memory_limit(job: Job, *, needed_bytes: float = NEEDED) -> Iterator[Verdict]:
     """Ask whether every process may lock enough memory for RDMA.
 
-    Why it hurts: the first collective between hosts fails with "ibv_reg_mr failed with error Cannot allocate memory".
+    Why it hurts: a collective between hosts fails with "ibv_reg_mr failed with error Cannot allocate memory" as soon as
+    NCCL registers more memory than the limit.
     Fix: Set `LimitMEMLOCK=infinity` in the systemd unit of slurmd, or start the container with `docker run --ulimit
     memlock=-1`.
     """
@@ -151,7 +152,7 @@ def _judge(job: Job, soft: int, hard: int, members: list[Rank], needed: float) -
         places = [rank.host.name for rank in members if rank not in roots]
         yield Finding(
             f"Locked-memory limit on {hosts_text(places)} is {_size(soft)}, but NCCL over RDMA needs "
-            f"at least {_size(int(needed))}",
+            f"about {_size(int(needed))}",
             ranks=ranks,
             evidence={
                 "soft_limit_bytes": soft,

@@ -58,7 +58,7 @@ def open_files_limit(job: Job, *, least: float = 1024) -> Iterator[Verdict]:
         yield Finding(
             f"Open-file limit on {hosts_text(job.hosts_of(ranks))} is only {soft:,}",
             ranks=tuple(ranks),
-            evidence={"soft_limit": soft, "hard_limit": hard, "least": int(least)},
+            evidence={"soft_limit": soft, "hard_limit": hard, "recommended_minimum": int(least)},
             fix=_fix(job, tuple(ranks), soft, hard),
         )
     if unread:
@@ -67,5 +67,6 @@ def open_files_limit(job: Job, *, least: float = 1024) -> Iterator[Verdict]:
 
 def _fix(job: Job, ranks: tuple[int, ...], soft: int, hard: int) -> str:
     if hard == UNLIMITED or hard > soft:
-        return f"Raise the limit before starting the job:\nulimit -n {'1048576' if hard == UNLIMITED else hard}"
+        command = f"ulimit -n {'1048576' if hard == UNLIMITED else hard}"
+        return f"Raise the limit on {hosts_text(job.hosts_of(ranks))} before starting the job:\n{command}"
     return raise_hard_limit(job, ranks, "nofile", "LimitNOFILE", "1048576")

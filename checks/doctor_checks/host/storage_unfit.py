@@ -79,9 +79,8 @@ _DUMPS = {"path": "/scratch/dumps", "role": "flight-recorder", "source": "TORCH_
     from_logs=storage_messages,
     impacts={
         r"^Flight-recorder dump": "If a collective times out, no dump shows which rank did not reach it.",
-        r"not shared|different directories": (
-            "No host can read all parts of a checkpoint, so the job cannot resume from it."
-        ),
+        r"different directories": "No directory has all parts of a checkpoint, so the job cannot resume from it.",
+        r"not shared": ("No host can read all parts of a checkpoint, so the job cannot resume from it."),
         r"could not write a checkpoint": (
             "The run fails at this checkpoint, and the steps since the last complete checkpoint are lost."
         ),
@@ -160,7 +159,7 @@ _DUMPS = {"path": "/scratch/dumps", "role": "flight-recorder", "source": "TORCH_
         ),
         Fails(
             "each host has its own, and rank 0 alone writes",
-            _with(_folder(shared=False)).put(TrainerFacts(strategy="ddp")),
+            _with(_folder(shared=False, filesystem="xfs")).put(TrainerFacts(strategy="ddp")),
             ranks=(2, 3),
             severity=Severity.WARNING,
         ),
@@ -301,7 +300,8 @@ def storage_unfit(
                 evidence.setdefault(key, folder)
     for key, ranks in found.items():
         hosts = job.hosts_of(ranks)
-        yield _finding(key[2], key[3], evidence[key], tuple(ranks), ", ".join(hosts[:8]))
+        place = f" on {hosts[0]}" if len(hosts) == 1 and job.is_multi_host and key[2] != _UNSHARED else ""
+        yield _finding(key[2], key[3], evidence[key], tuple(ranks), ", ".join(hosts[:8]), place)
     yield from _failed_to_write(job)
     yield from _scattered(job)
     # The kernels that torch.compile caches for one model take tens of mebibytes.
@@ -413,9 +413,11 @@ def _rank_zero_writes(rank: Rank) -> bool:
     return trainer is not None and trainer.strategy in WHOLE
 
 
-def _finding(words: str, severity: Severity, folder: Directory, ranks: tuple[int, ...], hosts: str) -> Finding:
+def _finding(
+    words: str, severity: Severity, folder: Directory, ranks: tuple[int, ...], hosts: str, place: str
+) -> Finding:
     return Finding(
-        f"{ROLES[folder.role]} directory {folder.path} {words}",
+        f"{ROLES[folder.role]} directory {folder.path}{place} {words}",
         ranks=ranks,
         severity=severity,
         evidence={
@@ -448,11 +450,11 @@ def _fix(words: str, folder: Directory, hosts: str) -> str:
     if words.startswith("cannot be created"):
         return f"Have an administrator create {path} on {hosts} for the job's user, or use another directory."
     if words == "is not writable":
-        return remedy("Permission denied", folder.path)
+        return remedy("Permission denied", folder.path, f" on {hosts}")
     if words == "has no free inodes":
-        return f"Delete files on this file system, or use another directory:\ndf -i {path}"
+        return f"Delete files on this file system of {hosts}, or use another directory:\ndf -i {path}"
     if words.startswith("has less than"):
-        return f"Free space on this file system, or use another directory:\ndf -h {path}"
+        return f"Free space on this file system of {hosts}, or use another directory:\ndf -h {path}"
     if words == _UNSHARED:
         return "Write checkpoints to a file system that all hosts mount (NFS, Lustre, GPFS)."
     if words.startswith("is not accessible"):
