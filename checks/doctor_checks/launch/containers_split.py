@@ -142,7 +142,10 @@ def _shared(differing: tuple[str, ...]) -> str:
 def _effect(differing: tuple[str, ...]) -> str:
     """Source: src/transport/shm.cc and p2p.cc; both require the same /dev/shm, compared by its device number."""
     if "shm" in differing:
-        return "NCCL compares the device numbers of /dev/shm, so these ranks use neither P2P nor shared memory."
+        return (
+            "NCCL uses P2P and shared memory only between ranks with the same /dev/shm, so the traffic between these "
+            "ranks goes through the network, which is many times slower."
+        )
     if "net" in differing:
         return "P2P may fail: NCCL passes cuMem handles over UNIX sockets that exist only in one network namespace."
     return "One rank cannot open the CUDA memory handles and shared memory segments of another."

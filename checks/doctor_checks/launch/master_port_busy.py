@@ -196,7 +196,7 @@ def _judge(job: Job, master: MasterFacts, listener: Listener, hosting: Rank) -> 
     if listener.is_ancestor or (listener.pid is not None and listener.pid in _own_pids(job, hosting)):
         return
     who = (
-        f"{listener.process or 'a process'} (pid {listener.pid})" if listener.pid else "a process hidden from this user"
+        f"{listener.process or 'a process'} (PID {listener.pid})" if listener.pid else "a process hidden from this user"
     )
     yield Finding(
         f"MASTER_PORT {listener.port} on {hosting.host.name} is in use by {who}",

@@ -155,7 +155,8 @@ def _judge_missing(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[F
             "empty": empty,
             "launcher": launch.launcher,
         },
-        fix=f"Remove the command or code that unsets {_joined(missing)} after torchrun has set "
+        fix=f"Remove the command or code that {'empties' if empty == missing else 'unsets'} {_joined(missing)} after "
+        "torchrun has set "
         f"{'it' if len(missing) == 1 else 'them'}."
         if inner_launcher(launch) == "torchrun"
         else "Start the script with torchrun, which sets all four variables, or run "

@@ -68,7 +68,10 @@ def gpu_feature_missing(job: Job) -> Iterator[Verdict]:
 
 def _fix(claim: str) -> str:
     if "no license" in claim:
-        return "License the virtual GPU, and check its state with:\nnvidia-smi -q | grep -i license"
+        return (
+            "Put the client token of the license server into /etc/nvidia/ClientConfigToken, restart the license "
+            "client, and check the state:\nsudo systemctl restart nvidia-gridd\nnvidia-smi -q | grep -i license"
+        )
     if claim.startswith("NCCL") or "operating system" in claim:
         return (
             "Disable the NCCL features that restricted systems and containers often do not support:\n"

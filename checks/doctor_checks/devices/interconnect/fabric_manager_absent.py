@@ -46,7 +46,12 @@ def _unready(job: Job) -> Iterator[Finding]:
         texts = " ".join(event.text for event in group.events)
         if re.search(r"do(?:n't|esn't| not|es not) match", texts):
             driver = re.search(r"driver version ([0-9.]*[0-9])", texts)
-            summary = "The version of the fabric manager does not match that of the driver"
+            own = re.search(r"interface version ([0-9.]*[0-9])", texts)
+            summary = (
+                f"Fabric manager {own[1]} does not match driver {driver[1]}"
+                if own and driver
+                else "The version of the fabric manager does not match that of the driver"
+            )
             fix = (
                 f"Install fabric manager {driver[1]}, which matches the driver, and restart it while no process uses "
                 "the GPUs."

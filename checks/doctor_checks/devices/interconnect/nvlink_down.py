@@ -120,6 +120,11 @@ def _told(job: Job) -> Iterator[Finding]:
             ),
         ),
         Fails(
+            "an error that the driver calls non-fatal",
+            logged("kernel: NVRM: Xid (PCI:0000:66:00): 145, RLW_CTRL Nonfatal XC1 i0 Link 10"),
+            severity=Severity.WARNING,
+        ),
+        Fails(
             "logged by the driver and a switch",
             logged(
                 "kernel: NVRM: Xid (PCI:0000:66:00): 145, RLW_CTRL Nonfatal XC1 i0 Link 10",
