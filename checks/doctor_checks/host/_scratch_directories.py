@@ -30,7 +30,7 @@ class _ScratchFault(NamedTuple):
     fix: str
 
 
-class _Claim(NamedTuple):
+class _ScratchClaim(NamedTuple):
     """A fault of directories, and what a summary calls them."""
 
     subject: str
@@ -55,17 +55,17 @@ def scratch_findings(job: Job, least: float) -> Iterator[Finding]:
     )
 
 
-def _of_named(storage: StorageFacts, least: float) -> Iterator[_Claim]:
+def _of_named(storage: StorageFacts, least: float) -> Iterator[_ScratchClaim]:
     for folder in storage.directories:
         if folder.role == "temporary" or (folder.role == "cache" and folder.source):
             name = f"{folder.source}={folder.path}" if folder.source else f"Temporary directory {folder.path}"
             for fault in _faults(folder, least):
                 # The path is in the evidence if its length is the fault.
                 subject = f"The path in {folder.source or 'TMPDIR'}" if fault.words == _TOO_LONG else name
-                yield _Claim(subject, fault, [folder])
+                yield _ScratchClaim(subject, fault, [folder])
 
 
-def _of_defaults(storage: StorageFacts, least: float) -> Iterator[_Claim]:
+def _of_defaults(storage: StorageFacts, least: float) -> Iterator[_ScratchClaim]:
     """One finding per fault for all caches in their default places, which a job may not use."""
     groups: dict[_ScratchFault, list[Directory]] = {}
     for folder in storage.directories:
@@ -77,7 +77,7 @@ def _of_defaults(storage: StorageFacts, least: float) -> Iterator[_Claim]:
         names = dict.fromkeys(_DEFAULTS[end] for folder in folders for end in _DEFAULTS if folder.path.endswith(end))
         elsewhere = "\n".join(f"export {name}=/tmp/$USER/{name.partition('_')[0].lower()}" for name in names)
         whole = fault._replace(fix=elsewhere, effect=_cache_effect(*names))
-        yield _Claim(f"Default cache {folders[0].path}{more}", whole, folders)
+        yield _ScratchClaim(f"Default cache {folders[0].path}{more}", whole, folders)
 
 
 _DEFAULTS = {
@@ -102,7 +102,7 @@ def _cache_effect(*names: str) -> str:
     return f"{words[:1].upper()}{words[1:]} fails when it writes to the cache."
 
 
-def _finding(claim: _Claim, local: LocalRanks, place: str) -> Finding:
+def _finding(claim: _ScratchClaim, local: LocalRanks, place: str) -> Finding:
     """``place``: the host, if no other host has the same fault."""
     subject, fault, folders = claim
     first = folders[0]
