@@ -147,7 +147,7 @@ def _by_store(job: Job) -> Iterator[Finding]:
         group,
         f"The c10d store timed out waiting for {_all_members(group.value('want'))} to join"
         if of_members
-        else f"Startup timed out: {absent} did not join",
+        else f"Startup timed out: {absent}{' probably' if awaited == {0} and missing else ''} did not join",
         ranks=missing,
         evidence={"keys": keys[:8], "waiting": list(group.ranks[:64]), "world_size": group.value("want")},
         effect="The members that joined fail after the timeout, and no rank starts training."
