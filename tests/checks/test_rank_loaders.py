@@ -8,6 +8,7 @@ from doctor.testing.loader_cases import drawing
 from doctor_checks.data._rank_loaders import (
     advice,
     divided_loaders,
+    effect_of_waiting,
     limit_argument,
     loader_hook,
     newest_common_epoch,
@@ -36,6 +37,22 @@ from doctor_checks.data._rank_loaders import (
 )
 def test_who_deviates(counts, odd):
     assert odd_by_count(counts) == odd
+
+
+@pytest.mark.parametrize(
+    ("batches", "trains", "effect"),
+    [
+        ({0: 20, 1: 21}, False, "Rank 1 waits after 20 batches for rank 0 until a collective times out."),
+        (
+            {0: 20, 1: 21, 2: 22},
+            True,
+            "Ranks 1-2 wait after 20 batches for rank 0 until a collective times out, or average their gradients with "
+            "those of the next epoch, without an error.",
+        ),
+    ],
+)
+def test_who_waits_for_whom(batches, trains, effect):
+    assert effect_of_waiting(batches, trains=trains) == effect
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from doctor.analysis.stats.majority import split_values
-from doctor.api import Job, Skip, Unknown, Verdict
+from doctor.api import Job, Skip, Unknown, Verdict, ranks_in_words
 from doctor.facts import Loader, LoaderEpoch, LoaderFacts, ProgressFacts, TrainingFacts
 
 TRAINING = ("train",)
@@ -260,6 +260,19 @@ def batches_in_words(*counts: int) -> str:
     rest = len(counts) - 4
     more = f" and {rest} other {'number' if rest == 1 else 'numbers'} of" if rest > 0 else ""
     return f"{words}{more} {'batch' if counts == (1,) else 'batches'}"
+
+
+def effect_of_waiting(batches: Mapping[int, int], *, trains: bool) -> str:
+    """What ranks with more batches do after the shortest loader has ended."""
+    fewest = min(batches.values())
+    ended = tuple(rank for rank, count in batches.items() if count == fewest)
+    longer = tuple(rank for rank in batches if rank not in ended)
+    several = len(longer) > 1
+    apart = f", or average {'their' if several else 'its'} gradients with those of the next epoch, without an error"
+    return (
+        f"{ranks_in_words(longer, 4).capitalize()} {'wait' if several else 'waits'} after {batches_in_words(fewest)} "
+        f"for {ranks_in_words(ended, 4)} until a collective times out{apart if trains else ''}."
+    )
 
 
 def sampler_in_words(name: str) -> str:

@@ -55,7 +55,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 reported,
                 f"Ranks logged different batch sizes ({words}): {groups}",
                 ranks=parted.odd or tuple(sorted(sizes)),
-                evidence={"sizes": describe(parted)},
                 confidence=0.7,
                 symptoms=False,
             )
@@ -116,23 +115,24 @@ def batch_size_differs(job: Job, *, dynamic_ratio: float = 1.2) -> Iterator[Verd
     if not loaders:
         yield Skip(why_not_divided(job, (*TRAINING, *EVALUATION)))
     for readers in loaders:
-        found, is_certain = _sizes(readers, dynamic_ratio)
+        found, compared, is_certain = _sizes(readers, dynamic_ratio)
         if found.minorities:
             severity = Severity.WARNING if is_certain else Severity.INFO
             ranks = readers.at(data_rank for group in found.minorities for data_rank in group.ranks)
             sizes = ", ".join(str(group.value) for group in found.minorities[:4])
             common = found.common.value if found.common else None
-            is_mean = severity is Severity.INFO and readers.stage in TRAINING
-            what = f"The {'mean ' if is_mean else ''}batch size of the {readers.name}"
+            what = f"The {'mean ' if compared == _MEANS else ''}batch size of the {readers.name}"
             yield Finding(
                 f"{what} is {sizes} on {ranks_in_words(ranks)}, but {common} on the others"
                 if common is not None
                 else f"{what} differs between ranks ({describe(found, readers.at)})",
                 ranks=ranks,
-                evidence={"sizes": describe(found, readers.at), "goes_with": list(correlates(job, ranks))},
+                evidence={"compared": compared, "goes_with": list(correlates(job, ranks))},
                 effect="" if readers.stage in TRAINING else _OF_EVALUATION,
                 fix="Make the batch sampler give all ranks batches of similar size."
                 if any(reader.loader.dynamic for reader in readers.members)
+                else "Make the dataset yield batches of the same size on all ranks."
+                if compared == _OBSERVED
                 else advice(
                     job,
                     lightning=f"Set the same `batch_size` on all ranks in `{loader_hook(readers.stage)}`, or broadcast "
@@ -151,25 +151,31 @@ _OF_EVALUATION = (
 )
 
 
-def _sizes(readers: PeerLoaders, dynamic_ratio: float) -> tuple[MajoritySplit, bool]:
-    """Data-parallel ranks by batch size, configured or else seen; and whether different sizes are certainly a fault."""
+_CONFIGURED = "batch_size of the DataLoader"
+_OBSERVED = "largest batch observed"
+_MEANS = "mean size of the batches observed"
+
+
+def _sizes(readers: PeerLoaders, dynamic_ratio: float) -> tuple[MajoritySplit, str, bool]:
+    """Data-parallel ranks by batch size; which size that is; and whether different sizes are certainly a fault."""
     data_ranks = readers.data_ranks
     is_certain = readers.stage in TRAINING and not any(reader.loader.dynamic for reader in data_ranks.values())
     configured = {data_rank: reader.loader.batch_size for data_rank, reader in data_ranks.items()}
     if None not in configured.values() and is_certain:
-        return split_values(configured), True
+        return split_values(configured), _CONFIGURED, True
     # The largest batch seen: smaller ones are the last batches of workers.
     whole = {
         data_rank: max((size for epoch in reader.loader.epochs for size in epoch.sizes), default=None)
         for data_rank, reader in data_ranks.items()
     }
     if is_certain and None not in whole.values():
-        return split_values(whole), True
+        return split_values(whole), _OBSERVED, True
     means = {data_rank: mean for data_rank, reader in data_ranks.items() if (mean := _mean(reader)) is not None}
     if None not in configured.values() and len(set(configured.values())) > 1:
-        return split_values(configured), False
+        return split_values(configured), _CONFIGURED, False
     same = not means or max(means.values()) <= dynamic_ratio * min(means.values())
-    return split_values({} if same else {data_rank: round(mean, 1) for data_rank, mean in means.items()}), False
+    found = split_values({} if same else {data_rank: round(mean, 1) for data_rank, mean in means.items()})
+    return found, _MEANS, False
 
 
 def _mean(reader: RankLoader) -> float | None:

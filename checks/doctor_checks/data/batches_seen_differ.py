@@ -38,6 +38,7 @@ from doctor_checks.data._rank_loaders import (
     advice,
     any_stuck,
     batches_in_words,
+    effect_of_waiting,
     ends_by_steps,
     limit_argument,
     loader_hook,
@@ -94,10 +95,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         ranks = {event.rank for event in stopped if event.rank is not None}
         if stopped and 0 < len(ranks) < job.world_size:
             group = EventGroup(stopped[0].kind, stopped)
+            who, verb = ranks_in_words(group.ranks), "fails" if len(group.ranks) == 1 else "fail"
             yield finding_from_logs(
                 group,
-                f"The data loader of {ranks_in_words(group.ranks)} ended early",
-                effect="The rank fails with StopIteration, and the other ranks wait for it until their timeout.",
+                f"{who} raised StopIteration, probably because the data ended early",
+                effect=f"{who.capitalize()} {verb}, and the other ranks wait until their timeout.",
                 confidence=0.7,
             )
 
@@ -350,13 +352,14 @@ def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int
         + (f", but {_listed(others)} on the others" if others else ""),
         ranks=odd,
         evidence={
-            "epoch": seen.epoch,
             "batches": describe(split_values(counts)),
-            "ended_first": sorted(rank for rank in seen.ended if seen.batches[rank] == shortest)[:8],
-            "parts_at_batch": shortest,
             "goes_with": list(correlates(job, odd)),
         },
-        effect=AT_THE_SAME_STEP if by_steps else "" if is_error else _effect(readers.is_one_job),
+        effect=AT_THE_SAME_STEP
+        if by_steps
+        else effect_of_waiting(seen.batches, trains=True)
+        if is_error
+        else _effect(readers.is_one_job),
         fix=advice(
             job,
             lightning=f"Set `Trainer({limit_argument(readers.stage)}={shortest})`, or better, give "

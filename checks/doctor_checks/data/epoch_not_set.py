@@ -51,7 +51,12 @@ def _drawn(
         ),
         Passes("too few samples to decide", _drawn(_SHUFFLED[:3], _SHUFFLED[:3])),
         Fails("set_epoch is missing", _drawn(_SHUFFLED, _SHUFFLED), ranks=(0, 1)),
-        Fails("on one rank", _drawn(_SHUFFLED, _SHUFFLED, ranks=(1,)), ranks=(1,)),
+        Fails("on one rank", with_sampler(_drawn(_SHUFFLED, _SHUFFLED, ranks=(1,)), epoch=0), ranks=(1,)),
+        Fails(
+            "an epoch that the order of a custom sampler does not use",
+            with_sampler(_drawn(_SHUFFLED, _SHUFFLED), name="Chunks"),
+            ranks=(0, 1),
+        ),
         Fails(
             "by hashes, in a plain loop",
             with_loader(
@@ -78,7 +83,7 @@ def _drawn(
 def epoch_not_set(job: Job) -> Iterator[Verdict]:
     """Ask whether each epoch uses a new shuffle order.
 
-    Why it hurts: every epoch has the same batches in the same order, so the model generalizes worse. No error is
+    Why it hurts: every epoch has the same batches in the same order, so the model may generalize worse. No error is
     raised.
     Fix: Call `sampler.set_epoch(epoch)` before each epoch.
     """
@@ -124,9 +129,7 @@ def _finding(job: Job, readers: PeerLoaders, reader: RankLoader, first: LoaderEp
         f"{second.epoch}",
         ranks=(reader.rank,),
         evidence={
-            "epochs": [first.epoch, second.epoch],
             "first_indices": list(second.first[:8]),
-            "sampler": sampler.name,
             "epoch_of_sampler": sampler.epoch,
             "seed": sampler.seed if sampler.seed is not None else sampler.generator_seed,
         },
@@ -135,15 +138,15 @@ def _finding(job: Job, readers: PeerLoaders, reader: RankLoader, first: LoaderEp
 
 
 def _fix(job: Job, sampler: Sampler, epoch: LoaderEpoch) -> str:
-    if sampler.epoch is not None and sampler.epoch == epoch.epoch:
+    if sampler.epoch is not None and sampler.epoch == epoch.epoch and sampler.name != "DistributedSampler":
         return f"Make the order of `{sampler.name}.__iter__` depend on `self.epoch`."
     if not sampler.distributed and sampler.generator_seed is not None:
         return "Create the generator once, not in each epoch, so that its state advances from epoch to epoch."
     if not sampler.distributed and sampler.name in ("RandomSampler", "SubsetRandomSampler"):
         return "Call `torch.manual_seed` once, not in each epoch."
     if sampler.epoch is None:
-        called = ", which the Trainer calls," if uses_lightning(job) else ", call it before each epoch,"
-        return f"Define `set_epoch` in `{sampler.name}`{called} and make its order depend on the epoch."
+        called = "the Trainer calls it" if uses_lightning(job) else "call it before each epoch"
+        return f"Define `set_epoch(epoch)` in `{sampler.name}` and make its order depend on the epoch; {called}."
     return advice(
         job,
         lightning="Call `set_epoch(self.current_epoch)` of the sampler in `on_train_epoch_start`, because the Trainer "

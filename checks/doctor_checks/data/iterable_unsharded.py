@@ -51,8 +51,8 @@ def _streams(
             "as on one rank."
         ),
         r"^Ranks": (
-            "Every rank reads every sample: the ranks compute the same gradient, and an epoch takes several times "
-            "as long."
+            "Every rank reads every sample: the ranks compute the same gradient, and an epoch takes as long as on one "
+            "rank."
         ),
     },
     cases=lambda: (
@@ -111,8 +111,6 @@ def iterable_unsharded(job: Job) -> Iterator[Verdict]:
                 f"{loader.workers} DataLoader workers each read the whole stream of {_named(loader)} ({readers.name})",
                 ranks=ranks,
                 evidence={
-                    "dataset": loader.dataset,
-                    "workers": loader.workers,
                     "contents": next(list(epoch.contents[:5]) for epoch in loader.epochs if epoch.contents),
                 },
                 fix=f"Divide the stream among the workers in `{loader.dataset or 'the dataset'}.__iter__`, using `id` "
@@ -126,24 +124,25 @@ def _across(job: Job, readers: PeerLoaders) -> Iterator[Verdict]:
     for same, epoch in _same(data_ranks):
         ranks, loader = readers.at(same), readers.data_ranks[same[0]].loader
         own = (
-            f"Divide the stream among ranks and workers in `{loader.dataset or 'the dataset'}.__iter__`, or with "
-            "`datasets.distributed.split_dataset_by_node` for a Hugging Face dataset"
+            f"Divide the stream among ranks and workers in `{loader.dataset or 'the dataset'}.__iter__`."
+            if loader.sharded is not False
+            else "Divide the stream with `datasets.distributed.split_dataset_by_node`, which takes the dataset, the "
+            "rank and the world size."
         )
         yield Finding(
             f"{ranks_in_words(ranks)} read the same stream of {_named(loader)} ({readers.name})",
             ranks=ranks,
             evidence={
-                "dataset": loader.dataset,
                 "sharded": loader.sharded,
                 "contents": list(epoch.contents[:4]) if epoch else None,
                 "epoch": epoch.epoch if epoch else None,
             },
             fix=advice(
                 job,
-                lightning=f"{own}.",
+                lightning=own,
                 transformers="Keep `dispatch_batches` in `accelerator_config` at its default, or divide the stream "
                 "with `datasets.distributed.split_dataset_by_node`.",
-                plain=f"{own}.",
+                plain=own,
             ),
             severity=Severity.WARNING if readers.stage in TRAINING else Severity.INFO,
             confidence=1.0 if epoch else 0.7,

@@ -44,6 +44,7 @@ from doctor_checks.data._rank_loaders import (
     advice,
     any_stuck,
     batches_in_words,
+    effect_of_waiting,
     ends_by_steps,
     limit_argument,
     loader_hook,
@@ -127,9 +128,9 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
         reported,
         f"Ranks logged different numbers of batches{'' if words == 'batches' else f' ({words})'}: {groups}",
         ranks=parted.odd or tuple(sorted(lengths)),
-        evidence={"batches": describe(parted)},
-        fix=f"End all ranks after {batches_in_words(min(lengths.values()))}, or give every rank the same number of "
-        "samples with `DistributedSampler(..., drop_last=True)`.",
+        effect=effect_of_waiting(lengths, trains=is_training),
+        fix=f"End all ranks after {batches_in_words(min(lengths.values()))}, or use `DistributedSampler`, which gives "
+        "every rank the same number of samples.",
         severity=Severity.ERROR if is_training else Severity.INFO,
         confidence=0.8,
         explains=("DATA010", "RUN002"),
@@ -146,9 +147,6 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
     impacts={
         r"has no batches": (
             "The rank without batches fails with this error, and the other ranks wait for it until their timeout."
-        ),
-        r"validation|test loader|predict": (
-            "Ranks with more batches wait until the timeout in an evaluation collective that the others never enter."
         ),
     },
     cases=lambda: (
@@ -275,7 +273,7 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
         Fails(
             "shards of different sizes, without a Trainer",
             with_loader(
-                running(1, 3).alter(TrainingFacts, framework="plain"), ranks=(0,), length=90, dataset_length=2880
+                running(1, 3).alter(TrainingFacts, framework="plain"), ranks=(0,), length=90, dataset_length=8640
             ),
             ranks=(0,),
         ),
@@ -435,8 +433,8 @@ def _finding(job: Job, ends: _Ends) -> Finding:
         f"`{loader_hook(ends.stage)}`.",
         transformers=_EVEN_BATCHES
         if by_steps
-        else f"Set `TrainingArguments(max_steps={shortest})`, or better, keep "
-        "`accelerator_config={'even_batches': True}`.",
+        else f"Set `TrainingArguments(max_steps={shortest})`, or better, let `Trainer.get_train_dataloader` create the "
+        "loader, with the default `accelerator_config={'even_batches': True}`.",
         plain=f"Stop the loop after {batches_in_words(shortest)} on every rank with `itertools.islice`, or better, "
         f"{_even(ends.members)}.",
     )
@@ -448,18 +446,22 @@ def _finding(job: Job, ends: _Ends) -> Finding:
         ranks=odd,
         evidence={
             "batches": describe(found),
-            "parts_at_batch": shortest,
             **_what_differs(ends.members),
             "goes_with": list(correlates(job, odd)),
         },
-        effect=_effect(ends, shortest if is_open else None, is_error=is_error, by_steps=by_steps),
+        effect=effect_of_waiting(known, trains=ends.stage in TRAINING)
+        if is_error and not is_open
+        else _effect(ends, shortest if is_open else None, by_steps=by_steps),
         fix=how,
         severity=Severity.INFO if has_left or not is_error else Severity.WARNING if is_open else Severity.ERROR,
         explains=("DATA010", "RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012") if is_error else (),
     )
 
 
-_EVEN_BATCHES = "Give every rank the same number of batches with `accelerator_config={'even_batches': True}`."
+_EVEN_BATCHES = (
+    "Let `Trainer.get_train_dataloader` create the loader, with the default "
+    "`accelerator_config={'even_batches': True}`."
+)
 
 
 def _on_others(known: dict[int, int], odd: tuple[int, ...]) -> str:
@@ -469,12 +471,12 @@ def _on_others(known: dict[int, int], odd: tuple[int, ...]) -> str:
     return f"{shortest:,} on {ranks_in_words(rest, 4) if is_one_value else 'other ranks'}"
 
 
-def _effect(ends: _Ends, leaves_at: int | None, *, is_error: bool, by_steps: bool) -> str:
+def _effect(ends: _Ends, leaves_at: int | None, *, by_steps: bool) -> str:
     if leaves_at is not None:
         return _OPEN.format(batches=batches_in_words(leaves_at))
     if by_steps:
         return AT_THE_SAME_STEP
-    return "" if is_error else _MILD if ends.is_one_job else _APART
+    return _MILD if ends.is_one_job else _APART
 
 
 _MILD = (
@@ -526,4 +528,4 @@ def _even(members: tuple[RankLoader, ...]) -> str:
         return "let the batch sampler drop or repeat batches until all ranks have the same number"
     if len({loader.dataset_length for loader in loaders}) > 1:
         return "cut the datasets of all ranks to the length of the shortest"
-    return "use `DistributedSampler(..., drop_last=True)`"
+    return "divide one dataset with `DistributedSampler`"

@@ -156,14 +156,13 @@ def _finding(job: Job, readers: PeerLoaders, data_ranks: list[int]) -> Finding:
         f"({sampler}, not distributed)",
         ranks=ranks,
         evidence={
-            "sampler": sampler,
             "shuffle": loader.sampler.shuffle if loader.sampler else None,
-            "dataset": loader.dataset,
             "samples": loader.dataset_length,
             "fingerprint": loader.fingerprint,
             "use_distributed_sampler": not disabled if disabled else None,
         },
-        effect="All ranks compute the same gradient, and an epoch takes as long as on one rank."
+        effect="Apart from random augmentation and dropout, these ranks compute the same gradient, and an epoch takes "
+        "as long as on one rank."
         if loader.sampler is not None and loader.sampler.shuffle is False
         else "",
         fix=advice(

@@ -117,22 +117,18 @@ def _judge(job: Job, readers: PeerLoaders) -> Iterator[Finding]:
                 f"{name} of the {readers.name} has num_replicas={sampler.replicas}, but the data-parallel size "
                 f"is {size}"
                 if wrong_size
-                else f"{name} of the {readers.name} has rank={sampler.rank}, but this is data-parallel rank "
-                f"{reader.data_rank} (size {size})"
+                else f"{name} of the {readers.name} has rank={sampler.rank} on rank {reader.rank}, not "
+                f"{reader.data_rank}"
             )
             yield Finding(
                 summary,
                 ranks=(reader.rank,),
                 evidence={
-                    "sampler": sampler.name,
-                    "num_replicas": sampler.replicas,
-                    "rank": sampler.rank,
-                    "data_parallel_size": size,
-                    "data_parallel_rank": reader.data_rank,
+                    **({} if wrong_size else {"num_replicas": sampler.replicas, "data_parallel_size": size}),
                     "world_size": reader.training.world_size,
-                    "cause": _cause(reader),
+                    "may_mean": _cause(reader),
                 },
-                effect=_effect(sampler.replicas, size),
+                effect=_effect(sampler, reader),
                 fix=_fix(job, readers, reader),
                 severity=Severity.ERROR if readers.stage in TRAINING else Severity.WARNING,
                 explains=("DATA001", "DATA005", "DATA010"),
@@ -165,22 +161,23 @@ def _cause(reader: RankLoader) -> str | None:
     sampler, training = reader.loader.sampler, reader.training
     assert sampler is not None
     if sampler.replicas == 1:
-        return "created before the process group was initialized"
+        return "num_replicas=1 was passed, or read before the number of ranks was known"
     if sampler.replicas == training.world_size != training.data_parallel_size:
-        return "counts all ranks, but several ranks share one model replica"
+        return "num_replicas counts all ranks, but several ranks share one model replica"
     if sampler.rank == 0 and sampler.replicas == training.data_parallel_size:
-        return "created before the rank was known, or with rank=0"
+        return "rank=0 was passed, or read before the rank was known"
     return None
 
 
-def _effect(replicas: int | None, size: int | None) -> str:
+def _effect(sampler: Sampler, reader: RankLoader) -> str:
+    replicas, size = sampler.replicas, reader.training.data_parallel_size
     if replicas is None or size is None or replicas == size:
-        return "This rank reads another rank's share, and its own share is never read."
-    return _MANY if replicas > size else _FEW
-
-
-_MANY = "Each share is smaller than it should be, and part of the data is never read."
-_FEW = "Several ranks read the same samples, or fail because their rank is not below num_replicas."
+        return f"Rank {reader.rank} reads the share of data-parallel rank {sampler.rank} instead of its own."
+    if replicas > size:
+        return f"Only {size} of {replicas} shares {'is' if size == 1 else 'are'} read, and the other samples never."
+    if replicas == 1:
+        return "Every rank reads the whole dataset, so an epoch takes as long as on one rank."
+    return "Several ranks read the same share of the dataset, so an epoch takes longer than necessary."
 
 
 def _fix(job: Job, readers: PeerLoaders, reader: RankLoader) -> str:

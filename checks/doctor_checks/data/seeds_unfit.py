@@ -89,7 +89,9 @@ def _unlike_models(sketch: JobBuilder, *, broadcast: bool) -> JobBuilder:
         ),
         Fails(
             "seed_everything(rank), which the Trainer's samplers use",
-            with_sampler(running(), ranks=(1,), seed=1).alter(TrainingFacts, ranks=(1,), seed=1),
+            with_sampler(running(), ranks=(1,), seed=1)
+            .alter(TrainingFacts, ranks=(0,), seed=0)
+            .alter(TrainingFacts, ranks=(1,), seed=1),
             ranks=(0, 1),
             severity=Severity.ERROR,
         ),
@@ -153,7 +155,7 @@ def seeds_unfit(job: Job, *, overlap: float = 0.1) -> Iterator[Verdict]:
             yield Finding(
                 f"{sampler.inner} in {sampler.name} shuffles with a different random state per rank",
                 ranks=readers.at(data_ranks),
-                evidence={"sampler": sampler.name, "inner": sampler.inner, "global_seed": None},
+                evidence={"overlapping_share": round(max(_shared_by_rank(data_ranks).values()), 3)},
                 fix=_fix(job),
                 severity=Severity.ERROR,
                 explains=("DATA005",),
@@ -182,8 +184,12 @@ def _seed(reader: RankLoader) -> str | None:
 
 
 def _overlapping(data_ranks: dict[int, RankLoader], overlap: float) -> bool:
+    return any(share >= overlap for share in _shared_by_rank(data_ranks).values())
+
+
+def _shared_by_rank(data_ranks: dict[int, RankLoader]) -> dict[int, float]:
     epochs = newest_common_epoch({data_rank: reader.loader.epochs for data_rank, reader in data_ranks.items()})
-    return any(share >= overlap for share in shared_draws(epochs).values())
+    return shared_draws(epochs)
 
 
 def _finding(job: Job, readers: PeerLoaders, found: MajoritySplit) -> Finding:
@@ -191,25 +197,30 @@ def _finding(job: Job, readers: PeerLoaders, found: MajoritySplit) -> Finding:
     sampler = readers.data_ranks[found.minorities[0].ranks[0]].loader.sampler
     assert sampler is not None
     certain = sampler.shuffle is True
+    is_short = found.common is not None and len(found.minorities) == 1 and not sampler.inner
+    global_seeds = {data_rank: reader.training.seed for data_rank, reader in readers.data_ranks.items()}
     return Finding(
         f"{sampler_in_words(sampler.name)} of the {readers.name} uses "
         + (
-            f"a different seed on {ranks_in_words(ranks)}"
+            f"seed {found.minorities[0].value} on {ranks_in_words(ranks)}, but {found.common.value} on the others"
+            if is_short and found.common
+            else f"different seeds on {ranks_in_words(ranks)}"
             if found.common
             else f"different seeds ({describe(found, readers.at)})"
         ),
         ranks=ranks,
         evidence={
-            "seeds": describe(found, readers.at),
-            "seed": sampler.seed,
+            **({} if is_short or not found.common else {"seeds": describe(found, readers.at)}),
             **({"inner": sampler.inner} if sampler.inner else {}),
-            "global_seed": readers.data_ranks[found.minorities[0].ranks[0]].training.seed,
+            "global_seeds": describe(split_values(global_seeds), readers.at),
             "goes_with": list(correlates(job, ranks)),
         },
         effect=""
         if certain
         else "If the sampler shuffles by this seed, some samples are drawn by several ranks and others by none.",
-        fix=_fix(job),
+        fix=f"Pass the same `seed` to `{sampler.name}` on all ranks."
+        if len(set(global_seeds.values())) == 1
+        else _fix(job),
         severity=Severity.ERROR if certain else Severity.INFO,
         explains=("DATA005",),
     )

@@ -191,7 +191,6 @@ def _finding(job: Job, readers: PeerLoaders, group: list[_Drawn]) -> Finding:
         f"{ranks_in_words(ranks)} draw the same samples in the same steps of epoch {first.epoch.epoch}",
         ranks=ranks,
         evidence={
-            "epoch": first.epoch.epoch,
             "share_of_places": round(min(share.values()), 3),
             "first_indices": {str(one.reader.rank): list(one.epoch.first[:8]) for one in group[:4]},
             "contents_alike": same_contents(first.epoch, group[1].epoch),

@@ -59,9 +59,7 @@ def tail_duplicated(job: Job) -> Iterator[Verdict]:
             yield Finding(
                 f"{repeated} of {samples:,} samples of the {readers.name} count twice",
                 evidence={
-                    "samples": samples,
                     "replicas": padded.sampler.replicas,
-                    "repeated": repeated,
                     "share": round(repeated / samples, 6),
                     "sampler": padded.sampler.name,
                 },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import Job, Severity, Verdict, check, event_groups, finding_from_logs, is_logged
+from doctor.api import EventGroup, Job, Severity, Verdict, check, event_groups, finding_from_logs, is_logged
 from doctor.testing import Fails, Passes, logged
 
 _NAMED_ELSEWHERE = (
@@ -31,6 +31,14 @@ _SIGNALS = {
 }
 """Descriptions of strsignal() in glibc, which PyTorch prints (torch/csrc/DataLoader.cpp), by signal."""
 _FIX_OF_CRASH = "Run with `python -X faulthandler` and `num_workers=0` to find the native code that crashed."
+
+
+def _workers(group: EventGroup) -> str:
+    """``A DataLoader worker (PID 4242) was``."""
+    pids = group.values("pid")
+    if len(set(pids)) > 1:
+        return f"{len(set(pids))} DataLoader workers were"
+    return f"A DataLoader worker (PID {pids[0]}) was" if pids else "A DataLoader worker was"
 
 
 @check(
@@ -74,11 +82,11 @@ def worker_died(job: Job) -> Iterator[Verdict]:
             by_somebody = signal in ("Killed", "Terminated")
             yield finding_from_logs(
                 group,
-                f"A DataLoader worker was terminated by {_SIGNALS.get(signal, f'a signal: {signal}')}",
+                f"{_workers(group)} terminated by {_SIGNALS.get(signal, f'a signal: {signal}')}",
                 fix="Check on the worker's host whether the OOM killer ended it, and use fewer workers if it did:\n"
                 "sudo dmesg -T | grep -iE 'oom|killed process'"
                 if signal == "Killed"
-                else "Find out why the launcher or the scheduler ended the processes."
+                else "Find out why the launcher or the scheduler terminated the worker."
                 if by_somebody
                 else _FIX_OF_CRASH,
                 # SIGTERM comes from a launcher or scheduler that ends the whole process group.
@@ -91,9 +99,10 @@ def worker_died(job: Job) -> Iterator[Verdict]:
     for group in event_groups(job, "dl.worker_raised", by=("type",)):
         kind = (group.value("type") or "").rpartition(".")[2]
         if kind not in ("MemoryError", "OutOfMemoryError"):
+            raiser = "A DataLoader worker" if group.value("worker") else "The pin-memory thread of a DataLoader"
             yield finding_from_logs(
                 group,
-                f"A DataLoader worker raised {kind}",
+                f"{raiser} raised {kind}",
                 fix="Fix the error that the traceback below `Original Traceback` shows.",
                 confidence=0.9,
             )

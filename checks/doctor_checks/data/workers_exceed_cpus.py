@@ -132,16 +132,15 @@ def _finding(job: Job, crews: list[_Crew], cpus: float, how: str) -> Finding:
     with_workers = [crew for crew in crews if crew.workers]
     each = _share(crews, cpus)
     count = len(with_workers)
+    first = with_workers[0].rank
+    whose = f"rank {first.number}" if count == 1 else f"the ranks on {first.host.name}"
     return Finding(
         f"{_workers(crews)} DataLoader workers of "
-        f"{f'rank {with_workers[0].rank.number}' if count == 1 else f'{count} ranks'} share {cpus:g} CPU"
+        f"{f'rank {first.number}' if count == 1 else f'{count} ranks'} share {cpus:g} CPU"
         f"{'' if cpus == 1 else 's'}",
         ranks=tuple(crew.rank.number for crew in with_workers),
         evidence={
-            "workers": _workers(crews),
             "workers_per_rank": max(crew.workers for crew in crews),
-            "ranks": len(crews),
-            "cpus": cpus,
             "limited_by": how,
         },
         fix=advice(
@@ -150,6 +149,6 @@ def _finding(job: Job, crews: list[_Crew], cpus: float, how: str) -> Finding:
             transformers=f"Set `TrainingArguments(dataloader_num_workers={each})`",
             plain=f"Set `DataLoader(..., num_workers={each})`",
         )
-        + f", or give the ranks more CPUs (for example with `{_MORE_CPUS[how]}`).",
+        + f", or give {whose} more CPUs (for example with `{_MORE_CPUS[how]}`).",
         explains=("RUN005", "HOST005"),
     )

@@ -69,7 +69,7 @@ def loader_length_differs_in_scripts(script: Script) -> Iterator[Violation]:
                 if one in behind and not _is_cut(script, one):
                     yield Violation(
                         one,
-                        f"`{script.text_of(one, 40)}` gives some ranks one more sample than others (loop at line "
+                        f"`{script.text_of(one, 40)}` may give some ranks one more sample than others (loop at line "
                         f"{loop.node.lineno})",
                     )
 
