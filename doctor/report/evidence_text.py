@@ -41,11 +41,20 @@ _CAUSES_IN_SUMMARY = {"demand", "fragmented", "limit", "others", "size", "skew",
 _FOR_PROGRAMS = {"column", "end_column", "end_line", "fixable", "flow", "here_ranks", "lost", "preview"}
 _OF_THE_FINDING = ("bytes", "here", "own")
 """Keys for the value of the finding's ranks, next to one of the other ranks."""
-_SHARE = lazy_compile(r"^(?:usual_)?(?:processor|throttled)_share$|^share(?:_of_places)?$|^contents_alike$")
+_SHARE = lazy_compile(
+    r"^(?:usual_)?(?:processor|throttled)_share$|^share(?:_of_places|_drawn_twice)?$|^contents_alike$"
+)
 """Names of shares between 0 and 1, shown in percent."""
 _ARE_INDICES = {"gpus", "inactive_links"}
 _NAMED_RANKS = {"called_by", "ranks_with", "ranks_without"}
-_PARAMETERS = {"machine_rank", "num_machines", "num_nodes", "num_processes", "train_batch_size"}
+_PARAMETERS = {
+    "machine_rank",
+    "num_machines",
+    "num_nodes",
+    "num_processes",
+    "train_batch_size",
+    "use_distributed_sampler",
+}
 """Names of parameters of other programs, shown as they are written there."""
 _VALUES_ARE_RANKS = {"checksums", "directories", "initial", "ranks_by_value", "releases", "values"}
 _CAPITALS = {
@@ -79,7 +88,7 @@ _LABELS = {
     "consequences": "ranks that failed as a consequence",
     "continuing": "ranks that continue",
     "contents": "hashes of the first batches",
-    "contents_alike": "identical samples",
+    "contents_alike": "identical tensors in the first batches",
     "cpu_quota": "CPU quota (CPUs)",
     "device_bytes": "GPU memory",
     "device_peak_bytes": "estimated peak",
@@ -88,6 +97,7 @@ _LABELS = {
     "elsewhere_resolved": "resolved on other ranks",
     "elsewhere_told": "configured on other ranks",
     "filesystem": "file system",
+    "fingerprint": "dataset fingerprint",
     "exclude": "hosts to exclude",
     "ended": "ranks that ended",
     "ended_first": "ranks that ended first",
@@ -113,6 +123,7 @@ _LABELS = {
     "link_bytes_a_second": "link speed",
     "loader_at_line": "DataLoader at line",
     "initial": "initial checksum",
+    "inner": "inner sampler",
     "job_started_at_line": "ranks start at line",
     "keys": "store keys",
     "largest_batch_units": "largest batch (samples or tokens)",
@@ -175,7 +186,8 @@ _LABELS = {
     "said_by_rank": "errors by rank",
     "segment_bytes": "segment size",
     "share": "share of repeated samples",
-    "share_of_places": "samples drawn at the same step",
+    "share_drawn_twice": "samples drawn by several ranks",
+    "share_of_places": "identical indices at the same position",
     "seconds": "duration",
     "seconds_since_boot": "logged after boot",
     "seconds_a_step_by_rank": "time in this phase per step",

@@ -249,7 +249,8 @@ def test_a_tail_that_counts_twice(length, repeated):
     job = watched(lambda rank, world: parted(rank, world, rows(length), shuffle=False), stage="validate")
     assert found(job) == {}
     (result,) = [result for result in examine_job(job, CATALOG) if result.id == "DATA007"]
-    assert [finding.evidence["repeated"] for finding in result.findings] == [repeated] * bool(repeated)
+    summaries = [f"{repeated} of {length} samples of the validation loader count twice"] * bool(repeated)
+    assert [finding.summary for finding in result.findings] == summaries
 
 
 def test_one_stream_for_all():

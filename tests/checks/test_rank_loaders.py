@@ -42,12 +42,12 @@ def test_who_deviates(counts, odd):
 @pytest.mark.parametrize(
     ("batches", "trains", "effect"),
     [
-        ({0: 20, 1: 21}, False, "Rank 1 waits after 20 batches for rank 0 until a collective times out."),
+        ({0: 20, 1: 21}, False, "After 20 batches, rank 1 waits for rank 0 until a collective times out."),
         (
             {0: 20, 1: 21, 2: 22},
             True,
-            "Ranks 1-2 wait after 20 batches for rank 0 until a collective times out, or average their gradients with "
-            "those of the next epoch, without an error.",
+            "After 20 batches, ranks 1-2 wait for rank 0 until a collective times out. "
+            "If rank 0 continues with another epoch, gradients of different steps are averaged without an error.",
         ),
     ],
 )

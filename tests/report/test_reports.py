@@ -316,7 +316,7 @@ def test_evidence_that_is_empty_takes_no_line_and_where_ranks_stand_takes_one_ea
         ),
         ("said_by_rank", {"0": "a", "1": "b", "4": "a"}, "errors by rank: ranks 0, 4: a; rank 1: b"),
         ("throttled_share", {"node1": 0.25}, "share of throttled periods: node1 25%"),
-        ("contents_alike", 1.0, "identical samples: 100%"),
+        ("contents_alike", 1.0, "identical tensors in the first batches: 100%"),
         ("device", "0000:0f:00", "PCI address: 0000:0f:00"),
         ("device", 3, "device: 3"),
         ("part", "17", "compared parameters: chunk 17"),

@@ -267,11 +267,11 @@ def effect_of_waiting(batches: Mapping[int, int], *, trains: bool) -> str:
     fewest = min(batches.values())
     ended = tuple(rank for rank, count in batches.items() if count == fewest)
     longer = tuple(rank for rank in batches if rank not in ended)
-    several = len(longer) > 1
-    apart = f", or average {'their' if several else 'its'} gradients with those of the next epoch, without an error"
+    waiting, others = ranks_in_words(longer, 4), ranks_in_words(ended, 4)
+    apart = f" If {others} continue{'s' if len(ended) == 1 else ''} with another epoch, gradients of different steps "
     return (
-        f"{ranks_in_words(longer, 4).capitalize()} {'wait' if several else 'waits'} after {batches_in_words(fewest)} "
-        f"for {ranks_in_words(ended, 4)} until a collective times out{apart if trains else ''}."
+        f"After {batches_in_words(fewest)}, {waiting} wait{'s' if len(longer) == 1 else ''} for {others} until a "
+        f"collective times out.{f'{apart}are averaged without an error.' if trains else ''}"
     )
 
 

@@ -89,7 +89,14 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "data.exhausted"):
         named = tuple(sorted({int(rank) for rank in group.values("rank")}))
         if not 1 < job.world_size <= len(named):
-            yield finding_from_logs(group, f"{ranks_in_words(named)} ran out of batches", ranks=named, confidence=0.75)
+            who = ranks_in_words(named)
+            yield finding_from_logs(
+                group,
+                f"{who} ran out of batches",
+                ranks=named,
+                effect=f"Unless the loop runs in `join()`, the other ranks wait for {who} until a collective times out.",
+                confidence=0.75,
+            )
     if job.evidence is not None:
         stopped = tuple(event for event in exceptions(job.evidence) if event.value("type") == "StopIteration")
         ranks = {event.rank for event in stopped if event.rank is not None}
@@ -114,7 +121,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     from_logs=_from_logs,
     impacts={
         r"ran out of batches while others": "PyTorch raises this error on all ranks, and the job ends.",
-        r"ended normally": "The other ranks wait until the timeout in a collective that this rank never enters.",
+        r"ended normally": "The other ranks lose the connection or wait until a timeout, and fail.",
+        r"uneven workload": "The program ends the epoch early and skips the remaining batches.",
     },
     cases=lambda: (
         Passes("all loaders end after as many batches", running(hosts=2, per_host=2)),
@@ -357,7 +365,7 @@ def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int
         },
         effect=AT_THE_SAME_STEP
         if by_steps
-        else effect_of_waiting(seen.batches, trains=True)
+        else effect_of_waiting({rank: max(count, shortest) for rank, count in seen.batches.items()}, trains=True)
         if is_error
         else _effect(readers.is_one_job),
         fix=advice(

@@ -117,15 +117,15 @@ def _judge(job: Job, readers: PeerLoaders) -> Iterator[Finding]:
                 f"{name} of the {readers.name} has num_replicas={sampler.replicas}, but the data-parallel size "
                 f"is {size}"
                 if wrong_size
-                else f"{name} of the {readers.name} has rank={sampler.rank} on rank {reader.rank}, not "
-                f"{reader.data_rank}"
+                else f"{name} of the {readers.name} has rank={sampler.rank} on rank {reader.rank} "
+                f"instead of rank={reader.data_rank}"
             )
             yield Finding(
                 summary,
                 ranks=(reader.rank,),
                 evidence={
                     **({} if wrong_size else {"num_replicas": sampler.replicas, "data_parallel_size": size}),
-                    "world_size": reader.training.world_size,
+                    "world_size": world if (world := reader.training.world_size) != size else None,
                     "may_mean": _cause(reader),
                 },
                 effect=_effect(sampler, reader),
@@ -174,7 +174,8 @@ def _effect(sampler: Sampler, reader: RankLoader) -> str:
     if replicas is None or size is None or replicas == size:
         return f"Rank {reader.rank} reads the share of data-parallel rank {sampler.rank} instead of its own."
     if replicas > size:
-        return f"Only {size} of {replicas} shares {'is' if size == 1 else 'are'} read, and the other samples never."
+        who = "rank reads" if size == 1 else "ranks read"
+        return f"The {who} only {size} of {replicas} shares; the other samples are never read."
     if replicas == 1:
         return "Every rank reads the whole dataset, so an epoch takes as long as on one rank."
     return "Several ranks read the same share of the dataset, so an epoch takes longer than necessary."
@@ -184,8 +185,8 @@ def _fix(job: Job, readers: PeerLoaders, reader: RankLoader) -> str:
     size = reader.training.data_parallel_size
     return advice(
         job,
-        lightning=f"Return a DataLoader without a sampler from `{loader_hook(readers.stage)}`, because the Trainer "
-        "adds one with the right size and rank.",
+        lightning=f"Return a DataLoader without a sampler from `{loader_hook(readers.stage)}`, because "
+        + ("one rank reads all data." if size == 1 else "the Trainer adds one with the right size and rank."),
         transformers="Let the Trainer create the loader: it divides the data by `accelerator.num_processes`.",
         plain=f"Create the sampler with `num_replicas={size}` and the data-parallel rank of each process as `rank`.",
     )

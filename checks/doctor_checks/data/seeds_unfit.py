@@ -155,7 +155,7 @@ def seeds_unfit(job: Job, *, overlap: float = 0.1) -> Iterator[Verdict]:
             yield Finding(
                 f"{sampler.inner} in {sampler.name} shuffles with a different random state per rank",
                 ranks=readers.at(data_ranks),
-                evidence={"overlapping_share": round(max(_shared_by_rank(data_ranks).values()), 3)},
+                evidence={"share_drawn_twice": round(max(_shared_by_rank(data_ranks).values()), 3)},
                 fix=_fix(job),
                 severity=Severity.ERROR,
                 explains=("DATA005",),

@@ -99,7 +99,14 @@ def worker_died(job: Job) -> Iterator[Verdict]:
     for group in event_groups(job, "dl.worker_raised", by=("type",)):
         kind = (group.value("type") or "").rpartition(".")[2]
         if kind not in ("MemoryError", "OutOfMemoryError"):
-            raiser = "A DataLoader worker" if group.value("worker") else "The pin-memory thread of a DataLoader"
+            workers = group.values("worker")
+            raiser = (
+                f"DataLoader worker {workers[0]}"
+                if len(workers) == 1
+                else f"{len(workers)} DataLoader workers"
+                if workers
+                else "The pin-memory thread of a DataLoader"
+            )
             yield finding_from_logs(
                 group,
                 f"{raiser} raised {kind}",
