@@ -10,7 +10,7 @@ import msgspec
 from doctor.core.facts import Setting
 from doctor.core.text import lazy_compile
 
-_ORDINARY = lazy_compile(r"(?:an?|all|the|ranks?) ")
+_ORDINARY = lazy_compile(r"(?:an?|all|the|ranks?|process) ")
 
 ALONE = "one process: nothing to compare it with"
 """Why a check that compares ranks is skipped for a job of one process."""
@@ -82,7 +82,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def capitalized(summary: str) -> str:
-    """The summary with a capital if it starts with an article or with ranks; names and variables are kept."""
+    """The summary with a capital if it starts with an ordinary word; names and variables are kept."""
     return summary[0].upper() + summary[1:] if _ORDINARY.match(summary) else summary
 
 

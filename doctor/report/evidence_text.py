@@ -20,7 +20,7 @@ _DURATIONS = ("age", "limit", "offset", "timeout")
 """Names of durations, whose labels need no word for it."""
 _BY = lazy_compile(r"(?:^|_)by_(?P<what>(?:local_)?rank|gpu|process)$")
 """Names of mappings whose keys are numbers of ranks, GPUs or processes."""
-_COUNTED = {"absent": "number of missing ranks", "sizes": "number of different sizes"}
+_COUNTED = {"absent": "number of missing ranks", "ranks": "number of ranks", "sizes": "number of different sizes"}
 """Labels of names whose value is a number and not a list."""
 _STEP_TIMES = ("step_seconds", "others_wait_seconds")
 """Times within a step, in milliseconds as in summaries."""
@@ -211,6 +211,7 @@ _LABELS = {
     "waiting": "waiting ranks",
     "wanted": "requested",
     "wheels": "installed wheels",
+    "workers": "DataLoader workers",
     "workers_bytes": "held by workers",
     "wanted_by": "required by",
     "wanted_bytes": "requested",

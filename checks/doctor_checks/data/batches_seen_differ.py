@@ -26,9 +26,10 @@ from doctor.api import (
     describe,
     event_groups,
     finding_from_logs,
+    line_of,
     ranks_in_words,
 )
-from doctor.facts import LoaderEpoch, LoaderFacts, ProgressFacts, TrainingFacts
+from doctor.facts import LoaderEpoch, LoaderFacts, LogEvidence, ProgressFacts, TrainingFacts
 from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, logged, running, with_loader
 from doctor_checks.data._rank_loaders import (
     AT_THE_SAME_STEP,
@@ -94,7 +95,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 group,
                 f"{who} ran out of batches",
                 ranks=named,
-                effect=f"Unless the loop runs in `join()`, the other ranks wait for {who} until a collective times out.",
+                effect=f"Unless `join()` wraps the loop, the other ranks wait for {who} until a collective times out.",
                 confidence=0.75,
             )
     if job.evidence is not None:
@@ -243,7 +244,7 @@ def batches_seen_differ(job: Job) -> Iterator[Verdict]:
         yield _of_stacks(found)
         return
     if found is not None and found.ending is not None and found.ending.left and job.evidence is not None:
-        yield _of_early_end(found.ending)
+        yield _of_early_end(job.evidence, found.ending)
         return
     readers_known = [group for one in peer_loaders(job, (*TRAINING, *EVALUATION)) for group in one.by_group()]
     if not any(reader.loader.epochs for readers in readers_known for reader in readers.members):
@@ -307,13 +308,13 @@ def _of_stacks(found: Diagnosis) -> Finding:
     )
 
 
-def _of_early_end(ending: RunEnd) -> Finding:
+def _of_early_end(evidence: LogEvidence, ending: RunEnd) -> Finding:
     lost = tuple(sorted({*ending.ranks, *ending.consequences}))
     return Finding(
         f"{ranks_in_words(ending.left)} ended normally while {ranks_in_words(lost)} "
         f"{'were' if len(lost) > 1 else 'was'} still training, probably after fewer batches",
         ranks=ending.left,
-        evidence={"ended": list(ending.left[:64]), "continuing": list(lost[:64])},
+        evidence={"said": [line_of(event) for event in exceptions(evidence) if event.rank in lost][:4]},
         fix="Give every rank the same number of batches, or look for a `return`, `break` or `sys.exit(0)` that depends "
         "on the rank.",
         confidence=0.65,

@@ -82,7 +82,8 @@ def _claim(evidence: LogEvidence, end: Event) -> tuple[str, str]:
     if end.kind == "end.terminate":
         what = _what(evidence, end)
         thrown = end.value("type")
-        return f"aborted: {thrown or end.text}{f': {what}' if what else ''}", _FIX_OF_ABORT
+        fix = _FIX_OF_THROWN if (thrown or "").startswith(("c10::", "torch::")) else _FIX_OF_ABORT
+        return f"aborted: {thrown or end.text}{f': {what}' if what else ''}", fix
     if end.kind == "end.assertion":
         place = f"{end.value('file')}:{end.value('line')}"
         return f"aborted: `{end.value('condition')}` failed at {place}", _FIX_OF_ABORT
@@ -114,7 +115,9 @@ _SIGNALS = {
 
 
 _FIX_OF_START = "Install the command in the environment or container in which it ran, or correct its path."
-_FIX_OF_ABORT = (
+_FIX_OF_ABORT = "Set `PYTHONFAULTHANDLER=1` and rerun the job to see which call aborts."
+_FIX_OF_THROWN = (
     "Set `PYTHONFAULTHANDLER=1` and `TORCH_SHOW_CPP_STACKTRACES=1`, and rerun the job to see which call aborts."
 )
+"""For exceptions of PyTorch, whose messages then contain the stack of C++."""
 _FIX_OF_CRASH = "Set `PYTHONFAULTHANDLER=1` and rerun the job to see which call crashes."

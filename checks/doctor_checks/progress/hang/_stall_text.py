@@ -71,9 +71,10 @@ def stall_evidence(found: Diagnosis) -> dict[str, object]:
     chosen = [*found.ranks, *(rank for rank in found.states.ranks if rank not in found.ranks)]
     shown = [found.states.ranks[rank] for rank in chosen if rank in found.states.ranks]
     unseen = found.states.unseen[:64] if found.states.is_from_dumps else ()
-    times = {"seconds_without_progress": found.seconds, "seconds_waited": found.seconds_waited}
+    waited = None if found.seconds_waited == found.seconds else found.seconds_waited
+    times = {"seconds_without_progress": found.seconds, "seconds_waited": waited}
     return {
-        **({"ranks_without_dumps": list(unseen)} if unseen else {}),
+        **({"ranks_without_dumps": list(unseen)} if unseen and {*unseen} != {*found.ranks} else {}),
         "where": {str(one.rank): place for one in shown[:SHOWN] if (place := _location(found, one))},
         "waiting_ranks": list(found.waiting[:64]),
         **{name: seconds for name, seconds in times.items() if seconds},
@@ -97,7 +98,13 @@ def _location(found: Diagnosis, rank_state: RankState) -> str:
     text, failure = stall_location(rank_state), rank_state.failure
     if failure is None or rank_state.rank in found.ranks or text != rank_state.state:
         return text
-    return f"{text}: {failure.message.strip().partition(chr(10))[0][:_MOST_OF_ERROR]}"
+    message = failure.message.strip().partition("\n")[0]
+    return f"{text}: {terminated(message)[:_MOST_OF_ERROR]}"
+
+
+def terminated(message: str) -> str:
+    """``terminated by signal 11 (SIGSEGV)``: the message of a failure as the manual of signals words it."""
+    return message.replace("ended by", "terminated by", 1) if message.startswith("ended by") else message
 
 
 def stall_location(rank_state: RankState) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.logs.logging_advice import recorder_assignments
 from doctor.analysis.logs.root_event import LaterEvents
 from doctor.analysis.logs.store_keys import rank_of_key, stage_of_key
 from doctor.api import EventGroup, Finding, Job, Severity, finding_from_logs, ranks_in_words
@@ -27,7 +26,7 @@ def waits_for_a_rank(job: Job) -> Iterator[Finding]:
         waiting_text(group),
         ranks=missing,
         evidence=waiting_evidence(group),
-        fix=waiting_fix(job, missing),
+        fix=waiting_fix(missing),
         severity=Severity.WARNING,
         confidence=0.5,
         explains=("RUN012", "RUN016"),
@@ -60,18 +59,25 @@ def waiting_text(group: EventGroup) -> str:
 
 
 def waiting_evidence(group: EventGroup) -> dict[str, object]:
-    """The keys and the ranks that waited for them."""
+    """The keys that the ranks waited for."""
     keys = sorted(set(filter(None, map(_key, group.events))))
-    return {"keys": keys[:8], "ranks_that_waited": list(group.ranks)}
+    return {"keys": keys[:8]}
 
 
-def waiting_fix(job: Job, missing: tuple[int, ...]) -> str:
+def waiting_fix(missing: tuple[int, ...]) -> str:
     """Where to look first, and what to set in the next run."""
-    awaited = f"the log of {ranks_in_words(missing)}" if missing else "the logs of the other ranks"
-    return (
-        f"Find in {awaited} what ended or delayed the process, or run again with these variables:\n"
-        f"export {recorder_assignments(job)} TORCH_DISTRIBUTED_DEBUG=DETAIL"
+    several = len(missing) > 1
+    where = (
+        f"the log{'s' if several else ''} of {ranks_in_words(missing)} what ended or delayed the "
+        f"process{'es' if several else ''}"
+        if missing
+        else "the logs of the other ranks which of them ended or was delayed"
     )
+    return f"Find in {where}, or run again with these variables:\n{_VERBOSE}"
+
+
+# https://docs.pytorch.org/docs/stable/distributed.html, "Logging"
+_VERBOSE = "export TORCH_CPP_LOG_LEVEL=INFO TORCH_DISTRIBUTED_DEBUG=DETAIL"
 
 
 def has_timed_out(event: Event) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import prod
 
 from doctor.analysis.call_sites import BACKWARD, CallSite, own_line, place_of_frame
@@ -30,7 +30,7 @@ from doctor.api import (
 from doctor.core.text import lazy_compile
 from doctor.facts import Collective, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, running, stalled, user_frame
-from doctor.testing.stalled_run import with_call, with_failure
+from doctor.testing.stalled_run import over_gloo, with_call, with_failure
 from doctor_checks.progress._named_causes import cause_of_calls, with_cause
 from doctor_checks.progress.hang._printed_collectives import (
     PrintedCollective,
@@ -45,7 +45,7 @@ _RUNNING = lazy_compile(
     r"\bRank (\d+) is running collective: (.+?)(?=, but Rank|\.?\s{0,9}Collectives differ|\.?$)", re.DOTALL
 )
 _PARTS = lazy_compile(r"(SequenceNumber|OpType|TensorShape|TensorDtypes)=(\[[^\]]*\]|\w+)")
-_FINGERPRINT = "SequenceNumber=3, OpType=ALLREDUCE, TensorShape=[%d], TensorDtypes=Float"
+_FINGERPRINT = "SequenceNumber=140, OpType=ALLREDUCE, TensorShape=[%d], TensorDtypes=Float"
 _TIE = {"majority": "none (tie)"}
 _ORDER = "if rank == 0, line 40"
 
@@ -74,13 +74,6 @@ def _reshaped(sketch: JobBuilder) -> JobBuilder:
     line = user_frame(50)
     sketch = with_call(sketch, range(3), "all_reduce", line, ago=1, input_sizes=((10,),))
     return with_call(sketch, (1,), "all_reduce", line, ago=1, input_sizes=((2, 5),))
-
-
-def _over_gloo(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
-    return tuple(
-        Collective(one.group, one.sequence, one.operation, "gloo", input_sizes=one.input_sizes, types=one.types)
-        for one in old
-    )
 
 
 def _timed_out(rank: int, line: int, error: str = "Timed out waiting 6000ms for recv operation") -> tuple[str, ...]:
@@ -138,13 +131,15 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         yield from _of_tracebacks(job)
     for group in event_groups(job, *([] if refused else kinds)):
         words, fix, sure = _NOTICED[group.kind]
-        got, want = group.value("got", "remote", "local2"), group.value("want", "local", "remote2")
+        got, want = group.value("got", "local2"), group.value("want", "remote2")
+        sent, room = group.value("local"), group.value("remote")
         is_mpi = "message sizes do not match across processes" in group.first.text
-        library, unit = ("MPI", "a message of size {}") if is_mpi else (words.partition(" ")[0], "{} bytes")
-        if "{rank}" in words:
-            words = words.format(rank=group.value("rank"))
-        elif got and want:
-            words = f"{library} received {unit.format(f'{int(got):,}')} for a collective that expects {int(want):,}"
+        library = "MPI" if is_mpi else words.partition(" ")[0]
+        words = words.format(rank=group.value("rank"), op=group.value("op"))
+        if got and want:
+            words = f"{library} received {int(got):,} bytes for a collective that expects {int(want):,}"
+        elif sent and room:
+            words = _of_sender(int(sent), int(room))
         elif is_mpi:
             words = "MPI received a message of a different size than its collective expects"
         yield finding_from_logs(
@@ -153,6 +148,15 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             fix=_FIX_OF_CALLS if is_mpi else fix.format(rank=group.value("rank")),
             confidence=sure,
         )
+
+
+def _of_sender(sent: int, room: int) -> str:
+    """NCCL compares its send with the receive that the peer has posted (ncclIbIsend in src/transport/net_ib.cc).
+
+    Earlier releases report a receive with another sequence number in the same words."""
+    if sent > room:
+        return f"NCCL sends {sent:,} bytes to a rank whose collective expects {room:,}"
+    return f"NCCL found a send of {sent:,} bytes and a receive of {room:,} bytes that do not match"
 
 
 _OF_RANK_ZERO = (
@@ -224,7 +228,7 @@ def _of_tracebacks(job: Job) -> Iterator[Finding]:
 
 
 _NOTICED = {
-    "run.shapes_refused": ("Ranks passed tensors of different shapes to one collective", _FIX_OF_SIZE, 0.95),
+    "run.shapes_refused": ("Ranks passed tensors of different shapes to {op}", _FIX_OF_SIZE, 0.95),
     "accelerate.shape": (
         "Ranks pass tensors of different shapes to one operation, which Accelerate rejects",
         "Pad the tensor with `accelerator.pad_across_processes` before the operation.",
@@ -247,7 +251,7 @@ _NOTICED = {
         0.9,
     ),
     "run.net_mismatch": (
-        "NCCL received a message of a different size than its collective expects",
+        "NCCL sends a message of a different size than the collective of the receiver expects",
         _FIX_OF_SIZE_OR_SETTINGS,
         0.75,
     ),
@@ -276,7 +280,7 @@ def _of_printed(job: Job, calls: Mapping[int, PrintedCollective], sure: float, *
         ranks=parted.odd or tuple(sorted(calls)),
         evidence={
             "calls": {str(rank): calls[rank].text for rank in sorted(calls)[:8]},
-            "batches_differ": batches,
+            **({"batches_differ": True} if batches else {}),
             **({"number": number} if number else {}),
             **(_TIE if parted.even and len(calls) > 1 else {}),
         },
@@ -341,11 +345,12 @@ _REFUSES = "PyTorch compares the calls before they start and rejects them with R
     or_needs=(RecorderFacts,),
     from_logs=_from_logs,
     impacts={
-        r"which Accelerate rejects|^Ranks passed tensors of different shapes": (
-            "The call raises an error on all ranks, and the job ends."
+        r"which Accelerate rejects|^Ranks passed tensors of different shapes|^Ranks call different collectives": (
+            "The call raises an error, which ends the job."
         ),
-        r"^Ranks call different collectives": ("The call raises an error on all ranks, and the job ends."),
-        r"^(?:NCCL|Gloo|MPI) received": "The collective fails on the rank that logged this, which ends the job.",
+        r"^(?:NCCL|Gloo|MPI) (?:received|sends|found)": (
+            "The collective fails on the rank that logged this, which ends the job."
+        ),
         r"^NCCL detected": "The collective fails with an NCCL error, which ends the job.",
         r"timed out at": "The ranks waited for each other in different collectives, and failed at the timeout.",
     },
@@ -415,9 +420,7 @@ _REFUSES = "PyTorch compares the calls before they start and rejects them with R
         ),
         Fails(
             "more elements on one rank, for which Gloo aborts another one",
-            _of_size((2,), 3, size=12)
-            .alter(RecorderFacts, collectives=_over_gloo)
-            .alter(ProgressFacts, ranks=(1,), state="gone"),
+            over_gloo(_of_size((2,), 3, size=12)).alter(ProgressFacts, ranks=(1,), state="gone"),
             ranks=(2,),
         ),
         Fails(
@@ -491,9 +494,9 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
             "calls": {
                 ranks_in_words(one.ranks): _call_in_words(one.entry)
                 + (f" at {one.site.place}" if one.site.place else "")
+                + (f", {condition_in_words(one.site.condition)}" if one.site.condition else "")
                 for one in variants[:8]
             },
-            "conditions": [condition_in_words(one.site.condition) for one in variants[:8] if one.site.condition],
         },
         effect=effect_of_abort(found) or "The ranks wait for each other in these calls until the timeout.",
         fix=_hint(found, odd, others) or _fix(divergence.aspect, odd, others),
@@ -535,7 +538,7 @@ def _calls(calls: Mapping[tuple[int, ...], str], *, verb: bool = True) -> str:
     ``verb``: the calls have no verb yet."""
     if len(calls) == 1:
         ((ranks, call),) = calls.items()
-        return f"{ranks_in_words(ranks)} called {call}, unlike the other ranks"
+        return f"{ranks_in_words(ranks)} called {call}, but another rank made a different call"
     return "; ".join(
         f"{ranks_in_words(ranks)}{f' call{_s(ranks)}' if verb else ''} {call}" for ranks, call in calls.items()
     )
@@ -554,7 +557,6 @@ def _of_silence(divergence: Divergence) -> Finding:
         evidence={
             "number": f"{divergence.sequence} of {divergence.variants[0].entry.group_words}",
             **(_TIE if divergence.is_even else {}),
-            "sizes": {ranks_in_words(one.ranks): _sizes(one.entry) for one in divergence.variants[:8]},
             "places": {ranks_in_words(one.ranks): one.site.place for one in divergence.variants[:8] if one.site.place},
         },
         effect=_SILENT[is_shape],
@@ -573,11 +575,6 @@ _SILENT = {
 
 def _shaped(entry: Collective) -> str:
     return " as " + ", ".join(" x ".join(map(str, sizes)) for sizes in entry.input_sizes)
-
-
-def _sizes(entry: Collective) -> str:
-    """``[10], [2, 5]``."""
-    return ", ".join(str(list(sizes)) for sizes in entry.input_sizes)
 
 
 def _call_in_words(entry: Collective) -> str:
@@ -627,12 +624,16 @@ _TYPES = {
 """Types of the flight recorder (c10::ScalarType) as they are written in a program."""
 
 
-def _fix_of_refused(calls: Iterable[str], place: str) -> str:
+def _fix_of_refused(calls: Collection[str], place: str) -> str:
     """How to fix calls that the process group wrapper compared: another size, or another collective."""
     at = f" at {place}" if place else ""
     operations = {dict(_PARTS.findall(call)).get("OpType") for call in calls}
     if len(operations) == 1:
-        return f"Pass a tensor of the same shape and type{at} on all ranks."
+        parts = [dict(_PARTS.findall(call)) for call in calls]
+        has_one_type = len({part.get("TensorDtypes") for part in parts}) == 1
+        has_one_shape = len({part.get("TensorShape") for part in parts}) == 1
+        same = "shape" if has_one_type else "type" if has_one_shape else "shape and type"
+        return f"Pass a tensor of the same {same}{at} on all ranks."
     return f"Make all ranks call the same collective{at}: look for a branch that only some of them take."
 
 

@@ -127,7 +127,7 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
             waits,
             waiting_text(waits),
             evidence=waiting_evidence(waits),
-            fix=waiting_fix(job, ()),
+            fix=waiting_fix(()),
             confidence=0.5,
             symptoms=False,
         )

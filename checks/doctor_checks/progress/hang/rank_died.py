@@ -11,6 +11,7 @@ from doctor.analysis.call_sites import place_of_frame
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.hang.exits import RunEnd
+from doctor.analysis.logs.event_timeline import parse_count
 from doctor.analysis.logs.root_event import (
     LOST_PEERS,
     TIMED_OUT,
@@ -42,7 +43,7 @@ from doctor.testing import Fails, Passes, logged, package_frame, running, stalle
 from doctor.testing.stalled_run import with_failure, with_late_ranks
 from doctor_checks.progress.hang._native_crashes import native_crashes
 from doctor_checks.progress.hang._ras_suspects import ras_suspects
-from doctor_checks.progress.hang._stall_text import stall_evidence, stall_ranks, stall_waiters
+from doctor_checks.progress.hang._stall_text import stall_evidence, stall_ranks, stall_waiters, terminated
 
 _CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:27845. This is typically caused by a remote worker"
 _TIMED_OUT = "[pair.cc:1] Timed out waiting 1800000ms for recv operation to complete"
@@ -160,17 +161,12 @@ def _of_exits(events: tuple[Event, ...]) -> Finding:
     message = f"ended by signal {number} ({_CRASHES[number]})"
     return finding_from_logs(
         EventGroup(events[0].kind, events),
-        f"{who} was {_terminated(message)}, and its log shows no error",
+        f"{who} was {terminated(message)}, and its log shows no error",
         fix=_fix_of_message(Failure(_CRASHES[number], message)),
         confidence=0.65,
         explains=("RUN001", "RUN003", "RUN012", "RUN016"),
         symptoms=False,
     )
-
-
-def _terminated(message: str) -> str:
-    """``terminated by signal 11 (SIGSEGV)``: the message of a failure as the manual of signals words it."""
-    return message.replace("ended by", "terminated by", 1)
 
 
 _EXITS = ("elastic.failed", "pl.child", "launch.exit_code", "launch.failed")
@@ -193,12 +189,17 @@ def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
         EventGroup(cause.kind, (cause, *(event for event in fatal if event is not cause))),
         f"{who} failed{several}: {_headline(failure)}{at}",
         ranks=(rank,) if rank is not None else (),
-        evidence={"error": failure.message[:2000], "raised_at": _way(failure.frames)},
+        evidence={"error": _unlike(failure.message[:2000], _headline(failure)), "raised_at": _way(failure.frames)},
         fix=_fix_of_message(failure) or _fix_of_error(failure, who if rank is not None or cause.local_rank else "", at),
         confidence=0.85 if any(frame.user for frame in failure.frames) else 0.7,
         explains=("RUN001", "RUN003", "RUN012", "RUN016"),
         symptoms=False,
     )
+
+
+def _unlike(error: str, headline: str) -> str | None:
+    """The error unless the headline contains all of it."""
+    return None if error.rstrip(".") in headline else error
 
 
 def _rank_of(cause: Event, same: list[Event]) -> int | None:
@@ -373,7 +374,7 @@ def _rank_of(cause: Event, same: list[Event]) -> int | None:
         Fails(
             "a rank that was left",
             with_failure(running(), (1,), "RuntimeError", _CLOSED).alter(
-                ProgressFacts, ranks=(0,), state="ended", point="ended", ended=(EpochEnd("train", 0, 1, 40),)
+                ProgressFacts, ranks=(0,), state="ended", point="ended", ended=(EpochEnd("train", 0, 1, 40),), stack=()
             ),
             ranks=(1,),
         ),
@@ -412,17 +413,19 @@ def rank_died(job: Job) -> Iterator[Verdict]:
         sure = min(found.confidence, _certainty(failure))
         events = exceptions(job.evidence) if job.evidence else ()
         own = [line_of(event) for event in events if event.rank in found.ending.ranks]
+        claim = _claim(found, found.ending)
+        error = terminated(failure.message[:2000]).rstrip(": ") if failure else ""
         yield Finding(
-            _claim(found, found.ending),
+            claim,
             ranks=found.ending.ranks,
             evidence={
-                "first": found.ending.first,
-                "error": _terminated(failure.message[:2000]) if failure else None,
+                "first": found.ending.first if len(found.ending.ranks) > 1 else None,
+                "error": _unlike(error, claim),
                 "raised_at": _way(failure.frames if failure else ()),
                 "consequences": list(found.ending.consequences[:64]),
                 "others_were_in": _others_were_in(found),
                 **stall_evidence(found),
-                **({"said": own[:4]} if own else {}),
+                **({"said": own[:4]} if (own := own or _reports(job.evidence, found.ending.ranks)) else {}),
             },
             effect=_effect(job, found, found.ending),
             fix=_fix(found, found.ending),
@@ -432,6 +435,14 @@ def rank_died(job: Job) -> Iterator[Verdict]:
             explains=_CONSEQUENCES if failure else _OF_A_GAP,
             source=Source(line.file, line.line) if line else None,
         )
+
+
+def _reports(evidence: LogEvidence | None, ranks: tuple[int, ...]) -> list[str]:
+    """What launchers log about the end of these ranks."""
+    events = evidence.of("elastic.entry", "launch.spawn_died") if evidence else ()
+    return [
+        line_of(one) for one in events if (parse_count(one.value("rank")) if one.rank is None else one.rank) in ranks
+    ]
 
 
 def _is_launcher_signalled(evidence: LogEvidence | None) -> bool:
@@ -469,7 +480,8 @@ def _way(frames: tuple[Frame, ...], most: int = 3) -> list[str]:
 
 
 def _others_were_in(found: Diagnosis, most: int = 4) -> dict[str, str]:
-    others = (one for rank, one in found.states.ranks.items() if rank not in found.ranks)
+    """The last calls of ranks whose location is unknown."""
+    others = (one for rank, one in found.states.ranks.items() if rank not in found.ranks and one.site is None)
     calls = ((one.rank, one.collectives[-1]) for one in others if one.collectives)
     return {
         str(rank): " ".join([call.operation, *map(str, map(list, call.input_sizes)), *call.types])
@@ -522,7 +534,10 @@ def _effect(job: Job, found: Diagnosis, ending: RunEnd) -> str:
     who, others = ranks_in_words(ending.ranks), ending.consequences or found.waiting
     exits = ending.failure.kind == "SystemExit" and ending.failure.message in ("", "0", "None", "SystemExit: 0")
     start = f"{who.capitalize()} ends as if its work were complete, and " if exits else ""
-    if ending.consequences:
+    ends = (found.states.ranks[rank].failure for rank in ending.consequences if rank in found.states.ranks)
+    if any(one is not None and one.message.startswith("ended by signal 15") for one in ends):
+        rest = f"the launcher then terminates {ranks_in_words(others)}."
+    elif ending.consequences:
         rest = (
             f"{ranks_in_words(others)} then fail{'' if len(others) > 1 else 's'} with a lost connection or a timeout."
         )
@@ -543,7 +558,7 @@ def _is_of_process(failure: Failure | None) -> bool:
 
 def _claim_of_processes(found: Diagnosis, failure: Failure | None) -> str:
     has, was = ("have", "were") if len(found.ranks) > 1 else ("has", "was")
-    how = f"{has} ended" if failure is None else f"{was} {_terminated(failure.message)}"
+    how = f"{has} ended" if failure is None else f"{was} {terminated(failure.message)}"
     if failure is not None and failure.kind == "exit code":
         how = f"{has} ended with exit code {failure.message}"
     return f"The process{'es' if has == 'have' else ''} of {stall_ranks(found)} {how}{stall_waiters(found)}"
@@ -597,6 +612,10 @@ def _fix_of_error(failure: Failure, who: str, at: str) -> str:
     on = f" on {who}" if who.startswith("rank") else f" in {who}" if who else ""
     if failure.kind == "SystemExit" and at and who.startswith("rank "):
         return f"Remove the exit of {who}{at}, or make all ranks exit after the same batch."
+    if failure.kind == "SystemExit" and at:
+        return (
+            f"Find the condition under which {who or 'the process'} exit{'' if who.startswith('ranks') else 's'}{at}."
+        )
     if failure.kind in ("SystemExit", "exit code"):
         return f"Find out why {who or 'the process'} exited{at}."
     if not on and not at:

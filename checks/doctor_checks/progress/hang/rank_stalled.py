@@ -154,7 +154,8 @@ def _of_named(job: Job, group: EventGroup) -> Iterator[Finding]:
     their, end = ("their", "ends") if len(missing) > 1 else ("its", "end")
     yield finding_from_logs(
         group,
-        f"{ranks_in_words(missing)} did not reach {'a barrier' if is_barrier else 'any collective'}",
+        f"{ranks_in_words(missing)} did not reach "
+        f"{f'a barrier{_limit_of_barrier(group)}' if is_barrier else 'any collective'}",
         ranks=missing,
         effect=_effect_of_barrier(group)
         if is_barrier
@@ -168,10 +169,15 @@ def _of_named(job: Job, group: EventGroup) -> Iterator[Finding]:
 
 
 def _effect_of_barrier(group: EventGroup) -> str:
-    """``The barrier fails on rank 0 after 120 s, which ends the job.``"""
-    rank, ms = group.value("rank"), group.value("ms")
-    after = f" after {int(ms) / 1000:g} s" if ms is not None and len(ms) < 12 else ""
-    return f"The barrier fails{f' on rank {rank}' if rank is not None else ''}{after}, which ends the job."
+    """``The barrier fails on rank 0, which ends the job.``"""
+    rank = group.value("rank")
+    return f"The barrier fails{f' on rank {rank}' if rank is not None else ''}, which ends the job."
+
+
+def _limit_of_barrier(group: EventGroup) -> str:
+    """`` within 120 s``"""
+    ms = group.value("ms")
+    return f" within {int(ms) / 1000:g} s" if ms is not None and len(ms) < 12 else ""
 
 
 def _of_the_others(job: Job, group: EventGroup, missing: tuple[int, ...]) -> Finding:
@@ -198,12 +204,10 @@ def _of_timeouts(job: Job, group: EventGroup) -> Finding:
     counted = ", ".join(part for part in (f"collective {number}" if number else "", what) if part)
     call = f"{operation or 'a collective'}{f' ({counted})' if counted else ''}"
     who = f" on {ranks_in_words(group.ranks)}" if group.ranks else ""
+    timeout = group.value("timeout") or ""
     known = {
-        "operation": operation,
-        "number": number,
         "elements": first.value("nin"),
-        "timeout_ms": group.value("timeout", "ms"),
-        "ranks_that_waited": list(group.ranks),
+        "timeout_seconds": int(timeout) / 1000 if timeout.isdecimal() and len(timeout) < 12 else None,
     }
     return finding_from_logs(
         group,
@@ -247,11 +251,11 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
     impacts={
         r"logs do not show which rank": ("The timeout ends the job, and the steps since the last checkpoint are lost."),
         r"^Horovod": "The other ranks wait indefinitely, unless `HOROVOD_STALL_SHUTDOWN_TIME_SECONDS` is set.",
-        r"the network or a device (?:is|may be) at fault": ("Every rank blocks until the timeout of the collective."),
-        r"(?:has|have) not finished": "The other ranks wait for this device until the timeout of the collective.",
-        r"left no flight-recorder dump": (
-            "The other ranks wait until the timeout for a process that has probably exited."
+        r"the network or a device (?:is probably|may be) at fault": (
+            "Every rank blocks until the timeout of the collective."
         ),
+        r"(?:has|have) not finished": "The other ranks wait for this device until the timeout of the collective.",
+        r"left no flight-recorder dump": ("If the process has exited, the other ranks wait for it until the timeout."),
         r"to set a key in the store": "The waiting ranks fail in the first collective of their process group.",
     },
     cases=lambda: (
@@ -337,7 +341,7 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
         ),
         Fails(
             "a loader that ended, and others that go on",
-            stalled(1, 3).alter(
+            with_call(stalled(1, 3), (1,), "barrier", user_frame(70)).alter(
                 ProgressFacts, ranks=(1,), point="epoch-end", ended=(EpochEnd("train", 0, 1, 40),), batch=39
             ),
             ranks=(1,),
@@ -477,8 +481,8 @@ def _unresponsive(found: Diagnosis) -> tuple[str, str]:
         )
     if found.states.is_from_dumps:
         return (
-            f"{who} left no flight-recorder dump: {'they have' if several else 'it has'} exited or "
-            f"{'are' if several else 'is'} unreachable",
+            f"{who} left no flight-recorder dump: {'they' if several else 'it'} may have exited, or the "
+            f"dump{'s were' if several else ' was'} not collected",
             f"Read the end of the log of {ranks_in_words(found.ranks)}, and run `dmesg -T | grep -iE 'killed "
             f"process|xid'` on {'their hosts' if several else 'its host'}, to find out why "
             f"{'they' if several else 'it'} wrote no dump.",
@@ -702,7 +706,7 @@ def _together(found: Diagnosis) -> tuple[str, str]:
     which = f"the first {where} of their group" if _never_worked(found) else where
     time = f" for {found.seconds:.0f} s" if found.seconds else ""
     return (
-        f"{ranks_in_words(found.ranks)} have all waited in {which}{time}: the network or a device is at fault",
+        f"{ranks_in_words(found.ranks)} have all waited in {which}{time}: the network or a device is probably at fault",
         _OF_NETWORK,
     )
 

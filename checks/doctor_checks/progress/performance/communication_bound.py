@@ -60,7 +60,7 @@ def communication_bound(
 ) -> Iterator[Verdict]:
     """Ask whether communication takes a large part of each step on all ranks.
 
-    Why it hurts: more ranks hardly make the job faster.
+    Why it hurts: adding ranks hardly makes the job faster.
     Fix: Accumulate gradients over several batches, or use larger batches.
     """
     # At 30 %, doubling the batch (or accumulation) saves 15 % of the time per sample. The estimate attributes any
@@ -97,8 +97,8 @@ def _finding(job: Job, seconds: float, total: float) -> Finding:
     link = _slowest_link(job)
     ideal = 2 * size / link if size and link else None
     effect = (
-        f"More ranks hardly make the job faster. The slowest link could transfer the gradients ({mebibytes(size)}) in "
-        f"{milliseconds(ideal)}."
+        f"Adding ranks hardly makes the job faster. At the speed of the slowest link, an all-reduce of the gradients "
+        f"({mebibytes(size)}) takes {milliseconds(ideal)}."
         if ideal
         else ""
     )
@@ -106,11 +106,8 @@ def _finding(job: Job, seconds: float, total: float) -> Finding:
         f"All ranks spend an estimated {milliseconds(seconds)} of each {milliseconds(total)} step "
         f"({seconds / total:.0%}) in communication",
         evidence={
-            "communication_seconds": seconds,
-            "step_seconds": total,
             "gradient_bytes": size or None,
-            "link_bytes_a_second": link,
-            "seconds_at_link_speed": ideal,
+            "link_gbit_per_s": round(8 * link / 1e9, 3) if link else None,
         },
         effect=effect,
         fix=_fix(job, seconds, ideal),

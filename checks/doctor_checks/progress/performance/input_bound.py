@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from statistics import median
 from typing import NamedTuple
 
@@ -112,14 +112,15 @@ def _finding(waits: list[_Wait], count: int) -> Finding:
     ranks = tuple(wait.rank.number for wait in waits)
     who = "All ranks wait" if len(waits) == count > 1 else f"{ranks_in_words(ranks)} wait{'s' * (len(waits) == 1)}"
     most, where = ("up to ", f" on rank {worst.rank.number}") if len(waits) > 1 else ("", "")
+    per_rank = {
+        str(wait.rank.number): f"{milliseconds(wait.data)} of {milliseconds(wait.total)}" for wait in waits[:16]
+    }
     return Finding(
         f"{who} for data for {most}{worst.share:.0%} of the step ({milliseconds(worst.data)} of "
         f"{milliseconds(worst.total)}{where})",
         ranks=ranks,
         evidence={
-            "waiting_by_rank": {
-                str(wait.rank.number): {"seconds": wait.data, "step_seconds": wait.total} for wait in waits[:16]
-            },
+            **({"data_wait_by_rank": per_rank} if len(waits) > 1 else {}),
             "workers": worst.workers,
         },
         effect="The devices are idle while the ranks wait."
@@ -127,20 +128,21 @@ def _finding(waits: list[_Wait], count: int) -> Finding:
         else "The device is idle while the process waits."
         if count == 1
         else "",
-        fix=_fix(worst),
+        fix=_fix(worst, dict.fromkeys(wait.rank.host.name for wait in waits)),
         explains=("GPU020",),
     )
 
 
-def _fix(worst: _Wait) -> str:
+def _fix(worst: _Wait, hosts: Collection[str]) -> str:
     if worst.workers == 0:
         return (
             f"Set `num_workers` of the DataLoader to the number of spare CPUs of rank {worst.rank.number}, because "
             "with 0 the training process loads each batch itself."
         )
     if worst.workers:
+        free = "the hosts have" if len(hosts) > 1 else f"{worst.rank.host.name} has"
         return (
-            f"Use more than {worst.workers} DataLoader workers if {worst.rank.host.name} has free CPUs, or decode and "
-            "resize the samples before the run."
+            f"Use more than {worst.workers} DataLoader workers per rank if {free} free CPUs, or preprocess the samples "
+            "before the run."
         )
     return ""

@@ -356,14 +356,11 @@ def _finding(job: Job, ranks: tuple[Rank, ...], part: str, members: Mapping[int,
         f"{milliseconds(max(0.0, lag.own - lag.excess))}){quota}",
         ranks=numbers,
         evidence={
-            "part": part,
             "seconds_a_step_by_rank": {
                 str(rank): {"own": one.own, "excess": one.excess, "others_wait": one.waited_in_all}
                 for rank, one in list(members.items())[:16]
             },
-            "others_wait_in": lag.wait,
-            "others_wait_seconds": lag.waited,
-            "step_seconds": lag.total,
+            "others_wait_in": "data loading" if lag.wait == "data" else PHASES[lag.wait].removeprefix("in "),
             "goes_along_with": list(together),
             "largest_batch_units": {"own": units[0], "peers_median": units[1]},
         },
@@ -397,7 +394,6 @@ def _delayed(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
             f"rank {number} was blocked {one.delays} times ({one.delayed_seconds:.0f} s of the last "
             f"{one.seconds:.0f} s)" + (quota or " by its interpreter lock (GIL)"),
             ranks=(number,),
-            evidence={"pauses": one.delays, "seconds_paused": one.delayed_seconds, "seconds_watched": one.seconds},
             effect=f"The other ranks wait while rank {number} is blocked.",
             fix=_fix_of_quota(number)
             if quota
@@ -419,13 +415,7 @@ def _throttled_alone(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
                 f"The CPU quota of rank {number} ({one.cpu_quota:g} CPUs) throttled it for {seconds:.0f} s of the last "
                 f"{one.seconds:.0f} s",
                 ranks=(number,),
-                evidence={
-                    "cpu_quota": one.cpu_quota,
-                    "throttled_seconds": seconds,
-                    "throttled_periods": one.throttled_periods,
-                    "periods": one.periods,
-                    "seconds_watched": one.seconds,
-                },
+                evidence={"throttled_periods": f"{one.throttled_periods} of {one.periods}"},
                 effect=f"The other ranks wait while rank {number} is throttled.",
                 fix=_fix_of_quota(number),
                 explains=("RUN013",),
@@ -456,16 +446,11 @@ def _rarely_slow(
         wait = min(PHASES, key=lambda name: sum(parts[name]))
         if max(costs) > 0.5 * lost or order.index(wait) >= order.index(part):
             continue
-        training = next((found for one in ranks if one.number == rank and (found := one.find(TrainingFacts))), None)
         yield Finding(
-            f"Rare long steps of rank {rank} cost {lost:.0f} s of {whole:.0f} s {PHASES[part]}",
+            f"Rare long steps of rank {rank} cost {lost:.3g} s of {whole:.3g} s {PHASES[part]}",
             ranks=(rank,),
             evidence={
-                "part": part,
-                "seconds_lost": round(lost, 3),
-                "seconds_watched": round(whole, 3),
                 "slowest_step": max((windows[rank][step].slowest or 0.0) for step in steps) or None,
-                "framework": training.framework if training is not None else None,
             },
             effect=f"The other ranks wait for rank {rank} in these steps.",
             fix=f"Look for work that only rank {rank} does in some of its steps (saving, logging, evaluation), and "
@@ -496,11 +481,7 @@ def _saving(ranks: tuple[Rank, ...], share: float) -> Iterator[Finding]:
             yield Finding(
                 f"Rank {number} spent {lost:.0f} s of {whole:.0f} s on checkpoints while its peers waited",
                 ranks=(number,),
-                evidence={
-                    "seconds_lost": round(lost, 3),
-                    "seconds_watched": round(whole, 3),
-                    "others_wait": f"{waited:.3g} s",
-                },
+                evidence={"checkpoints": len(times)},
                 effect=f"Training is interrupted for {lost / whole:.0%} of the time.",
                 fix="Save less often, or in the background with `torch.distributed.checkpoint.async_save`.",
                 explains=("RUN013",),
