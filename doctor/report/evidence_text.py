@@ -38,7 +38,7 @@ _ARE_RANKS = {
 }
 _CAUSES_IN_SUMMARY = {"demand", "fragmented", "limit", "others", "size", "skew", "unknown"}
 """Values of ``cause`` of an allocation that failed (doctor/analysis/logs/oom_message.py), which summaries describe."""
-_FOR_PROGRAMS = {"column", "end_column", "end_line", "fixable", "flow", "here_ranks", "lost", "preview"}
+_FOR_PROGRAMS = {"busy_with", "column", "end_column", "end_line", "fixable", "flow", "here_ranks", "lost", "preview"}
 _OF_THE_FINDING = ("bytes", "here", "own")
 """Keys for the value of the finding's ranks, next to one of the other ranks."""
 _SHARE = lazy_compile(
@@ -116,6 +116,7 @@ _LABELS = {
     "goes_with": "in common",
     "from": "set in",
     "held_by_others_bytes": "held by other processes",
+    "hashes": "hashes of the models",
     "hosts_with_it_active": "hosts where it is active",
     "hosts_that_share": "hosts that share the directory",
     "holds_most": "largest allocations",
@@ -374,7 +375,7 @@ def _value(name: str, value: object, here: str = "these ranks") -> str:
     if isinstance(value, (list, tuple)):
         return _sequence(name, value)
     if name == "part" and str(value).isdecimal():
-        return f"chunk {value}"
+        return f"part {value} of the tensors"
     return str(value)
 
 

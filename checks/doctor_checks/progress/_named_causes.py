@@ -63,7 +63,7 @@ def _of_settings(differences: list[SettingDifference]) -> NamedCause:
         "; ".join(one.text for one in differences[:_SHOWN]),
         ranks if all(one.has_majority for one in differences) else None,
         differences[0].fix,
-        {"settings_that_differ": [one.text for one in differences[:16]]},
+        {"settings_that_differ": [one.text for one in differences[:16]]} if len(differences) > _SHOWN else {},
     )
 
 

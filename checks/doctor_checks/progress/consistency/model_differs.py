@@ -99,7 +99,7 @@ def _not_received(job: Job, group: EventGroup) -> Finding:
         f"DDP could not compare the models: rank {speaker} received an invalid count from rank {other}",
         ranks=(),
         evidence={"count": count},
-        fix="Find out in the logs of all ranks of a rerun with `NCCL_DEBUG=INFO` why the collective that exchanges the "
+        fix="Run again with `NCCL_DEBUG=INFO`, and find in the logs of all ranks why the collective that exchanges the "
         "counts failed.",
         explains=("RUN004",),
         confidence=0.5,
@@ -179,20 +179,36 @@ def _finding(job: Job, found: MajoritySplit, group: Group[str]) -> Finding:
     common, other = _model(job, found.groups[0].value), _model(job, group.value)
     others = tuple(sorted(rank for one in found.groups if one is not group for rank in one.ranks)) if even else ()
     verb = "wraps" if len(group.ranks) == 1 else "wrap"
+    compared = (
+        ("parameters", other.parameters, common.parameters),
+        ("tensors", other.count, common.count),
+        ("class", other.name, common.name),
+    )
     theirs = f" than {ranks_in_words(others)}" if even else ""
     return Finding(
         f"{ranks_in_words(group.ranks)} {verb} a different model{theirs}: {_difference(common, other)}",
         ranks=(*group.ranks, *others),
         evidence={
-            "parameters": {"here": other.parameters, "elsewhere": common.parameters},
-            "tensors": {"here": other.count, "elsewhere": common.count},
-            "class": {"here": other.name, "elsewhere": common.name},
-            "groups": describe(found),
+            **{name: {"here": own, "elsewhere": usual} for name, own, usual in compared if own != usual},
+            "hashes": describe(found),
             **({"here_ranks": list(group.ranks)} if even else {}),
         },
+        effect=_effect(common, other),
         fix=_fix(job, common, other, ranks_in_words(group.ranks)),
         explains=("RUN001", "RUN002", "RUN004", "RUN007"),
     )
+
+
+def _effect(common: ModelFacts, other: ModelFacts) -> str:
+    """DDP compares numbers and shapes of tensors (``verify_params_across_processes`` in torch's reducer.cpp)."""
+    if other.count != common.count or other.parameters != common.parameters:
+        return _AT_STARTUP
+    pairs = tuple(zip(common.tensors, other.tensors, strict=False))
+    if any(usual.shape != own.shape for usual, own in pairs):
+        return _AT_STARTUP
+    if any(usual.type != own.type for usual, own in pairs):
+        return "DDP does not compare types: tensors of different types are exchanged, which fails, hangs or corrupts values."
+    return "DDP does not compare names: it averages gradients of different tensors without an error."
 
 
 def _model(job: Job, digest: str) -> ModelFacts:

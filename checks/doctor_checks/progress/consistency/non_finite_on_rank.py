@@ -54,7 +54,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     if smallest and not ended:
         yield finding_from_logs(
             EventGroup("loss.overflow", smallest),
-            f"The loss scale fell to {_scale(smallest[-1])}: gradients overflow at every scale",
+            f"The loss scale fell to {_scale(smallest[-1])}, and gradients still overflow",
             fix=_FIX_OF_SCALE,
             severity=Severity.WARNING,
             confidence=0.7,
@@ -144,15 +144,17 @@ def _claim(group: EventGroup) -> str:
     if function := group.value("function"):
         return f"{function} returned NaN in the backward pass"
     what, value = _named(group.first)
+    ranks = _named_ranks(group) or group.ranks
+    on = f" on {ranks_in_words(ranks)}" if ranks else ""
     if stopped := _STOPPED.search(group.first.text):
         return f"EarlyStopping ended the training because {stopped[1]} was {value}"
     verb = "were" if _verb(what) == "are" else "was"
     if "probability tensor" in what or _OF_DISTRIBUTION in group.first.text:
         subject = "a probability tensor" if "probability tensor" in what else "a parameter of a distribution"
-        return f"The program ended because {subject} had invalid values"
+        return f"The program ended because {subject} had invalid values{on}"
     if what == "tensor":
-        return f"The program ended because a tensor contained {value}"
-    return f"The program ended because {_subject(what)} {verb} {value}"
+        return f"The program ended because a tensor contained {value}{on}"
+    return f"The program ended because {_subject(what)} {verb} {value}{on}"
 
 
 _STOPPED = lazy_compile(r"Monitored metric (\S{1,80}) = .{1,40} is not finite")
@@ -195,7 +197,7 @@ _FIX_OF_SCALE = "Train in bfloat16 instead of float16, or lower the learning rat
     from_logs=_from_logs,
     impacts={
         r"loss scale of float16 reached": "The program ends, and the steps since the last checkpoint are lost.",
-        r"loss scale": "The optimizer skips every step, so the model does not change any more.",
+        r"loss scale": "The optimizer skips each step that overflows, so the model trains slowly or not at all.",
         r"program ended": "The steps since the last checkpoint are lost.",
         r"EarlyStopping ended": "The training ends before its last epoch.",
         r"last logged step": (
@@ -203,7 +205,8 @@ _FIX_OF_SCALE = "Train in bfloat16 instead of float16, or lower the learning rat
         ),
         r"backward pass": "Anomaly detection raises RuntimeError, which ends the program.",
         r"on the other ranks": (
-            "The reduction has spread it to all ranks: the parameters are NaN, and later steps train nothing."
+            "The gradient reduction has spread the value to all ranks: the parameters are NaN, and later steps train "
+            "nothing."
         ),
         r"^The gradient": (
             "The next reduction spreads the value to all ranks, and the optimizer makes the parameters NaN."
@@ -332,7 +335,7 @@ def _diverged(job: Job, first: list[_RankLosses], loss: NonFinite) -> Finding:
         if has_diverged
         else f"The loss became {value} on {who} in batch {loss.step:,}: no single rank is at fault",
         ranks=tuple(seen.rank.number for seen in first),
-        evidence={"batch": loss.step, "ranks": len(first), "non_finite_losses": lasting},
+        evidence={} if has_diverged else {"non_finite_losses": lasting},
         effect="The parameters are probably NaN, so later steps train nothing, and later checkpoints are useless."
         if has_diverged
         else "If the optimizer applies this step, the parameters become NaN; a gradient scaler skips it.",
@@ -383,10 +386,6 @@ def _finding(job: Job, first: list[_RankLosses], others: list[_RankLosses], step
         f"{int(step):,}{rest}",
         ranks=ranks,
         evidence={
-            "batch": int(step),
-            "what": what.what,
-            "name": what.name,
-            "value": what.value,
             "first_on_others": {str(seen.rank.number): seen.first.step for seen in others[:32] if seen.first},
             "still_finite": [seen.rank.number for seen in others if seen.first is None][:32],
         },

@@ -71,16 +71,20 @@ def parameters_unused(job: Job) -> Iterator[Verdict]:
             everything,
             _claim(which, differ),
             ranks=(),
-            evidence={"without_gradient": which},
+            evidence={"without_gradient": which} if len(which) > 1 or _is_long(which) else {},
             fix=_fix(everything, differ),
             confidence=0.95,
         )
 
 
+def _is_long(which: dict[str, str]) -> bool:
+    return any(len(what) > _SHOWN for what in which.values())
+
+
 def _claim(which: dict[str, str], differ: bool) -> str:
     """``Rank 1 computed no gradient for fc.weight, fc.bias``; ``which``: rank, or empty, -> names or indices."""
     if not which:
-        return "Parameters received no gradient"
+        return "Some parameters of the DDP model received no gradient"
     if differ:
         return "Ranks computed no gradient for different parameters"
     named = next(iter(which.values()))

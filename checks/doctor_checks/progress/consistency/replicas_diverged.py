@@ -381,15 +381,15 @@ def _finding(job: Job, ranks: tuple[Rank, ...], same: list[_Compared], apart: li
     who = (
         f"The parameters of {ranks_in_words(odd)} differ from those of the other ranks"
         if newest.split.common
+        else f"The parameters differ between ranks {odd[0]} and {odd[1]}"
+        if len(odd) == 2
         else f"The parameters differ between {ranks_in_words(odd)}"
     )
     finding = Finding(
         f"{who} {since}",
         ranks=odd,
         evidence={
-            "first_step_apart": first.step,
-            "last_step_equal": before[-1] if before else None,
-            "step": newest.step,
+            "step": newest.step if newest.step != first.step else None,
             "part": newest.part,
             "checksums": _described(newest),
             "initial": _initial(ranks),
@@ -405,7 +405,7 @@ def _kept_finding(job: Job, ranks: tuple[Rank, ...], stuck: list[_Compared], kee
     return Finding(
         f"{ranks_in_words(keeps)} {holds} the initial parameters after batch {newest.step:,}; the other ranks do not",
         ranks=keeps,
-        evidence={"batch": newest.step, "part": newest.part, "checksums": _described(newest)},
+        evidence={"part": newest.part, "checksums": _described(newest)},
         effect=f"{ranks_in_words(keeps).capitalize()} {'does' if len(keeps) == 1 else 'do'} not train, and "
         f"contribute{'s' if len(keeps) == 1 else ''} gradients of the initial model to the other ranks.",
         fix=f"Look for the condition that keeps {ranks_in_words(keeps)} from calling `optimizer.step()`, or for an "

@@ -40,10 +40,12 @@ _FLAT = (
             "join."
         ),
         r"random number states are missing": (
-            "The ranks without a saved state draw other random numbers than in the first run, so the run is not "
+            "The ranks without a saved state draw different random numbers than in the first run, so the run is not "
             "reproduced exactly."
         ),
-        r"sharded differently|sharding differs|saved with": "The checkpoint does not load, and the run cannot resume.",
+        r"sharded differently|sharding differs|saved with|ZeRO stage 3": (
+            "The checkpoint does not load, and the run cannot resume."
+        ),
     },
     cases=lambda: (
         Passes("all resume at one step", logged(*(f"[rank{r}]: Resuming from checkpoint step 1200" for r in range(3)))),
@@ -124,7 +126,7 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
                 else " and cannot be loaded with a different number of them"
             ),
             ranks=(),
-            fix=f"Set {group.value('arg')} to {was}, or convert the checkpoint{f' to size {now}' if now else ''}."
+            fix=f"Set {_option(group)} to {was}, or convert the checkpoint{f' to size {now}' if now else ''}."
             if group.value("arg") and was
             else f"Start the job with {was}{_ranks(was)}, or convert the checkpoint to model-parallel size {now}."
             if is_of_model and was
@@ -150,18 +152,27 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
         if of_shards:
             first = of_shards[0]
             name = first.value("key") or first.value("key2")
+            is_zero = first.value("now") == "torch.Size([0])"
             yield finding_from_logs(
                 EventGroup(group.kind, of_shards),
-                f"{name} in the checkpoint is sharded differently than in this job",
+                f"{name} is empty in this job, probably because ZeRO stage 3 has sharded it"
+                if is_zero
+                else f"{name} in the checkpoint is sharded differently than in this job",
                 ranks=(),
                 evidence={"written": first.value("was"), "wanted": first.value("now")},
-                fix="Load the parameters inside `deepspeed.zero.GatheredParameters`, because ZeRO stage 3 shards them."
-                if first.value("now") == "torch.Size([0])"
+                fix="Load the parameters inside `deepspeed.zero.GatheredParameters(params, modifier_rank=0)`."
+                if is_zero
                 else "Resume with the same number of ranks and the same wrapping as when the checkpoint was saved, or "
                 "load a full state dict.",
                 confidence=0.75,
             )
     yield from _steps(job)
+
+
+def _option(group: EventGroup) -> str:
+    """The option of Megatron that sets an argument; else the argument (megatron/training/checkpointing.py)."""
+    name = group.value("arg") or ""
+    return f"`--{name.replace('_', '-')}`" if re.fullmatch(r"\w+_parallel_size", name) else name
 
 
 def _ranks(count: str) -> str:

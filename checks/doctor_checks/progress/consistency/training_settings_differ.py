@@ -103,9 +103,6 @@ def _finding(one: SettingDifference) -> Finding:
     return Finding(
         one.text,
         ranks=one.ranks,
-        evidence={
-            "setting": one.name,
-            "values": {str(group.value): list(group.ranks[:64]) for group in one.split.groups},
-        },
+        evidence={"values": {str(group.value): list(group.ranks[:64]) for group in one.split.groups}},
         fix=one.fix,
     )

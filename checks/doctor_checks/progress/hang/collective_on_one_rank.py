@@ -214,10 +214,7 @@ def collective_on_one_rank(job: Job) -> Iterator[Verdict]:
             ranks=found.ranks,
             evidence={
                 **stall_evidence(found),
-                "call": site.text,
-                "called_by": list(found.one_sided.call.ranks[:64]),
                 "condition": condition_in_words(site.condition) or None,
-                "called_instead": found.one_sided.others.site.text,
                 **({"aborted_by_gloo": list(found.ending.ranks)} if found.ending else {}),
             },
             effect=effect_of_abort(found) or _effect(found.one_sided),

@@ -431,7 +431,13 @@ _REFUSES = "PyTorch compares the calls before they start and rejects them with R
         Fails(
             "printed calls of three ranks",
             with_failure(
-                with_failure(stalled(1, 3), (0,), "RuntimeError", _mismatch(0, 1), user_frame(50)),
+                with_failure(
+                    with_call(stalled(1, 3), (1,), "all_reduce", user_frame(50)),
+                    (0,),
+                    "RuntimeError",
+                    _mismatch(0, 1),
+                    user_frame(50),
+                ),
                 (2,),
                 "RuntimeError",
                 _mismatch(2, 1),

@@ -57,7 +57,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         evidence={
             "busy_with": busy.kind,
             "seconds": busy.seconds,
-            "limit": f"{busy.limit:g} s" if busy.limit else None,
+            "timeout_seconds": busy.limit,
         },
         fix=_fix(busy.kind, who.removesuffix(" was").replace("a rank", "that rank")),
         confidence=busy.confidence,
@@ -76,8 +76,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     impacts={
         r"debugger": "The other ranks time out in their collective while the debugger waits for input.",
         r"^Ranks? .* (?:is|are) .* waited": (
-            "If this takes longer than the timeout, the collective of the other ranks times out, which looks like a "
-            "network fault."
+            "The other ranks wait until this work ends; if their collective times out first, the job ends with an "
+            "error that looks like a network fault."
         ),
     },
     cases=lambda: (

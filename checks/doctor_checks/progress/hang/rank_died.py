@@ -223,7 +223,7 @@ def _rank_of(cause: Event, same: list[Event]) -> int | None:
         r"which had already finished": (
             "The lost connection ends the job with an error, although the other rank ended normally."
         ),
-        r"failed with the same error": (
+        r"failed with the same error|^Ranks .* exited with": (
             "All ranks fail at the same point, so the job ends without waiting for a timeout."
         ),
         r"^(?:A process|Process \d+) (?:crashed|aborted|was terminated by)|terminated first, by signal"
@@ -373,8 +373,12 @@ def _rank_of(cause: Event, same: list[Event]) -> int | None:
         ),
         Fails(
             "a rank that was left",
-            with_failure(running(), (1,), "RuntimeError", _CLOSED).alter(
-                ProgressFacts, ranks=(0,), state="ended", point="ended", ended=(EpochEnd("train", 0, 1, 40),), stack=()
+            with_late_ranks(
+                with_failure(running(), (1,), "RuntimeError", _CLOSED),
+                (0,),
+                state="ended",
+                point="ended",
+                ended=(EpochEnd("train", 0, 1, 40),),
             ),
             ranks=(1,),
         ),
@@ -420,11 +424,11 @@ def rank_died(job: Job) -> Iterator[Verdict]:
             ranks=found.ending.ranks,
             evidence={
                 "first": found.ending.first if len(found.ending.ranks) > 1 else None,
-                "error": _unlike(error, claim),
+                "error": _unlike(error.removeprefix("terminated "), claim),
                 "raised_at": _way(failure.frames if failure else ()),
                 "consequences": list(found.ending.consequences[:64]),
                 "others_were_in": _others_were_in(found),
-                **stall_evidence(found),
+                **_states(found, found.ending),
                 **({"said": own[:4]} if (own := own or _reports(job.evidence, found.ending.ranks)) else {}),
             },
             effect=_effect(job, found, found.ending),
@@ -435,6 +439,12 @@ def rank_died(job: Job) -> Iterator[Verdict]:
             explains=_CONSEQUENCES if failure else _OF_A_GAP,
             source=Source(line.file, line.line) if line else None,
         )
+
+
+def _states(found: Diagnosis, ending: RunEnd) -> dict[str, object]:
+    """Ranks that have failed do not wait any more."""
+    states = stall_evidence(found)
+    return {name: value for name, value in states.items() if name != "waiting_ranks" or not ending.consequences}
 
 
 def _reports(evidence: LogEvidence | None, ranks: tuple[int, ...]) -> list[str]:
@@ -518,6 +528,8 @@ def _claim(found: Diagnosis, ending: RunEnd) -> str:
     if ending.nature == "outside":
         then = f"{ranks_in_words(ending.consequences)} then failed"
         return f"{who} {'were' if several else 'was'} interrupted ({ending.failure.kind}){at}; {then}"
+    if several and ending.failure.kind == "SystemExit":
+        return f"{who} exited with {error}{at}"
     if several:
         return f"{who} failed with the same error: {error}{at}"
     if ending.failure.message.startswith("ended by signal"):

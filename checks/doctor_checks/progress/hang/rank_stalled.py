@@ -634,10 +634,7 @@ def _of_left(found: Diagnosis, left: RanksThatLeft, lightning: bool) -> Finding:
         ranks=left.ranks,
         evidence={
             **stall_evidence(found),
-            "left_in_batch": left.loop.batches if left.loop is not None else None,
-            "left_by": left.loop.statement or None if left.loop is not None else None,
             "condition": condition_in_words(line.condition) or None if line is not None else None,
-            "continuing": list(left.continuing[:64]),
         },
         effect=_effect_of_leaving(left.ranks, left),
         fix=_fix_of_left(left, lightning),

@@ -47,7 +47,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         yield finding_from_logs(
             group,
             _claim(f" for {seconds} s" if seconds else "", holds_lock, is_consequence),
-            evidence={"lock_held": holds_lock or None},
             fix="Run `py-spy dump --native --pid PID` while the process hangs to find the native code that holds the "
             "GIL, and release the GIL around it."
             if holds_lock
@@ -66,7 +65,7 @@ def _claim(time: str, holds_lock: bool, is_consequence: bool) -> str:
     if is_consequence:
         return f"The NCCL watchdog was stuck{time} after a collective timed out, and the process was terminated"
     if holds_lock:
-        return f"A thread held the GIL, so the NCCL watchdog was stuck{time} and the process was terminated"
+        return f"The NCCL watchdog was stuck{time}, probably because a thread held the GIL"
     return f"The NCCL watchdog was stuck{time}, so the heartbeat monitor terminated the process"
 
 
@@ -131,7 +130,7 @@ def _of_lock(found: Diagnosis) -> Finding:
     return Finding(
         f"Native code holds the interpreter lock (GIL) of {stall_ranks(found)}{f' at {place}' if place else ''}",
         ranks=found.ranks,
-        evidence={**stall_evidence(found), "lock_held": True},
+        evidence=stall_evidence(found),
         effect="No Python code of the process runs, and the other ranks wait for it.",
         fix=f"Run `py-spy dump --native --pid {pid}` on {next(iter(found.hosts), 'its host')} to find the native call, "
         "and release the GIL around it (`Py_BEGIN_ALLOW_THREADS`, or pybind11's `gil_scoped_release`).",
