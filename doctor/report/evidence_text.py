@@ -22,10 +22,8 @@ _BY = lazy_compile(r"(?:^|_)by_(?P<what>(?:local_)?rank|gpu|process)$")
 """Names of mappings whose keys are numbers of ranks, GPUs or processes."""
 _COUNTED = {"absent": "number of missing ranks", "ranks": "number of ranks", "sizes": "number of different sizes"}
 """Labels of names whose value is a number and not a list."""
-_STEP_TIMES = ("step_seconds", "others_wait_seconds")
+_STEP_TIMES = ("step_seconds",)
 """Times within a step, in milliseconds as in summaries."""
-_PHASES = ("data", "forward", "backward", "optimizer", "other")
-"""Values of ``part`` that are phases of a step; other values are parts of the parameters."""
 _PCI_ADDRESS = lazy_compile(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?")
 _IDENTIFIER = lazy_compile("[a-z][a-z0-9_]*")
 _VARIABLE = lazy_compile("[A-Z][A-Z0-9]*_[A-Z0-9_]*|RANK")
@@ -34,7 +32,7 @@ _KEYS_ARE_RANKS = {
     *("calls", "first_indices", "first_on_others", "others_were_in", "seeds", "timed_out_at", "without_gradient"),
 }
 _ARE_RANKS = {
-    *("called_by", "consequences", "continuing", "ended", "ended_first", "missing", "still_finite", "waiting"),
+    *("called_by", "consequences", "continuing", "ended", "missing", "still_finite", "waiting"),
 }
 _CAUSES_IN_SUMMARY = {"demand", "fragmented", "limit", "others", "size", "skew", "unknown"}
 """Values of ``cause`` of an allocation that failed (doctor/analysis/logs/oom_message.py), which summaries describe."""
@@ -80,7 +78,6 @@ _LABELS = {
     "bytes": "size",
     "bytes_left": "remaining",
     "bytes_now": "in use",
-    "called_instead": "other ranks called",
     "batches_differ": "shapes differ only in the first dimension",
     "came": "joined",
     "claims": "processes",
@@ -100,11 +97,9 @@ _LABELS = {
     "fingerprint": "dataset fingerprint",
     "exclude": "hosts to exclude",
     "ended": "ranks that ended",
-    "ended_first": "ranks that ended first",
     "count": "received count",
     "first": "first rank to fail",
     "first_on_others": "first batch on the other ranks",
-    "first_step_apart": "first differing step",
     "first_trouble": "first error",
     "failed": "failed connections",
     "family": "address family",
@@ -121,19 +116,16 @@ _LABELS = {
     "hosts_that_share": "hosts that share the directory",
     "holds_most": "largest allocations",
     "limit_microseconds": "limit",
-    "link_bytes_a_second": "link speed",
+    "link_gbit_per_s": "slowest link (Gb/s)",
     "loader_at_line": "DataLoader at line",
     "initial": "initial checksum",
     "inner": "inner sampler",
     "job_started_at_line": "ranks start at line",
     "keys": "store keys",
     "largest_batch_units": "largest batch (samples or tokens)",
-    "left_by": "left with",
-    "left_in_batch": "left after batches",
     "interval_bytes": "expected range",
     "left_over_nccl_bytes": "size of leftover NCCL files",
     "left_over_nccl_files": "leftover NCCL files",
-    "lock_held": "GIL held",
     "microseconds": "latency",
     "may_mean": "possible cause",
     "instead": "available instead",
@@ -159,7 +151,7 @@ _LABELS = {
     "peers_gbit_per_s": "peers (Gb/s)",
     "rate_gbit_per_s": "rate (Gb/s)",
     "speed_mbit_per_s": "speed (Mb/s)",
-    "parts_at_batch": "ranks diverge at batch",
+    "part": "compared parameters",
     "pcie_link_carries": "PCIe bandwidth",
     "pcie_link_now": "PCIe link",
     "places": "call sites",
@@ -194,7 +186,6 @@ _LABELS = {
     "seconds_a_step_by_rank": "time in this phase per step",
     "settings_that_differ": "settings",
     "sharing_asked_for": "sharing requested",
-    "seconds_at_link_speed": "transfer time at link speed",
     "siblings": "groups compared",
     "sockets_asked": "sockets requested",
     "sockets_most": "sockets allowed",
@@ -231,7 +222,6 @@ _LABELS = {
     "outside_the_allocators_bytes": "memory outside PyTorch's allocator",
     "nvml": "error",
     "offset_seconds": "clock offset",
-    "others_wait_seconds": "waiting time of the others",
     "pci": "PCI address",
     "pci_bus_id": "PCI address",
     "kept_bytes": "memory between steps",
@@ -249,7 +239,6 @@ _LABELS = {
     "usual_processor_share": "usual CPU share",
     "volatile_uncorrected": "volatile uncorrectable errors",
     "watched_seconds": "observation time",
-    "seconds_watched": "observation time",
     "width_lanes": "lanes",
     "width_max_lanes": "maximum lanes",
     "asserted": "failed assertion",
@@ -308,8 +297,6 @@ def _label_for(name: str, value: object) -> str:
         return _COUNTED[name]
     if name in ("device", "devices") and (kind := _kind_of_device(value)):
         return kind
-    if name == "part":
-        return "phase" if value in _PHASES else "compared parameters"
     if name == "source" and str(value).startswith(("http://", "https://")):
         return name
     label = _label(name) if name not in _ARE_RANKS or _are_integers_in(value) else name.replace("_", " ")

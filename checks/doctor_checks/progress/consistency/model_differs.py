@@ -207,7 +207,10 @@ def _effect(common: ModelFacts, other: ModelFacts) -> str:
     if any(usual.shape != own.shape for usual, own in pairs):
         return _AT_STARTUP
     if any(usual.type != own.type for usual, own in pairs):
-        return "DDP does not compare types: tensors of different types are exchanged, which fails, hangs or corrupts values."
+        return (
+            "DDP does not compare types: the ranks exchange tensors of different types, and fail, hang or get wrong "
+            "values."
+        )
     return "DDP does not compare names: it averages gradients of different tensors without an error."
 
 

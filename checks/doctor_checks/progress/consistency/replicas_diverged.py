@@ -389,7 +389,7 @@ def _finding(job: Job, ranks: tuple[Rank, ...], same: list[_Compared], apart: li
         f"{who} {since}",
         ranks=odd,
         evidence={
-            "step": newest.step if newest.step != first.step else None,
+            "compared_after_step": newest.step if newest.step != first.step else None,
             "part": newest.part,
             "checksums": _described(newest),
             "initial": _initial(ranks),

@@ -142,7 +142,6 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
                 f"{group.value('key2')} has size {group.value('was')} in the checkpoint but {group.value('now')} in "
                 "this job: the model or its sharding differs",
                 ranks=(),
-                evidence={"written": group.value("was"), "wanted": group.value("now")},
                 fix="Use the sizes of the model and of its tensor and pipeline parallelism with which the checkpoint "
                 "was saved.",
                 confidence=0.7,
@@ -159,7 +158,7 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
                 if is_zero
                 else f"{name} in the checkpoint is sharded differently than in this job",
                 ranks=(),
-                evidence={"written": first.value("was"), "wanted": first.value("now")},
+                evidence=_sizes(first),
                 fix="Load the parameters inside `deepspeed.zero.GatheredParameters(params, modifier_rank=0)`."
                 if is_zero
                 else "Resume with the same number of ranks and the same wrapping as when the checkpoint was saved, or "
@@ -167,6 +166,12 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
                 confidence=0.75,
             )
     yield from _steps(job)
+
+
+def _sizes(event: Event) -> dict[str, str]:
+    """``torch.Size([2, 3])`` as ``[2, 3]``."""
+    sizes = {"written": event.value("was"), "in_this_job": event.value("now")}
+    return {name: size.removeprefix("torch.Size(").rstrip(")") for name, size in sizes.items() if size}
 
 
 def _option(group: EventGroup) -> str:

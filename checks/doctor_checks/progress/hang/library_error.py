@@ -31,7 +31,7 @@ MOST = 4
         r"Kubernetes could not start": "The pod does not start, and the ranks in other pods wait for it.",
         r"start the batch script": "The job ends before any rank starts.",
         r"container plugin": "The job step ends before any rank starts.",
-        r"tasks of a step|daemon on a host|ssh login|ColossalAI": (
+        r"tasks of a step|daemon on a host|^ssh |ColossalAI": (
             "The ranks on the affected host do not start, so the job does not start either."
         ),
         r"no process manager": "The processes do not find each other: each one runs alone, or fails.",
@@ -76,7 +76,6 @@ def library_error(job: Job) -> Iterator[Verdict]:
             yield finding_from_logs(
                 group,
                 f"{group.value('component')} failed: {_RANK.sub('', group.value('said') or '')}",
-                evidence={"component": group.value("component")},
                 fix=_fix(group.value("component") or ""),
                 confidence=0.5,
             )

@@ -104,7 +104,7 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
                 if peaceful
                 else _after(cause, _MOST - len(claim))
                 if cause
-                else ": another rank ended earlier, and the logs do not show why"
+                else ": another rank probably ended, and the logs do not show why"
             ),
             evidence={"first_trouble": line_of(cause) if cause else None},
             severity=Severity.INFO if peaceful or cause or is_diagnosed else Severity.WARNING,

@@ -77,7 +77,6 @@ def unexplained_error(job: Job) -> Iterator[Verdict]:
         EventGroup(first.kind, tuple(errors)),
         f"No check explains the first error{_origin(first, name)}: {words}",
         ranks=(first.rank,) if first.rank is not None else (),
-        evidence={"component": name},
         fix=_fix(name or "the program that logged it", words, component.collect if component else ""),
         confidence=0.3,
         explains=("RUN004", "RUN012"),
