@@ -172,7 +172,7 @@ def _cause(reader: RankLoader) -> str | None:
 def _effect(sampler: Sampler, reader: RankLoader) -> str:
     replicas, size = sampler.replicas, reader.training.data_parallel_size
     if replicas is None or size is None or replicas == size:
-        return f"Rank {reader.rank} reads the share of data-parallel rank {sampler.rank} instead of its own."
+        return f"Rank {reader.rank} reads share {sampler.rank} of the data instead of share {reader.data_rank}."
     if replicas > size:
         who = "rank reads" if size == 1 else "ranks read"
         return f"The {who} only {size} of {replicas} shares; the other samples are never read."

@@ -214,7 +214,6 @@ def collective_on_one_rank(job: Job) -> Iterator[Verdict]:
             ranks=found.ranks,
             evidence={
                 **stall_evidence(found),
-                "condition": condition_in_words(site.condition) or None,
                 **({"aborted_by_gloo": list(found.ending.ranks)} if found.ending else {}),
             },
             effect=effect_of_abort(found) or _effect(found.one_sided),
@@ -243,7 +242,7 @@ def _claim(found: Diagnosis, one_sided: OneSidedCall) -> str:
     else:
         claim = f"{who} skip{'' if several else 's'} {_short(call)}"
         rest = f", which {ranks_in_words(callers)} call{'' if len(callers) > 1 else 's'}"
-    # The evidence has the condition, too.
+    # The line of the rank in the evidence has the condition, too.
     return f"{claim}{why if len(claim + why + rest) <= _MOST else ''}{rest}"
 
 

@@ -31,7 +31,7 @@ MOST = 4
         r"Kubernetes could not start": "The pod does not start, and the ranks in other pods wait for it.",
         r"start the batch script": "The job ends before any rank starts.",
         r"container plugin": "The job step ends before any rank starts.",
-        r"tasks of a step|daemon on a host|^ssh |ColossalAI": (
+        r"tasks of a step|daemon on a host|by ssh|ColossalAI": (
             "The ranks on the affected host do not start, so the job does not start either."
         ),
         r"no process manager": "The processes do not find each other: each one runs alone, or fails.",
