@@ -363,3 +363,96 @@ def test_the_local_rank_of_a_killed_process():
     (finding,) = findings_of(text, "MEM012")
     assert finding.summary.startswith("The process of local rank 3 was killed")
     assert finding.ranks == ()
+
+
+_IB = "NET/IB : req 0/1 tag ff peer 10.0.0.2<51234> collective mismatch error, local size {} remote size {}"
+_DCP = (
+    "AssertionError: req MetadataIndex(fqn='a.weight', index=0) mismatch sizes{} torch.Size([{}]) vs torch.Size([{}])"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "check", "summary"),
+    [
+        (_IB.format(8192, 4096), "RUN002", "NCCL sends 8,192 bytes to a rank whose collective expects 4,096"),
+        (
+            _IB.format(512, 2048),
+            "RUN002",
+            "NCCL found a send of 512 bytes and a receive of 2,048 bytes that do not match",
+        ),
+        (
+            "RuntimeError: Caught RuntimeError in pin memory thread for device 0.",
+            "DATA012",
+            "The pin-memory thread of a DataLoader raised RuntimeError",
+        ),
+        ("KeyError: Caught KeyError in DataLoader worker process 3.", "DATA012", "DataLoader worker 3 raised KeyError"),
+        (
+            "RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running inconsistent collective: "
+            "CollectiveFingerPrint(OpType=BROADCAST)",
+            "RUN002",
+            "Rank 1 called BROADCAST, but another rank made a different call",
+        ),
+        (
+            "AssertionError: Rank 3: found NaN in local forward loss calculation. Device: 3, node: node1",
+            "RUN008",
+            "The program ended because the loss was NaN on rank 3",
+        ),
+    ],
+)
+def test_a_summary_says_what_the_text_shows(text, check, summary):
+    (finding,) = findings_of(text, check)
+    assert finding.summary == summary
+
+
+@pytest.mark.parametrize("comma", ["", ","])
+def test_the_tensor_of_the_job_comes_first_in_a_mismatch_of_sizes(comma):
+    # target_tensor.size() vs tensor.size(): torch/distributed/checkpoint/filesystem.py
+    (finding,) = findings_of(_DCP.format(comma, "1571", "1571, 3072"), "RUN017")
+    sizes = {name: finding.evidence[name] for name in ("in_this_job", "written")}
+    assert sizes == {"in_this_job": "[1571]", "written": "[1571, 3072]"}
+
+
+def test_the_launcher_terminates_the_ranks_that_did_not_fail():
+    table = "Failures:\n" + "\n".join(
+        f"[{place}]:\n  time      : 2026-01-02_03:04:0{time}\n  host      : node1\n  rank      : {rank} (local_rank: "
+        f"{rank})\n  exitcode  : {code} (pid: 432{rank})"
+        for place, time, rank, code in ((1, 9, 0, -15), (0, 5, 3, -11))
+    )
+    (finding,) = findings_of(table, "RUN004")
+    assert finding.effect == "The launcher then terminates rank 0."
+    assert any("exitcode -11" in line for line in finding.evidence["said"])
+
+
+@pytest.mark.parametrize(
+    ("thrown", "has_stacks"), [("c10::Error", True), ("std::bad_alloc", False), ("torch::jit::JITException", True)]
+)
+def test_stacks_of_cpp_are_asked_for_where_pytorch_threw(thrown, has_stacks):
+    (finding,) = findings_of(f"terminate called after throwing an instance of '{thrown}'\nAborted", "RUN004")
+    assert ("TORCH_SHOW_CPP_STACKTRACES" in finding.fix) is has_stacks
+
+
+@pytest.mark.parametrize(
+    ("text", "check", "named"),
+    [
+        (
+            "srun: error: Task launch for StepId=1.0 failed on node node07: Invalid job credential",
+            "RUN018",
+            "`munge -n | ssh node07 unmunge`",
+        ),
+        ("sbatch: error: invalid partition specified: gpu2", "RUN018", "`sinfo -s`"),
+        (
+            "CalledProcessError: Command 'ssh -o PasswordAuthentication=no node2 hostname' returned non-zero exit "
+            "status 255.",
+            "RUN018",
+            "first for node2",
+        ),
+        (
+            "pipeline_model_parallel_size value from arguments (2) is not equal to checkpoint value (1)",
+            "RUN017",
+            "Set `--pipeline-model-parallel-size` to 1",
+        ),
+    ],
+)
+def test_the_fix_of_a_launch_names_host_and_option(text, check, named):
+    (finding,) = findings_of(text, check)
+    assert named in finding.fix

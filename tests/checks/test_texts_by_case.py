@@ -1,0 +1,63 @@
+"""Impacts and fixes that follow from what a case of a check shows."""
+
+import pytest
+
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.check_runner import examine_job
+from tests.lab.cases import each_case
+
+CHECKS = {check.id: check for check in builtin_checks()}
+
+
+def texts_of(check_id, case_name):
+    check = CHECKS[check_id]
+    (case,) = [case for case in check.cases() if case.name == case_name]
+    (result,) = examine_job(case.sketch.job(), CheckRegistry((check,)))
+    finding = result.findings[0]
+    return f"{finding.summary} | {finding.effect} | {finding.fix}"
+
+
+@each_case(
+    ("check", "case", "text"),
+    [
+        ("DATA001", "shards of different sizes, without a Trainer", "After 90 batches, ranks 1-2 wait for rank 0"),
+        ("DATA002", "observed, as the dataset makes the batches", "Make the dataset yield batches of the same size"),
+        ("DATA004", "made for four ranks", "The ranks read only 2 of 4 shares"),
+        ("DATA004", "created before the ranks were known", "Every rank reads the whole dataset"),
+        ("DATA004", "the shard of rank 0 on all ranks", "Rank 1 reads share 0 of the data instead of share 1."),
+        ("DATA006", "on one rank", "Call `set_epoch(self.current_epoch)` of the sampler"),
+        ("DATA006", "an epoch that the order of a custom sampler does not use", "`Chunks.__iter__` depend on"),
+        ("DATA008", "an unsplit stream of Hugging Face, before the first batch", "split_dataset_by_node"),
+        ("DATA009", "one rank is pinned to two cores", "or give rank 1 more CPUs"),
+        ("DATA010", "torchrun's table does not list a rank that ended normally", "lose the connection or wait"),
+        ("DATA011", "the sampler of one rank has a different seed", "uses seed 7 on rank 2, but 0 on the others"),
+        ("DATA011", "the sampler of one rank has a different seed", "Pass the same `seed` to `DistributedSampler`"),
+        ("DATA011", "seed_everything(rank), which the Trainer's samplers use", "Call `seed_everything`"),
+        ("RUN001", "dumps of all ranks but one", "it may have exited, or the dump was not collected"),
+        ("RUN002", "calls printed by TORCH_DISTRIBUTED_DEBUG=DETAIL", "Pass a tensor of the same shape at"),
+        ("RUN004", "sys.exit(1) on all ranks", "Find the condition under which ranks 0-1 exit at train.py:42"),
+        ("RUN005", "a third of the step on all ranks", "per rank if the hosts have free CPUs"),
+        ("RUN007", "both ranks of a job of two", "The parameters differ between ranks 0 and 1 after step 50"),
+        ("RUN014", "a wider layer on one rank", "DDP raises an error when it wraps the model"),
+        ("RUN014", "another type", "DDP does not compare types"),
+        ("RUN016", "a thread holds the GIL", "probably because a thread held the GIL"),
+        ("RUN017", "a parameter that ZeRO stage 3 has not gathered", "probably because ZeRO stage 3 has sharded it"),
+    ],
+)
+def test_a_finding_says_what_its_case_shows(check, case, text):
+    assert text in texts_of(check, case)
+
+
+@pytest.mark.parametrize(
+    ("check", "case"),
+    [
+        ("DATA009", "16 workers for each of 8 ranks"),
+        ("RUN014", "another order"),
+        ("RUN003", "rare long steps of a rank"),
+    ],
+)
+def test_values_of_a_summary_are_not_repeated_as_evidence(check, case):
+    check = CHECKS[check]
+    (sketch,) = [one.sketch for one in check.cases() if one.name == case]
+    (result,) = examine_job(sketch.job(), CheckRegistry((check,)))
+    assert not {"workers", "cpus", "parameters", "seconds_lost"} & result.findings[0].evidence.keys()
