@@ -39,6 +39,8 @@ def texts_of(check_id, case_name):
         ("RUN005", "a third of the step on all ranks", "per rank if the hosts have free CPUs"),
         ("RUN007", "both ranks of a job of two", "The parameters differ between ranks 0 and 1 after step 50"),
         ("RUN014", "a wider layer on one rank", "DDP raises an error when it wraps the model"),
+        ("RUN014", "one tensor more", "Rank 2 wraps a different model: head is an additional tensor"),
+        ("RUN014", "one tensor less", "Rank 2 wraps a different model: layer.bias is missing"),
         ("RUN014", "another type", "DDP does not compare types"),
         ("RUN016", "a thread holds the GIL", "probably because a thread held the GIL"),
         ("RUN017", "a parameter that ZeRO stage 3 has not gathered", "probably because ZeRO stage 3 has sharded it"),

@@ -27,6 +27,7 @@ from doctor.api import (
 from doctor.facts import ModelFacts, TensorShape, TrainingFacts
 from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, logged, running
 
+USUAL = (TensorShape("layer.weight", (10, 32), "float32"), TensorShape("layer.bias", (10,), "float32"))
 WIDE = (TensorShape("layer.weight", (12, 32), "float32"), TensorShape("layer.bias", (12,), "float32"))
 SWAPPED = (TensorShape("layer.bias", (10,), "float32"), TensorShape("layer.weight", (10, 32), "float32"))
 HALF = (TensorShape("layer.weight", (10, 32), "bfloat16"), TensorShape("layer.bias", (10,), "bfloat16"))
@@ -144,7 +145,8 @@ def _not_received(job: Job, group: EventGroup) -> Finding:
         Fails("a wider layer on one rank", _other(WIDE, 3, parameters=396), ranks=(3,)),
         Fails("another order", _other(SWAPPED, 1), ranks=(1,)),
         Fails("another type", _other(HALF, 0), ranks=(0,)),
-        Fails("one tensor more", _other((*HALF, TensorShape("head", (2,), "bfloat16")), 2), ranks=(2,)),
+        Fails("one tensor more", _other((*USUAL, TensorShape("head", (2,), "float32")), 2), ranks=(2,)),
+        Fails("one tensor less", _other(USUAL[:1], 2), ranks=(2,)),
         Fails("two ranks, two models", _other(WIDE, 1, hosts=1, parameters=396), ranks=(0, 1)),
         Fails("within one of two groups", in_a_loop(_other(WIDE, 3), (0, 2), (1, 3)), ranks=(1, 3)),
         Fails(
@@ -227,14 +229,12 @@ def _difference(common: ModelFacts, other: ModelFacts) -> str:
                 if usual.type == own.type:
                     return f"{own.name} has shape {list(own.shape)} instead of {list(usual.shape)}"
                 return f"{own.name} is {_kind(own)}, not {_kind(usual)}"
-            return f"tensor {position} is {_name(own)} instead of {_name(usual)}"
+            if usual is None or own is None:
+                return f"{own.name} is an additional tensor" if own else f"{usual.name if usual else ''} is missing"
+            return f"tensor {position} is {own.name} instead of {usual.name}"
     if other.count != common.count:
         return f"{other.count:,} tensors instead of {common.count:,}"
     return f"{other.parameters:,} parameters instead of {common.parameters:,}"
-
-
-def _name(tensor: TensorShape | None) -> str:
-    return tensor.name if tensor else "missing"
 
 
 def _kind(tensor: TensorShape) -> str:
