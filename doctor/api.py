@@ -45,6 +45,7 @@ from doctor.core.logs.event_groups import finding_from_logs as finding_from_logs
 from doctor.core.logs.event_groups import is_logged as is_logged
 from doctor.core.logs.event_groups import line_of as line_of
 from doctor.core.section_table import IdenticalRanks as IdenticalRanks
+from doctor.core.text import conjunction as conjunction
 from doctor.knowledge.releases import is_older as is_older
 
 if _typing.TYPE_CHECKING:

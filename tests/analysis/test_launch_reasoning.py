@@ -141,7 +141,12 @@ def test_ranks_that_go_round_the_hosts_have_no_blocks():
 
 @pytest.mark.parametrize(
     ("ranks", "words"),
-    [((3,), "rank 3"), ((0, 1, 2, 5), "ranks 0-2 and 5"), ((2, 1, 1), "ranks 1 and 2"), ((0, 2, 4), "ranks 0, 2 and 4")],
+    [
+        ((3,), "rank 3"),
+        ((0, 1, 2, 5), "ranks 0-2 and 5"),
+        ((2, 1, 1), "ranks 1 and 2"),
+        ((0, 2, 4), "ranks 0, 2 and 4"),
+    ],
 )
 def test_ranks_in_words(ranks, words):
     assert ranks_in_words(ranks) == words

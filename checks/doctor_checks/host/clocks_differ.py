@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Skip, Unknown, Verdict, check
+from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Skip, Unknown, Verdict, check, conjunction
 from doctor.facts import ClockFacts, HostFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 
@@ -169,6 +169,4 @@ def _is_unsynchronised(clock: _Clock) -> bool:
 
 def _names(clocks: Sequence[_Clock]) -> str:
     names = [clock.local.name for clock in clocks]
-    if len(names) > 4:
-        return f"{', '.join(names[:4])} and {len(names) - 4} more"
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return conjunction(names if len(names) <= 4 else [*names[:4], f"{len(names) - 4} more"])

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Unknown, Verdict, check, merge, ranks_in_words
+from doctor.api import (
+    Finding,
+    Job,
+    LocalRanks,
+    Rank,
+    Scope,
+    Severity,
+    Unknown,
+    Verdict,
+    check,
+    conjunction,
+    merge,
+    ranks_in_words,
+)
 from doctor.facts import HostFacts, Namespace, ProcessFacts
 from doctor.testing import Fails, Passes, healthy
 
@@ -134,7 +147,7 @@ def _report(known: list[tuple[Rank, Spaces]], differing: tuple[str, ...], *, is_
 def _shared(differing: tuple[str, ...]) -> str:
     """``/dev/shm or the IPC and PID namespaces``."""
     names = [NAMESPACES[kind] for kind in differing if kind in NAMESPACES]
-    named = f"the {' and '.join(filter(None, (', '.join(names[:-1]), names[-1])))} namespace" if names else ""
+    named = f"the {conjunction(names)} namespace" if names else ""
     parts = ("/dev/shm" if "shm" in differing else "", named + ("s" if len(names) > 1 else ""))  # noqa: S108
     return " or ".join(filter(None, parts))
 

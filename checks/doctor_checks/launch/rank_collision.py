@@ -14,6 +14,7 @@ from doctor.api import (
     Severity,
     Verdict,
     check,
+    conjunction,
     event_groups,
     finding_from_logs,
     ranks_in_words,
@@ -117,8 +118,7 @@ def _is_counted(rank: Rank) -> bool:
 def _report(doubled: dict[int, list[Rank]]) -> Finding:
     claimants = next(iter(doubled.values()))
     homes = list(dict.fromkeys(rank.host.name for rank in claimants))
-    named = " and ".join(filter(None, (", ".join(homes[:-1]), homes[-1])))
-    places = f"on {named if len(homes) <= 4 else f'{len(homes)} hosts'}"
+    places = f"on {conjunction(homes) if len(homes) <= 4 else f'{len(homes)} hosts'}"
     counts = {len(same) for same in doubled.values()}
     verb = "is used" if len(doubled) == 1 else "are each used"
     return Finding(

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from doctor.analysis.launch_origin import LONGEST_NUMBER, inner_launcher, launch_number, whole_number
-from doctor.api import Finding, IdenticalRanks, Job, Severity, Verdict, check, event_groups, finding_from_logs, merge
+from doctor.api import (
+    Finding,
+    IdenticalRanks,
+    Job,
+    Severity,
+    Verdict,
+    check,
+    conjunction,
+    event_groups,
+    finding_from_logs,
+    merge,
+)
 from doctor.facts import GpuFacts, LaunchFacts
 from doctor.knowledge.launcher_index import LOCAL_RANKS, SCRIPT_VARIABLES
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
@@ -27,7 +38,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         is_one = len(names) == 1
         yield finding_from_logs(
             group,
-            f"{_joined(names)} {'is' if is_one else 'are'} not set: the script needs a launcher that sets "
+            f"{conjunction(names)} {'is' if is_one else 'are'} not set: the script needs a launcher that sets "
             f"{'it' if is_one else 'them'}",
             evidence={"missing": names},
             confidence=0.6,
@@ -146,7 +157,7 @@ def _judge_missing(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[F
         return
     empty = [name for name in missing if launch.get(name) is not None]
     yield Finding(
-        f"{_joined(list(there))} {'is' if len(there) == 1 else 'are'} set, but {_joined(missing)} "
+        f"{conjunction(list(there))} {'is' if len(there) == 1 else 'are'} set, but {conjunction(missing)} "
         f"{'is' if len(missing) == 1 else 'are'} {'empty' if empty == missing else 'missing'}",
         ranks=identical.ranks,
         evidence={
@@ -155,9 +166,8 @@ def _judge_missing(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[F
             "empty": empty,
             "launcher": launch.launcher,
         },
-        fix=f"Remove the command or code that {'empties' if empty == missing else 'unsets'} {_joined(missing)} after "
-        "torchrun has set "
-        f"{'it' if len(missing) == 1 else 'them'}."
+        fix=f"Remove the command or code that {'empties' if empty == missing else 'unsets'} {conjunction(missing)} "
+        f"after torchrun has set {'it' if len(missing) == 1 else 'them'}."
         if inner_launcher(launch) == "torchrun"
         else "Start the script with torchrun, which sets all four variables, or run "
         f"`unset {' '.join(there)}` if {'it is' if len(there) == 1 else 'they are'} left over from another job.",
@@ -180,13 +190,9 @@ def _mapped(missing: list[str], instead: list[str], there: dict[str, str | None]
         evidence={"set": there, "missing": missing, "instead": instead},
         effect="init_process_group() fails unless the script passes rank= and world_size=. Lightning reads the "
         "launcher's variables instead.",
-        fix=f"Set {_joined(missing)} in the command that each task runs:\n"
+        fix=f"Set {conjunction(missing)} in the command that each task runs:\n"
         + "\n".join(f"export {name}=${other}" for name, other in zip(missing, instead, strict=True)),
     )
-
-
-def _joined(names: list[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _judge_local_ranks(job: Job) -> Iterator[Finding]:

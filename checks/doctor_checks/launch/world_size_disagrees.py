@@ -18,6 +18,7 @@ from doctor.api import (
     Severity,
     Verdict,
     check,
+    conjunction,
     correlates,
     describe,
     event_groups,
@@ -202,8 +203,10 @@ def _as_elsewhere(job: Job, ranks: tuple[int, ...]) -> str:
     mixed = {rank.host.name for rank in job.ranks if rank.number not in ranks}
     if len(hosts) > 4 or mixed.intersection(hosts):
         return ""
-    named = " and ".join(filter(None, (", ".join(hosts[:-1]), hosts[-1])))
-    return f"On {named}, use the number of hosts and of processes per host from the launch command of the other hosts."
+    return (
+        f"On {conjunction(hosts)}, use the number of hosts and of processes per host from the launch command of the "
+        "other hosts."
+    )
 
 
 def _others(parted: MajoritySplit, group: Group[Any]) -> str:

@@ -201,7 +201,7 @@ def _may_be_a_cache(growth: _Growth, seconds: float) -> bool:
 
 
 def _who(growths: Sequence[_Growth]) -> str:
-    """``rank 3 grows``, ``DataLoader workers of ranks 0 and 1 grow``, ``ranks 0-3 and their DataLoader workers grow``."""
+    """``rank 3 grows``, ``DataLoader workers of ranks 0 and 1 grow``, ``ranks 0-3 and their workers grow``."""
     numbers = tuple(dict.fromkeys(growth.rank.number for growth in growths))
     fields = {growth.field for growth in growths}
     who = ranks_in_words(numbers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ from doctor.api import (
     Unknown,
     Verdict,
     check,
+    conjunction,
     event_groups,
     finding_from_logs,
 )
@@ -197,7 +198,7 @@ def _judge(members: Sequence[_EndpointSubnet]) -> Iterator[Finding]:
         sizes[str(network_of(member.endpoint.address))] += len(member.identical.members)
     if stranded:
         blamed = _outside_the_largest(stranded, sizes)
-        yield _finding(f"No route between the subnets {_listed(sizes)}", blamed, sizes, None)
+        yield _finding(f"No route between the subnets {conjunction(list(sizes)[:3])}", blamed, sizes, None)
     if doubtful:
         names = ", ".join(dict.fromkeys(member.endpoint.interface.name for member in doubtful))
         claim = f"The subnets of {names} are connected only through the default route of another interface"
@@ -225,11 +226,6 @@ def _outside_the_largest(members: list[_EndpointSubnet], sizes: Counter[str]) ->
     return [member for member in members if str(network_of(member.endpoint.address)) != top[0][0]] or members
 
 
-def _listed(subnets: Iterable[str]) -> str:
-    *others, last = list(subnets)[:3]
-    return f"{', '.join(others)} and {last}" if others else last
-
-
 def _finding(claim: str, members: list[_EndpointSubnet], sizes: Counter[str], severity: Severity | None) -> Finding:
     return Finding(
         claim,
@@ -241,6 +237,6 @@ def _finding(claim: str, members: list[_EndpointSubnet], sizes: Counter[str], se
             "ranks_by_subnet": dict(sizes.most_common(8)),
         },
         fix="Set NCCL_SOCKET_IFNAME on every host to an interface of one common network, or add routes between "
-        f"{_listed(sizes)}.",
+        f"{conjunction(list(sizes)[:3])}.",
         explains=("NET013",),
     )

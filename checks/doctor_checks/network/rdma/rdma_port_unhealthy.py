@@ -21,6 +21,7 @@ from doctor.api import (
     Verdict,
     baseline_values,
     check,
+    conjunction,
     event_groups,
     finding_from_logs,
     hosts_text,
@@ -504,8 +505,7 @@ def _names(ports: Sequence[_ObservedRdmaPort]) -> str:
     hosts = list(dict.fromkeys(one.host.name for one in ports))
     if len(keys) * len(hosts) != len(ports) or len(keys) > SHOWN:
         return f"{ports[0].name} and {len(ports) - 1} more"
-    *others, last = keys
-    return f"{', '.join(others)} and {last} on {hosts_text(hosts)}" if others else f"{last} on {hosts_text(hosts)}"
+    return f"{conjunction(keys)} on {hosts_text(hosts)}"
 
 
 def _usual(group: list[_ObservedRdmaPort], *, beside_peers: bool) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from doctor.analysis.call_sites import POINT_TO_POINT, CallSite
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
-from doctor.api import Finding, Job, Scope, Severity, Verdict, check, ranks_in_words
+from doctor.api import Finding, Job, Scope, Severity, Verdict, check, conjunction, ranks_in_words
 from doctor.facts import Collective, Frame, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, JobBuilder, Passes, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_group_call, with_late_ranks, without_recorders
@@ -131,8 +131,8 @@ def _claim(found: Diagnosis, transfers: bool, most: int = 4) -> str:
         if len(sites) == 1 and len(places) == len(known):
             who = ranks_in_words(tuple(one.rank for one in known))
             return f"{who[:1].upper()}{who[1:]} wait for each other in {sites.pop()}"
-        *others, last = [*places, *([f"{len(known) - most} more"] if len(known) > most else [])] or [""]
-        who = f"{', '.join(others)} and {last}" if others else ranks_in_words(found.ranks)
+        named = [*places, *([f"{len(known) - most} more"] if len(known) > most else [])]
+        who = conjunction(named) if len(named) > 1 else ranks_in_words(found.ranks)
         return f"{who} wait for each other"
     place = places[0].replace(" in ", " waits in ", 1) if places else ranks_in_words(found.ranks)
     return f"{place} without a matching {_counterpart(known[0].site)}" if transfers and known else f"Only {place}"

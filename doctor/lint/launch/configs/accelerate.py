@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from doctor.core.text import conjunction
 from doctor.lint.launch.configs.contradiction import OFFLOADED, Contradiction, later
 from doctor.lint.launch.yaml_tree import YamlNode
 
@@ -77,14 +78,10 @@ def _beside_file(root: YamlNode) -> Iterator[Contradiction]:
     if named:
         yield Contradiction(
             file,
-            f"Accelerate rejects {_listed(named)} together with deepspeed_config_file",
-            f"Remove {_listed(named)} here, because {file.text} replaces {'it' if len(named) == 1 else 'them'}.",
+            f"Accelerate rejects {conjunction(named)} together with deepspeed_config_file",
+            f"Remove {conjunction(named)} here, because {file.text} replaces {'it' if len(named) == 1 else 'them'}.",
             confidence=1.0 if names else _UNLESS_ASKED,
         )
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _offload(root: YamlNode) -> Iterator[Contradiction]:
