@@ -5,10 +5,12 @@ import ast
 import pytest
 
 from doctor.lint.python.rank_branches import (
+    denied_test,
     is_of_the_job,
     is_rank,
     is_rank_test,
     main_first,
+    plain_test,
     rank_condition,
     rank_conditions,
 )
@@ -185,3 +187,12 @@ def test_the_block_that_one_rank_enters_first():
     assert main_first(script, call).lineno == 1
     assert main_first(*marked("with accelerator.accumulate(model):\n    here()\n")) is None
     assert main_first(*marked("with fabric.rank_zero_first():\n    def f():\n        here()\n")) is None
+
+
+def test_tests_are_shown_without_double_negation() -> None:
+    """A negated comparison or negation is shown as its opposite; a negated condition with parts as what excludes."""
+    assert plain_test("not (rank != 0)") == "rank == 0"
+    assert plain_test("not (not self.is_main)") == "self.is_main"
+    assert plain_test("rank == 0 and (done)") == "rank == 0 and (done)"
+    assert denied_test("not (rank == 0 and not done)") == "rank == 0 and not done"
+    assert denied_test("not (rank == 0)") == denied_test("not (a) or (b)") == ""

@@ -60,6 +60,46 @@ class RankCondition(NamedTuple):
     certain: bool = True
 
 
+def plain_test(test: str) -> str:
+    """A test without double negation: ``not (rank != 0)`` as ``rank == 0``, ``not (not is_main)`` as ``is_main``."""
+    node = parsed = _parsed(test)
+    while isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        inner = node.operand
+        if isinstance(inner, ast.UnaryOp) and isinstance(inner.op, ast.Not):
+            node = inner.operand
+            continue
+        if not isinstance(inner, ast.Compare) or len(inner.ops) != 1 or type(inner.ops[0]) not in _OPPOSITES:
+            break
+        node = ast.Compare(inner.left, [_OPPOSITES[type(inner.ops[0])]()], inner.comparators)
+    return test if node is None or node is parsed else ast.unparse(node)
+
+
+def denied_test(test: str) -> str:
+    """What keeps a rank from a place: ``rank == 0 and done`` of ``not (rank == 0 and done)``; else empty."""
+    inner = test.removeprefix("not (").removesuffix(")")
+    if inner == test or isinstance(_parsed(test), ast.BoolOp):
+        return ""
+    return inner if isinstance(_parsed(inner), ast.BoolOp) or "…" in inner else ""
+
+
+_OPPOSITES: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+
+
+def _parsed(test: str) -> ast.expr | None:
+    """The expression; ``None`` for a text that was cut off."""
+    try:
+        return ast.parse(test, mode="eval").body
+    except SyntaxError:
+        return None
+
+
 def is_rank(script: Script, node: ast.expr) -> bool:
     """Whether an expression is a rank of this process: ``rank``, ``args.local_rank``, ``dist.get_rank()``,
     ``int(os.environ["RANK"])``."""

@@ -56,8 +56,10 @@ from doctor.testing.script_cases import fails, passes
 def collective_depends_on_data(script: Script) -> Iterator[Violation]:
     """Ask whether a collective call depends on the data or the clock of one rank.
 
-    Why it hurts: one rank makes the call and another does not, so the ranks wait for each other until the timeout.
-    Fix: Reduce the condition over all ranks (`dist.all_reduce(flag, op=dist.ReduceOp.MAX)`), and branch on the result.
+    Why it hurts: as soon as the condition differs between ranks, some make the call and others do not: they wait for
+    each other until the timeout.
+    Fix: Reduce the condition as a tensor over all ranks (`dist.all_reduce(flag, op=dist.ReduceOp.MAX)`), and branch on
+    the result.
     """
     calls = [(one.call, one.word) for one in collectives_of(script).all()]
     calls += [(call, "backward") for call in gradients_reduced(script)]
@@ -130,7 +132,11 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
         call,
         summary,
         severity=Severity.WARNING if kind == "signal" else None,  # launchers signal all ranks: see `disagreement`
-        evidence=(("condition", script.text_of(test)), ("line_of_condition", test.lineno), ("depends_on", kind)),
+        evidence=(
+            ("condition", script.text_of(test)),
+            ("line_of_condition", test.lineno),
+            ("depends_on", _DEPENDENCIES[kind]),
+        ),
         confidence=0.85,
         flow=(
             step_at(script, statement, f"each rank evaluates this on {whose}: line {call.lineno} {how} it is true"),

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from doctor.api import Edit, Script, SetArgument, Severity, Violation, location_of, rule
 from doctor.lint.python.collectives import METRIC
-from doctor.lint.python.rank_branches import RankCondition, rank_condition
+from doctor.lint.python.rank_branches import RankCondition, plain_test, rank_condition
 from doctor.lint.python.script import step_at
 from doctor.testing.script_cases import fails, passes
 
@@ -161,7 +161,7 @@ def _hit(script: Script, call: ast.Call, condition: RankCondition) -> Violation:
         who = "one rank" if "last_process" in condition.test or "on_process" in condition.test else "rank 0"
         where = f"runs only on {who} (`{condition.test}`, line {line})"
     else:
-        where = f"runs only if `{condition.test}` (line {line})"
+        where = f"runs only if `{plain_test(condition.test)}` (line {line})"
     return Violation(
         call,
         f"{name}{what}{metric} {where}",
@@ -169,7 +169,7 @@ def _hit(script: Script, call: ast.Call, condition: RankCondition) -> Violation:
         + ("." if metric else ", or pass `rank_zero_only=True` if only rank 0 has the value and nothing monitors it."),
         edits=_edits(script, call, condition),
         evidence=(
-            ("condition", condition.test),
+            ("condition", plain_test(condition.test)),
             ("line_of_condition", line),
             *(() if metric else (("foreshadows", []),)),  # without sync_dist, self.log calls no collective
         ),

@@ -35,8 +35,8 @@ from doctor.testing.script_cases import fails, passes
 def long_work_before_barrier(script: Script) -> Iterator[Violation]:
     """Ask whether ranks wait with the default timeout while one rank downloads or prepares data.
 
-    Why it hurts: the default timeout is 10 minutes with NCCL and 30 minutes with Gloo. With a larger dataset, or a
-    slower disk or network, the waiting ranks end the job with a timeout that looks like a network fault.
+    Why it hurts: the default timeout is 10 minutes with NCCL and 30 minutes with Gloo. With more data, or a slower disk
+    or network, the waiting ranks end the job with a timeout that looks like a network fault.
     Fix: Prepare the data before the run, or raise the timeout with `init_process_group(timeout=timedelta(hours=2))`.
     """
     started = _started(script)

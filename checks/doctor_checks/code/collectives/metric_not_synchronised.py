@@ -56,7 +56,7 @@ _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/]
     ),
     impacts={
         r"is not gathered|Accelerate shards": "The reported value describes one rank's shard, not the whole dataset.",
-        r"^\S+ gets": "The ranks change their learning rates in different epochs, so their weights diverge.",
+        r"^\S+ receives": "The ranks change their learning rates in different epochs, so their weights diverge.",
     },
     cases=lambda: (
         fails(
@@ -131,8 +131,8 @@ _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/]
 def metric_not_synchronised(script: Script) -> Iterator[Violation]:
     """Ask whether evaluation metrics are averaged across ranks.
 
-    Why it hurts: the logged value covers one rank's shard. If ModelCheckpoint or EarlyStopping monitors it, the saved
-    checkpoint may not be the best one.
+    Why it hurts: the logged value differs from the metric of the whole dataset. If ModelCheckpoint or EarlyStopping
+    monitors it, the saved checkpoint may not be the best one, or training may end at the wrong epoch.
     Fix: Pass `sync_dist=True` to `self.log`, or log a torchmetrics object, which synchronizes itself.
     """
     yield from _not_gathered(script)
@@ -165,7 +165,7 @@ def _not_gathered(script: Script) -> Iterator[Violation]:
         if ast.unparse(unwrapped(loop.iter)) in parted or is_distributed(script, loop):
             yield Violation(
                 call,
-                f"{script.text_of(call.func)} gets only this rank's predictions: Accelerate shards "
+                f"{script.text_of(call.func)} receives only this rank's predictions: Accelerate shards "
                 f"{script.text_of(unwrapped(loop.iter), 40)} (line {loop.lineno})",
                 fix=f"Pass the predictions and references through `accelerator.gather_for_metrics` before line "
                 f"{call.lineno}.",
@@ -181,7 +181,8 @@ def _scheduled_alone(script: Script) -> Iterator[Violation]:
         if is_plateau and call.args and rank_condition(script, call) is None and own_loops(script, call.args[0]):
             yield Violation(
                 call,
-                f"{script.text_of(call.func)} gets {script.text_of(call.args[0], 40)} of only this rank's shard",
+                f"{script.text_of(call.func)} receives {script.text_of(call.args[0], 40)}, which covers only this "
+                "rank's shard",
                 fix="Average the value over all ranks (`dist.all_reduce(loss, op=dist.ReduceOp.AVG)`) before calling "
                 f"{script.text_of(call.func)}.",
                 confidence=0.85,
@@ -277,8 +278,8 @@ def _hits(script: Script, call: ast.Call, hook: ast.FunctionDef) -> Iterator[Vio
             certain = is_on_gpu and not metric and not _COUNTS.search(name.lower())
             yield Violation(
                 call,
-                f"{name or script.text_of(value)} in {hook.name} is logged without sync_dist: it covers only rank 0's "
-                "shard",
+                f"{f'Metric {name!r}' if name else f'`{script.text_of(value, 30)}`'} covers only rank 0's shard: "
+                f"{hook.name} logs it without sync_dist",
                 fix=f"Log the metric object, which synchronizes itself: `self.log({name!r}, {metric})`."
                 if metric
                 else _fix(script, call, name),

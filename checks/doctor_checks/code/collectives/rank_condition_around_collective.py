@@ -11,7 +11,7 @@ from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.collectives import CollectiveCall, collectives_and_forwards
 from doctor.lint.python.matching_collectives import flow_of, unmatched_condition
 from doctor.lint.python.project.options import switch_off_by_default
-from doctor.lint.python.rank_branches import RankCondition, main_first, rank_condition
+from doctor.lint.python.rank_branches import RankCondition, denied_test, main_first, plain_test, rank_condition
 from doctor.lint.python.training import is_without_gradients, trains_on_several
 from doctor.lint.python.wrapped_models import FORWARD_OF_DDP, is_wrapped_later, parameter_names
 from doctor.testing.script_cases import fails, passes
@@ -32,11 +32,11 @@ from doctor.testing.script_cases import fails, passes
             "The other ranks run the block while the first one is still in it, and may read data that it is preparing."
         ),
         r"DDP forward": (
-            "DDP broadcasts buffers in its forward pass, so the ranks that call it wait for the others, or mismatched "
-            "collectives are paired."
+            "DDP broadcasts buffers, such as BatchNorm statistics, in its forward pass: the ranks that run it wait for "
+            "the others, or mismatched collectives are paired."
         ),
         r"FSDP forward": (
-            "FSDP gathers parameters in its forward pass, so the ranks that call it wait for the others, or mismatched "
+            "FSDP gathers parameters in its forward pass: the ranks that run it wait for the others, or mismatched "
             "collectives are paired."
         ),
     },
@@ -149,21 +149,24 @@ def _run_by_some(script: Script, one: CollectiveCall, condition: RankCondition) 
     line = getattr(condition.where, "lineno", one.call.lineno)
     if condition.test.startswith("@"):
         who = "one rank" if "last_process" in condition.test or "on_process" in condition.test else "rank 0"
-        where = f"only on {who} ({condition.test}, line {line})"
+        where = f"runs only on {who} ({condition.test}, line {line})"
+    elif denied := denied_test(condition.test):
+        where = f"is not reached if {denied} (line {line})"
     else:
-        where = f"only if {_plain(condition.test)} (line {line})"
+        where = f"runs only if {plain_test(condition.test)} (line {line})"
     depends = not condition.certain or _OF_A_GROUP.search(condition.test) is not None or _is_stopped(script, one.call)
     option = _option_of(script, one)
     is_certain = one.certain and not depends and not option
     is_advice = not option and _is_advice(script, one)
-    summary = f"{f'With {option}, ' if option else ''}{_words(script, one)} runs {where}"
+    summary = f"{f'With {option}, ' if option else ''}{_words(script, one)} {where}"
     longer = f"{summary}, not on all ranks"
+    is_complete = condition.test.startswith("@") or "is not reached" in where
     return Violation(
         one.call,
-        longer if len(longer) <= LONGEST_SUMMARY and not condition.test.startswith("@") else summary,
-        fix=_fix(script, one),
+        longer if len(longer) <= LONGEST_SUMMARY and not is_complete else summary,
+        fix=_fix(script, one, condition),
         severity=None if is_certain else Severity.INFO if depends or is_advice else Severity.WARNING,
-        evidence=(("condition", _plain(condition.test)), ("line_of_condition", line), ("collective", one.word)),
+        evidence=(("condition", plain_test(condition.test)), ("line_of_condition", line), ("collective", one.word)),
         confidence=(0.95 if one.through is None else 0.9) if is_certain else 0.7,
         flow=flow_of(script, one, condition),
     )
@@ -317,15 +320,6 @@ def _words(script: Script, one: CollectiveCall) -> str:
     return f"{name} (which calls {one.word})" if one.through else name
 
 
-def _plain(test: str) -> str:
-    """``not (rank != 0)`` as ``rank == 0``, if that is the whole condition."""
-    inner = test.removeprefix("not (").removesuffix(")") if test.startswith("not (") else ""
-    for one, other in ((" != ", " == "), (" == ", " != ")):
-        if inner.count(one) == 1 and not any(word in inner for word in (" and ", " or ", " not ")):
-            return inner.replace(one, other)
-    return test
-
-
 _FIXES = {
     "sync_dist": "Call `self.log(..., sync_dist=True)` on all ranks, outside the branch; if only one rank has the "
     "value, pass `rank_zero_only=True` and no sync_dist.",
@@ -333,7 +327,6 @@ _FIXES = {
     "writes.",
     "save": "Call `fabric.save(path, state)` on all ranks: it contains a barrier, and only rank 0 writes.",
     "barrier": "Move the barrier out of the branch, or remove it: the other ranks do not call it.",
-    "wait_for_everyone": "Move the call out of the branch: all ranks must make it.",
     "validate": "Evaluate on all ranks, each on its shard; run a test on one process in a separate script with "
     "`Trainer(devices=1)`.",
     "new_group": "Call `group = dist.new_group(ranks)` on all ranks, outside the branch, including ranks that are not "
@@ -349,16 +342,25 @@ _FIXES = {
 _FIXES |= dict.fromkeys(("test", "predict", "fit"), _FIXES["validate"])
 
 
-def _fix(script: Script, one: CollectiveCall) -> str:
+def _fix(script: Script, one: CollectiveCall, condition: RankCondition) -> str:
+    name = script.text_of(one.call.func, 40)
     if one.through and one.word == "forward of DDP":
-        return f"Call `{script.text_of(one.call.func, 40)}` on all ranks, or pass it the inner model: `model.module`."
-    if one.through:
-        return f"Call `{script.text_of(one.call.func, 40)}` on all ranks, and use its result only inside the branch."
+        return f"Call `{name}` on all ranks, or pass it the inner model: `model.module`."
     if one.word == "distributed checkpoint":
-        return f"Call `{script.text_of(one.call.func, 40)}` on all ranks: each of them reads or writes its own shards."
-    return _FIXES.get(one.word) or (
-        f"Call `{script.text_of(one.call.func, 40)}` on all ranks, and use its result only inside the branch."
-    )
+        return f"Call `{name}` on all ranks: each of them reads or writes its own shards."
+    is_inside = any(one is condition.where for one in script.around(one.call))
+    if not one.through and one.word in _FIXES and (is_inside or one.word not in _BARRIERS):
+        return _FIXES[one.word]
+    line = getattr(condition.where, "lineno", one.call.lineno)
+    if isinstance(condition.where, ast.If) and not is_inside:
+        return f"Call `{name}` also on the ranks that leave at line {line}{_or_remove(one)}."
+    if isinstance(condition.where, ast.If) and isinstance(script.parent(one.call), ast.Expr):
+        return f"Move line {one.call.lineno} out of the branch at line {line}, so that all ranks make the call."
+    return f"Call `{name}` on all ranks, and use its result only inside the branch."
+
+
+def _or_remove(one: CollectiveCall) -> str:
+    return ", or remove the call" if one.word in _BARRIERS else ""
 
 
 _CHECKPOINT_OF_ALL = """\

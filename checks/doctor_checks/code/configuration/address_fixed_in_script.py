@@ -36,13 +36,21 @@ _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
     foreshadows=("ENV008", "NET005", "NET006", "NET007", "NET018"),
     impacts={
         r"second job": (
-            'A second job on this host fails with "Address already in use", or its ranks join the store of the first.'
+            'A second job on this host fails with "Address already in use", or its ranks connect to the store of the '
+            "first job."
         ),
-        r"interface has another name": (
-            "Ranks on hosts without this interface fail when NCCL or Gloo starts, and the others wait for them."
+        r"^NCCL.*interface has another name": (
+            "Ranks on hosts without this interface fail when NCCL starts, and the others wait for them."
         ),
+        r"^GLOO.*interface has another name": (
+            "Ranks on hosts without this interface fail when Gloo starts, and the others wait for them."
+        ),
+        r"^TP.*interface has another name": (
+            "On hosts without this interface, RPC uses the address of the host name, which other hosts may not reach."
+        ),
+        r"^UCX.*adapter has another name": "Ranks on hosts without this adapter use another transport, or fail.",
         r"adapter has another name": (
-            "On hosts without this adapter, NCCL finds no RDMA device: it uses TCP sockets, or the job hangs at "
+            "On hosts without this adapter, NCCL finds no RDMA device: it uses TCP sockets, or the job may hang at "
             "startup."
         ),
         r"must run on that host": (
@@ -77,7 +85,7 @@ def address_fixed_in_script(script: Script) -> Iterator[Violation]:
     """Ask whether ports, addresses and interfaces come from the job and not from the script.
 
     Why it hurts: a second job on this host uses the same port and fails with "Address already in use", or its ranks
-    join the store of the first.
+    connect to the store of the first job.
     Fix: Leave the variable to the launcher, or set it with `os.environ.setdefault(...)`.
     """
     if is_test(script):
@@ -97,7 +105,7 @@ def address_fixed_in_script(script: Script) -> Iterator[Violation]:
             fits = is_local and write.name == _ADDRESS and write.value in _HERE
             yield replace(hit, severity=Severity.INFO) if in_branch or fits else hit
     for call in script.calls("torch.distributed.init_process_group"):
-        yield from _of_method(script, call)
+        yield from _of_method(script, call, starts)
 
 
 _OF_SEVERAL_HOSTS = re.compile(
@@ -247,9 +255,10 @@ def _judge(write: _Write, given: bool, starts: bool) -> Violation | None:
         if not value or value.startswith("^") or value == "all" or any(sign in value for sign in "*{"):
             return None
         what = "adapter" if "HCA" in write.name or "UCX" in write.name else "interface"
+        do = "cannot use RDMA" if what == "adapter" else "ignore it" if write.name.startswith("TP_") else "cannot join"
         return Violation(
             write.at,
-            f'{write.name}="{value}" is hard-coded: hosts whose {what} has another name cannot join',
+            f'{write.name}="{value}" is hard-coded: hosts whose {what} has another name {do}',
             fix=f"Set {write.name} in the environment of the cluster instead.",
             severity=Severity.INFO,
             confidence=0.8,
@@ -261,7 +270,7 @@ def _judge(write: _Write, given: bool, starts: bool) -> Violation | None:
         return Violation(
             write.at,
             f'MASTER_ADDR="{write.value}" in the script overrides the address set by the launcher',
-            fix='Remove the assignment, or use `os.environ.setdefault("MASTER_ADDR", ...)`.',
+            fix=f'Remove the assignment, or use `os.environ.setdefault("MASTER_ADDR", "{write.value}")`.',
             evidence=_in_a_run("NET005" if write.value in _HERE else "NET006"),
         )
     return None
@@ -272,7 +281,7 @@ def _of_port(write: _Write, given: bool) -> Violation:
         return Violation(
             write.at,
             f"MASTER_PORT={write.value} in the script overrides the port set by the launcher",
-            fix='Remove the assignment, or use `os.environ.setdefault("MASTER_PORT", ...)`.',
+            fix=f'Remove the assignment, or use `os.environ.setdefault("MASTER_PORT", "{write.value}")`.',
             evidence=_in_a_run("ENV008"),
         )
     return Violation(
@@ -290,7 +299,7 @@ def _in_a_run(check: str) -> tuple[tuple[str, object], ...]:
     return (("foreshadows", [check]),)
 
 
-def _of_method(script: Script, call: ast.Call) -> Iterator[Violation]:
+def _of_method(script: Script, call: ast.Call, starts: bool) -> Iterator[Violation]:
     method = script.argument(call, "init_method", 1)
     text = script.value(method) if method is not None else None
     found = _TCP.match(text) if isinstance(text, str) else None
@@ -303,7 +312,9 @@ def _of_method(script: Script, call: ast.Call) -> Iterator[Violation]:
         call,
         f'init_method="{text}" is hard-coded: '
         + ("a second job on this host may hold the port" if here else "rank 0 must run on that host"),
-        fix='Use `init_method="env://"` (the default), with MASTER_ADDR and MASTER_PORT from torchrun.',
+        fix="Before the ranks start, get a free port by binding a socket to port 0, and pass them the URL with it."
+        if here and starts
+        else 'Use `init_method="env://"` (the default), with MASTER_ADDR and MASTER_PORT from torchrun.',
         severity=Severity.INFO if here else None,
         evidence=_in_a_run("ENV008" if here else "NET006"),
     )
@@ -318,6 +329,8 @@ dist.init_process_group("nccl")
 _INTERFACE = """\
 os.environ["NCCL_SOCKET_IFNAME"] = "eth0"  # !
 os.environ["GLOO_SOCKET_IFNAME"] = "ens5"  # !
+os.environ["TP_SOCKET_IFNAME"] = "ens5"  # !
+os.environ["UCX_NET_DEVICES"] = "mlx5_0:1"  # !
 os.environ.update({"NCCL_IB_HCA": "mlx5_0"})  # !
 dist.init_process_group("nccl")
 """

@@ -65,7 +65,7 @@ def environment_written_late(script: Script) -> Iterator[Violation]:
             continue
         yield Violation(
             at,
-            f"{variable} is set too late: {reader.words} in `{script.text_of(started, 30)}` (line {started.lineno})",
+            f"{variable} is set too late: {reader.words} in `{script.text_of(started, 29)}` (line {started.lineno})",
             fix=f"Set {variable} above line {started.lineno}, or in the environment of the launcher.",
             evidence=(("variable", variable), ("read_at_line", started.lineno), ("foreshadows", _in_a_run(variable))),
             confidence=0.85,

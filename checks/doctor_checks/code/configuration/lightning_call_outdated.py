@@ -34,8 +34,13 @@ _OPTIMIZER_STEP = ("optimizer_idx", "on_tpu", "using_lbfgs")
     mentions=("lightning",),
     foreshadows=("VER006",),
     impacts={
-        r"was replaced": "It works for now; a later release may remove it.",
+        r"was replaced": "The old value works for now; a later release may remove it.",
         r"Trainer\(": "Every rank fails when it creates the Trainer.",
+        r"^Trainer\.": "Every rank fails with AttributeError at this line.",
+        r"^(?:lightning|pytorch_lightning)\.": "Every rank fails with ImportError at this line.",
+        r"_step_end\b": "Lightning no longer calls this method, so its code silently never runs.",
+        r"\.training_step\(": "Lightning raises RuntimeError on every rank before the first batch.",
+        r"_epoch_end\b": "Lightning raises NotImplementedError on every rank before the first batch.",
     },
     cases=lambda: (
         fails("written for 1.x", _FOR_1, fixed=_FOR_1_FIXED, releases=_V2),
@@ -181,18 +186,25 @@ def _gone(at: ast.AST, words: str, known: ArgumentInfo | None, release: str | No
 def _complaints(script: Script, release: str | None) -> Iterator[_Complaint]:
     for call in script.calls(TRAINER):
         for name, value, at in _given(script, call):
-            known = trainer_argument(name)
+            known, text = trainer_argument(name), script.text_of(value, 24)
             place = at if isinstance(at, ast.keyword) else None
             if known is not None and _is_gone(known.removed, release):
                 edits = trainer_edits(script, call, name, value) if place else ()
-                text = script.text_of(value, 24)
                 new = known.replacement.replace("=…", f"={text}") if name in _SAME_VALUE else known.replacement
                 yield _Complaint(at, f"Trainer({name}={text})", known.removed or "", new, edits)
             elif known is not None and known.since and release is not None and is_older(release, known.since):
-                yield _Complaint(at, f"Trainer({name}=)", f"since {known.since}", f"Lightning {known.since} or newer")
+                yield _Complaint(
+                    at, f"Trainer({name}={text})", f"since {known.since}", f"Lightning {known.since} or newer"
+                )
             else:
                 yield from _of_value(script, call, name, value, at, release)
     yield from _of_methods(script, release)
+    yield from _of_imports(script, release)
+    for owner in lightning_modules(script):
+        yield from _of_module(owner, release)
+
+
+def _of_imports(script: Script, release: str | None) -> Iterator[_Complaint]:
     for node in script.all(ast.ImportFrom):
         if not node.module or node.level or node.module.partition(".")[0] not in ("lightning", "pytorch_lightning"):
             continue
@@ -201,9 +213,17 @@ def _complaints(script: Script, release: str | None) -> Iterator[_Complaint]:
             continue
         for one in node.names:
             path = (module + one.name).removeprefix(_PACKAGE)
-            yield from _gone(node, f"{node.module}.{one.name}", lightning_import(path), release)
-    for owner in lightning_modules(script):
-        yield from _of_module(owner, release)
+            known = lightning_import(path)
+            if known is not None and _is_gone(known.removed, release):
+                new = _qualified(known.replacement, node.module)
+                yield _Complaint(node, f"{node.module}.{one.name}", known.removed or "", new)
+
+
+def _qualified(replacement: str, module: str) -> str:
+    """``pytorch_lightning.strategies.DDPStrategy`` for ``strategies.DDPStrategy``, as the script names the package."""
+    package = "pytorch_lightning" if module.startswith("pytorch_lightning") else _PACKAGE.rstrip(".")
+    is_part = replacement.partition(".")[0] in ("loggers", "plugins", "profilers", "strategies", "utilities")
+    return f"{package}.{replacement}" if is_part else replacement
 
 
 _SAME_VALUE = frozenset(
@@ -239,7 +259,9 @@ def _of_value(
     elif name == "accelerator" and written in STRATEGIES_AS_ACCELERATORS and _is_gone("1.7.0", release):
         yield _Complaint(at, words, "1.7.0", f'accelerator="gpu", strategy="{written}"', edits)
     elif name == "accumulate_grad_batches" and isinstance(value, ast.Dict) and _is_gone("2.0.0", release):
-        yield _Complaint(at, words, "2.0.0", "callbacks=[GradientAccumulationScheduler(scheduling=...)]")
+        yield _Complaint(
+            at, words, "2.0.0", f"callbacks=[GradientAccumulationScheduler(scheduling={script.text_of(value, 24)})]"
+        )
     elif name == "precision" and written in HALF and release is not None and _is_gone("2.0.0", release):
         yield _Complaint(at, words, "2.0.0", f'precision="{HALF[written]}"', edits, Severity.INFO)
 
@@ -348,6 +370,9 @@ class Model(L.LightningModule):
 
     def validation_epoch_end(self, outputs):  # !
         self.log("val", sum(outputs))
+
+    def validation_step_end(self, parts):  # !
+        return sum(parts)
 
 trainer = L.Trainer.from_argparse_args(args)  # !
 trainer.tune(Model())  # !

@@ -68,8 +68,8 @@ _REFILLS = frozenset(
 def collate_drops_samples(script: Script) -> Iterator[Violation]:
     """Ask whether collate functions return as many samples as they are given.
 
-    Why it hurts: `all_gather` of such batches hangs or fails, and DDP averages gradients as if all batches had the same
-    size. An empty batch makes the rank fail, or skip a step in which the others wait.
+    Why it hurts: `all_gather` of such batches may hang or fail, and DDP averages gradients as if all batches had the
+    same size. An empty batch makes the rank fail, or skip a step in which the others wait.
     Fix: Remove bad samples from the dataset before it is sharded, or replace them so that each batch stays full.
     """
     ranks = several_ranks(script)
@@ -85,7 +85,7 @@ def collate_drops_samples(script: Script) -> Iterator[Violation]:
                     continue
                 yield Violation(
                     node,
-                    f"{name} drops samples from its batch, so batch sizes differ between ranks",
+                    f"{name} drops samples from its batch, so batch sizes may differ between ranks",
                     evidence=(("job_started_at_line", ranks.lineno),),
                 )
 

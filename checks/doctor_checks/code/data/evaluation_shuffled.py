@@ -114,6 +114,7 @@ def evaluation_shuffled(script: Script) -> Iterator[Violation]:
             yield Violation(
                 loader.call,
                 f"{loader.title} shuffles the evaluation data: the order of its results differs between ranks",
+                fix="Pass `shuffle=False` to the DataLoader.",
                 edits=(SetArgument(location_of(loader.call), "shuffle", "False"),) if named else (),
             )
     for call in script.calls(SAMPLER):
@@ -132,6 +133,7 @@ def evaluation_shuffled(script: Script) -> Iterator[Violation]:
                 call,
                 f"{name or 'DistributedSampler'} (line {call.lineno}) shuffles the evaluation data, because "
                 "shuffle=True is the default",
+                fix="Pass `shuffle=False` to DistributedSampler.",
                 edits=(SetArgument(location_of(call), "shuffle", "False"),),
             )
 

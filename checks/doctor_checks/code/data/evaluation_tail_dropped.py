@@ -95,9 +95,8 @@ pass."""
 def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
     """Ask whether an evaluation on several ranks covers all samples.
 
-    Why it hurts: the metric depends on the number of ranks and the batch size, and samples at the end of the data,
-    often of one class, are never counted.
-    Fix: Remove `drop_last=True` from the evaluation, because forward passes under DDP do not need equal batches.
+    Why it hurts: the metric leaves out the dropped samples, so it depends on the number of ranks and the batch size.
+    Fix: Remove `drop_last=True`: a forward pass under DDP does not need batches of equal size.
     """
     if several_ranks(script) is None or _WHOLE_BATCHES.search(script.text) or is_test(script):
         return
@@ -114,10 +113,11 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
             continue
         if script.value(script.argument(loader.call, "drop_last", 8)) is True:
             size = script.value(script.argument(loader.call, "batch_size", 1))
-            batch = f"{size - 1} samples" if isinstance(size, int) and size > 1 else "a batch of samples"
+            many = isinstance(size, int) and size > 2
+            batch = f"{size - 1} evaluation samples" if many else "a batch of the evaluation"
             yield Violation(
                 loader.call,
-                f"{loader.title} drops up to {batch} of the evaluation on each rank (drop_last=True)",
+                f"{loader.title} drops up to {batch} on each rank (drop_last=True)",
             )
     for call in script.calls(SAMPLER):
         data = script.argument(call, "dataset", 0)
@@ -129,8 +129,9 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
             yield Violation(
                 call,
                 f"{name} (line {call.lineno}) drops up to world_size - 1 evaluation samples (drop_last=True)",
-                fix="Evaluate the last samples separately: "
-                "`Subset(dataset, range(len(sampler) * world_size, len(dataset)))`.",
+                fix=f"Evaluate the last samples separately: `Subset({script.text_of(data, 40) if data else 'dataset'}, "
+                f"range(len({target_name(script, call) or 'sampler'}) * world_size, "
+                f"len({script.text_of(data, 40) if data else 'dataset'})))`.",
                 severity=Severity.INFO,
             )
 

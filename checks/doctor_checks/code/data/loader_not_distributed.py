@@ -120,16 +120,22 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
         if _is_trained_on(script, loader, trained) and _gives_all(script, loader) and not _may_part(script, loader):
             data = script.argument(loader.call, "dataset", 0)
             named = script.text_of(data, 40) if data is not None else "dataset"
-            shuffles = script.value(script.argument(loader.call, "shuffle", 2)) is True
+            given = named if isinstance(data, (ast.Name, ast.Attribute)) else "dataset"
             yield Violation(
                 loader.call,
-                f"{loader.title} has no distributed sampler: every rank trains on all of {named}",
-                fix=f"Pass `sampler=DistributedSampler({named})` to the loader"
-                f"{' instead of `shuffle=True`' if shuffles else ''}, and call its `set_epoch(epoch)` before each "
-                "epoch.",
+                f"{loader.title} has no distributed sampler: every rank trains on all of `{named}`",
+                fix=f"Pass `sampler=DistributedSampler({given})` to the loader{_instead_of(script, loader.call)}, and "
+                "call its `set_epoch(epoch)` before each epoch.",
                 evidence=(("wrapped_at_line", wrapper.lineno),),
                 severity=Severity.WARNING if _has_other_launch(script, wrapper) else None,
             )
+
+
+def _instead_of(script: Script, loader: ast.Call) -> str:
+    sampler = script.argument(loader, "sampler", 3)
+    if sampler is not None:
+        return f" instead of `sampler={script.text_of(sampler, 40)}`"
+    return " instead of `shuffle=True`" if script.value(script.argument(loader, "shuffle", 2)) is True else ""
 
 
 def _has_other_launch(script: Script, wrapper: ast.Call) -> bool:

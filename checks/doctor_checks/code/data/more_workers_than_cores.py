@@ -35,25 +35,27 @@ _SPAWNS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
 def more_workers_than_cores(script: Script) -> Iterator[Violation]:
     """Ask whether the data loader workers of all ranks on a host fit its CPU cores.
 
-    Why it hurts: workers compete for cores with the threads that feed the GPUs: steps wait for data, and each worker
-    holds a copy of the dataset.
+    Why it hurts: workers compete for cores with the threads that feed the GPUs, so steps wait for data, and each worker
+    may hold a copy of the dataset.
     Fix: Set `num_workers` to at most the cores of the host divided by its ranks, minus one for the rank itself.
     """
     ranks = _ranks_of_host(script)
     for call in script.calls(LOADER):
         given = script.argument(call, "num_workers", 5)
         workers = _workers(script, given) if given is not None else None
-        if workers is None:
+        if given is None or workers is None:
             continue
         if workers.number is None:
             yield from _every_core(script, call, workers, ranks)
         elif script.processors is not None and workers.number * ranks > script.processors:
-            total = (workers.number or 0) * ranks
+            total, fitting = (workers.number or 0) * ranks, max(1, script.processors // ranks - 1)
             exceeds = f" on {ranks} ranks starts {total} workers on" if ranks > 1 else " exceeds the"
             yield Violation(
                 call,
-                f"{workers.of}{exceeds} {script.processors} CPU cores",
-                fix=f"Set `num_workers={max(1, script.processors // ranks - 1)}`.",
+                f"{workers.of}{exceeds} {script.processors} CPU cores{'' if ranks > 1 else ' of this host'}",
+                fix=f"Set `num_workers={fitting}`."
+                if workers.certain
+                else f"Set `{script.text_of(given, 40)}` to {fitting}.",
                 confidence=1.0 if workers.certain else 0.7,
                 evidence=(("workers", total), ("ranks", ranks), ("cores", script.processors)),
             )
@@ -113,7 +115,7 @@ def _every_core(script: Script, call: ast.Call, workers: _Workers, ranks: int) -
     yield Violation(
         call,
         f"{workers.of} gives {many} of a host one worker per CPU core",
-        fix="Set `num_workers=max(1, len(os.sched_getaffinity(0)) // local_world_size - 1)`.",
+        fix='Set `num_workers=max(1, len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"]) - 1)`.',
         evidence=(("job_started_at_line", shown.lineno),),
         confidence=0.9,
     )

@@ -82,7 +82,7 @@ from doctor.testing.script_cases import fails, passes
 def sampler_epoch_not_set(script: Script) -> Iterator[Violation]:
     """Ask whether a script that creates a DistributedSampler calls set_epoch() in every epoch.
 
-    Why it hurts: every epoch has the same batches in the same order, so the model generalizes worse; no error is
+    Why it hurts: every epoch has the same batches in the same order, so the model may generalize worse; no error is
     raised.
     Fix: Call `sampler.set_epoch(epoch)` as the first statement of the loop over epochs.
     """
@@ -140,6 +140,7 @@ def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Vi
             handed = list(_handed(script, loop))
             made = [script.values_of(source) for source in handed or [loop.source]]
             is_once = all(_is_one_epoch(script, one) for one in repeated)
+            if_any = ", if it is a DistributedSampler" if _is_alternative(script, sampler) else ""
             yield Violation(
                 sampler,
                 f"{name}.set_epoch() is never called: every epoch of the loop at line {repeated[0].lineno} uses the "
@@ -147,7 +148,7 @@ def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Vi
                 severity=Severity.INFO if is_once else None,
                 preview=is_once,
                 fix=f"Call `{_statement(script, sampler, repeated[0], fed)}` as the first statement of the loop at "
-                f"line {repeated[0].lineno}.",
+                f"line {repeated[0].lineno}{if_any}.",
                 edits=tuple(_edit(script, sampler, repeated, fed))
                 if all(
                     len(values) == 1 and isinstance(values[0], ast.Call) and _uses(script, values[0], sampler)
@@ -156,6 +157,13 @@ def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Vi
                 else (),
             )
             return
+
+
+def _is_alternative(script: Script, sampler: ast.Call) -> bool:
+    """Whether the name of the sampler holds another one in jobs of one process."""
+    statement = script.parent(sampler)
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    return isinstance(target, (ast.Name, ast.Attribute)) and len(script.values_of(target)) > 1
 
 
 def _endless(script: Script) -> Iterator[Loop]:

@@ -30,12 +30,12 @@ _HOSTS = re.compile(r"n_?nodes|num_(?:nodes|machines)|node_rank|machine_rank|SLU
     foreshadows=("DATA004",),
     impacts={
         r"uses \d+ shards": (
-            "With more ranks than shards, some ranks read the same data or fail on an invalid index. With fewer, "
-            "part of the data is never read, and no error is raised."
+            'With more ranks than shards, the surplus ranks fail with ValueError ("Invalid rank"). With fewer, part of '
+            "the data is never read, and no error is raised."
         ),
         r"local rank": (
-            "Ranks with the same local rank read the same data, and the rest of the data is never read; no error is "
-            "raised."
+            "On several nodes, ranks with the same local rank read the same data, and the rest of the data is never "
+            "read; no error is raised."
         ),
         r"uses shard \d+": (
             "Every rank reads the same shard, and the rest of the data is never read; no error is raised."
@@ -65,7 +65,7 @@ _HOSTS = re.compile(r"n_?nodes|num_(?:nodes|machines)|node_rank|machine_rank|SLU
 def sampler_world_fixed(script: Script) -> Iterator[Violation]:
     """Ask whether DistributedSampler uses the actual rank and number of ranks.
 
-    Why it hurts: with more ranks than the hard-coded number, some ranks read the same data or fail on an invalid index;
+    Why it hurts: with more ranks than the hard-coded number, the surplus ranks fail with ValueError ("Invalid rank");
     with fewer, part of the data is never read. A fixed rank gives every rank the same shard.
     Fix: Omit `num_replicas` and `rank`: DistributedSampler then takes them from torch.distributed.
     """

@@ -116,12 +116,20 @@ def split_not_seeded(script: Script) -> Iterator[Violation]:
                 yield Violation(
                     call,
                     f"{script.text_of(call.func)} uses {seed}: each rank gets a different split",
-                    fix="" if last_name(call.func) == "random_split" else _SAME_SEED,
+                    fix=_fix(script, call),
                     severity=Severity.WARNING if own is None and _may_be_seeded(script, call) else None,
                 )
 
 
-_SAME_SEED = "Use the same seed on all ranks when the split is drawn, for example `torch.manual_seed(42)`."
+def _fix(script: Script, call: ast.Call) -> str:
+    name = script.name(call.func)
+    if last_name(call.func) == "random_split":
+        return ""
+    if last_name(call.func) == "train_test_split":
+        return "Pass the same seed on all ranks (`random_state=42`)."
+    library = name.rpartition(".")[0]
+    seed = "torch.manual_seed(42)" if library == "torch" else f"{library}.seed(42)"
+    return f"Set the same seed on all ranks before line {call.lineno}, for example `{seed}`."
 
 
 def _draws(script: Script) -> Iterator[tuple[ast.Call, tuple[str, int | None] | None]]:

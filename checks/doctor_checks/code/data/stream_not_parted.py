@@ -141,6 +141,13 @@ def _is_whole(source: ast.expr) -> bool:
     return isinstance(source, ast.Attribute) and bool(_FILES.search(source.attr))
 
 
+def _name(script: Script, call: ast.Call, words: str) -> str:
+    """The variable that holds the result of a call, in ``words``; empty if there is none."""
+    statement = script.parent(call)
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    return words.format(target.id) if isinstance(target, ast.Name) else ""
+
+
 def _from_the_hub(script: Script, ranks: ast.Call) -> Iterator[Violation]:
     """``load_dataset(…, streaming=True)``, which is partitioned for workers but not for ranks."""
     words = {word for part in ast.walk(script.tree) for word in _words(part)}
@@ -153,9 +160,11 @@ def _from_the_hub(script: Script, ranks: ast.Call) -> Iterator[Violation]:
         if script.value(script.argument(call, "streaming")) is True and any("load_dataset()" in name for name in fed):
             yield Violation(
                 call,
-                "Each rank reads the whole stream, so every sample is trained on several times",
+                f"Each rank reads the whole stream{_name(script, call, ' `{}`')}: an epoch has each sample once per "
+                "rank",
                 evidence=(("job_started_at_line", ranks.lineno),),
-                fix="Use `datasets.distributed.split_dataset_by_node(dataset, rank, world_size)`.",
+                fix="Use `datasets.distributed.split_dataset_by_node("
+                f"{_name(script, call, '{}') or 'dataset'}, rank, world_size)`.",
             )
 
 

@@ -279,7 +279,7 @@ def _hit(script: Script, call: ast.Call, shown: ast.Call | None) -> Violation:
         return Violation(
             call,
             f"DataParallel does not reduce gradients across ranks, although line {shown.lineno} joins a process group",
-            fix="Wrap the model in DistributedDataParallel instead.",
+            fix="Replace DataParallel with `DistributedDataParallel(model, device_ids=[local_rank])`.",
             severity=Severity.ERROR,
         )
     model = script.text_of(call.args[0], 30) if call.args else "the model"

@@ -63,7 +63,7 @@ def forward_past_ddp(script: Script) -> Iterator[Violation]:
         if block is not None and not _is_prepared(script, block, words):
             yield Violation(
                 call,
-                f"{script.text_of(call.func)}(...) bypasses {words}: the gradients of this step are not reduced",
+                f"{script.text_of(call.func)}(...) bypasses the DDP wrapper `{words}`: gradients are not reduced",
                 fix=_fix(script, call, words),
             )
 
@@ -98,7 +98,12 @@ def _fix(script: Script, call: ast.Call, words: str) -> str:
     if not words.isidentifier():
         return ""
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    moved = f", and move `{method}` into the module's forward()" if method in _METHODS else ""
+    part = script.text_of(call.func, 60).partition(f"{words}.module.")[2]
+    moved = ""
+    if method in _METHODS:
+        moved = f", and move `{method}` into the module's forward()" if method != "forward" else ""
+    elif part:
+        moved = f", and use `{part}` in the module's forward()"
     return f"Call `{words}(...)` instead{moved}."
 
 

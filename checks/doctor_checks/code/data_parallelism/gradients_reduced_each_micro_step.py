@@ -10,6 +10,7 @@ from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.loader_calls import target_name
 from doctor.lint.python.project.options import is_one_everywhere
+from doctor.lint.python.rank_branches import plain_test
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import ACCELERATOR, DDP, FABRIC, Loop, is_test, loops, trains_on_several
 from doctor.testing.script_cases import fails, passes
@@ -264,7 +265,9 @@ def _skipped(script: Script, loop: Loop, call: ast.Call) -> str | None:
         if isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Continue):
             test = statement.test.operand if isinstance(statement.test, ast.UnaryOp) else statement.test
             if _is_every_nth(script, test):
-                return f"if not ({script.text_of(statement.test, 36)}) (line {statement.lineno})"
+                denied = plain_test(f"not ({ast.unparse(statement.test)})")
+                short = denied if len(denied) <= 40 else f"{denied[:39]}…"
+                return f"if {short} (line {statement.lineno})"
     return None
 
 

@@ -74,7 +74,7 @@ def unused_parameters_contradict(script: Script) -> Iterator[Violation]:
             yield Violation(
                 call,
                 f"{word} conflicts with reentrant checkpointing (line {reentrant.lineno})",
-                fix="Use `checkpoint(..., use_reentrant=False)`, or do not search for unused parameters.",
+                fix=f"Pass `{_not_reentrant(script, reentrant)}` at line {reentrant.lineno}, or remove `{word}`.",
             )
     yield from _parts(script)
 
@@ -90,6 +90,12 @@ def _searches(script: Script) -> Iterator[tuple[ast.Call, str]]:
     for call in script.calls("transformers.TrainingArguments"):
         if script.value(script.argument(call, "ddp_find_unused_parameters")) is True:
             yield call, "ddp_find_unused_parameters=True"
+
+
+def _not_reentrant(script: Script, call: ast.Call) -> str:
+    if script.name(call.func) in _CHECKPOINT:
+        return "use_reentrant=False"
+    return 'gradient_checkpointing_kwargs={"use_reentrant": False}'
 
 
 def _reentrant(script: Script) -> ast.Call | None:

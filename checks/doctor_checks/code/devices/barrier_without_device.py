@@ -60,7 +60,7 @@ def barrier_without_device(script: Script) -> Iterator[Violation]:
 
     Why it hurts: an NCCL barrier is an all_reduce of one number on the current device, unless another device is given.
     In ranks that never called set_device this is GPU 0: each rank opens a context of several hundred MiB there, and the
-    barrier may hang.
+    barrier may hang or fail with "Duplicate GPU detected".
     Fix: Call `torch.cuda.set_device(local_rank)` at the start, or pass `init_process_group(...,
     device_id=torch.device("cuda", local_rank))` or `dist.barrier(device_ids=[local_rank])`.
     """

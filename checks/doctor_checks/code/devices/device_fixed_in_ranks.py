@@ -28,6 +28,12 @@ _BY_NAME = ("torch.", "transformers.")
     reads=Script,
     mentions=("cuda", "device"),
     foreshadows=("GPU001", "MEM001"),
+    impacts={
+        r": \.(?:to|cuda)\(": (
+            "All ranks of a host put these tensors on GPU 0, which may run out of memory. Operations that combine them "
+            "with tensors on the GPU of a rank fail."
+        ),
+    },
     cases=lambda: (
         fails("a fixed device beside a process group", _FIXED_DEVICE),
         fails("the first GPU by number", _FIRST_GPU),
@@ -51,9 +57,10 @@ _BY_NAME = ("torch.", "transformers.")
 def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
     """Ask whether each rank uses its own GPU.
 
-    Why it hurts: all ranks of a host use the same GPU: NCCL reports "Duplicate GPU detected" or hangs, the GPU runs out
-    of memory, and the other GPUs are idle.
-    Fix: Use the GPU of the local rank (`torch.device("cuda", int(os.environ["LOCAL_RANK"]))`) instead of GPU 0.
+    Why it hurts: all ranks of a host use the same GPU, while the others are idle: NCCL fails with "Duplicate GPU
+    detected" or hangs, or the GPU runs out of memory.
+    Fix: Use the GPU of the local rank: `torch.device("cuda", local_rank)`, where local_rank is
+    `int(os.environ["LOCAL_RANK"])` under torchrun.
     """
     shown = several_ranks(script)
     if shown is None or is_test(script) or simulates_ranks(script) or _spreads_one_model(script):
@@ -85,10 +92,29 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
             yield Violation(
                 node,
                 f"Every rank uses GPU 0 of its host: {words}",
+                fix=_fix(words),
                 evidence=(("job_started_at_line", shown.lineno),),
                 severity=None if certain else Severity.WARNING,
                 confidence=0.9 if certain else 0.6,
             )
+
+
+_OWN_GPU = (
+    ("torch.cuda.set_device(", "torch.cuda.set_device(local_rank)"),
+    ("device_ids=", "device_ids=[local_rank]"),
+    ("device_map=", 'device_map={"": local_rank}'),
+    ("device=", 'device=torch.device("cuda", local_rank)'),
+    (".to(", ".to(local_rank)"),
+    (".cuda(", ".cuda(local_rank)"),
+)
+"""The same argument or call for the GPU of the rank."""
+
+
+def _fix(words: str) -> str:
+    own = next((code for start, code in _OWN_GPU if words.startswith(start)), 'torch.device("cuda", local_rank)')
+    return (
+        f'Use the GPU of the local rank: `{own}`, where local_rank is `int(os.environ["LOCAL_RANK"])` under torchrun.'
+    )
 
 
 def _spreads_one_model(script: Script) -> bool:
@@ -156,7 +182,9 @@ def _made_on_first(script: Script, call: ast.Call) -> str:
     """``torch.device("cuda:0")`` that no other device replaces; ``device=`` and ``device_map=``."""
     name = script.name(call.func)
     if name == "torch.device":
-        return script.text_of(call) if _is_device_of_all(script, call) else ""
+        either = call.args[0] if call.args and isinstance(call.args[0], ast.IfExp) else None
+        words = f"torch.device({script.text_of(either.body)} if ...)" if either is not None else script.text_of(call)
+        return words if _is_device_of_all(script, call) else ""
     if not name.startswith(_BY_NAME):
         return ""
     if (device := script.argument(call, "device")) is not None and _is_first(device):

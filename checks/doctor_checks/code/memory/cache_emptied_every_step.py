@@ -34,8 +34,8 @@ _STEPS_OF_OTHERS = ("on_step_end", "on_step_begin", "on_substep_end")
 def cache_emptied_every_step(script: Script) -> Iterator[Violation]:
     """Ask whether the CUDA caching allocator keeps its memory between steps.
 
-    Why it hurts: each call synchronizes with the GPU and releases blocks that the next step allocates again from the
-    driver: steps get slower, and no additional memory becomes available.
+    Why it hurts: each call synchronizes with the GPU and returns cached blocks to the driver, from which the next step
+    allocates them again: steps get slower, and PyTorch gains no memory.
     Fix: Remove the call, and set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` if memory is fragmented.
     """
     for call in script.calls("torch.cuda.empty_cache", "torch.accelerator.empty_cache"):

@@ -82,7 +82,7 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
 
     Why it hurts: torch.load restores each tensor to the device it was saved from, usually GPU 0. All ranks of a host
     then hold a copy of the checkpoint there, and rank 0 may run out of memory.
-    Fix: Call `torch.load(path, map_location="cpu")`; load_state_dict then copies the tensors to the GPU of the rank.
+    Fix: Pass `map_location="cpu"` to torch.load; load_state_dict then copies the tensors to the device of the model.
     """
     shown = several_ranks(script)
     if shown is None or not uses_gpus(script) or simulates_ranks(script) or only_infers(script, shown):

@@ -88,8 +88,8 @@ _SET_UP = re.compile(r"^lightning\.fabric\.Fabric\(\)\.setup_optimizers\(\)$")
 def gradients_not_zeroed(script: Script) -> Iterator[Violation]:
     """Ask whether a training loop zeroes gradients between optimizer steps.
 
-    Why it hurts: each update uses the sum of the gradients of all previous steps, so the loss decreases for a while and
-    then diverges.
+    Why it hurts: each update uses the sum of the gradients of all previous steps, so the loss may decrease for a while
+    and then diverge.
     Fix: Call `optimizer.zero_grad()` before the backward pass, or after `optimizer.step()`.
     """
     if is_test(script) or _ZEROES.search(script.text):
@@ -107,7 +107,8 @@ def gradients_not_zeroed(script: Script) -> Iterator[Violation]:
         if back is not None and _is_kept(script, optimizer, loop) and not _is_handed_on(script, optimizer):
             yield Violation(
                 call,
-                f"Gradients of {script.text_of(optimizer)} are never zeroed in the loop at line {loop.lineno}",
+                f"{script.text_of(optimizer)}.zero_grad() is missing: gradients add up over all steps of the loop at "
+                f"line {loop.lineno}",
                 fix=f"Call `{script.text_of(optimizer)}.zero_grad()` after line {call.lineno}.",
             )
 

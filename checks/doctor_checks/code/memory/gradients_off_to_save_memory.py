@@ -33,8 +33,8 @@ _HARMLESS = frozenset(
             'The backward pass fails with "element 0 of tensors does not require grad" on every rank.'
         ),
         r"is never trained": (
-            'Its parameters do not change. If they require gradients, DDP fails with "Expected to have finished '
-            'reduction".'
+            "The parameters of the module do not change. If they require gradients, DDP fails in the next step with "
+            '"Expected to have finished reduction in the prior iteration".'
         ),
     },
     cases=lambda: (
@@ -65,7 +65,7 @@ def gradients_off_to_save_memory(script: Script) -> Iterator[Violation]:
             yield Violation(
                 call,
                 f"{made.id} is computed without gradients (line {where.lineno}), so its backward pass fails",
-                fix="Run the forward pass without torch.no_grad().",
+                fix=f"Move the forward pass out of the `with` block at line {where.lineno}.",
             )
     yield from _steps_without(script)
     for loop in loops(script):

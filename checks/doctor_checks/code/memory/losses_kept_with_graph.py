@@ -64,24 +64,24 @@ _MICRO_BATCHES = re.compile(r"accum|micro|\bga_", re.IGNORECASE)
 def losses_kept_with_graph(script: Script) -> Iterator[Violation]:
     """Ask whether losses that outlive their step are detached from the autograd graph.
 
-    Why it hurts: each loss that is kept or added holds the autograd graph of its step, so memory use grows with every
-    step.
+    Why it hurts: memory use grows with every step, by the nodes of the graph and by activations that the backward pass
+    has not freed.
     Fix: Accumulate detached losses (`loss.detach()`).
     """
     every: tuple[ast.For | ast.While, ...] = (*script.all(ast.For), *script.all(ast.While))
     for loop in every:
         losses = _passed_back(script, loop)
         if losses and not _is_short(script, loop):
-            yield from _kept(script, loop, losses, loop.lineno)
+            yield from _kept(script, loop, losses, f"step of the loop at line {loop.lineno}")
     for function in script.functions:
         losses = _passed_back(script, function)
-        for hit in _kept(script, function, losses, function.lineno) if losses else ():
+        for hit in _kept(script, function, losses, f"call of {function.name}") if losses else ():
             if isinstance(hit.at, ast.stmt) and script.text_of(hit.at).startswith("self."):
                 yield hit
     for owner in lightning_modules(script):
         for step in hooks(owner, "training_step"):
             returned = _returned(script, step)
-            yield from _kept(script, step, returned, step.lineno)
+            yield from _kept(script, step, returned, f"call of {step.name}")
 
 
 def _is_short(script: Script, loop: ast.For | ast.While) -> bool:
@@ -134,7 +134,7 @@ def _returned(script: Script, step: ast.FunctionDef) -> frozenset[str]:
     return frozenset(found)
 
 
-def _kept(script: Script, body: ast.AST, losses: frozenset[str], line: int) -> Iterator[Violation]:
+def _kept(script: Script, body: ast.AST, losses: frozenset[str], when: str) -> Iterator[Violation]:
     for statement in script.inside(body, ast.stmt):
         found = _keeps(statement)
         if found is None or not isinstance(found[1], ast.Name) or found[1].id not in losses:
@@ -157,7 +157,7 @@ def _kept(script: Script, body: ast.AST, losses: frozenset[str], line: int) -> I
             words = script.text_of(keeper, 40)
             yield Violation(
                 statement,
-                f"`{words}` keeps the autograd graph of `{kept.id}` from every step of the loop in line {line}",
+                f"`{words}` keeps the autograd graph of `{kept.id}` from every {when}",
                 fix=f"Use `{kept.id}.detach()` instead of `{kept.id}`.",
                 edits=(ReplaceExpression(location_of(kept), f"{kept.id}.detach()"),)
                 if "loss" in kept.id.lower()

@@ -140,7 +140,7 @@ def _in_ranks(script: Script, trainer: ast.Call) -> Iterator[Violation]:
             trainer,
             f"Strategy {strategy} forks the ranks after `{script.text_of(before, 40)}` (line {before.lineno}) "
             "initialized CUDA",
-            fix='Use CUDA only after fit() has started the ranks, or use `strategy="ddp"` in a script.',
+            fix='Use CUDA only after fit() has started the ranks, or outside notebooks use `strategy="ddp"`.',
             evidence=(("strategy", strategy), ("parent_at_line", before.lineno)),
         )
 

@@ -207,8 +207,23 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
                 f"All ranks write to {place if place[0] in _QUOTES else f'`{place}`'} at the same time",
                 evidence=(("job_started_at_line", ranks.lineno),),
                 severity=_severity_of(script, call, infers=infers),
-                fix=f"Put line {call.lineno} under `if torch.distributed.get_rank() == 0:`.",
+                fix=_fix(script, call, ranks),
             )
+
+
+def _fix(script: Script, call: ast.Call, ranks: ast.Call) -> str:
+    """A condition around the line is not enough if each rank has its own data, or uses the open file later."""
+    joins = script.name(ranks.func).startswith("torch.distributed.") and call.lineno < ranks.lineno
+    is_before = joins and script.function_of(call) is script.function_of(ranks)
+    is_first = 'int(os.environ["RANK"]) == 0' if is_before else "torch.distributed.get_rank() == 0"
+    if script.name(call.func).startswith("numpy."):
+        return (
+            f"Include the rank in the file name, or gather the data and put line {call.lineno} under `if {is_first}:`."
+        )
+    if isinstance(script.parent(call), (ast.Assign, ast.AnnAssign)):
+        return f"Include the rank in the file name, or open and write the file only `if {is_first}:`."
+    block = "the block at line" if isinstance(script.parent(call), ast.withitem) else "line"
+    return f"Put {block} {call.lineno} under `if {is_first}:`."
 
 
 def _starts_ranks_later(script: Script, ranks: ast.Call) -> bool:
@@ -250,7 +265,10 @@ def _downloaded(script: Script) -> Iterator[Violation]:
                 call,
                 f"All ranks download {script.text_of(call.func)} into the same folder at the same time",
                 severity=Severity.WARNING,
-                fix="Download on one rank per host, call `torch.distributed.barrier()`, then open the dataset on all "
+                fix="Download in `prepare_data()`, which Lightning calls in one process per host, and open the dataset "
+                "with `download=False`."
+                if _is_in_hook(script, call)
+                else "Download on one rank per host, call `torch.distributed.barrier()`, then open the dataset on all "
                 "ranks with `download=False`.",
             )
 

@@ -20,9 +20,13 @@ from doctor.testing.script_cases import fails, passes
     foreshadows=("RUN004",),
     mentions=("spawn", "forkserver"),
     impacts={
-        r"lambda": 'Starting the processes fails with "Can\'t pickle", because a lambda cannot be imported by name.',
+        r"lambda": (
+            'Starting the processes fails with "Can\'t pickle" or "Can\'t get local object", because a lambda cannot '
+            "be imported by name."
+        ),
         r"nested": (
-            'Starting the processes fails with "Can\'t pickle", because a nested function cannot be imported by name.'
+            'Starting the processes fails with "Can\'t pickle" or "Can\'t get local object", because a nested function '
+            "cannot be imported by name."
         ),
     },
     cases=lambda: (
@@ -40,8 +44,8 @@ from doctor.testing.script_cases import fails, passes
 def lambda_with_spawn(script: Script) -> Iterator[Violation]:
     """Ask whether everything passed to spawned processes can be pickled.
 
-    Why it hurts: starting the processes fails with "Can't pickle", because a lambda or a nested function cannot be
-    imported by name.
+    Why it hurts: starting the processes fails with "Can't pickle" or "Can't get local object", because a lambda or a
+    nested function cannot be imported by name.
     Fix: Define the function with `def` at the top level of the module.
     """
     default = start_method(script)

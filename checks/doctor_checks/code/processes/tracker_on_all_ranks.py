@@ -85,10 +85,19 @@ def tracker_on_all_ranks(script: Script) -> Iterator[Violation]:
                 call,
                 f"{script.text_of(call.func)} runs on all ranks, so each of them starts its own {what}",
                 evidence=(("job_started_at_line", ranks.lineno),),
-                fix=f"Put line {call.lineno} under `if accelerator.is_main_process:`."
-                if script.name(ranks.func) == ACCELERATOR
-                else f"Put line {call.lineno} under `if torch.distributed.get_rank() == 0:`.",
+                fix=_fix(script, call, by_accelerate=script.name(ranks.func) == ACCELERATOR),
             )
+
+
+def _fix(script: Script, call: ast.Call, *, by_accelerate: bool) -> str:
+    """For wandb, what keeps later calls of ``wandb.log()`` valid on the other ranks."""
+    is_first = "accelerator.is_main_process" if by_accelerate else "torch.distributed.get_rank() == 0"
+    if script.name(call.func) == "wandb.init":
+        return f'Pass `mode=None if {is_first} else "disabled"` to wandb.init.'
+    if isinstance(script.parent(call), ast.withitem):
+        return f"Enter the run on one rank only: `with {script.text_of(call, 50)} if {is_first} else nullcontext():`."
+    what = _STARTS[script.name(call.func)]
+    return f"Put line {call.lineno}, and the calls that log to the {what}, under `if {is_first}:`."
 
 
 _SHARES_RUNS = ("azureml", "azure.ai.ml", "MLFLOW_RUN_ID")
