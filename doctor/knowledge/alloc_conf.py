@@ -114,7 +114,7 @@ def _judge_on_rocm(option: Option, torch: str | None) -> list[AllocConfFault] | 
     if info is None or info.rocm is None or torch is None or not within(torch, before=info.rocm):
         return None
     name = option.key.replace("cuda", "hip")
-    text = f"has {option.key} instead of {name}"
+    text = f"has {option.key}; on ROCm it is {name}"
     return [AllocConfFault(text, option.key, f"{name}:{option.value}")]
 
 
@@ -221,7 +221,7 @@ def _conflicts(options: dict[str, str], torch: str | None) -> Iterator[AllocConf
         yield AllocConfFault(
             f"has backend:{options['backend']}, which ignores {', '.join(native)}",
             value=kept,
-            harmless=options.get("expandable_segments") != "True",
+            harmless=True,
         )
     if options.get("expandable_segments") == "True" and "max_split_size_mb" in options:
         # pytorch/pytorch#120022; get_free_block of CUDACachingAllocator.cpp applies it to free blocks all the same.

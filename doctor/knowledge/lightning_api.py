@@ -59,6 +59,14 @@ def method(name: str) -> ArgumentInfo | None:
     return _table()["methods"].get(name)
 
 
+def qualified(replacement: str, module: str) -> str:
+    """Return a replacement for something in ``module`` with the name of the package that the program uses:
+    ``pytorch_lightning.strategies.DDPStrategy`` for ``strategies.DDPStrategy``."""
+    package = "pytorch_lightning" if module.startswith("pytorch_lightning") else "lightning.pytorch"
+    is_part = replacement.partition(".")[0] in ("loggers", "plugins", "profilers", "strategies", "utilities")
+    return f"{package}.{replacement}" if is_part else replacement
+
+
 def imported(name: str) -> ArgumentInfo | None:
     """Return a name below ``lightning.pytorch``, or its module, if it was removed: ``plugins.DDPPlugin``."""
     parts, imports = name.split("."), _table()["imports"]

@@ -26,6 +26,9 @@ _STEP_TIMES = ("step_seconds",)
 """Times within a step, in milliseconds as in summaries."""
 _PCI_ADDRESS = lazy_compile(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?")
 _IDENTIFIER = lazy_compile("[a-z][a-z0-9_]*")
+_NAME = lazy_compile("[A-Za-z][A-Za-z0-9_]*")
+_VERSION = lazy_compile(r"\d+(?:\.\w+)+|not installed")
+"""Values that need no colon after the name of what has them: ``PyTorch 2.7.1, CUDA 12.6``."""
 _VARIABLE = lazy_compile("[A-Z][A-Z0-9]*_[A-Z0-9_]*|RANK")
 _KEYS = {"rank": "rank", "local_rank": "local rank", "gpu": "GPU", "process": "process"}
 _KEYS_ARE_RANKS = {
@@ -37,6 +40,18 @@ _ARE_RANKS = {
 _CAUSES_IN_SUMMARY = {"demand", "fragmented", "limit", "others", "size", "skew", "unknown"}
 """Values of ``cause`` of an allocation that failed (doctor/analysis/logs/oom_message.py), which summaries describe."""
 _FOR_PROGRAMS = {"busy_with", "column", "end_column", "end_line", "fixable", "flow", "here_ranks", "lost", "preview"}
+_FOR_PROGRAMS = {
+    "column",
+    "end_column",
+    "end_line",
+    "fixable",
+    "flow",
+    "here_ranks",
+    "lost",
+    "mixed",
+    "preview",
+    "seconds_left",
+}
 _OF_THE_FINDING = ("bytes", "here", "own")
 """Keys for the value of the finding's ranks, next to one of the other ranks."""
 _SHARE = lazy_compile(
@@ -86,6 +101,8 @@ _LABELS = {
     "continuing": "ranks that continue",
     "contents": "hashes of the first batches",
     "contents_alike": "identical tensors in the first batches",
+    "cuda_of_driver": "CUDA supported by the driver",
+    "cuda_of_torch": "CUDA of PyTorch",
     "cpu_quota": "CPU quota (CPUs)",
     "device_bytes": "GPU memory",
     "device_peak_bytes": "estimated peak",
@@ -429,7 +446,8 @@ def _mapping(name: str, values: Mapping[object, object], here: str = "these rank
     if name.endswith("_by_link"):
         return _by_link(values)
     known = {str(key): value for key, value in values.items() if value is not None or str(key).isupper()}
-    plain = all(map(_IDENTIFIER.fullmatch, known)) and not known.keys() & {*_OF_THE_FINDING, "elsewhere"}
+    words = _NAME if all(_VERSION.fullmatch(str(value)) for value in known.values()) else _IDENTIFIER
+    plain = all(map(words.fullmatch, known)) and not known.keys() & {*_OF_THE_FINDING, "elsewhere"}
     pairs = [_pair(name, key, value, plain, here) for key, value in known.items()]
     return _separator(pairs).join(pairs)
 
@@ -455,10 +473,19 @@ def _separator(texts: Sequence[str]) -> str:
 
 
 def _growth(values: Mapping[object, object]) -> str:
-    """``DataLoader workers of rank 0: 2.5 MiB per second over 1785 s, 6.39 GiB in use``."""
+    """``DataLoader workers of rank 0: 150 MiB per minute over 1785 s, 6.39 GiB in use``."""
     of = "" if values["memory_of"] == "rank" else f"{values['memory_of']} of "
-    rate, now = _value("bytes_a_second", values["bytes_a_second"]), _value("bytes_now", values["bytes_now"])
-    return f"{of}rank {values['rank']}: {rate} over {_value('watched', values['watched_seconds'])} s, {now} in use"
+    rate, now = _value("bytes_a_minute", _a_minute(values["bytes_a_second"])), _value("bytes_now", values["bytes_now"])
+    return (
+        f"{of}rank {values['rank']}: {rate} over {_value('watched_seconds', values['watched_seconds'])}, {now} in use"
+    )
+
+
+def _a_minute(rate: object) -> object:
+    """A rate per second, or the ends of its range, per minute, as in summaries."""
+    if isinstance(rate, Mapping):
+        return {key: _a_minute(value) for key, value in rate.items()}
+    return 60 * rate if isinstance(rate, (int, float)) else rate
 
 
 def _pair(name: str, key: str, value: object, plain: bool, here: str) -> str:

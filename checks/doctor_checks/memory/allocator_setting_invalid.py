@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 
@@ -30,7 +31,7 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
     impacts={
         r"which ignores": "PyTorch runs without the option.",
         r"no benefit": "None: expandable segments avoid the fragmentation that max_split_size_mb limits.",
-        r"unknown option|which requires|supports only|instead of release_lock": (
+        r"unknown option|which requires|supports only|on ROCm it is": (
             "PyTorch rejects the option with an error at the first use of CUDA on every rank."
         ),
         r"which fails with": "The rank fails when the allocator collects unused segments.",
@@ -127,6 +128,7 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
             "a backend that has no segments to expand",
             healthy().environ(PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync,expandable_segments:True"),
             ranks=(0, 1),
+            severity=Severity.WARNING,
         ),
         Passes(
             "pinned memory beside a backend that has its own allocator on the device",
@@ -245,7 +247,7 @@ def _complaints(name: str, text: str, torch: str | None, is_rocm: bool, ranks: t
         yield Finding(
             f"{name} {complaint.text}",
             ranks=ranks,
-            evidence={"name": name, "value": text, "option": complaint.option, "torch": torch},
+            evidence={"value": text, "option": complaint.option, "torch": torch},
             fix=f"export {name}={shlex.quote(complaint.value)}" if complaint.value else _fix(name, text, complaint),
             severity=_severity(complaint),
         )
@@ -258,9 +260,10 @@ def _severity(complaint: AllocConfFault) -> Severity | None:
 
 
 def _fix(name: str, text: str, complaint: AllocConfFault) -> str:
-    option, better, problem = complaint.option, complaint.fix, complaint.text
+    option, problem = complaint.option, complaint.text
+    better = complaint.fix or _valid(option, problem)
     if not better and ("unknown option" in problem or "PyTorch" in problem):
-        return f"Remove {option} from {name}."
+        return _without(name, text, option)
     if not better:
         return f"Correct or remove {option} in {name}." if option else f"Correct {name}, or unset it."
     if not option and ":" in better and "," not in text:
@@ -269,6 +272,21 @@ def _fix(name: str, text: str, complaint: AllocConfFault) -> str:
     if len(entries) == 1 and ":" in better and "[" not in text:
         return f"export {name}={shlex.quote(text.replace(entries[0], better))}"
     return f"Write `{better}` in {name}."
+
+
+def _valid(option: str, problem: str) -> str:
+    """A value that the option takes: the least that the problem names, or the example of PyTorch's documentation."""
+    if option == "garbage_collection_threshold" and "must be" in problem:
+        return f"{option}:0.8"
+    least = re.search(r"must be at least (\d+)", problem)
+    return f"{option}:{least[1]}" if least else ""
+
+
+def _without(name: str, text: str, option: str) -> str:
+    if "[" in text:
+        return f"Remove {option} from {name}."
+    kept = [entry.strip() for entry in text.split(",") if entry.strip().partition(":")[0].strip() != option]
+    return f"export {name}={shlex.quote(','.join(kept))}" if kept else f"unset {name}"
 
 
 def _contradictions(cuda: str, general: str, ranks: tuple[int, ...]) -> Iterator[Finding]:

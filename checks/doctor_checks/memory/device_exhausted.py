@@ -8,7 +8,7 @@ from doctor.analysis.call_sites import place_of_frame
 from doctor.analysis.logs.oom_events import OomEvent, as_event_groups, exhaustions, numbers_of
 from doctor.analysis.logs.oom_message import LEAST_UNALLOCATED
 from doctor.analysis.visible_devices import mebibytes
-from doctor.api import Finding, Job, Rank, Severity, Verdict, check, finding_from_logs
+from doctor.api import Finding, Job, Rank, Severity, Verdict, check, finding_from_logs, ranks_in_words
 from doctor.facts import Frame, Holder, MemorySnapshotFacts, RefusedAllocation
 from doctor.testing import Fails, JobBuilder, Passes, logged, running
 from doctor_checks.memory._device_memory_settings import (
@@ -138,10 +138,20 @@ def device_exhausted(job: Job) -> Iterator[Verdict]:
                     "place": place_of_frame(refused.frame),
                     "holds_most": _holders(snapshot),
                 },
+                effect=_effect(silent),
                 fix=as_sentence(smaller_batch(job)),
                 confidence=0.8,
                 explains=("RUN001", "RUN004", "RUN012", "GPU022"),
             )
+
+
+def _effect(ranks: tuple[int, ...]) -> str:
+    """The impact, which names the ranks if they are known and do not end the job all together."""
+    if not ranks:
+        return ""
+    who, them = ranks_in_words(ranks, 4), "it" if len(ranks) == 1 else "them"
+    fail = "fails" if len(ranks) == 1 else "fail"
+    return f"{who[:1].upper()}{who[1:]} {fail}, and the other ranks wait for {them} until their timeout."
 
 
 def _holders(snapshot: MemorySnapshotFacts) -> list[str]:
@@ -165,15 +175,17 @@ def _finding(job: Job, found: tuple[OomEvent, ...]) -> Finding:
     snapshot = rank.find(MemorySnapshotFacts) if rank else None
     held = {"snapshot": snapshot.path, "holds_most": _holders(snapshot)} if snapshot else {}
     summary, fix = f"{gpu} ran out of memory{wanted}; {reason}", _FIXES.get(first.cause) or _fix(job, first, rank)
+    effect = _effect(as_event_groups(found).ranks)
     for words, (claim, advice) in _OF_VLLM.items():
         if words in first.event.text:
             summary, fix = claim.format(wanted=mebibytes(group.wanted), free=mebibytes(group.free)), advice
+            effect = "The engine of vLLM does not start."
     caught = all(one.is_caught for one in found)
     return finding_from_logs(
         as_event_groups(found),
         summary,
         evidence={**numbers_of(first), **held},
-        effect="The program caught the error and continued without this batch." if caught else "",
+        effect="The program caught the error and continued without this batch." if caught else effect,
         fix=fix,
         severity=Severity.WARNING if caught else None,
         confidence=(0.8 if first.cause == "unknown" else 0.9) if first.is_certain else 0.5,

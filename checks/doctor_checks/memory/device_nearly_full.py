@@ -13,7 +13,7 @@ from doctor.analysis.visible_devices import (
     sees_host_processes,
     shares_by_machine,
 )
-from doctor.api import Finding, Job, LocalRanks, Rank, Severity, Skip, Unknown, Verdict, check
+from doctor.api import Finding, Job, LocalRanks, Rank, Severity, Skip, Unknown, Verdict, check, ranks_in_words
 from doctor.facts import Gpu, GpuFacts, GpuProcess, HostFacts, MigDevice, MissingReason, ProcessFacts, RunMemoryFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, running
 from doctor_checks.memory._device_memory_settings import allocations, as_sentence, end_processes, smaller_batch
@@ -22,9 +22,8 @@ GIB = 1 << 30
 
 
 def _in_run(*ranks: int, peak: int, foreign: int = GIB, retries: int = 0) -> JobBuilder:
-    return running(2, 2).alter(
-        RunMemoryFacts, ranks=ranks, peak_allocated=peak, allocated=peak // 2, foreign=foreign, retries=retries
-    )
+    own = {"allocated": peak // 2, "peak_allocated": peak, "reserved": peak + GIB // 2}
+    return running(2, 2).alter(RunMemoryFacts, ranks=ranks, foreign=foreign, retries=retries, **own)
 
 
 @check(
@@ -34,13 +33,12 @@ def _in_run(*ranks: int, peak: int, foreign: int = GIB, retries: int = 0) -> Job
     needs=(GpuFacts, ProcessFacts),
     or_needs=(RunMemoryFacts,),
     impacts={
-        r" on GPU \d+ of": 'The rank fails with "CUDA out of memory" as soon as it needs more memory than is free.',
         r"retried": (
-            'Each retry empties the cache and blocks the rank. A slightly larger batch then fails with "CUDA out '
+            'Each retry empties the cache and blocks the rank. A slightly larger batch may fail with "CUDA out '
             'of memory".'
         ),
         r"nearly full": (
-            'A slightly larger batch fails with "CUDA out of memory", and the other ranks wait for this rank until '
+            'A slightly larger batch may fail with "CUDA out of memory", and the other ranks wait for this rank until '
             "their timeout."
         ),
     },
@@ -149,7 +147,8 @@ def _judge_run(job: Job, rank: Rank, facts: RunMemoryFacts, limit: float) -> Ite
     short = bool(facts.retries or facts.failures)
     refused = f", {allocations(facts.retries or 0)} retried" if short else ""
     yield Finding(
-        f"GPU of rank {rank.number} is nearly full: {mebibytes(used)} of {mebibytes(total)} used at the peak{refused}",
+        f"GPU of rank {rank.number} on {rank.host.name} is nearly full: {mebibytes(used)} of {mebibytes(total)} at the "
+        f"peak{refused}",
         ranks=(rank.number,),
         evidence={
             "peak_allocated_bytes": facts.peak_allocated,
@@ -185,6 +184,7 @@ def _judge(job: Job, machine: LocalRanks, share: GpuSharers) -> Finding | Unknow
     by = holders + more or ("the job's own ranks" if is_own else "processes that the driver does not list")
     sizes = [one.memory for one in foreign]
     size = sum(one or 0 for one in sizes) if sizes and None not in sizes else gpu.memory_used
+    who = ranks_in_words(share.ranks)
     used = f"use{'s' if len(foreign) == 1 else ''} {mebibytes(size)} of {mebibytes(gpu.memory_total)}"
     return Finding(
         f"{by[:1].upper() + by[1:] if not foreign else by} {used} on GPU {gpu.index} of {machine.name}",
@@ -195,6 +195,8 @@ def _judge(job: Job, machine: LocalRanks, share: GpuSharers) -> Finding | Unknow
             "memory_total_bytes": gpu.memory_total,
             "process_ids": [process.pid for process in gpu.processes or ()],
         },
+        effect=f"{who[:1].upper()}{who[1:]} {'fails' if len(share.ranks) == 1 else 'fail'} with "
+        '"CUDA out of memory" as soon as more memory is needed than is free.',
         fix=as_sentence(smaller_batch(job)) if is_own else _fix(gpu, foreign),
         severity=Severity.INFO if is_own else Severity.WARNING,
         explains=("MEM005", "MEM011"),

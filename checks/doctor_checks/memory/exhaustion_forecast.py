@@ -144,10 +144,9 @@ def exhaustion_forecast(job: Job, *, horizon: float = 30, least_batches: float =
         first = min(leaks, key=lambda leak: leak.steps.expected)
         who = ranks_in_words(tuple(leak.holder.rank.number for leak in leaks), 4)
         steps = first.steps
-        rest = after = f"about {steps.expected:,.0f} batches"
+        rest = f"about {steps.expected:,.0f} batches"
         if first.seconds_a_step:
             rest = long_time(steps.expected * first.seconds_a_step)
-            after = f"about {rest}"
         yield Finding(
             f"GPU memory of {who} grows by {_rate(first.line.slope)} per batch and runs out in {rest}",
             ranks=tuple(leak.holder.rank.number for leak in leaks),
@@ -155,9 +154,8 @@ def exhaustion_forecast(job: Job, *, horizon: float = 30, least_batches: float =
                 "by_rank": {str(leak.holder.rank.number): _leak_evidence(leak) for leak in leaks[:16]},
                 "seconds_a_batch": first.seconds_a_step,
             },
-            effect=f'After {after}, rank {first.holder.rank.number} fails with "CUDA out of memory", and the '
-            "other ranks "
-            "wait for it until their timeout.",
+            effect=f'Rank {first.holder.rank.number} then fails with "CUDA out of memory", and the other ranks wait '
+            "for it until their timeout.",
             fix=_LEAK_FIX,
             explains=("MEM003", "MEM006", "MEM011"),
         )

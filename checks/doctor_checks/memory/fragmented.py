@@ -152,8 +152,8 @@ def fragmented(job: Job, *, unallocated_share: float = 0.1) -> Iterator[Verdict]
             counts = ((facts.retries, "retried"), (facts.failures, "failed"))
             attempts = ", ".join(f"{allocations(count)} {what}" for count, what in counts if count)
             yield Finding(
-                f"Rank {rank.number} has {mebibytes(unused)} reserved but unallocated, but is short of memory "
-                f"({attempts})",
+                f"Rank {rank.number} ran short of memory ({attempts}) with {mebibytes(unused)} reserved but "
+                "unallocated",
                 ranks=(rank.number,),
                 evidence={
                     "reserved_bytes": facts.reserved,

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from doctor.analysis.logs.oom_events import ended_by_signal
 from doctor.analysis.visible_devices import mebibytes
-from doctor.api import EventGroup, Finding, Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs
+from doctor.api import (
+    EventGroup,
+    Finding,
+    Job,
+    Scope,
+    Severity,
+    Verdict,
+    check,
+    event_groups,
+    finding_from_logs,
+    ranks_in_words,
+)
 from doctor.facts import Event
 from doctor.testing import Fails, Passes, logged
 
@@ -107,7 +119,7 @@ _WORDS_OF_PEERS = ("connection", "nccl", "gloo", "peer", "socket", "dataloader w
 def host_exhausted(job: Job) -> Iterator[Verdict]:
     """Ask whether a process was killed because the host or its cgroup ran out of memory.
 
-    Why it hurts: the process ends immediately (exit code -9 or 137) without a message, and the other ranks report a
+    Why it hurts: the process ends immediately (exit code -9 or 137) without a traceback, and the other ranks report a
     lost peer.
     Fix: Request more memory from the scheduler (`--mem=0` for the whole host), or use fewer DataLoader workers.
     """
@@ -117,9 +129,10 @@ def host_exhausted(job: Job) -> Iterator[Verdict]:
     workers = list(event_groups(job, "worker.killed"))
     for group in workers:
         # Launchers and schedulers kill ranks, not single data workers; the OOM killer does.
+        pid = group.value("pid")
         yield finding_from_logs(
             group,
-            "A DataLoader worker was killed by SIGKILL: the host probably ran out of memory",
+            f"A DataLoader worker{f' (pid {pid})' if pid else ''} was killed by SIGKILL, probably by the OOM killer",
             fix=_CHECK.format(at=_place(group, group.ranks)),
             confidence=0.95 if named else 0.75,
             explains=("DATA012",),
@@ -167,12 +180,12 @@ _BY_SENDER = (
     ),
     (
         ("earlyoom",),
-        "earlyoom ended a process because the host was low on memory",
+        "earlyoom ended {process} because the host was low on memory",
         "Use fewer DataLoader workers, or load the dataset once per host as a memory map.",
     ),
     (
         ("result 'oom-kill'",),
-        "The OOM killer ended a process of a systemd unit",
+        "The OOM killer ended a process of {unit}",
         f"Raise `MemoryMax=` of the unit if it is set, {_FEWER}",
     ),
     (
@@ -185,6 +198,7 @@ _BY_SENDER = (
 
 _OF_CGROUP = f"Raise the memory limit of the cgroup (`--mem` in SLURM, `docker run --memory`), {_FEWER}"
 _OF_HOST = "Use fewer DataLoader workers, or load the dataset once per host as a memory map."
+_OF_EITHER = f"Raise the memory limit of the cgroup if it has one (`--mem` in SLURM, `docker run --memory`), {_FEWER}"
 _CHECK = (
     "Check{at} whether the OOM killer ended the process, and request more memory if it did:\n"
     "sudo dmesg -T | grep -iE 'oom|killed process'"
@@ -204,9 +218,13 @@ def _by_name(job: Job, group: EventGroup) -> Finding:
     command = group.value("command", "command3")
     if command or not summary:
         is_limit = bool(group.value("cgroup")) or any("cgroup" in text or "MEMCG" in text for text in texts)
-        reason = "A cgroup reached its memory limit" if is_limit else "The host ran out of memory"
-        summary = f"{reason}: {_process(group, command)} was killed by the OOM killer"
-        fix = fix or (_OF_CGROUP if is_limit else _OF_HOST)
+        # "Killed process" alone follows the message that names the cgroup, or says "Out of memory".
+        is_of_host = any("Out of memory: Kill" in text or "CONSTRAINT_NONE" in text for text in texts)
+        reason = "A cgroup reached its memory limit: " if is_limit else "The host ran out of memory: " * is_of_host
+        killed = f"{_process(group, command)} was killed by the OOM killer"
+        summary = f"{reason}{killed}" if reason or not killed.startswith("a ") else f"A{killed[1:]}"
+        fix = fix or (_OF_CGROUP if is_limit else _OF_HOST if is_of_host else _OF_EITHER)
+    summary = summary.replace("{process}", _process(group, _of_earlyoom(texts))).replace("{unit}", _unit(texts))
     evidence = {name: value for name in ("pid", "command", "step") if (value := group.value(name)) and value != "step"}
     return finding_from_logs(
         group,
@@ -217,6 +235,19 @@ def _by_name(job: Job, group: EventGroup) -> Finding:
         confidence=0.95,
         explains=("DATA012",),
     )
+
+
+def _of_earlyoom(texts: list[str]) -> str:
+    """``python`` of ``sending SIGTERM to process 4321 uid 1000 "python": badness 900``."""
+    return next((found[1] for text in texts if (found := re.search(r'"([^"]{1,40})"', text))), "")
+
+
+def _unit(texts: list[str]) -> str:
+    """``train.service`` of ``systemd[1]: train.service: Failed with result 'oom-kill'``."""
+    found = next(
+        (found for text in texts if (found := re.search(r"(\S+\.(?:service|scope|slice)): Failed", text))), None
+    )
+    return found[1] if found else "a systemd unit"
 
 
 def _process(group: EventGroup, command: str | None) -> str:
@@ -231,6 +262,8 @@ def _process(group: EventGroup, command: str | None) -> str:
 def _place(group: EventGroup, ranks: tuple[int, ...]) -> str:
     if len(group.hosts) == 1:
         return f" on {group.hosts[0]}"
+    if node := group.value("node", "node2"):
+        return f" on {node}"
     return f" on the host of rank {ranks[0]}" if len(ranks) == 1 else " on the affected host"
 
 
@@ -252,15 +285,25 @@ def _by_signal(job: Job, group: EventGroup) -> Finding:
     ranks, local = group.ranks or ended_by_signal(job, "SIGKILL"), group.value("local_rank")
     # A local rank is a rank on the first host only.
     who = f"The process of local rank {local}" if local is not None and not ranks else "A process"
+    if ranks:
+        who = ranks_in_words(ranks, 4)
+        who = f"{who[:1].upper()}{who[1:]}"
+    pid, node = group.value("pid", "pid2"), group.value("node", "node2")
+    known = f"{f' (pid {pid})' if pid else ''}{f' on {node}' if node else ''}" if len(ranks) < 2 else ""
+    why = ": the host probably ran out of memory" if (used or 0) >= _NEARLY_ALL else ", possibly by the OOM killer"
     return finding_from_logs(
         group,
-        f"{who} was killed by SIGKILL: the host probably ran out of memory",
+        f"{who}{known} {'were' if len(ranks) > 1 else 'was'} killed by SIGKILL{why}",
         ranks=ranks,
         fix=_CHECK.format(at=_place(group, ranks)),
         evidence={"memory_used_percent": used} if used is not None else None,
-        confidence=0.8 if used is not None and used >= 90 else 0.7,
+        confidence=0.8 if (used or 0) >= _NEARLY_ALL else 0.7,
         explains=("DATA012",),
     )
+
+
+_NEARLY_ALL = 90
+"""Percent of the host's memory in use, according to DeepSpeed."""
 
 
 def _has_another_cause(job: Job, killed: Event) -> bool:

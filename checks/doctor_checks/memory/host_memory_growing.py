@@ -8,7 +8,7 @@ from typing import NamedTuple
 from doctor.analysis.stats.rank_roles import uses_lightning
 from doctor.analysis.stats.step_times import long_time, time_range
 from doctor.analysis.stats.trend import LimitForecast, TrendLine, can_tell, steady_rise
-from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Skip, Unknown, Verdict, check, ranks_in_words
+from doctor.api import Finding, Job, Rank, Scope, Severity, Skip, Unknown, Verdict, check, ranks_in_words
 from doctor.facts import HostFacts, Loader, LoaderFacts, MemorySample, ProgressFacts, RunMemoryFacts, TrainingFacts
 from doctor.testing import Fails, JobBuilder, Passes, running
 
@@ -95,7 +95,7 @@ _LONG_EPOCH = LoaderFacts(loaders=(Loader("train", length=240_000),))
 def host_memory_growing(job: Job, *, horizon: float = 30, least_mebibytes: float = 64) -> Iterator[Verdict]:
     """Ask whether host memory used by ranks or their DataLoader workers grows until the host runs out of memory.
 
-    Why it hurts: the OOM killer ends a process without a message (exit code -9), and the other ranks
+    Why it hurts: the OOM killer ends a process with SIGKILL (exit code -9) and without a traceback, and the other ranks
     wait for it until their timeout.
     Fix: Store numbers instead of tensors (`loss.item()`), do not let lists grow, and keep the contents of a dataset
     in arrays (numpy, torch, Arrow) instead of lists and dictionaries of Python objects.
@@ -108,15 +108,18 @@ def host_memory_growing(job: Job, *, horizon: float = 30, least_mebibytes: float
         growths = [growth for rank in local.members for growth in _growths(rank, least_mebibytes * MIB)]
         host = local.find(HostFacts)
         sizes = [_newest_available(rank) for rank in local.members]
+        in_cgroup = None
         if host and host.memory_limit is not None and host.memory_used is not None:
-            sizes.append(max(0, host.memory_limit - host.memory_used))
+            in_cgroup = max(0, host.memory_limit - host.memory_used)
+            sizes.append(in_cgroup)
         if not any(size is not None for size in sizes) and host:
             sizes.append(host.ram_available)
         free = min((size for size in sizes if size is not None), default=None)
         if growths and free is None:
             yield Unknown("the available memory of the host is unknown", local.ranks, "free -b")
         elif growths and free is not None:
-            yield from _judge(job, local, growths, free, horizon)
+            where = f"The cgroup on {local.name}" if free == in_cgroup else local.name
+            yield from _judge(job, growths, free, horizon, where)
 
 
 class _Growth(NamedTuple):
@@ -149,7 +152,7 @@ def _newest_available(rank: Rank) -> int | None:
     return next((size for size in told if size is not None), None)
 
 
-def _judge(job: Job, local: LocalRanks, growths: list[_Growth], free: int, horizon: float) -> Iterator[Finding]:
+def _judge(job: Job, growths: list[_Growth], free: int, horizon: float, where: str) -> Iterator[Finding]:
     rate = sum(growth.line.slope for growth in growths)
     time = LimitForecast(
         free / rate, free / sum(growth.line.high for growth in growths), free / sum(one.line.low for one in growths)
@@ -165,7 +168,7 @@ def _judge(job: Job, local: LocalRanks, growths: list[_Growth], free: int, horiz
             else (f"Store numbers instead of tensors in lists (`loss.item()`), and clear the lists {lists}.")
         )
         yield Finding(
-            f"{local.name} runs out of memory in {long_time(time.expected)}"
+            f"{where} runs out of memory in {long_time(time.expected)}"
             f"{time_range(time.soonest, time.latest)}: {_who(growths)} by {_a_minute(rate)}",
             ranks=ranks,
             evidence={
@@ -174,9 +177,8 @@ def _judge(job: Job, local: LocalRanks, growths: list[_Growth], free: int, horiz
                 "seconds_left": {"expected": time.expected, "low": time.soonest, "high": time.latest},
                 "batch_at_the_end": _batch_at(worst, time.expected),
             },
-            effect=f"In about {long_time(time.expected)}, the OOM killer ends a process without a message (exit "
-            "code -9), and "
-            "the other ranks wait for it until their timeout.",
+            effect="The OOM killer then ends a process with SIGKILL (exit code -9) and without a traceback, and the "
+            "other ranks wait for it until their timeout.",
             fix=fix,
             explains=("MEM008", "MEM012"),
         )

@@ -69,8 +69,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     impacts={
         r"could not allocate": "The process fails, and the other ranks report a lost peer.",
         r"need .* but": (
-            "When memory runs out, the OOM killer ends a process without a message (exit code -9), and the other "
-            "ranks only report a lost peer."
+            "When memory runs out, the OOM killer ends a process with SIGKILL (exit code -9) and without a traceback, "
+            "and the other ranks only report a lost peer."
         ),
     },
     cases=lambda: (
@@ -135,8 +135,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def host_memory_short(job: Job, *, used_share: float = 0.9, surely_used_share: float = 0.97) -> Iterator[Verdict]:
     """Ask whether the memory of a host and its cgroup limit are sufficient for its ranks and their DataLoader workers.
 
-    Why it hurts: when memory runs out, the OOM killer ends a process without a message (exit code -9), and the other
-    ranks only report a lost peer.
+    Why it hurts: when memory runs out, the OOM killer ends a process with SIGKILL (exit code -9) and without a
+    traceback, and the other ranks only report a lost peer.
     Fix: Load the dataset once per host as a memory map, or request more memory from the scheduler (`--mem`).
     """
     # earlyoom, which Fedora starts by default, ends a process at 10 % available memory. At 3 %, the kernel spends most
@@ -234,8 +234,8 @@ def _judge_run(local: LocalRanks, holding: _Holding, limit: float, surely: float
         ranks=local.ranks,
         evidence={
             "ranks_bytes": holding.processes,
-            "workers_bytes": holding.workers,
-            "workers": count,
+            "workers_bytes": holding.workers or None,
+            "workers": count or None,
             "used_bytes": space.used,
             "size_bytes": space.size,
         },

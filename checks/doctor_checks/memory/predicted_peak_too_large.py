@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import VisibleDevice, devices_of, mebibytes, on_processor
-from doctor.api import Finding, Job, Rank, Severity, Skip, Unknown, Verdict, check
+from doctor.api import Finding, Job, Rank, Severity, Skip, Unknown, Verdict, check, ranks_in_words
 from doctor.facts import EstimateFacts, GpuFacts, MemorySample, MigDevice, RunMemoryFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, running
+from doctor_checks.memory._device_memory_settings import end_processes
 
 GIB = 1 << 30
 
@@ -115,15 +116,23 @@ def _judge_floors(floors: list[tuple[Rank, RunMemoryFacts]]) -> Iterator[Finding
         if run.estimated_floor is not None and run.estimated_floor > room:
             groups.setdefault((run.estimated_floor, room), []).append(rank)
     for (floor, room), ranks in groups.items():
+        numbers = tuple(rank.number for rank in ranks)
         yield Finding(
-            f"No batch fits: parameters, gradients and optimizer state need {mebibytes(floor)}, "
-            f"but {mebibytes(room)} are free",
-            ranks=tuple(rank.number for rank in ranks),
+            f"No batch fits on {ranks_in_words(numbers, 4)}: weights, gradients and optimizer state need "
+            f"{mebibytes(floor)}; {mebibytes(room)} are free",
+            ranks=numbers,
             evidence={"floor_bytes": floor, "room_bytes": room},
-            fix="Shard the parameters and the optimizer state with FSDP or ZeRO.",
+            fix=end_processes(())
+            if all(_total(rank) > floor for rank in ranks)
+            else "Shard the parameters and the optimizer state with FSDP or ZeRO.",
             confidence=0.9,  # parameters that never get a gradient have no state either
             explains=("MEM011",),
         )
+
+
+def _total(rank: Rank) -> int:
+    run = rank.find(RunMemoryFacts)
+    return (run.total if run else None) or 0
 
 
 def _free(device: VisibleDevice) -> int | None:
@@ -146,7 +155,7 @@ def _finding(peak: int, free: int, members: list[tuple[Rank, VisibleDevice]]) ->
             "largest_batch_that_fits": largest,
             "devices": [device.label for _, device in members[:16]],
         },
-        fix=f"Use a batch of at most {largest}, and gradient accumulation to keep the effective batch size."
+        fix=f"Use a batch size of at most {largest}, and gradient accumulation to keep the effective batch size."
         if largest
         else "",
         explains=("MEM011",),

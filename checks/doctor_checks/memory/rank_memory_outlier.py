@@ -15,7 +15,7 @@ from doctor.testing import Fails, JobBuilder, Passes, running
 
 GIB = 1 << 30
 
-KINDS = {"peak_allocated": "at its peak", "allocated": "after each step", "reserved": "in PyTorch's cache"}
+KINDS = {"peak_allocated": "at its peak", "allocated": "after each step", "reserved": "by PyTorch"}
 """Fields of :class:`RunMemoryFacts` that are compared, starting with the one that causes "out of memory"."""
 
 _FIXES = {
@@ -73,7 +73,11 @@ def _with_units(units: int) -> tuple[MemorySample, ...]:
             _memory(0, allocated=45 * GIB, peak_allocated=53 * GIB, reserved=55 * GIB),
             ranks=(0,),
         ),
-        Fails("larger batches on one rank", _memory(2, peak_allocated=44 * GIB, samples=_with_units(64)), ranks=(2,)),
+        Fails(
+            "larger batches on one rank",
+            _memory(2, peak_allocated=44 * GIB, reserved=45 * GIB, samples=_with_units(64)),
+            ranks=(2,),
+        ),
         Fails("a cache that grew once", _memory(3, reserved=60 * GIB, peak_reserved=60 * GIB), ranks=(3,)),
         Fails(
             "the larger one of two",
@@ -130,21 +134,27 @@ def rank_memory_outlier(job: Job, *, share: float = 0.2, device_share: float = 0
                         f"{mebibytes(int(outlier.typical))})",
                         ranks=(outlier.rank,),
                         evidence=evidence,
-                        effect="" if more else _LESS,
-                        fix=_FIXES[_cause(kind, own, others)]
-                        if more
-                        else f"Check whether the batches of rank {outlier.rank} are smaller than those of its peers.",
+                        effect="" if more else f"GPU memory of rank {outlier.rank} stays unused.",
+                        fix=_FIXES[_cause(kind, own, others)] if more else _fix_of_less(own, others),
                         severity=Severity.WARNING if more else Severity.INFO,
                         explains=("MEM003", "MEM004", "MEM011"),
                     )
 
 
-_LESS = "GPU memory stays unused. If the rank also has smaller batches, it waits for its peers in each step."
+def _fix_of_less(own: _RankMemoryTotal, others: list[_RankMemoryTotal]) -> str:
+    number, units, usual = own.rank.number, _units(own), _middle(map(_units, others))
+    if units and usual and units >= 0.9 * usual:
+        return (
+            f"Check whether rank {number} holds a smaller part of the model than its peers: its batches are as large."
+        )
+    return f"Give rank {number} batches of the size that its peers have."
 
 
 def _used(kind: str, size: int) -> str:
     if kind == "peak_allocated":
         return f"used up to {mebibytes(size)} of GPU memory"
+    if kind == "reserved":
+        return f"has {mebibytes(size)} of GPU memory reserved by PyTorch"
     return f"holds {mebibytes(size)} of GPU memory {KINDS[kind]}"
 
 

@@ -92,7 +92,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     what = (
         f"{gpu} is full, and every rank loads a checkpoint to it"
         if first.is_loading
-        else f"{gpu} is full, and other ranks hold {others} of it"
+        else f"{gpu} is full, and other processes, probably ranks, hold {others} of it"
     )
     ranks = tuple(sorted({one.rank for one in found if one.rank is not None}))
     yield finding_from_logs(
@@ -154,9 +154,10 @@ def _is_home(held: Mapping[tuple[str | None, int], int], pid: str | None, gpu: i
     compares_ranks=True,
     from_logs=(_by_processes, _from_logs),
     impacts={
-        r"is full": "The rank that belongs to this GPU runs out of memory, while other GPUs have free memory.",
-        r"that uses? other GPUs": "The rank of the first GPU has less memory than the others, and runs out of it "
-        "first.",
+        r"is full": 'The rank of this GPU fails with "CUDA out of memory", while other GPUs may have free memory.',
+        r"that uses? (?:an)?other GPU": (
+            "The rank of GPU 0 has less memory than the other ranks, and runs out of memory first."
+        ),
     },
     cases=lambda: (
         Passes(
@@ -367,8 +368,8 @@ def _finding(
             "process_ids": [process.pid for process in first.processes if process_ids(local).get(process.pid) in sizes],
             "likely_cause": _CAUSES[cause],
         },
-        effect=f"Rank {first.owner.number}, which owns this GPU, has less memory than the other ranks and runs out of "
-        "memory first.",
+        effect=f"Rank {first.owner.number}, which owns this GPU, has less memory than the other ranks and may run "
+        "out of memory first.",
         fix=_fix(job, cause),
         confidence=confidence,
         explains=("MEM002", "MEM003", "MEM004", "MEM011"),

@@ -108,14 +108,19 @@ def _started_with_little(job: Job) -> Iterator[Finding]:
     """A warning about /dev/shm that does not name it as the cause of a failure."""
     if is_logged(job, "shm.full"):
         return
-    failed = any(
-        "unhandled system error" in event.text for group in event_groups(job, "nccl.result") for event in group.events
+    failures = tuple(
+        event
+        for group in event_groups(job, "nccl.result")
+        for event in group.events
+        if "unhandled system error" in event.text
     )
     for group in event_groups(job, "host.shm_default", "ray.shm_small"):
-        matters = failed and group.kind == "host.shm_default"
+        matters = bool(failures) and group.kind == "host.shm_default"
         yield finding_from_logs(
-            group,
-            _little(group),
+            EventGroup(group.kind, (*group.events, *failures[:1])) if matters else group,
+            "NCCL failed with a system error in a container with only 64 MB of shared memory"
+            if matters
+            else _little(group),
             severity=None if matters else Severity.WARNING if group.kind == "ray.shm_small" else Severity.INFO,
             confidence=0.6 if matters else 0.9,
             symptoms=matters,
@@ -153,7 +158,7 @@ _SHARING = ("multiprocessing/heap.py", "multiprocessing/shared_memory.py", "mult
         r"bus error": (
             "The process ends without a Python traceback, and the other ranks wait for it until their timeout."
         ),
-        r"NCCL cannot": "NCCL initialization fails, and the job ends.",
+        r"NCCL cannot|^NCCL failed": "NCCL initialization fails, and the job ends.",
         r"could not open another rank's": "NCCL initialization fails on these ranks, and the job ends.",
         r"^Ray": "Ray keeps its objects on disk, so passing data between its workers is slower.",
         r"^The container has": "NCCL or DataLoader workers that need more shared memory fail.",
@@ -240,8 +245,8 @@ _SHARING = ("multiprocessing/heap.py", "multiprocessing/shared_memory.py", "mult
 def shared_memory_small(job: Job, *, smallest_mebibytes: float = 128) -> Iterator[Verdict]:  # Docker gives 64
     """Ask whether /dev/shm is large enough for NCCL and the DataLoader workers.
 
-    Why it hurts: NCCL fails at startup ("failed to extend /dev/shm/nccl-…", "unhandled system error"), or DataLoader
-    workers crash with a bus error.
+    Why it hurts: when /dev/shm is full, NCCL fails at startup ("failed to extend /dev/shm/nccl-…", "unhandled system
+    error"), or DataLoader workers crash with a bus error.
     Fix: Start the container with `docker run --ipc=host`, or in Kubernetes mount an emptyDir with `medium: Memory` at
     /dev/shm.
     """
@@ -318,9 +323,9 @@ def _finding(local: LocalRanks, host: HostFacts, summary: str, need: int, severi
             "total_bytes": host.shm.total if host.shm else None,
             "free_bytes": host.shm.free if host.shm else None,
             "nccl_needs_bytes": need or None,
-            "left_over_nccl_files": host.nccl_shm_files,
-            "left_over_nccl_bytes": host.nccl_shm_bytes,
-            "container": host.container or "none",
+            "left_over_nccl_files": host.nccl_shm_files or None,
+            "left_over_nccl_bytes": host.nccl_shm_bytes or None,
+            "container": host.container,
         },
         fix=_fix(host),
     )

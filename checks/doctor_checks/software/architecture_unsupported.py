@@ -57,7 +57,8 @@ def _built(*architectures: str, capability: str = "9.0") -> JobBuilder:
 def architecture_unsupported(job: Job) -> Iterator[Verdict]:
     """Ask whether PyTorch has code for the architecture of the rank's GPU.
 
-    Why it hurts: PyTorch detects the GPU, but the first kernel on it fails, which ends the program.
+    Why it hurts: PyTorch detects the GPU, but the first kernel on it fails ("no kernel image is available for execution
+    on the device"), which ends the program.
     Fix: Install a PyTorch build whose `torch.cuda.get_arch_list()` includes the architecture of the GPU.
     """
     unsupported: dict[tuple[str, str], list[Rank]] = {}
@@ -122,6 +123,13 @@ def _fits(gpu: tuple[int, int], code: _Code) -> bool:
     return gpu[0] == code.major and gpu >= built
 
 
+def _sufficient(capability: str) -> str:
+    """``sm_80 or sm_86`` for 8.6: code for the GPU itself, or for the first one of its generation."""
+    major, _, minor = capability.partition(".")
+    own, first = f"sm_{major}{minor}", f"sm_{major}0"
+    return own if own == first else f"{first} or {own}"
+
+
 def _finding(capability: str, members: list[Rank]) -> Finding:
     gpu: Gpu | None = gpu_of(members[0])
     software = members[0].find(SoftwareFacts)
@@ -135,5 +143,5 @@ def _finding(capability: str, members: list[Rank]) -> Finding:
             "gpu": gpu.name if gpu else None,
             "architectures": list(torch.architectures or ()) if torch else [],
         },
-        fix=f"Install a PyTorch build whose `torch.cuda.get_arch_list()` includes sm_{capability.replace('.', '')}.",
+        fix=f"Install a PyTorch build whose `torch.cuda.get_arch_list()` includes {_sufficient(capability)}.",
     )

@@ -43,12 +43,12 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "version.driver"):
         found = group.value("found")
         supports = f"{int(found) // 1000}.{int(found) % 1000 // 10}" if found else ""
+        known = f", which supports CUDA {supports}," if supports else ""
         claim, fix = next(
             ((claim, fix) for words, claim, fix in _OTHER_MISFITS if re.search(words, group.first.text)),
             (
-                "The driver is too old for the CUDA runtime in use"
-                + (f": it supports CUDA {supports}" if supports else ""),
-                f"Update the driver, or install a PyTorch build for CUDA {supports} or older." if supports else "",
+                f"The driver{known} is too old for the CUDA runtime in use",
+                f"Update the driver, or install a PyTorch build for {_supported(supports)}." if supports else "",
             ),
         )
         yield finding_from_logs(
@@ -185,7 +185,7 @@ def driver_too_old(job: Job) -> Iterator[Verdict]:
                 "forward_compatibility": need.compatibility,
             },
             fix=f"Update the driver to {need.minimum} or newer, or install a PyTorch build for "
-            + (f"CUDA {need.supports} or older." if need.supports else "an older CUDA release."),
+            + (f"{_supported(need.supports)}." if need.supports else "an older CUDA release."),
         )
 
 
@@ -281,6 +281,12 @@ def _need(cuda: str, gpus: GpuFacts, drivers: DriverFacts | None) -> _DriverRequ
 
 _BEFORE_COMPATIBILITY = ("8", "9", "10")
 """Major releases of CUDA of which each minor release needs a separate driver."""
+
+
+def _supported(cuda: str) -> str:
+    """The CUDA releases whose builds run on a driver that reports this one (minor version compatibility)."""
+    major = cuda.partition(".")[0]
+    return f"CUDA {cuda} or older" if major in _BEFORE_COMPATIBILITY else f"CUDA {major} (any minor release) or older"
 
 
 def _is_too_old(need: _DriverRequirement) -> bool:

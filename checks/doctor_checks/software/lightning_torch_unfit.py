@@ -130,7 +130,7 @@ def _fix(misfit: _Misfit) -> str:
 
 
 def _finding(misfit: _Misfit, ranks: tuple[int, ...]) -> Finding:
-    evidence = {"lightning": misfit.version, "torch": misfit.torch, "requires": misfit.specifier}
+    evidence = {misfit.package: misfit.version, "torch": misfit.torch, "requires": misfit.specifier}
     if misfit.tested:
         return Finding(
             f"{misfit.package} {misfit.version} was tested up to torch {misfit.tested}; {misfit.torch} is installed",

@@ -32,13 +32,13 @@ _ABSENT = ("/usr/local/cuda-12.8/lib/libnccl.so",)
 def preload_missing(job: Job) -> Iterator[Verdict]:
     """Ask whether the dynamic loader finds every library in LD_PRELOAD.
 
-    Why it hurts: programs start without a missing library, and so use another NCCL, allocator or profiler than
-    intended.
+    Why it hurts: the loader only prints an error, and programs start without the library: they may use another NCCL,
+    allocator or profiler than intended.
     Fix: Correct the path in LD_PRELOAD, or unset it.
     """
     yield from merge(
         Finding(
-            f"The loader cannot find {_some(software.preloads_missing)} in LD_PRELOAD",
+            f"The loader cannot find {_some(software.preloads_missing)} that LD_PRELOAD names",
             ranks=identical.ranks,
             evidence={"missing": list(software.preloads_missing)},
             fix=f"Correct or remove {missing} in LD_PRELOAD.",
@@ -49,4 +49,6 @@ def preload_missing(job: Job) -> Iterator[Verdict]:
 
 
 def _some(missing: Sequence[str]) -> str:
-    return missing[0] + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+    if len(missing) == 1:
+        return f"the library {missing[0]}"
+    return f"{missing[0]} and {len(missing) - 1} more {'library' if len(missing) == 2 else 'libraries'}"

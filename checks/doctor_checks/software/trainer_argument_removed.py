@@ -21,6 +21,10 @@ from doctor.api import (
 )
 from doctor.facts import Package, SoftwareFacts, TrainerFacts, Variable
 from doctor.knowledge.lightning_api import argument as trainer_argument
+from doctor.knowledge.lightning_api import hook as trainer_hook
+from doctor.knowledge.lightning_api import imported as trainer_import
+from doctor.knowledge.lightning_api import method as trainer_method
+from doctor.knowledge.lightning_api import qualified
 from doctor.knowledge.lightning_api import strategy as trainer_strategy
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
@@ -79,6 +83,30 @@ def _removed_arguments(job: Job) -> Iterator[Finding]:
         )
 
 
+def _removed_names(job: Job) -> Iterator[Finding]:
+    """Hooks, methods and imports, which the table of the rule CODE022 has too."""
+    for kind, confidence in (("trainer.interface_removed", 0.85), ("trainer.module_removed", 0.7)):
+        for group in event_groups(job, kind, by=_NAMES):
+            name = group.value(*_NAMES) or ""
+            path = ".".join(filter(None, (group.value("package"), name))).removeprefix("pytorch_lightning.")
+            known = trainer_hook(name) or trainer_method(name) or trainer_import(path)
+            words = qualified(known.replacement, "pytorch_lightning") if known else ""
+            when = f"removed in {known.removed}" if known else "has removed"
+            yield finding_from_logs(
+                group,
+                f"The program uses {name}, which Lightning {when}",
+                evidence={"name": name},
+                fix=f"Instead of `{name}`, use {words}."
+                if words
+                else f"Replace {name} as Lightning's upgrade guide describes ({_GUIDE}).",
+                confidence=confidence,
+            )
+
+
+_NAMES = ("hook", "attribute", "module", "name")
+_GUIDE = "https://lightning.ai/docs/pytorch/stable/upgrade/migration_guide.html"
+
+
 def _is_of_lightning(job: Job, group: EventGroup) -> bool:
     """Whether Lightning's Trainer rejects the argument.
 
@@ -101,10 +129,12 @@ _HANDS_ON = ("utilities/argparse.py", "connectors/env_vars_connector.py")
     scope=Scope.RANK,
     when="PM",
     needs=(TrainerFacts, SoftwareFacts),
-    from_logs=(_removed_arguments, _from_logs),
+    from_logs=(_removed_arguments, _removed_names, _from_logs),
     impacts={
         r"^The program uses": "Every rank fails at this line, and the job ends.",
-        r"Trainer argument": ("The Trainer raises TypeError when it is created, and every rank ends at startup."),
+        r"does not accept the Trainer argument": (
+            "The Trainer raises TypeError when it is created, and every rank ends at startup."
+        ),
         r"strategy|does not have the accelerator": (
             "The Trainer raises ValueError when it is created, and every rank ends at startup."
         ),
@@ -189,20 +219,37 @@ def _finding(fault: _Fault, ranks: tuple[int, ...]) -> Finding:
     old = fault.value if fault.name == "strategy" else fault.name
     what = f"the strategy {old}" if fault.name == "strategy" else f"the Trainer argument {old}"
     when = f"removed in {fault.removed}" if fault.removed else f"added in {fault.since}"
+    summary, variable = f"Lightning {fault.release} does not accept {what} ({when})", _variable(fault)
+    if variable and fault.name != "strategy":
+        summary = f"Lightning {fault.release} ignores {variable} (Trainer argument {when})"
     return Finding(
-        f"Lightning {fault.release} does not accept {what} ({when})",
+        summary,
         ranks=ranks,
-        evidence={"argument": fault.name, "value": fault.value, "set_by": fault.source, "lightning": fault.release},
-        effect=_IGNORED if fault.source.startswith("PL_TRAINER") and fault.name != "strategy" else "",
+        evidence={
+            "argument": fault.name,
+            "value": fault.value,
+            "set_by": variable or fault.source,
+            "lightning": fault.release,
+        },
+        effect=_IGNORED if variable and fault.name != "strategy" else "",
         fix=_fix(fault, old),
     )
 
 
+def _variable(fault: _Fault) -> str:
+    """``PL_TRAINER_GPUS``; empty for an argument in the program."""
+    return f"PL_TRAINER_{fault.name.upper()}" if fault.source.startswith("PL_TRAINER") else ""
+
+
 def _fix(fault: _Fault, old: str) -> str:
-    is_variable = fault.source.startswith("PL_TRAINER") and fault.name != "strategy"
-    unset = f"run `unset PL_TRAINER_{fault.name.upper()}`" if is_variable else ""
+    variable = _variable(fault)
+    if variable and fault.name == "strategy" and re.fullmatch(r"\w+", fault.replacement):
+        return f"export {variable}={fault.replacement}"
+    unset = f"run `unset {variable}`" if variable and fault.name != "strategy" else ""
     if fault.replacement and unset:
-        return f"Use {_as_code(fault.replacement)} in the program, and {unset}."
+        is_kept = fault.name in _SAME_VALUE and fault.value.isalnum()
+        new = fault.replacement.replace("=…", f"={fault.value}") if is_kept else fault.replacement
+        return f"Use {_as_code(new)} in the program, and {unset}."
     if fault.replacement:
         return _replaced(fault.replacement, old)
     if fault.removed is None:
@@ -222,7 +269,9 @@ def _as_code(replacement: str) -> str:
     return f"{shown} or {_as_code(alternative)}" if alternative else shown
 
 
-_CODE = re.compile(r"(?:\.?\w+(?:\([^()]*\))?)+|\w+=\S+(?:, \w+=…)?")
+_CODE = re.compile(r"(?:\.?\w+(?:\([^()]*\))?)+|\w+=\S+(?:, \w+=(?:…|\w+))?")
 
 
-_IGNORED = "Lightning silently ignores the variable, so the Trainer uses its default."
+_SAME_VALUE = frozenset({"checkpoint_callback", "gpus", "num_processes", "replace_sampler_ddp", "tpu_cores"})
+"""Arguments whose replacement takes the same number or flag."""
+_IGNORED = "Lightning reports no error, and the Trainer uses its default instead of the value."

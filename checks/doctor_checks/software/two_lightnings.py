@@ -26,8 +26,8 @@ def _installed(**versions: str) -> JobBuilder:
             "calls it."
         ),
         r"both installed": (
-            "None as long as all imports use one package. If both are imported, each package rejects the "
-            "classes of the other, or never calls them."
+            "If a program imports both packages, each rejects the classes of the other, or never calls them. A program "
+            "that imports only one is not affected."
         ),
     },
     cases=lambda: (

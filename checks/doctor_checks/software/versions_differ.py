@@ -64,8 +64,8 @@ _EMPTY: dict[str, object] = {"torch": None, "packages": ()}
         ),
         r"\bPython\b": ("Objects pickled by one rank may not load on another, and packages may behave differently."),
         r"PyTorch|CUDA": (
-            "Ranks may call different collectives or kernels: the job hangs or fails, or results "
-            "differ silently between ranks."
+            "Ranks may call different collectives or kernels: the job may hang or fail, or results may differ silently "
+            "between ranks."
         ),
         r"lightning|transformers|accelerate|deepspeed": (
             "The framework may call collectives in a different order on these ranks, so the job may hang."
@@ -204,7 +204,7 @@ def _unlike_others(job: Job, differences: list[_Difference]) -> Finding:
     along = correlates(job, ranks)
     # Without torch there is no CUDA of torch.
     shown = [one for one in differences if one.group.value or one.part.word != "CUDA"] or differences
-    parts = ", ".join(map(_in_words, shown))
+    parts = ", ".join(map(_in_words, shown)).replace(", PyTorch for CUDA", ", CUDA")
     who, where = ranks_in_words(ranks), f" ({along[0]})" if along else ""
     return Finding(
         f"{who}{where} {'has' if len(ranks) == 1 else 'have'} {parts}",
@@ -212,7 +212,7 @@ def _unlike_others(job: Job, differences: list[_Difference]) -> Finding:
         evidence={
             "own": {difference.part.word: _word(difference.group.value) for difference in differences},
             "elsewhere": {difference.part.word: _word(_common(difference)) for difference in differences},
-            "goes_along_with": list(along),
+            "goes_along_with": list(along[1:]),  # the summary has the first one
         },
         fix=f"Start {who} from the same image or environment as the other ranks.",
         # A rank with other releases usually also has another NCCL.
@@ -224,7 +224,13 @@ def _in_words(difference: _Difference) -> str:
     """``CUDA 12.6 instead of 12.8``, ``no PyTorch (2.8.0 on other ranks)``."""
     word, value, common = difference.part.word, difference.group.value, _common(difference)
     word = _NAMES.get(word, word)
+    if word == "CUDA" and value:
+        return f"PyTorch for CUDA {value} instead of {_word(common)}"
     return f"{word} {value} instead of {_word(common)}" if value else f"no {word} ({_word(common)} on other ranks)"
+
+
+_LONGEST = 96
+"""Characters of a summary with what brackets hold."""
 
 
 def _unlike_expected(job: Job, differences: list[_Difference]) -> Finding:
@@ -232,8 +238,17 @@ def _unlike_expected(job: Job, differences: list[_Difference]) -> Finding:
     along = correlates(job, ranks)
     rows = tuple(one.parted.unlike(one.part.word, _word, one.group) for one in differences)
     deviation = BaselineDeviation(rows, all(one.parted.drifted for one in differences))
-    suffix = f" ({along[0]})" if along else ""
-    return deviation.finding(ranks, {"goes_along_with": list(along)}, suffix=suffix, explains=("NCCL008",))
+    who = "" if deviation.drifted else ranks_in_words(ranks, 4)
+    told = ", ".join(filter(None, (who, along[0] if along else "")))
+    if len(deviation.summary) + len(told) > _LONGEST:
+        told = who or told
+    return deviation.finding(
+        ranks,
+        {"goes_along_with": list(along[1:])},
+        suffix=f" ({told})" if told else "",
+        fix=f"Start {who} from the image or environment of the baseline job.",
+        explains=("NCCL008",),
+    )
 
 
 def _common(difference: _Difference) -> str | None:

@@ -112,7 +112,7 @@ def numbers_of(one: OomEvent) -> dict[str, object]:
         # Before training, a message does not state it: it is 0 by assumption.
         "allocated_bytes": message.allocated if message.allocated or message.reserved_unallocated is not None else None,
         "reserved_unallocated_bytes": message.reserved_unallocated,
-        "held_by_others_bytes": message.other_bytes,
+        "held_by_others_bytes": message.other_bytes or None,
         "memory_bytes_by_process": {str(pid): size for pid, size in message.others} or None,
         "allowed_bytes": message.allowed,
         "place": one.place or None,

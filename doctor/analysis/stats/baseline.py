@@ -122,16 +122,18 @@ class BaselineDeviation(NamedTuple):
         evidence: Mapping[str, object] | None = None,
         *,
         suffix: str = "",
+        fix: str = "",
         severity: Severity | None = None,
         explains: tuple[str, ...] = (),
     ) -> Finding:
-        """The finding about these ranks, with further evidence and a ``suffix`` of the summary."""
+        """The finding about these ranks, with further evidence and a ``suffix`` of the summary. ``fix``: if only some
+        ranks differ."""
         return Finding(
             self.summary + suffix,
             ranks=ranks,
             evidence={**self.evidence, **(evidence or {})},
             effect=self.effect,
-            fix=self.fix,
+            fix=self.fix or fix,
             severity=severity,
             explains=explains,
         )

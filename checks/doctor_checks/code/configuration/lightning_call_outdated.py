@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.api import Edit, Script, Severity, Violation, is_older, rule
-from doctor.knowledge.lightning_api import ArgumentInfo
+from doctor.knowledge.lightning_api import ArgumentInfo, qualified
 from doctor.knowledge.lightning_api import argument as trainer_argument
 from doctor.knowledge.lightning_api import hook as lightning_hook
 from doctor.knowledge.lightning_api import imported as lightning_import
@@ -215,15 +215,8 @@ def _of_imports(script: Script, release: str | None) -> Iterator[_Complaint]:
             path = (module + one.name).removeprefix(_PACKAGE)
             known = lightning_import(path)
             if known is not None and _is_gone(known.removed, release):
-                new = _qualified(known.replacement, node.module)
+                new = qualified(known.replacement, node.module)
                 yield _Complaint(node, f"{node.module}.{one.name}", known.removed or "", new)
-
-
-def _qualified(replacement: str, module: str) -> str:
-    """``pytorch_lightning.strategies.DDPStrategy`` for ``strategies.DDPStrategy``, as the script names the package."""
-    package = "pytorch_lightning" if module.startswith("pytorch_lightning") else _PACKAGE.rstrip(".")
-    is_part = replacement.partition(".")[0] in ("loggers", "plugins", "profilers", "strategies", "utilities")
-    return f"{package}.{replacement}" if is_part else replacement
 
 
 _SAME_VALUE = frozenset(
