@@ -39,8 +39,8 @@ _ARE_RANKS = {
 }
 _CAUSES_IN_SUMMARY = {"demand", "fragmented", "limit", "others", "size", "skew", "unknown"}
 """Values of ``cause`` of an allocation that failed (doctor/analysis/logs/oom_message.py), which summaries describe."""
-_FOR_PROGRAMS = {"busy_with", "column", "end_column", "end_line", "fixable", "flow", "here_ranks", "lost", "preview"}
 _FOR_PROGRAMS = {
+    "busy_with",
     "column",
     "end_column",
     "end_line",
@@ -448,8 +448,27 @@ def _mapping(name: str, values: Mapping[object, object], here: str = "these rank
     known = {str(key): value for key, value in values.items() if value is not None or str(key).isupper()}
     words = _NAME if all(_VERSION.fullmatch(str(value)) for value in known.values()) else _IDENTIFIER
     plain = all(map(words.fullmatch, known)) and not known.keys() & {*_OF_THE_FINDING, "elsewhere"}
+    if _BY.search(name) and len(known) > 1 and all(isinstance(value, Mapping) for value in known.values()):
+        return _by_equal_value(name, known)
     pairs = [_pair(name, key, value, plain, here) for key, value in known.items()]
     return _separator(pairs).join(pairs)
+
+
+def _by_equal_value(name: str, values: Mapping[str, object]) -> str:
+    """Ranks with equal values together: ``ranks 0-3 (growth 2 MiB per batch, limit 79 GiB)``."""
+    keys: dict[str, list[str]] = {}
+    for key, value in values.items():
+        keys.setdefault(_value(name, value), []).append(key)
+    what = _KEYS[found["what"]] if (found := _BY.search(name)) is not None else "rank"
+    return "; ".join(f"{_numbered(what, same)} ({text})" for text, same in keys.items())
+
+
+def _numbered(what: str, keys: Sequence[str]) -> str:
+    """``rank 3``, ``ranks 0-3``; keys that are no numbers as they are."""
+    if not all(map(str.isdecimal, keys)):
+        return ", ".join(keys)
+    plural = "es" if what.endswith("s") else "s"
+    return f"{what}{plural if len(keys) > 1 else ''} {ranges(map(int, keys))}"
 
 
 def _by_message(values: Mapping[object, object]) -> str:

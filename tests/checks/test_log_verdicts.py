@@ -456,3 +456,43 @@ def test_stacks_of_cpp_are_asked_for_where_pytorch_threw(thrown, has_stacks):
 def test_the_fix_of_a_launch_names_host_and_option(text, check, named):
     (finding,) = findings_of(text, check)
     assert named in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "check", "summary"),
+    [
+        (
+            "mpirun noticed that process rank 3 with PID 4711 on node node01 exited on signal 9 (Killed).",
+            "MEM012",
+            "Rank 3 (pid 4711) on node01 was killed by SIGKILL, possibly by the OOM killer",
+        ),
+        (
+            'earlyoom[700]: sending SIGTERM to process 4321 uid 1000 "python": badness 900',
+            "MEM012",
+            "earlyoom ended python (pid 4321) because the host was low on memory",
+        ),
+        (
+            "systemd[1]: train.service: Failed with result 'oom-kill'.",
+            "MEM012",
+            "The OOM killer ended a process of train.service",
+        ),
+        (
+            "[12345.6] Killed process 4321 (python) total-vm:1kB, anon-rss:1kB",
+            "MEM012",
+            "python (pid 4321) was killed by the OOM killer",
+        ),
+        (
+            "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update",
+            "VER002",
+            "The driver, which supports CUDA 11.4, is too old for the CUDA runtime in use",
+        ),
+    ],
+)
+def test_a_summary_says_what_the_line_does(text, check, summary):
+    assert [finding.summary for finding in findings_of(text, check)] == [summary]
+
+
+def test_a_removed_name_has_its_replacement():
+    text = "ImportError: cannot import name 'DDPPlugin' from 'pytorch_lightning.plugins' (/opt/lib/x.py)"
+    (finding,) = findings_of(text, "VER006")
+    assert finding.fix == "Instead of `DDPPlugin`, use pytorch_lightning.strategies.DDPStrategy."

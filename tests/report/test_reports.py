@@ -292,6 +292,12 @@ def test_evidence_that_is_empty_takes_no_line_and_where_ranks_stand_takes_one_ea
         ("missing", ["/dev/infiniband"], "missing: /dev/infiniband"),
         ("checksums", {"c": [0, 1, 3], "z": [2]}, "checksums: c (ranks 0-1, 3), z (rank 2)"),
         (
+            "by_rank",
+            {"0": {"limit_bytes": 1 << 30}, "1": {"limit_bytes": 1 << 30}, "2": {"limit_bytes": 1 << 31}},
+            "by rank: ranks 0-1 (limit 1 GiB); rank 2 (limit 2 GiB)",
+        ),
+        ("elsewhere", {"torch": "2.8.0", "CUDA": "12.8"}, "other ranks: PyTorch 2.8.0, CUDA 12.8"),
+        (
             "ranks_by_subnet",
             {"10.0.0.0/8": 2, "10.1.0.0/16": 1},
             "ranks by subnet: 10.0.0.0/8 (2 ranks), 10.1.0.0/16 (1 rank)",
@@ -352,7 +358,7 @@ def test_evidence_of_mappings_and_numbers_in_words(name, value, line):
 def test_values_of_the_finding_are_named_by_its_ranks():
     evidence = {"own": {"CUDA": "12.6"}, "class": {"here": "A", "elsewhere": "B"}, "MASTER_ADDR": "localhost"}
     assert evidence_lines({**evidence, "elsewhere": ["node0"]}, (2, 3)) == [
-        "ranks 2-3: CUDA: 12.6",
+        "ranks 2-3: CUDA 12.6",
         "class: ranks 2-3: A, other ranks: B",
         "MASTER_ADDR: localhost",
         "MASTER_ADDR on other ranks: node0",

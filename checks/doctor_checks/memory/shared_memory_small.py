@@ -62,7 +62,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             explains=_CONSEQUENCES,
         )
     for group in event_groups(job, "shm.full"):
-        summary, fix = _refusal(group.first.text)
+        summary, fix = _refusal(group.first.text, group.value("pid"))
         size = group.value("bytes", "size")
         yield finding_from_logs(
             group,
@@ -81,14 +81,14 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         )
 
 
-def _refusal(text: str) -> tuple[str, str]:
+def _refusal(text: str, pid: str | None) -> tuple[str, str]:
     if "nccl" in text.lower() or "shared memory segment" in text or "Call to " in text:
         if "Permission denied" in text:
             return "NCCL cannot create shared memory: permission denied for /dev/shm", "sudo chmod 1777 /dev/shm"
         is_sure = "No space" in text or "Disk quota" in text
         return f"NCCL cannot allocate shared memory: /dev/shm is {'' if is_sure else 'probably '}full", ""
     if "worker" in text or "insufficient shared memory" in text.lower():
-        return "A DataLoader worker crashed: /dev/shm is probably full", ""
+        return f"A DataLoader worker{f' (pid {pid})' if pid else ''} crashed: /dev/shm is probably full", ""
     return "A tensor or array could not be written to shared memory: /dev/shm is full", ""
 
 

@@ -95,7 +95,8 @@ def _fix(script: Script, call: ast.Call, *, by_accelerate: bool) -> str:
     if script.name(call.func) == "wandb.init":
         return f'Pass `mode=None if {is_first} else "disabled"` to wandb.init.'
     if isinstance(script.parent(call), ast.withitem):
-        return f"Enter the run on one rank only: `with {script.text_of(call, 50)} if {is_first} else nullcontext():`."
+        entered = f"with {script.text_of(call, 50)} if {is_first} else contextlib.nullcontext():"
+        return f"Enter the run, and log to it, on one rank only: `{entered}`."
     what = _STARTS[script.name(call.func)]
     return f"Put line {call.lineno}, and the calls that log to the {what}, under `if {is_first}:`."
 
