@@ -464,7 +464,7 @@ def _by_equal_value(name: str, values: Mapping[str, object]) -> str:
 
 
 def _numbered(what: str, keys: Sequence[str]) -> str:
-    """``rank 3``, ``ranks 0-3``; keys that are no numbers as they are."""
+    """``rank 3``, ``ranks 0-3``; other keys as they are."""
     if not all(map(str.isdecimal, keys)):
         return ", ".join(keys)
     plural = "es" if what.endswith("s") else "s"

@@ -46,7 +46,7 @@ _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
             "Ranks on hosts without this interface fail when Gloo starts, and the others wait for them."
         ),
         r"^TP.*interface has another name": (
-            "On hosts without this interface, RPC uses the address of the host name, which other hosts may not reach."
+            "On hosts without this interface, RPC listens on 127.0.0.1, which other hosts cannot reach."
         ),
         r"^UCX.*adapter has another name": "Ranks on hosts without this adapter use another transport, or fail.",
         r"adapter has another name": (
@@ -255,7 +255,7 @@ def _judge(write: _Write, given: bool, starts: bool) -> Violation | None:
         if not value or value.startswith("^") or value == "all" or any(sign in value for sign in "*{"):
             return None
         what = "adapter" if "HCA" in write.name or "UCX" in write.name else "interface"
-        do = "cannot use RDMA" if what == "adapter" else "ignore it" if write.name.startswith("TP_") else "cannot join"
+        do = "cannot use RDMA" if what == "adapter" else "cannot join"
         return Violation(
             write.at,
             f'{write.name}="{value}" is hard-coded: hosts whose {what} has another name {do}',
