@@ -22,8 +22,15 @@ GIB = 1 << 30
 
 
 def _in_run(*ranks: int, peak: int, foreign: int = GIB, retries: int = 0) -> JobBuilder:
-    own = {"allocated": peak // 2, "peak_allocated": peak, "reserved": peak + GIB // 2}
-    return running(2, 2).alter(RunMemoryFacts, ranks=ranks, foreign=foreign, retries=retries, **own)
+    return running(2, 2).alter(
+        RunMemoryFacts,
+        ranks=ranks,
+        allocated=peak // 2,
+        peak_allocated=peak,
+        reserved=peak + GIB // 2,
+        foreign=foreign,
+        retries=retries,
+    )
 
 
 @check(

@@ -50,9 +50,7 @@ def _llama(title: str, *body: str) -> FileFails | FilePasses:
     foreshadows=("MEM011",),
     impacts={
         r"^fsdp_config": "The model is not sharded. If it does not fit on one GPU, the job runs out of memory.",
-        r"no effect|ignored": (
-            "The setting is silently ignored. If the model fits only with offloading, the job runs out of memory."
-        ),
+        r"no effect|ignored": ("If the model fits on the GPU only with offloading, the job runs out of memory."),
         r"^Accelerate rejects (?:distributed|fsdp)": (
             "`accelerate launch` fails with ValueError before it starts any rank."
         ),

@@ -113,8 +113,9 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
             continue
         if script.value(script.argument(loader.call, "drop_last", 8)) is True:
             size = script.value(script.argument(loader.call, "batch_size", 1))
-            many = isinstance(size, int) and size > 2
-            batch = f"{size - 1} evaluation samples" if many else "a batch of the evaluation"
+            batch = "a batch of the evaluation"
+            if isinstance(size, int) and size > 1:
+                batch = f"{size - 1} evaluation sample{'s' if size > 2 else ''}"
             yield Violation(
                 loader.call,
                 f"{loader.title} drops up to {batch} on each rank (drop_last=True)",
