@@ -81,6 +81,7 @@ _CAPITALS |= {f"{word}s": f"{capitals}s" for word, capitals in _CAPITALS.items()
 _LABELS = {
     "along_with": "in common",
     "aborted_by_gloo": "ranks aborted by Gloo",
+    "architectures": "architectures of PyTorch",
     "asked": "requested",
     "asked_for": "requested",
     "awaited": "missing rank",

@@ -29,7 +29,7 @@ _BY_NAME = ("torch.", "transformers.")
     mentions=("cuda", "device"),
     foreshadows=("GPU001", "MEM001"),
     impacts={
-        r": \.(?:to|cuda)\(": (
+        r"\.(?:to|cuda)\([^()]+\)$": (
             "All ranks of a host put these tensors on GPU 0, which may run out of memory. Operations that combine them "
             "with tensors on the GPU of a rank fail."
         ),
@@ -111,7 +111,7 @@ _OWN_GPU = (
 
 
 def _fix(words: str) -> str:
-    own = next((code for start, code in _OWN_GPU if words.startswith(start)), 'torch.device("cuda", local_rank)')
+    own = next((code for part, code in _OWN_GPU if part in words), 'torch.device("cuda", local_rank)')
     return (
         f'Use the GPU of the local rank: `{own}`, where local_rank is `int(os.environ["LOCAL_RANK"])` under torchrun.'
     )
@@ -131,7 +131,8 @@ def _moves_to_first(script: Script, call: ast.Call) -> str:
     bare = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     name = script.name(call.func)
     if bare in _MOVES and call.args and _is_first(call.args[0]) and not _moves_nothing(script, call):
-        return f".{bare}({script.text_of(call.args[0])})"
+        moved = script.text_of(call.func.value, 24) if isinstance(call.func, ast.Attribute) else ""
+        return f"{moved}.{bare}({script.text_of(call.args[0])})"
     if name == "torch.cuda.set_device" and call.args and _is_first(call.args[0]):
         return script.text_of(call)
     if name == DDP and script.value(script.argument(call, "device_ids", 1)) == (0,):
