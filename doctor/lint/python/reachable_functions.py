@@ -8,7 +8,15 @@ from collections.abc import Iterator
 
 from doctor.lint.python.rank_branches import asks_for_one, is_of_the_job, rank_condition
 from doctor.lint.python.script import Script, per_script
-from doctor.lint.python.training import CALLBACK, DATA_MODULE, MODULE, constructor_of
+from doctor.lint.python.training import (
+    CALLBACK,
+    DATA_MODULE,
+    MODULE,
+    TRAINER,
+    constructor_of,
+    several_ranks,
+    trains_on_several,
+)
 
 _LAUNCHERS = frozenset(
     {
@@ -21,6 +29,14 @@ _LAUNCHERS = frozenset(
 """Calls that start ranks with a function."""
 _TRAINERS_OF_RAY = re.compile(r"ray\.train\.(?:[\w.]+\.)?\w*Trainer$")
 """Classes whose ``fit()`` runs a function on the workers; the program that calls it is one process."""
+_STARTERS = re.compile(
+    r"(?:torch\.)?multiprocessing\.get_context\(\)\.Process|submitit\.\w*Executor\(\)\.(?:submit|map_array)|"
+    r"pyspark\.ml\.torch\.distributor\.TorchDistributor\(\)\.run|horovod\.(?:spark\.)?run|"
+    r"sparkdl\.HorovodRunner\(\)\.run|torch\.distributed\.launcher\.(?:api\.)?elastic_launch|torch_xla\.launch"
+)
+"""Calls that start processes with a function: ranks, if it makes their job."""
+_SPAWNS = re.compile(r"spawn|fork|notebook|tpu")
+"""Strategies with which Lightning starts ranks by a function, and not by running the script again."""
 
 
 @per_script
@@ -55,8 +71,59 @@ def _started(script: Script) -> set[ast.AST | None]:
         if isinstance(method, ast.FunctionDef) and method.name != "prepare_data"
     }
     is_driver = any(_TRAINERS_OF_RAY.match(script.name(call.func)) for call in script.all(ast.Call))
+    is_driver = is_driver or _has_actors(script) or _spawns_in_fit(script)
     whole: set[ast.AST | None] = set() if is_driver or script.path.endswith(".ipynb") else {None}
-    return {*(targets or whole), *hooked}
+    return {*(targets or _started_with_job(script) or whole), *hooked}
+
+
+def _started_with_job(script: Script) -> set[ast.AST | None]:
+    """The functions with which a script starts processes that make a job of several ranks: ``executor.submit(train)``.
+    A process for something else leaves the ranks those of the script."""
+    started: set[ast.AST | None] = {
+        function
+        for call in script.all(ast.Call)
+        if _STARTERS.fullmatch(script.name(call.func))
+        for argument in (*call.args, *(one.value for one in call.keywords))
+        for function in _started_by(script, argument)
+    }
+    return started if _make_job(script, started) else set()
+
+
+def _make_job(script: Script, functions: set[ast.AST | None]) -> bool:
+    """Whether the call that shows that a script is for several ranks is in one of the functions, or in what they
+    call."""
+    shown = several_ranks(script) if functions else None
+    return shown is not None and script.function_of(shown) in _reached(script, functions)
+
+
+def _has_actors(script: Script) -> bool:
+    """Whether the ranks are actors or tasks of Ray, which a program of one process starts."""
+    marked = {
+        owner
+        for owner in (*script.all(ast.ClassDef), *script.functions)
+        for one in getattr(owner, "decorator_list", ())
+        if script.name(one.func if isinstance(one, ast.Call) else one) == "ray.remote"
+    }
+    methods = {one for owner in marked if isinstance(owner, ast.ClassDef) for one in owner.body}
+    return _make_job(script, {*marked, *methods})
+
+
+def _spawns_in_fit(script: Script) -> bool:
+    """Whether a Trainer starts the ranks by a function, so that the statements around ``fit()`` are one process."""
+    trainers = [one for one in script.calls(TRAINER) if trains_on_several(script, one)]
+    return several_ranks(script) in trainers and all(_spawns(script, one) for one in trainers)
+
+
+def _spawns(script: Script, trainer: ast.Call) -> bool:
+    """Also the releases with ``gpus`` did so on one host, where they were left to choose (``_choose_strategy`` of
+    trainer/connectors/accelerator_connector.py, Lightning 1.9)."""
+    given = [script.argument(trainer, name) for name in ("strategy", "accelerator", "distributed_backend")]
+    methods = [script.argument(one, "start_method") for one in given if isinstance(one, ast.Call)]
+    if any(_SPAWNS.search(value) for one in (*given, *methods) if isinstance(value := script.value(one), str)):
+        return True
+    chosen = (one is not None and script.value(one) not in ("gpu", "cuda", "auto", None) for one in given)
+    is_left = not any(script.is_given(trainer, name) for name in ("plugins", "num_nodes"))
+    return is_left and script.argument(trainer, "gpus") is not None and not any(chosen)
 
 
 def _started_by(script: Script, argument: ast.expr) -> Iterator[ast.AST]:
@@ -65,6 +132,8 @@ def _started_by(script: Script, argument: ast.expr) -> Iterator[ast.AST]:
     if function is not None:
         yield function
     for made in script.values_of(argument):
+        if isinstance(made, ast.Call) and script.name(made.func) == "functools.partial" and made.args:
+            yield from _started_by(script, made.args[0])
         maker = script.definition(made.func) if isinstance(made, ast.Call) else None
         if isinstance(maker, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield from (one for one in maker.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)))
