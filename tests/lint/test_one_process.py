@@ -584,3 +584,30 @@ def test_a_job_of_ray_says_how_many_workers_it_has(tmp_path, workers, configurat
         text = f"loader:\n  num_workers: 4\n\ntrainer:\n  use_gpu: true\n  num_workers: {count}\n"
         files[f"conf{number}.yaml"] = text
     assert found(tmp_path, files) == [("CODE005", severity)]
+
+
+TRAINED = """\
+import lightning.pytorch as pl
+import wandb
+
+def main(cfg):
+    wandb.init(project="net")
+    pl.Trainer(gpus=cfg.gpus, accelerator="ddp"{}).fit(Net())
+
+main(read("config.yaml"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "files", "severity"),
+    [
+        ("", {"config.yaml": "gpus: 1\nepochs: 3\n"}, "info"),
+        ("", {"config.yaml": "gpus: 4\nepochs: 3\n"}, "warning"),
+        ("", {"config.yaml": "gpus: 1\n", "run.sh": "#!/bin/bash\npython train.py gpus=4\n"}, "warning"),
+        (", num_nodes=2", {"config.yaml": "gpus: 1\nepochs: 3\n"}, "warning"),
+        ("", {"config.yaml": "epochs: 3\n"}, "warning"),
+    ],
+)
+def test_configurations_say_how_many_devices_a_trainer_gets(tmp_path, more, files, severity):
+    files = {"train.py": TRAINED.format(more)} | files
+    assert [one for name, one in found(tmp_path, files) if name == "CODE041"] == [severity]

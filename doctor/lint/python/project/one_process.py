@@ -12,9 +12,10 @@ from doctor.core.finding import Severity
 from doctor.lint.engine.rule import FlowStep, Violation
 from doctor.lint.python.project.launch_counts import LAUNCHERS, STARTS_RANKS, is_started_as_one
 from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
+from doctor.lint.python.project.options import is_one_everywhere
 from doctor.lint.python.project.unreached import unreached
 from doctor.lint.python.script import FunctionNode, Script, per_script
-from doctor.lint.python.training import ACCELERATOR, GROUP, SAMPLER, several_ranks
+from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, SAMPLER, TRAINER, several_ranks
 
 OF_SEVERAL_RANKS = frozenset(f"CODE{number:03}" for number in (*range(1, 9), *range(10, 18), 29, 30, 31, 32, 37, 41))
 """Rules about what happens between ranks, or on each of them."""
@@ -344,6 +345,8 @@ def is_made_for_one(script: Script) -> bool:
         return True
     if _leaves_models_apart(script) or _is_run_with_one(script) or _has_one_worker(script):
         return True
+    if _has_one_device(script):
+        return True
     if script.modules is None or STARTS_RANKS.search(script.text):
         return False
     return is_started_as_one(script)
@@ -370,6 +373,17 @@ def _has_one_worker(script: Script) -> bool:
     is 1 wherever the project's configurations give it."""
     given = [script.argument(one, "num_workers") for one in script.calls(*_SCALING)]
     return bool(given) and all(script.value(one) == 1 or _is_one_in_configurations(script, one) for one in given)
+
+
+def _has_one_device(script: Script) -> bool:
+    """Whether every Trainer of a script gets the number of its devices from the project's configurations, and that is 1
+    wherever they give it: ``Trainer(gpus=cfg.gpus)``."""
+    trainers = list(script.calls(TRAINER, FABRIC))
+    given = [script.argument(one, "devices") or script.argument(one, "gpus") for one in trainers]
+    named = [_entry(script, one)[1] for one in given]
+    if any(script.is_given(one, "num_nodes") for one in trainers) or not all(named):
+        return False
+    return bool(named) and all(is_one_everywhere(script, one) for one in named)
 
 
 def _is_one_in_configurations(script: Script, given: ast.expr | None) -> bool:
