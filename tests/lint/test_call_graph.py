@@ -159,6 +159,20 @@ def test_programs_of_old_folders(tmp_path, files, expected):
     assert found(tmp_path, STARTS | files) == expected
 
 
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"train_backup(2).py": of_main(HANG)}, ["info"]),
+        ({"train copy.py": of_main(HANG)}, ["info"]),
+        ({"train_gold.py": of_main(HANG)}, ["error"]),
+        ({"train_old.py": of_main(HANG), "use.py": "from train_old import main\n"}, ["error"]),
+        ({"train_old.py": of_main(HANG), "run.sh": "#!/bin/bash\ntorchrun train_old.py\n"}, ["error"]),
+    ],
+)
+def test_old_copies_of_programs(tmp_path, files, expected):
+    assert found(tmp_path, STARTS | files) == expected
+
+
 COPIED = {"other/train.py": of_main(HANG), "other/net.py": "class Net:\n    pass\n", "other/LICENSE": "MIT\n"}
 IMPORTS = {"use.py": "from other.net import Net\n\nNet()\n"}
 
@@ -167,6 +181,8 @@ IMPORTS = {"use.py": "from other.net import Net\n\nNet()\n"}
     ("files", "expected"),
     [
         (STARTS | COPIED | IMPORTS, ["info"]),
+        (COPIED | IMPORTS | {"run.sh": "#!/bin/bash\ntorchrun use.py\n"}, ["info"]),
+        (COPIED | IMPORTS | {"other/run.sh": "#!/bin/bash\ntorchrun train.py\n"}, ["error"]),
         (COPIED | IMPORTS, ["error"]),
         (STARTS | COPIED, ["error"]),
         (STARTS | COPIED | IMPORTS | {"run.sh": "#!/bin/bash\ncd other && torchrun train.py\n"}, ["error"]),

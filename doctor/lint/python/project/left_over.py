@@ -1,4 +1,4 @@
-"""Programs of folders that a project keeps, but neither starts nor imports: old ones, and those of copied projects."""
+"""Programs that a project keeps, but neither starts nor imports: old ones, and those of copied projects."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ _OLD = re.compile(
     re.IGNORECASE,
 )
 """Names of folders that say that what is in them is kept for reference."""
+_OLD_COPY = re.compile(
+    r"(?:^|[_\-. (])(?:backups?|bak|old|legacy|deprecated|obsolete|outdated|unused)(?:$|[_\-. (\d])|"
+    r"[_\-. ]copy[ _]?\(?\d*\)?$",
+    re.IGNORECASE,
+)
+"""Names of files that say the same: ``train_backup(1).py``, ``train copy.py``."""
 _STARTS = re.compile(r"(?:\bpython[\d.]*\b|torchrun|launch|deepspeed|\bsrun\b)[^\n]*\.py\b")
 
 
 @per_script
 def left_over_folder(script: Script) -> str:
     """The folder of a script that nothing outside it starts or imports, if its name says that it is old; or that of a
-    copied project, whose modules are imported, if nothing outside it starts the script, though the pages of the project
-    start other programs. Empty otherwise."""
+    copied project, whose modules are imported, if nothing outside it starts the script, though pages or launch files of
+    the project start other programs. Empty otherwise."""
     modules = script.modules
     if modules is None or not script.location:
         return ""
@@ -37,6 +43,16 @@ def left_over_folder(script: Script) -> str:
         if modules.is_copied_project("/".join((root, *folders[:depth])), root) and _is_library(script, name):
             return name
     return ""
+
+
+@per_script
+def is_old_copy(script: Script) -> bool:
+    """Whether the name of a file says that it is kept for reference, and nothing in the project names it."""
+    modules, stem = script.modules, PurePath(script.path).stem
+    if modules is None or not script.location or _OLD_COPY.search(stem) is None:
+        return False
+    others = [text for shown, text in modules.mentioning(stem) if shown != script.path]
+    return not others and not any(stem in text for text in (*modules.notebooks(stem), *modules.pages(script.location)))
 
 
 def _outside(script: Script, folder: str) -> Iterator[str]:
@@ -70,7 +86,8 @@ def _is_library(script: Script, folder: str) -> bool:
     place = PurePath(script.location)
     own = re.compile(rf"(?<![\w-]){re.escape(place.name)}\b|\b{re.escape(folder)}\.[\w.]*\b{re.escape(place.stem)}\b")
     imported = re.compile(rf"^\s*(?:from|import)\s+{re.escape(folder)}\b", re.MULTILINE)
-    if not any(map(_STARTS.search, pages)) or not any(map(imported.search, _outside(script, folder))):
+    launches = (text for shown, text in modules.mentioning(".py", launches=True) if folder not in PurePath(shown).parts)
+    if not any(map(_STARTS.search, (*pages, *launches))) or not any(map(imported.search, _outside(script, folder))):
         return False
     named = [text for shown, text in modules.mentioning(place.stem) if folder not in PurePath(shown).parts]
     return not any(own.search(text) for text in (*named, *pages, *modules.notebooks(place.stem)))

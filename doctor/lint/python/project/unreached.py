@@ -7,7 +7,7 @@ import re
 from pathlib import PurePath
 
 from doctor.lint.python.project.call_graph import CallGraph
-from doctor.lint.python.project.left_over import left_over_folder
+from doctor.lint.python.project.left_over import is_old_copy, left_over_folder
 from doctor.lint.python.script import Script, per_script
 
 _FINDS_BY_NAME = re.compile(
@@ -33,6 +33,8 @@ def unreached(script: Script, line: int) -> str:
         return "the imports of this file fail, or those of every file that imports it"
     if folder := left_over_folder(script):
         return f"nothing outside {folder} imports or starts this file"
+    if is_old_copy(script):
+        return "its name says that this file is an old copy, and nothing in the project imports or starts it"
     if script.path.endswith(".ipynb") or modules.installs(script.location) or not _has_programs(script):
         return ""
     if is_imported_nowhere(script):
