@@ -42,6 +42,15 @@ scores = accelerator.gather(scores)
 with open("scores.json", "w") as file:
     json.dump(scores, file)
 """
+_COPIED = """\
+with open(__file__) as source, open("runs/train.py", "w") as target:
+    target.write(source.read())
+"""
+_DEBUGGED = """\
+train(model)
+if {test}:
+    torch.save(model, "last.pt")
+"""
 _ACCUMULATED = """\
 def train(net, loader, optimizer):
     accumulation = {steps}
@@ -123,6 +132,11 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         ),
         ("CODE029", _RANKS.format(write='json.dump(scores, open("scores.json", "w"))'), Severity.WARNING),
         ("CODE029", _RANKS.format(write='yaml.dump(settings, open("used.yaml", "w"))'), Severity.INFO),
+        ("CODE029", _RANKS.format(write=_COPIED), Severity.INFO),
+        ("CODE029", _RANKS.format(write=_COPIED.replace("source.read()", "str(loss)")), Severity.WARNING),
+        ("CODE029", _RANKS.format(write=_DEBUGGED.format(test="args.debug")), Severity.INFO),
+        ("CODE029", _RANKS.format(write=_DEBUGGED.format(test="not args.debug")), Severity.ERROR),
+        ("CODE029", _RANKS.format(write=_DEBUGGED.format(test='os.path.exists("debug.pt")')), Severity.ERROR),
         ("CODE032", _ACCUMULATED.format(steps=2), Severity.WARNING),
         ("CODE032", _ACCUMULATED.format(steps=1), Severity.INFO),
         ("CODE005", _ONE_RANK.format(call="print(accelerator.get_state_dict(net))"), Severity.INFO),

@@ -5,14 +5,25 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import belongs_to_lightning, words_behind
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import FunctionNode, last_name
 from doctor.lint.python.single_rank import may_run_alone
-from doctor.lint.python.training import RANK_WORDS, TRAINER, calls_of, is_test, only_infers, several_ranks, unwrapped
+from doctor.lint.python.training import (
+    RANK_WORDS,
+    TRAINER,
+    calls_of,
+    is_test,
+    only_infers,
+    several_ranks,
+    trains_on_several,
+    unwrapped,
+)
 from doctor.lint.python.value_flow import computed_from, handed_in
+from doctor.lint.python.ways import excludes, ways_to
 from doctor.testing.script_cases import fails, passes
 
 _WRITERS = {
@@ -170,6 +181,27 @@ _LOADER = re.compile(r"loader|(?:^|_)dl$", re.IGNORECASE)
             "in what Ray runs on each rank",
             _ON_RAY.replace("DDP(build())", 'DDP(build())\n        torch.save(model.state_dict(), "last.pt")  # !'),
         ),
+        passes("a process of Spark that has started the ranks", _ON_SPARK),
+        passes("the program that starts ranks as actors of Ray", _ACTORS),
+        fails("a process for something else beside the ranks", _BESIDE),
+        passes("after a Trainer has spawned the ranks and they are done", _SPAWNED_BY_TRAINER),
+        fails(
+            "after fit() in each rank",
+            _SPAWNED_BY_TRAINER.replace("_spawn", "").replace('"last.pt")', '"last.pt")  # !'),
+        ),
+        passes("where old releases spawn", _SPAWNED_BY_TRAINER.replace('devices=4, strategy="ddp_spawn"', "gpus=4")),
+        fails(
+            "on several hosts",
+            _SPAWNED_BY_TRAINER.replace('devices=4, strategy="ddp_spawn"', "gpus=4, num_nodes=2").replace(
+                '"last.pt")', '"last.pt")  # !'
+            ),
+        ),
+        passes("a mode that makes no Trainer", _AVERAGED),
+        fails("before a mode is chosen", _AVERAGED_BEFORE),
+        passes("the folder of a run that the main process has", _OF_TRACKER),
+        passes(
+            "the folder of a run of wandb", _script("torch.save(model, os.path.join(wandb.run.dir, 'a.pt'))", _WANDB)
+        ),
         passes("a log that is emptied", _script("with open(OUT + '/log.txt', 'w') as file:\n        pass")),
     ),
 )
@@ -187,6 +219,7 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
     if ranks is None:
         return
     later = _starts_ranks_later(script, ranks)
+    trainers = [one for one in script.calls(TRAINER) if trains_on_several(script, one)] if later else []
     yield from (one for one in _downloaded(script) if not later or _is_in_hook(script, one.at))
     # Scripts that train nothing are often started as one process.
     infers = only_infers(script, ranks) or not _OPTIMIZES.search(script.text)
@@ -199,6 +232,8 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
             "exists" in script.text_of(one.test) and any(isinstance(last, ast.Continue) for last in one.body)
             for one in branches
         ):
+            continue
+        if later and _is_without(script, call, trainers):
             continue
         if function in run_by_all(script) and not may_run_alone(script, call) and not _is_own(script, where, function):
             place = script.text_of(where, 50)
@@ -234,6 +269,13 @@ def _starts_ranks_later(script: Script, ranks: ast.Call) -> bool:
     return not script.is_open(ranks) and not _LAUNCHED.search(script.text)
 
 
+def _is_without(script: Script, node: ast.AST, trainers: list[ast.Call]) -> bool:
+    """Whether no run of the script that gets to a place makes a Trainer, which alone starts other ranks: it has a mode
+    for something else."""
+    ways = [list(ways_to(script, one)) for one in (node, *trainers)]
+    return all(ways) and all(excludes(one, other) for one in ways[0] for found in ways[1:] for other in found)
+
+
 def _is_in_hook(script: Script, node: object) -> bool:
     """Whether it is in a hook that the Trainer calls on each rank at the same time: ``setup``, or a loader."""
     function = script.function_of(node) if isinstance(node, ast.AST) else None
@@ -253,6 +295,7 @@ def _downloaded(script: Script) -> Iterator[Violation]:
         if script.value(script.argument(call, "download")) is True and script.name(call.func).startswith(_DATA_SETS)
     ]
     first = {script.name(call.func) for call in calls if not _is_by_all(script, call)}
+    first |= {name for name in {script.name(call.func) for call in calls} if _has_program_for(script, name)}
     opened: list[ast.Call] = []
     for call in calls:
         where = script.argument(call, "root", 0)
@@ -271,6 +314,19 @@ def _downloaded(script: Script) -> Iterator[Violation]:
                 else "Download on one rank per host, call `torch.distributed.barrier()`, then open the dataset on all "
                 "ranks with `download=False`.",
             )
+
+
+_FETCHES = re.compile(r"download|fetch|prepare|get_?data|setup_data", re.IGNORECASE)
+
+
+def _has_program_for(script: Script, name: str) -> bool:
+    """Whether a program of the project whose name says that it prepares data downloads a dataset of that name."""
+    modules, kind = script.modules, name.rpartition(".")[2]
+    downloads = re.compile(rf"\b{re.escape(kind)}\([^()]*\bdownload\s?=\s?True")
+    return modules is not None and any(
+        _FETCHES.search(PurePath(shown).stem) and shown != script.path and downloads.search(text)
+        for shown, text in modules.mentioning(kind)
+    )
 
 
 def _is_same_download(script: Script, first: ast.Call, second: ast.Call) -> bool:
@@ -347,9 +403,30 @@ _DUMPS = frozenset({"dump", "dumps", "safe_dump", "save", "write"})
 
 def _severity_of(script: Script, call: ast.Call, *, infers: bool) -> Severity | None:
     """Checkpoints and arrays are errors, short texts warnings, and copies of one file say the same from all ranks."""
+    if _is_of_debug_run(script, call):
+        return Severity.INFO
     if script.name(call.func) in _WRITERS:
         return Severity.WARNING if infers else None
     return Severity.INFO if _is_copy(script, call) or _is_same(script, call) else Severity.WARNING
+
+
+_DEBUGS = re.compile(r"(?:^|_)debug(?:$|_|ging)", re.IGNORECASE)
+
+
+def _is_of_debug_run(script: Script, call: ast.Call) -> bool:
+    """Whether a branch for debugging has it: such runs mostly have one process."""
+    inner: ast.AST = call
+    for outer in script.around(call):
+        if isinstance(outer, ast.If) and inner in outer.body and not any(map(_negates, ast.walk(outer.test))):
+            named = (last_name(one) for one in ast.walk(outer.test) if isinstance(one, (ast.Name, ast.Attribute)))
+            if any(map(_DEBUGS.search, named)):
+                return True
+        inner = outer
+    return False
+
+
+def _negates(node: ast.AST) -> bool:
+    return isinstance(node, (ast.Not, ast.NotEq, ast.IsNot)) or (isinstance(node, ast.Constant) and not node.value)
 
 
 _OPTIMIZES = re.compile(r"optim|[Tt]rainer|train_one_epoch|\.train\(|\btrain\(", re.IGNORECASE)
@@ -403,12 +480,21 @@ def _parts_of_settings(script: Script, body: list[ast.stmt]) -> set[str]:
 
 
 def _is_copy(script: Script, call: ast.Call) -> bool:
-    """``yaml.dump(settings, open(path, "w"))`` of settings that were read from a file: every rank writes the same."""
+    """``yaml.dump(settings, open(path, "w"))`` of settings that were read from a file, or the text of one: every rank
+    writes the same."""
     around = script.parent(script.parent(call) or call)
     body = around.body if isinstance(around, ast.With) else [script.statement_of(call)]
     dumps = [one for part in body for one in script.inside(part, ast.Call) if last_name(one.func) in _DUMPS]
-    written = [one.args[0] for one in dumps if one.args and not isinstance(one.args[0], ast.Call)]
-    return bool(written) and all(_is_read_only(script, one) for one in written)
+    written = [one.args[0] for one in dumps if one.args and one.args[0] not in dumps]
+    return bool(written) and all(_is_read(script, one) or _is_read_only(script, one) for one in written)
+
+
+def _is_read(script: Script, node: ast.expr) -> bool:
+    """``source.read()`` of a file that the script opened."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "read":
+        return False
+    files = (_file_of(script, one) for one in script.all(ast.Call) if last_name(one.func) == "open")
+    return ast.unparse(node.func.value) in (ast.unparse(one) for one in files if one is not None)
 
 
 def _is_read_only(script: Script, node: ast.expr) -> bool:
@@ -488,12 +574,21 @@ def _writes_constant(script: Script, file: ast.Name) -> bool:
 def _is_own(script: Script, where: ast.expr, function: FunctionNode | None) -> bool:
     """Whether the path may differ between ranks, by its words or those of the callers' arguments."""
     words = words_behind(script, where)
+    if any(_is_of_tracker(script, one) for one in computed_from(script, where)):
+        return True
     if any(_OWN.search(word) for word in words) or not _can_be_told(script, where, function):
         return True
     if _is_of_sample(script, where):
         return True
     handed = (given for name in words for given in _handed_in(script, name, function))
     return any(_OWN.search(word) for given in handed for word in words_behind(script, given))
+
+
+def _is_of_tracker(script: Script, node: ast.AST) -> bool:
+    """A run of a tracker, whose folder is its own; ``accelerator.get_tracker()`` gives one on the main process only."""
+    if isinstance(node, ast.Call):
+        return last_name(node.func) == "get_tracker"
+    return isinstance(node, ast.Attribute) and script.name(node) in ("wandb.run", "wandb.run.dir", "wandb.init().dir")
 
 
 def _is_of_sample(script: Script, where: ast.expr, depth: int = 2) -> bool:
@@ -605,6 +700,89 @@ def main():
 
 main()
 """
+_ON_SPARK = """\
+import torch
+from pyspark.ml.torch.distributor import TorchDistributor
+
+def train(rate):
+    dist.init_process_group("nccl")
+    model = DDP(build())
+    fit(model, torch.optim.SGD(model.parameters(), rate))
+    return model.module
+
+best = TorchDistributor(num_processes=4).run(train, 0.1)
+torch.save(best, "best.pt")
+"""
+_ACTORS = """\
+import json
+import ray
+
+@ray.remote(num_gpus=1)
+class Worker:
+    def join(self, rank):
+        torch.distributed.init_process_group("nccl", rank=rank, world_size=4)
+        self.model = DDP(build())
+
+    def train(self):
+        return self.optimizer.step(self.model)
+
+workers = [Worker.remote() for _ in range(4)]
+ray.get([worker.join.remote(rank) for rank, worker in enumerate(workers)])
+with open("losses.json", "w") as file:
+    json.dump(ray.get([worker.train.remote() for worker in workers]), file)
+"""
+_BESIDE = """\
+import torch
+import torch.multiprocessing as mp
+
+def watch(folder):
+    print(folder)
+
+mp.get_context("spawn").Process(target=watch, args=("runs",)).start()
+dist.init_process_group("nccl")
+model = DDP(build())
+train(model)
+torch.save(model.state_dict(), "last.pt")  # !
+"""
+_SPAWNED_BY_TRAINER = """\
+import torch
+import lightning.pytorch as pl
+
+trainer = pl.Trainer(devices=4, strategy="ddp_spawn")
+trainer.fit(model)
+torch.save(model.state_dict(), "last.pt")
+"""
+_AVERAGED = """\
+import torch
+import lightning.pytorch as pl
+
+def train():
+    pl.Trainer(devices=4, strategy="ddp").fit(build())
+
+def average(paths):
+    torch.save(sum(map(torch.load, paths)) / len(paths), "mean.pt")
+
+def main(args):
+    if args.mode == "average":
+        average(args.paths)
+        return
+    train()
+
+main(parse())
+"""
+_AVERAGED_BEFORE: str = _AVERAGED.replace("        return\n", "").replace('"mean.pt")', '"mean.pt")  # !')
+_OF_TRACKER = """\
+import os
+from accelerate import Accelerator
+
+accelerator = Accelerator(log_with="wandb")
+model = accelerator.prepare(build())
+accelerator.backward(model(x))
+run = accelerator.get_tracker("wandb", unwrap=True)
+with open(os.path.join(run.dir, "address.txt"), "w") as file:
+    file.write(run.url)
+"""
+_WANDB = "import wandb"
 _SAMPLES = """\
 import numpy as np
 
