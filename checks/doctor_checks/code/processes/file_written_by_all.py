@@ -11,7 +11,7 @@ from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import belongs_to_lightning, words_behind
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import FunctionNode, last_name
-from doctor.lint.python.single_rank import may_run_alone
+from doctor.lint.python.single_rank import excludes, may_run_alone, ways_to
 from doctor.lint.python.training import (
     RANK_WORDS,
     TRAINER,
@@ -23,7 +23,6 @@ from doctor.lint.python.training import (
     unwrapped,
 )
 from doctor.lint.python.value_flow import computed_from, handed_in
-from doctor.lint.python.ways import excludes, ways_to
 from doctor.testing.script_cases import fails, passes
 
 _WRITERS = {
