@@ -75,7 +75,7 @@ def _simple(info: VariableInfo, name: str, value: str, release: str | None) -> V
             expected = f"{' or '.join(info.words)}, in capitals"
             return ValueFault("is not a valid value: NCCL silently ignores it", expected)
         case "path-level" if value not in info.words and not value[:1].isdigit():
-            expected = f"{', '.join(info.words)} in capitals, or 0 to 5"
+            expected = f"one of {', '.join(info.words)} in capitals, or 0 to 5"
             return ValueFault("is not a valid level: NCCL silently ignores it", expected)
         case "protocols":
             return _choice(value, {word.casefold() for word in PROTOCOLS}, PROTOCOLS, release)
@@ -105,7 +105,7 @@ def _number(info: VariableInfo, name: str, value: str, release: str | None) -> V
     if _is_outside(info, number):
         kept = number & info.bits if info.bits else 0
         if kept > 0:
-            return ValueFault(f"is out of range: the device truncates it to {kept}", _range(info), harmless=True)
+            return ValueFault(f"is out of range: mlx5 devices truncate it to {kept}", _range(info), harmless=True)
         if info.unlimited is not None and info.unlimited <= number < 1 << 8:  # uint8_t of ibv_qp_attr
             return ValueFault("sets no time limit: NCCL waits indefinitely", _range(info), mild=True)
         return ValueFault("is out of range", _range(info))

@@ -513,7 +513,9 @@ def _pair(name: str, key: str, value: object, plain: bool, here: str) -> str:
     colon. ``here``: the ranks of the finding."""
     if _VARIABLE.fullmatch(key):
         text = _value(key, value)
-        return f"{key} from {text}" if name == "origins" else f"{key} ({text})" if ": " in text else f"{key}={text}"
+        if name == "origins" or ": " in text:
+            return f"{text} ({key})" if name == "origins" else f"{key} ({text})"
+        return f"{key} {text}" if text == "not set" else f"{key}={text}"
     is_plain = bool(_IDENTIFIER.fullmatch(key))
     text = _value(key if is_plain and (_has_unit(key) or not _has_unit(name)) else name, value)
     by = _BY.search(name)

@@ -96,7 +96,7 @@ VALUES = (
     Scene(
         "every call of NCCL traced",
         "NCCL007",
-        alone(NCCL_DEBUG="TRACE"),
+        alone(NCCL_DEBUG="TRACE", NCCL_DEBUG_SUBSYS="CALL"),
         alone(NCCL_DEBUG="WARN"),
         severity="info",
     ),

@@ -20,6 +20,8 @@ MEANINGS = (
     ("remote process exited", "a peer exited, or the network to it failed"),
 )
 """NCCL's text for a result (ncclGetErrorString, src/init.cc), and its possible meaning."""
+_TIMEOUT = ("timeout", "a call did not complete in the time that the program or NCCL allows")
+"""ncclTimeout, whose text is a part of other messages."""
 
 
 @check(
@@ -165,7 +167,7 @@ def _result_of(events: tuple[Event, ...]) -> tuple[str, str] | None:
     # torch names the constants: ncclUnhandledCudaError, ncclSystemError.
     return next(
         (one for one in MEANINGS if one[0] == name or one[0] in text or f"{one[0].replace(' ', '')}: " in text),
-        MEANINGS[-1] if "ncclremoteerror" in text else None,
+        MEANINGS[-1] if "ncclremoteerror" in text else _TIMEOUT if "nccltimeout" in text else None,
     )
 
 
@@ -178,15 +180,16 @@ def _finding(job: Job, events: tuple[Event, ...]) -> Finding:
     reason = f": {cuda['reason']}" if cuda else ""
     result, meaning = found or (None, None)
     name = (result or "").replace("cuda", "CUDA")
+    at = f" at {events[0].value('file')}" if events[0].kind == "nccl.abort_reason" else ""
     # At the level INFO, NCCL has logged the subsystems INIT, BOOTSTRAP and ENV by default (src/debug.cc).
     level = "" if any("NCCL INFO" in event.text for event in events) else "NCCL_DEBUG=INFO "
     return finding_from_logs(
         EventGroup(events[0].kind, events),
-        f"NCCL failed ({name}{reason}), and the logs do not show why"
+        f"NCCL failed ({name}{reason}{at}), and the logs do not show why"
         if found
         else "NCCL failed, and the logs do not show why",
         ranks=(),
-        evidence={"result": name or None, "may_mean": meaning},
+        evidence={"may_mean": None if cuda else meaning},
         confidence=0.45,
         fix="Run again on all ranks with these variables, then pass the log files to `doctor diagnose`:\n"
         f"export {level}NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH NCCL_DEBUG_FILE=nccl.%h.%p.log\n"

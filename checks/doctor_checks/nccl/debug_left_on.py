@@ -35,15 +35,15 @@ def _in_run(*, strategy: str | None, seen: int = 0, gpus: int | None = 0) -> Job
     needs=(EnvironmentFacts,),
     uses_baseline=True,
     impacts={
-        r"caching allocator": "Each tensor allocation calls the CUDA driver, so every step is many times slower.",
+        r"caching allocator": "Each tensor allocation calls the CUDA driver, which slows down every step.",
         r"compared over Gloo": (
-            "All ranks wait for the comparison before each collective, so every step is many times slower."
+            "All ranks wait for the comparison before each collective, which slows down every step."
         ),
         r"if used, crashes": (
             "If the model uses DistributedDataParallel, every rank crashes with SIGSEGV (exit code -11) in the first "
             "forward pass."
         ),
-        r"log line": "The log grows by gigabytes, and writing it slows down every collective.",
+        r"log line": "The log can grow by gigabytes, and writing it slows down every collective.",
         r"launch is synchronous": (
             "Kernels do not overlap with each other, with copies or with communication, so every step is slower."
         ),
@@ -59,7 +59,13 @@ def _in_run(*, strategy: str | None, seen: int = 0, gpus: int | None = 0) -> Job
             "no DETAIL, and a capture with it",
             healthy(2, 2).expecting(healthy().environ(TORCH_DISTRIBUTED_DEBUG="DETAIL")),
         ),
-        Fails("every call of NCCL is traced", healthy().environ(NCCL_DEBUG="TRACE"), ranks=(0, 1)),
+        Passes("the level of traces, with the default subsystems", healthy().environ(NCCL_DEBUG="TRACE")),
+        Passes("calls at a level without traces", healthy().environ(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="CALL")),
+        Fails(
+            "every call of NCCL is traced",
+            healthy().environ(NCCL_DEBUG="TRACE", NCCL_DEBUG_SUBSYS="CALL"),
+            ranks=(0, 1),
+        ),
         Fails("all subsystems at INFO", healthy().environ(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="ALL"), ranks=(0, 1)),
         Fails("DETAIL on all ranks", healthy(2, 2).environ(TORCH_DISTRIBUTED_DEBUG="detail"), ranks=(0, 1, 2, 3)),
         Fails("0 turns caching off too", healthy().environ(PYTORCH_NO_CUDA_MEMORY_CACHING="0"), ranks=(0, 1)),
@@ -118,20 +124,18 @@ def debug_left_on(job: Job) -> Iterator[Verdict]:
     for stated in effective_settings(job):
         if cost := _cost(stated):
             setting = stated.setting
-            fix = "export NCCL_DEBUG=WARN" if setting.name == "NCCL_DEBUG" else f"unset {setting.name}"
             yield Finding(
                 f"{setting.name}={setting.value}: {cost}",
                 ranks=stated.ranks,
-                evidence={"name": setting.name, "value": setting.value, "from": stated.origin},
-                fix=f"Remove {setting.name} from {stated.origin}." if source_of(setting) else fix,
+                evidence={"from": stated.origin},
+                fix=f"Remove {setting.name} from {stated.origin}." if source_of(setting) else f"unset {setting.name}",
                 source=source_of(setting),
             )
-    for subsystems, ranks in group_by_value(job, NcclFacts, lambda nccl, _: _loud_subsystems(nccl)):
-        if subsystems:
+    for settings, ranks in group_by_value(job, NcclFacts, lambda nccl, _: _logs_every_call(nccl)):
+        if settings:
             yield Finding(
-                f"NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS={subsystems}: every collective writes log lines",
+                f"{settings}: every collective writes log lines",
                 ranks=ranks,
-                evidence={"NCCL_DEBUG_SUBSYS": subsystems},
                 fix="unset NCCL_DEBUG_SUBSYS\nexport NCCL_DEBUG=WARN",
             )
     yield from _detail(job)
@@ -146,28 +150,29 @@ COSTS = {
 _BY_PRESENCE = ("PYTORCH_NO_CUDA_MEMORY_CACHING",)
 """Read by whether they are set, whatever the value (c10/cuda/CUDACachingAllocator.cpp, pytorch issue 145661)."""
 _WITH_ANY_VALUE = "any value disables the caching allocator"
-TRACED = "every NCCL call writes a log line"
 OFF_VALUES = ("", "0", "n", "no", "f", "false", "off")
 
 
 def _cost(stated: EffectiveSetting) -> str | None:
     name, value = stated.setting.name, stated.setting.value
-    if name == "NCCL_DEBUG" and value.upper() == "TRACE":
-        return TRACED
     if name in _BY_PRESENCE and value:
         return _WITH_ANY_VALUE if value.strip().lower() in OFF_VALUES else COSTS[name]
     return COSTS.get(name) if value.strip().lower() not in OFF_VALUES else None
 
 
-_LOUD = {"ALL", "COLL", "CALL", "PROXY"}
-"""Subsystems that log a line for every collective or transfer."""
+_LOUD = {"INFO": {"ALL", "COLL", "PROXY"}, "TRACE": {"ALL", "CALL", "COLL", "PROXY"}}
+"""Subsystems that log a line for every collective or transfer, by level. Without NCCL_DEBUG_SUBSYS, NCCL logs INIT,
+BOOTSTRAP and ENV at every level, and TRACE_CALL logs only with CALL (src/debug.cc, src/include/debug.h)."""
 
 
-def _loud_subsystems(nccl: NcclFacts) -> str | None:
-    level, subsystems = (nccl.get("NCCL_DEBUG") or "").upper(), nccl.get("NCCL_DEBUG_SUBSYS") or ""
-    if level != "INFO" or subsystems.startswith("^"):
-        return None
-    return subsystems if _LOUD.intersection(subsystems.upper().split(",")) else None
+def is_loud(level: str, subsystems: str) -> bool:
+    """Whether every collective writes log lines with these values of NCCL_DEBUG and NCCL_DEBUG_SUBSYS."""
+    return not _LOUD.get(level.upper(), set()).isdisjoint(subsystems.upper().split(","))
+
+
+def _logs_every_call(nccl: NcclFacts) -> str | None:
+    level, subsystems = nccl.get("NCCL_DEBUG") or "", nccl.get("NCCL_DEBUG_SUBSYS") or ""
+    return f"NCCL_DEBUG={level} with NCCL_DEBUG_SUBSYS={subsystems}" if is_loud(level, subsystems) else None
 
 
 def _is_detail(environment: EnvironmentFacts) -> bool:
@@ -184,21 +189,27 @@ def _detail(job: Job) -> Iterator[Finding]:
         yield Finding(
             f"TORCH_DISTRIBUTED_DEBUG=DETAIL is set on {ranks_in_words(detailed, 4)}, but not on the other ranks",
             ranks=found.odd,
-            evidence={"ranks_with_detail": list(detailed)},
             effect="The run hangs: ranks with DETAIL wait for a comparison over Gloo that the other ranks never join.",
-            fix="Unset TORCH_DISTRIBUTED_DEBUG on all ranks, or set it to the same value on all of them.",
+            fix=f"Unset TORCH_DISTRIBUTED_DEBUG on {ranks_in_words(detailed, 4)}, or set it to DETAIL on all ranks.",
             severity=Severity.ERROR,
         )
         return
     sections = (SoftwareFacts, TrainerFacts, TrainingFacts, StepFacts, GpuFacts)
-    for severity, ranks in group_by_value(
+    for found_as, ranks in group_by_value(
         job,
         EnvironmentFacts,
-        lambda environment, identical: _severity_of_detail(identical) if _is_detail(environment) else None,
+        lambda environment, identical: (
+            (_severity_of_detail(identical), _torch_of(identical)) if _is_detail(environment) else None
+        ),
         also=sections,
     ):
-        if severity is not None:
-            yield _detail_finding(ranks, severity)
+        if found_as is not None:
+            yield _detail_finding(ranks, *found_as)
+
+
+def _torch_of(identical: IdenticalRanks) -> str | None:
+    software = identical.find(SoftwareFacts)
+    return software.torch.version if software and software.torch else None
 
 
 def _severity_of_detail(identical: IdenticalRanks) -> Severity:
@@ -232,13 +243,13 @@ _CRASHES = "DistributedDataParallel crashes over Gloo in PyTorch 2.13"
 _MAY_CRASH = "DistributedDataParallel, if used, crashes in PyTorch 2.13"
 
 
-def _detail_finding(ranks: tuple[int, ...], severity: Severity) -> Finding:
+def _detail_finding(ranks: tuple[int, ...], severity: Severity, torch: str | None) -> Finding:
     claim = {Severity.ERROR: _CRASHES, Severity.WARNING: _MAY_CRASH}.get(severity, COMPARED)
     crash = "Every rank crashes with SIGSEGV (exit code -11) in the first forward pass."
     return Finding(
         f"TORCH_DISTRIBUTED_DEBUG=DETAIL: {claim}",
         ranks=ranks,
-        evidence={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
+        evidence={"torch": torch},
         effect=crash if severity is Severity.ERROR else "",
         fix="Unset TORCH_DISTRIBUTED_DEBUG, or set it to INFO.",
         severity=severity,

@@ -135,18 +135,17 @@ def _finding(
     value: str | None,
     ranks: tuple[int, ...],
 ) -> Finding:
+    summary = _summary(chosen, name, recommended, value)
     evidence = {
-        "profile": chosen,
         "system": profile.title,
-        "name": name,
-        "value": value,
-        "recommended": [recommended.value, *recommended.alternatives],
+        "value": None if f"{name}={value}" in summary else value,
+        "also accepted": list(recommended.alternatives),
         "only_on_gpus": list(recommended.gpus),
         "only_on_several_hosts": recommended.multi_host,
         "source": profile.source,
     }
     return Finding(
-        _summary(chosen, name, recommended, value),
+        summary,
         ranks=ranks,
         evidence={key: one for key, one in evidence.items() if one},
         effect=recommended.why,

@@ -64,7 +64,6 @@ def timeout_unfit(job: Job) -> Iterator[Verdict]:
                 f"Process-group timeout ({timeout} s, {origin}) exceeds the job's time limit ({limit} s)",
                 ranks=ranks,
                 fix=f"Pass a timeout below {limit} s, for example `{call}(timeout=timedelta(seconds={limit // 2}))`.",
-                evidence={"timeout_seconds": timeout, "timeout_from": origin, "time_limit_seconds": limit},
             )
 
 

@@ -51,11 +51,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             yield finding_from_logs(
                 group,
                 f"NCCL cannot read {file}: {group.value('err')}",
-                evidence={"file": file, "error": group.value("err")},
                 effect="NCCL initialization fails with a system error." if variable == _GRAPHS else "",
                 fix=f"Make {file} readable by the job's user, or run `unset {variable}`."
                 if "denied" in (group.value("err") or "")
                 else f"Run `unset {variable}`, or set it to an existing file for this machine type.",
+                severity=Severity.ERROR if variable == _GRAPHS else None,
                 confidence=0.9,
                 symptoms=False,
             )
@@ -71,19 +71,19 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         r"^NCCL_GRAPH_FILE=\S* (?:does not exist|cannot be read)|cannot read \S*graph": (
             "NCCL initialization fails with a system error."
         ),
-        r"describes another machine|names GPU": (
-            "NCCL selects paths that do not exist on this host, so communication is slow or NCCL initialization fails."
-        ),
+        # ncclTopoGetChannelFromXml (graph/search.cc) returns a system error.
+        r"names GPU": "NCCL initialization may fail with `XML Import Channel : dev ... not found`.",
+        r"describes another machine": "NCCL may select slow paths, or NCCL initialization may fail.",
         r"^NCCL cannot use its": "NCCL initialization fails on every rank that uses the file.",
         # xmlLoadSub ignores an element without a handler (graph/xml.cc), and ncclTopoCompute then searches
         # (graph/search.cc).
         r"^NCCL_GRAPH_FILE=.* root element is": "NCCL ignores the file and searches for rings and trees itself.",
         r"root element is": "NCCL ignores the file and detects the topology itself.",
         r"does not exist|cannot be read|cannot read": (
-            "NCCL continues without the file and detects the topology itself. In a virtual machine, it then selects "
+            "NCCL continues without the file and detects the topology itself. In a virtual machine, it may then select "
             "slow paths."
         ),
-        r"not valid|not well-formed": "NCCL initialization fails on every rank that uses the file.",
+        r"not valid|not well-formed": "NCCL initialization may fail on every rank that uses the file.",
     },
     cases=lambda: (
         Passes("not set", healthy(2, 2)),
@@ -157,15 +157,17 @@ def _findings(job: Job) -> Iterator[Finding]:
                 yield Finding(
                     f"{file.variable}={file.path} {wrong}",
                     ranks=identical.ranks,
-                    evidence={"path": file.path, "gpus_in_file": list(file.gpus), "error": file.error},
+                    evidence={"gpus_in_file": list(file.gpus)},
                     fix=_fix(file),
+                    # NCCL returns a system error for a graph file that it cannot open (graph/xml.cc).
+                    severity=Severity.ERROR if file.variable == _GRAPHS and not file.readable else None,
                     source=source_of(setting),
                 )
             elif file.variable == _GRAPHS and file.exists:
                 yield Finding(
                     f"{_GRAPHS}={file.path} overrides NCCL's search for rings and trees",
                     ranks=identical.ranks,
-                    evidence={"path": file.path, "gpus_in_file": list(file.gpus)},
+                    evidence={"gpus_in_file": list(file.gpus)},
                     effect="The file is valid only for one machine type, one set of visible GPUs and one NCCL version.",
                     fix=f"Run `unset {_GRAPHS}` unless you are testing a file for this machine type.",
                     severity=Severity.INFO,

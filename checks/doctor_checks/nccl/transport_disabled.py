@@ -33,15 +33,15 @@ def _without_nvlink(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
             "All-reduces run on the GPUs instead of in the NVSwitch, which costs part of their bandwidth."
         ),
         r"between hosts \(MNNVL\)": (
-            "Hosts that share an NVLink domain communicate over the network cards, which is several times slower."
+            "Hosts that share an NVLink domain communicate over the network, which is several times slower."
         ),
         r"not used: ": "None on this host, whose GPUs communicate over NVLink.",
         r"no GPU is visible": (
             "The GPUs of a host communicate over a slower path. Only a line logged at NCCL_DEBUG=INFO shows it."
         ),
         r"off shared memory": (
-            "GPUs without peer access communicate through the network card, at a fraction of the speed. Only a "
-            "line logged at NCCL_DEBUG=INFO shows it."
+            "GPUs without peer access communicate over the network even within a host, at a fraction of the speed. "
+            "Only a line logged at NCCL_DEBUG=INFO shows it."
         ),
         r"off (?:NVLink|PCIe|peer)": (
             "The GPUs of a host communicate through host memory, at a fraction of the speed. Only a line logged "
@@ -232,13 +232,7 @@ def _finding(setting: Setting, lost: str, severity: Severity | None, ranks: tupl
         f"{setting.name}={setting.value} turns off {lost}"
         + (" (not used: all GPUs are connected by NVLink)" if unused else ""),
         ranks=ranks,
-        evidence={
-            "name": setting.name,
-            "value": setting.value,
-            "from": setting.source,
-            "line": setting.line,
-            "lost": lost,
-        },
+        evidence={"from": f"{setting.source}:{setting.line}" if setting.line else setting.source},
         fix=fix,
         severity=severity,
         source=source_of(setting),

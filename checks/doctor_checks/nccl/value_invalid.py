@@ -43,16 +43,16 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
     impacts={
         r"unused: InfiniBand is off": "None while NCCL_IB_DISABLE turns InfiniBand off.",
         r"rejects it on import": "`import torch` fails on every rank that has the variable.",
-        r"PyTorch rejects it": "PyTorch raises an error on every rank that has the variable.",
+        r"PyTorch rejects it": "Creating the process group fails on every rank that has the variable.",
         r"NCCL rejects it": "NCCL fails to initialize on every rank that has the variable.",
-        r"leaves no algorithm": "Every call of a collective without an algorithm fails with an error.",
+        r"leaves no algorithm": "Every call of these collectives fails with an error.",
         r"writes no log|logs nothing": "If NCCL fails, the log does not show the cause.",
         r"does not expand|does not exist": "NCCL runs without the settings in this file and logs no message.",
-        r"silently ignores|has no effect": "NCCL uses its default instead and logs no message.",
+        r"silently ignores|has no effect": "NCCL behaves as if the variable were not set.",
         r"disables nothing": "The feature stays enabled, and NCCL logs no message.",
-        r"truncates": "NCCL runs with a value other than the one that is set.",
-        r"reads it as|treats it as": "NCCL uses a value other than the one that is set and logs no message.",
-        r"exceeds NCCL's limit": "NCCL reduces NCCL_NSOCKS_PERTHREAD to stay within the limit.",
+        r"truncate": "Lost packets are retried fewer times than intended, and other devices may reject the value.",
+        r"reads it as": "The setting does not have the intended effect, and NCCL logs no message.",
+        r"treats it as": "The setting may not have the intended effect, and NCCL logs no message.",
         r"sets no time limit": "If a link or a peer fails, NCCL waits for it instead of reporting an error.",
         r"out of range": "The value is rejected with an error, or silently replaced with one in the range.",
         r"ignores$": "The other entries of the list still take effect.",
@@ -193,7 +193,7 @@ def _judge(stated: EffectiveSetting, release: str | None, *, is_off: bool) -> It
         if len(whole) <= _LONGEST or not fault.problem.startswith("contains")
         else f"{setting.name} {fault.problem}{unused}",
         ranks=stated.ranks,
-        evidence={"name": setting.name, "value": setting.value, "from": stated.origin, "expected": fault.expected},
+        evidence={"from": stated.origin, "expected": fault.expected, **_cut(setting.value, len(whole))},
         fix=_fix(stated, fault),
         severity=Severity.INFO if is_unused else severity_of(fault),
         source=source_of(setting),
@@ -202,6 +202,11 @@ def _judge(stated: EffectiveSetting, release: str | None, *, is_off: bool) -> It
 
 IB_DISABLE = "NCCL_IB_DISABLE"
 UNUSED = " (unused: InfiniBand is off)"
+
+
+def _cut(value: str, length: int) -> dict[str, object]:
+    """The value if the summary is too long to contain it."""
+    return {"value": value} if length > _LONGEST else {}
 
 
 def is_of_infiniband(name: str) -> bool:
@@ -236,7 +241,9 @@ def intended_value(name: str, value: str, expected: str) -> str | None:
         return value.strip().upper()
     if (size := _SIZE.fullmatch(value.strip())) and "integer" in expected:
         return str(int(size[1]) << _BITS[size[2].lower()])
-    return None
+    # A longer word for a known one: ``NVLINK``, ``Rings``.
+    words = _WORD.findall(expected) if value.isalpha() and ":" not in expected else ()
+    return max((word for word in words if value.upper().startswith(word.upper())), key=len, default=None)
 
 
 def _fix(stated: EffectiveSetting, fault: ValueFault) -> str:
@@ -249,15 +256,25 @@ def _fix(stated: EffectiveSetting, fault: ValueFault) -> str:
     if fault.ignored:
         place = f"{setting.name} in {stated.origin}" if in_file else setting.name
         return f"Remove {', '.join(fault.ignored)} from {place}."
+    wanted = valid_values(fault)
     if in_file:
-        return f"Remove {setting.name} from {stated.origin}, or set it to {fault.expected}."
-    return f"Unset {setting.name}, or set it to {fault.expected}."
+        return f"Remove {setting.name} from {stated.origin}, or set it to {wanted}."
+    return f"Unset {setting.name}, or set it to {wanted}."
+
+
+def valid_values(fault: ValueFault, *, longest: int = 80) -> str:
+    """The valid values for a fix; the evidence has a long list of them."""
+    if len(fault.expected) <= longest:
+        return fault.expected
+    return f"{'a list' if fault.expected.startswith('a list') else 'one'} of the expected values"
 
 
 _SAFE = {"NCCL_DEBUG": "WARN", "TORCH_DISTRIBUTED_DEBUG": "INFO"}
 """Values that log what a failure needs, without a cost."""
 _SIZE = lazy_compile(r"(\d{1,9}) ?([kmg])(?:i?b)?", re.IGNORECASE)
 _BITS = {"k": 10, "m": 20, "g": 30}
+_WORD = lazy_compile(r"\b[A-Z][A-Za-z]{2,}\b")
+"""A value such as ``NVL`` or ``Ring`` in the description of those that are valid."""
 
 
 def _sockets(job: Job, *, most: int = 64, most_threads: int = 16) -> Iterator[Finding]:
@@ -270,12 +287,14 @@ def _sockets(job: Job, *, most: int = 64, most_threads: int = 16) -> Iterator[Fi
         used = min(parse_nccl_integer(threads, 0), most_threads)
         asked = used * parse_nccl_integer(sockets, 0)
         if asked > most:
+            kept = most // max(used, 1)
             yield Finding(
                 f"NCCL_SOCKET_NTHREADS={threads} × NCCL_NSOCKS_PERTHREAD={sockets} exceeds NCCL's limit of {most} "
                 "sockets",
                 ranks=identical.ranks,
-                evidence={"sockets_asked": asked, "sockets_most": most},
-                fix=f"export NCCL_NSOCKS_PERTHREAD={most // max(used, 1)}",
+                evidence={"sockets_asked": asked},
+                effect=f"NCCL opens {kept} sockets per thread instead of {sockets}, and logs a warning.",
+                fix=f"export NCCL_NSOCKS_PERTHREAD={kept}",
                 severity=Severity.WARNING,
             )
 
@@ -291,9 +310,9 @@ def _files(job: Job) -> Iterator[Finding]:
                     if named.startswith("~")
                     else f"NCCL_CONF_FILE={named} does not exist: NCCL silently ignores it",
                     ranks=identical.ranks,
-                    evidence={"path": named, "error": file.error},
-                    fix="Set NCCL_CONF_FILE to the absolute path of the file."
-                    if named.startswith("~")
+                    evidence={"error": file.error},
+                    fix=f'export NCCL_CONF_FILE="$HOME/{named[2:]}"'
+                    if named.startswith("~/")
                     else "Unset NCCL_CONF_FILE, or set it to the absolute path of an existing file.",
                     severity=Severity.WARNING,
                 )

@@ -97,7 +97,7 @@ def _findings(job: Job) -> Iterator[Finding]:
                 yield Finding(
                     superseded_summary(stated.setting.name, info),
                     ranks=stated.ranks,
-                    evidence=_evidence(stated, since, info.replaced_by),
+                    evidence=_evidence(stated),
                     fix=_fix(stated, info.replaced_by),
                     effect=without_loss(stated.setting.name, stated.setting.value),
                     severity=Severity.INFO
@@ -131,7 +131,7 @@ def _perhaps(stated: EffectiveSetting, since: str, replacement: str | None) -> F
     return Finding(
         f"{since} and later ignore {name}, and the job's {reader} version is unknown",
         ranks=stated.ranks,
-        evidence=_evidence(stated, since, replacement),
+        evidence=_evidence(stated),
         effect=f"None with an older {reader}; otherwise the setting is silently ignored.",
         fix=f"Look up the job's {reader} version {look}, and {change} if that is {version} or later.",
         severity=Severity.INFO,
@@ -139,11 +139,8 @@ def _perhaps(stated: EffectiveSetting, since: str, replacement: str | None) -> F
     )
 
 
-def _evidence(stated: EffectiveSetting, since: str, replacement: str | None) -> dict[str, object]:
-    setting = stated.setting
-    release = since.partition(" ")[2]
-    origin = stated.origin
-    return {"name": setting.name, "value": setting.value, "from": origin, "since": release, "instead": replacement}
+def _evidence(stated: EffectiveSetting) -> dict[str, object]:
+    return {"value": stated.setting.value, "from": stated.origin}
 
 
 _WITHOUT_LOSS = {

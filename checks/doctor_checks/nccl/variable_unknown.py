@@ -120,13 +120,13 @@ def _superseded(near: str | None, releases: Mapping[str, str | None]) -> Variabl
 
 def _finding(stated: EffectiveSetting, near: str | None, old: VariableInfo | None) -> Finding:
     setting = stated.setting
-    shown = setting.name if setting.name == setting.name.strip() else repr(setting.name)
+    shown = setting.name if setting.name == setting.name.strip() else f"{setting.name!r} with a space"
     replaced_by = old.replaced_by if old else None
     obsolete = old is not None and replaced_by is None
     return Finding(
         unknown_summary(shown, near, _note(old), obsolete=obsolete),
         ranks=stated.ranks,
-        evidence={"name": setting.name, "value": setting.value, "from": stated.origin, "near": near},
+        evidence={"value": setting.value, "from": stated.origin},
         effect=_not_needed(near, old) if obsolete else "" if near else _UNKNOWN_EFFECT,
         fix=f"unset {setting.name}" if obsolete and source_of(setting) is None else _fix(stated, replaced_by or near),
         severity=None if near and not obsolete else Severity.INFO,
@@ -163,14 +163,15 @@ def _without_plugin(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Find
         if (plugin := network_plugin_of(setting.name)) is not None:
             owned.setdefault(plugin, []).append(setting)
     for plugin, settings in owned.items():
-        more = f" and {len(settings) - 1} more" if len(settings) > 1 else ""
-        names = " ".join(setting.name for setting in settings[:8])
+        names = [setting.name for setting in settings[:8]]
+        shown = " and ".join(names) if len(settings) < 3 else f"{names[0]} and {len(settings) - 1} other variables"
         yield Finding(
-            f"Only a network plugin reads {settings[0].name}{more}, but NCCL finds no plugin",
+            f"Only a network plugin reads {shown}, and none was found",
             ranks=identical.ranks,
-            evidence={"names": [setting.name for setting in settings[:16]], "plugin": plugin},
+            evidence={"names": [setting.name for setting in settings[:16]] if len(settings) > 2 else None}
+            | {"plugin that reads them" if len(settings) > 1 else "plugin that reads it": plugin},
             effect="None if the training process finds the plugin; otherwise the settings are silently ignored.",
-            fix=f"Add the directory of libnccl-net.so to LD_LIBRARY_PATH, or run `unset {names}`.",
+            fix=f"Add the directory of libnccl-net.so to LD_LIBRARY_PATH, or run `unset {' '.join(names)}`.",
             severity=Severity.INFO,
             source=source_of(settings[0]),
         )

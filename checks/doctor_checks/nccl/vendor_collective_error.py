@@ -70,7 +70,6 @@ def vendor_collective_error(job: Job) -> Iterator[Verdict]:
             group,
             _claim(group, meaning),
             ranks=() if of_peer else None,
-            evidence={"code": group.value("code")} if group.value("code") else None,
             confidence=0.6 if of_peer else 0.85,
             fix=_fix(group),
         )
@@ -97,6 +96,7 @@ def _fix(group: EventGroup) -> str:
 
 _HOST = re.compile(r"\bhost: (?P<host>[\w.-]{1,253})")
 _OF_DEVICE = re.compile(r"\bDevice:(?P<device>\d{1,4})\b[^\n]{0,40}?\b(?P<code>ERR\d{5})\b")
+_SYNAPSE_CALL = re.compile(r"\b(?P<call>syn\w{1,60})\([^\n]{0,200}\) failed with synapse error")
 _DETAILS = re.compile(r"details: (?P<details>[^}\n]{1,80}?) ?\}")
 
 
@@ -113,12 +113,14 @@ def _claim(group: EventGroup, meaning: str) -> str:
         return f"HCCL failed: {call} returned {group.value('result')}"
     if port := group.value("text7"):
         details = found["details"] if (found := _DETAILS.search(port)) else port
-        return f"oneCCL found a failed link between GPUs: {details}"
+        of = f" of {found['host']}" if (found := _HOST.search(group.first.text)) else ""
+        return f"oneCCL found a failed link between GPUs{of}: {details}"
     if group.value("text4"):
         found = _OF_DEVICE.search(group.first.text)
         return f"An HCCL call failed on device {found['device']} ({found['code']})" if found else "An HCCL call failed"
     if group.value("text8"):
-        return f"An HCCL call failed with Synapse error {text.rpartition(' ')[2]}"
+        call = found["call"] if (found := _SYNAPSE_CALL.search(group.first.text)) else "An HCCL call"
+        return f"{call} failed with Synapse error {text.rpartition(' ')[2]}"
     if _is_of_oneccl(group):
         where = group.value("function", "function2")
         return f"oneCCL failed in {where}: {text}"

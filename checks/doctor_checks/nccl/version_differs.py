@@ -47,7 +47,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             group,
             f"Rank {ranks[0]} loads NCCL {releases[0]}, rank {ranks[1]} loads NCCL {releases[1]}",
             ranks=ranks,
-            evidence={"releases": {f"rank {rank}": release for rank, release in zip(ranks, releases, strict=True)}},
             confidence=0.95,
         )
     for group in event_groups(job, "nccl.netver.mismatch"):
@@ -56,7 +55,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         yield finding_from_logs(
             group,
             f"{host} runs NCCL {local}, but {peer.partition('<')[0]} runs NCCL {remote}",
-            evidence={"local": local, "remote": remote, "peer": group.value("peer")},
             confidence=0.9,
         )
 
@@ -81,7 +79,9 @@ def _by_ranks(job: Job) -> Iterator[Finding]:
         f"Ranks load different NCCL versions: {shown}",
         ranks=tuple(sorted(odd)),
         fix="" if tied else _fix(tuple(odd)),
-        evidence={"releases": {release: sorted(ranks) for release, ranks in sorted(groups.items())}},
+        evidence={"releases": {release: sorted(ranks) for release, ranks in sorted(groups.items())}}
+        if len(groups) > 3
+        else None,
         confidence=0.9,
     )
 
@@ -208,7 +208,7 @@ def _word(release: object) -> str:
 def _finding(job: Job, found: MajoritySplit, group: Group[object]) -> Finding:
     releases = describe(found._replace(expected=None), absent="not found")
     if found.expected:
-        deviation = BaselineDeviation((found.unlike("NCCL", _word, group),), found.drifted)
+        deviation = BaselineDeviation((found.unlike("NCCL version", _word, group),), found.drifted)
         evidence = {"releases": releases, "goes_with": list(correlates(job, group.ranks))}
         return deviation.finding(group.ranks, evidence).extended({}, "" if found.drifted else _fix(group.ranks))
     others = [other for other in found.groups if other.value != group.value]
@@ -227,7 +227,7 @@ def _finding(job: Job, found: MajoritySplit, group: Group[object]) -> Finding:
         if len(others) == 1
         else f"NCCL versions differ between ranks: {_word(group.value)} on {on}",
         ranks=group.ranks,
-        evidence={"release": group.value, "releases": releases, "goes_with": list(correlates(job, group.ranks))},
+        evidence={"releases": releases, "goes_with": list(correlates(job, group.ranks))},
         fix=_fix(group.ranks) if found.common else "",
     )
 

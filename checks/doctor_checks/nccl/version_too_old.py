@@ -67,13 +67,14 @@ _NO_CODE = ("no kernel image is available", "named symbol not found", "invalid d
     needs=(SoftwareFacts,),
     from_logs=_from_logs,
     impacts={
-        r"no code for": "Collectives fail with `no kernel image is available`, hang, or are very slow on this GPU.",
+        r"does not support": "Collectives may fail with `no kernel image is available`, hang, or be slow on this GPU.",
+        r"two GPUs": "A collective may hang until the timeout.",
         r"may hang": "The job may hang in NCCL when it starts, until the timeout.",
         r"does not use NVLink between hosts": (
-            "Hosts in the same NVLink domain communicate over the network cards, which is several times slower."
+            "Hosts in the same NVLink domain communicate over the network, which is several times slower."
         ),
         r"GID index": "RDMA connections to hosts in another subnet fail unless NCCL_IB_GID_INDEX is set.",
-        r"requires NCCL": "The call that needs the feature fails on every rank.",
+        r"requires? NCCL": "The call that needs the feature fails on every rank.",
     },
     cases=lambda: (
         Passes("new enough", healthy(2, 8, rdma=8)),
@@ -129,7 +130,7 @@ _NO_CODE = ("no kernel image is available", "named symbol not found", "invalid d
 def version_too_old(job: Job) -> Iterator[Verdict]:
     """Ask whether the NCCL version supports the GPU and the fabric and has no known bug there.
 
-    Why it hurts: a version without code for the GPU fails with `no kernel image`, hangs, or is very slow. One that
+    Why it hurts: a version that does not support the GPU may fail with `no kernel image`, hang, or be slow. One that
     does not support the fabric does not use the fast path.
     Fix: Install a PyTorch build with a newer NCCL.
     """
@@ -158,8 +159,7 @@ def _findings(job: Job) -> Iterator[Finding]:
                 ranks=identical.ranks,
                 fix=_fix(needed, software),
                 evidence={
-                    "nccl": version,
-                    "needed": needed,
+                    "library": next((one.path for one in software.nccl_libraries if one.chosen), None),
                     "torch": software.torch.version if software.torch else None,
                 },
             )
@@ -179,7 +179,7 @@ def _for_gpus(gpus: GpuFacts, version: str) -> Iterator[tuple[str, str]]:
     for capability, name in sorted(known.items()):
         needed = minimum_nccl(capability)
         if needed and within(version, before=needed):
-            yield needed, f"has no code for {name} (compute capability {capability})"
+            yield needed, f"does not support {name} (compute capability {capability})"
     # NCCL 2.15.5 works around a hang of Ring with LL128 on H100.
     if within(version, first="2.15.1", before="2.15.5") and any(capability.startswith("9.") for capability in known):
         yield "2.15.5", "may hang on Hopper with two GPUs"

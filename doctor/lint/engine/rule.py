@@ -86,10 +86,10 @@ Edit = SetArgument | DropArgument | RenameArgument | InsertStatement | ReplaceEx
 class Violation:
     """One fault in a file. ``at``: a node of the tree, or a place in a file that is not Python.
 
-    ``summary``: one line, the claim first. ``fix``: replaces the rule's own words. ``severity`` overrides the declared
-    one. ``confidence``: 0 to 1. ``edits``: what ``--fix`` does, all of it or nothing. ``flow``: the steps that lead to
-    it, which ``--explain-flow`` shows. ``preview``: of a kind that few readers act on, or that is not measured yet;
-    reported only with ``--preview``, as all findings of a rule in preview.
+    ``summary``: one line, the claim first. ``fix``, ``effect``: replace the rule's own words. ``severity`` overrides
+    the declared one. ``confidence``: 0 to 1. ``edits``: what ``--fix`` does, all of it or nothing. ``flow``: the steps
+    that lead to it, which ``--explain-flow`` shows. ``preview``: of a kind that few readers act on, or that is not
+    measured yet; reported only with ``--preview``, as all findings of a rule in preview.
     """
 
     at: ast.AST | SourceLocation
@@ -101,6 +101,7 @@ class Violation:
     evidence: tuple[tuple[str, object], ...] = ()
     flow: tuple[FlowStep, ...] = ()
     preview: bool = False
+    effect: str = ""
 
     @property
     def place(self) -> SourceLocation:

@@ -146,7 +146,7 @@ def _finding(rule: Rule, found: LocatedViolation, target: LintTarget, ignored: I
         ranks=(),
         hosts=(),
         evidence=_evidence(rule, found),
-        effect=rule.effect_of(summary),
+        effect=violation.effect or rule.effect_of(summary),
         fix=violation.fix or rule.fix,
         confidence=violation.confidence,
         source=Source(target.shown, found.place.line or None),

@@ -16,9 +16,9 @@ from doctor.lint.launch.process_launches import (
     visible_devices,
 )
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
-from doctor_checks.nccl.debug_left_on import COMPARED, COSTS, OFF_VALUES, TRACED, debug_left_on
+from doctor_checks.nccl.debug_left_on import COMPARED, COSTS, OFF_VALUES, debug_left_on, is_loud
 
-_LEVELS = {("NCCL_DEBUG", "TRACE"): TRACED, ("TORCH_DISTRIBUTED_DEBUG", "DETAIL"): COMPARED}
+_LEVELS = {("TORCH_DISTRIBUTED_DEBUG", "DETAIL"): COMPARED}
 
 _RANKS = re.compile(
     r"rank|world_?size|distributed|ddp\b|nccl|torchrun|accelerat|deepspeed|lightning|fabric|horovod|trainer|\bspawn\b|"
@@ -97,7 +97,8 @@ def _is_for_determinism(file: EnvironmentSource, line: int) -> bool:
         ),
         shell_fails("launches wait", "export CUDA_LAUNCH_BLOCKING=1  # !", "torchrun train.py"),
         shell_fails("all is compared", "TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun train.py  # !"),
-        shell_fails("all is logged", "export NCCL_DEBUG=TRACE  # !", "srun python train.py"),
+        shell_fails("all is logged", "export NCCL_DEBUG_SUBSYS=ALL", "export NCCL_DEBUG=TRACE  # !", "srun python x.py"),
+        shell_passes("the subsystems that are logged by default", "export NCCL_DEBUG=TRACE", "srun python train.py"),
         shell_passes("a quiet level", "export NCCL_DEBUG=WARN TORCH_DISTRIBUTED_DEBUG=INFO", "torchrun x.py"),
         shell_passes("off", "export CUDA_LAUNCH_BLOCKING=0", "torchrun train.py"),
         shell_passes("on demand", "if [ $DEBUG ]; then", "  export CUDA_LAUNCH_BLOCKING=1", "fi", "torchrun x.py"),
@@ -112,6 +113,7 @@ def debug_left_on_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """
     if _is_one_process(file) or any(_OTHER_DEVICES.match(one.name) for one in file.settings):
         return
+    subsystems = [one.known_value or "" for one in file.settings if one.name == "NCCL_DEBUG_SUBSYS" and one.is_exported]
     for setting in file.settings:
         if _is_for_determinism(file, setting.place.line):
             continue
@@ -120,8 +122,8 @@ def debug_left_on_in_files(file: EnvironmentSource) -> Iterator[Violation]:
         value = setting.known_value.strip()
         cost = COSTS.get(setting.name) if value.lower() not in OFF_VALUES else None
         cost = cost or _LEVELS.get((setting.name, value.upper()))
+        if setting.name == "NCCL_DEBUG" and any(is_loud(value, one) for one in subsystems):
+            cost = "every collective writes log lines"
         if cost:
             fix = "Set NCCL_DEBUG=WARN." if setting.name == "NCCL_DEBUG" else f"Remove {setting.name}."
-            yield Violation(
-                setting.place, f"{setting.name}={value}: {cost}", fix=fix, evidence=((setting.name, value),)
-            )
+            yield Violation(setting.place, f"{setting.name}={value}: {cost}", fix=fix)

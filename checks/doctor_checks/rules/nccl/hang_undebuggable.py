@@ -99,5 +99,4 @@ def hang_undebuggable_in_files(file: EnvironmentSource) -> Iterator[Violation]:
                 f"{setting.name}={setting.known_value}: {why}",
                 _FIXES.get(setting.name, f"Remove {setting.name}."),
                 severity=Severity.INFO if setting.name.endswith("BLOCKING_WAIT") else None,
-                evidence=(("name", setting.name), ("value", setting.known_value)),
             )

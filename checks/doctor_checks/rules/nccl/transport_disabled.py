@@ -82,7 +82,6 @@ def transport_disabled_in_files(file: ShellFile) -> Iterator[Violation]:
                 f"Remove {setting.name}, or give the reason in a comment on its line.",
                 severity=Severity.INFO if setting.name == "NCCL_NVLS_ENABLE" else None,
                 confidence=0.8,
-                evidence=(("name", setting.name), ("gpus", model)),
             )
 
 

@@ -18,6 +18,7 @@ from doctor_checks.nccl.value_invalid import (
     intended_value,
     is_of_infiniband,
     severity_of,
+    valid_values,
     value_invalid,
 )
 
@@ -79,7 +80,7 @@ def value_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
                 f"{setting.name}={setting.known_value or repr('')} {fault.problem}{UNUSED if is_unused else ''}",
                 fix=_fix(setting.name, setting.known_value, fault),
                 severity=Severity.INFO if is_unused else severity_of(fault),
-                evidence=(("name", setting.name), ("value", setting.known_value), ("expected", fault.expected)),
+                evidence=(("expected", fault.expected),),
             )
 
 
@@ -89,4 +90,4 @@ def _fix(name: str, value: str, fault: ValueFault) -> str:
         return f"Set `{name}={meant}`."
     if fault.ignored:
         return f"Remove {', '.join(fault.ignored)} from {name}."
-    return f"Set {name} to {fault.expected}."
+    return f"Set {name} to {valid_values(fault)}, or remove it."

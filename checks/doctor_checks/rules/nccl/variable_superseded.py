@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from doctor.api import FilePasses, Script, Severity, Violation, is_older, rule
 from doctor.knowledge.environment_variables import VariableInfo
 from doctor.knowledge.environment_variables import known as known_variable
-from doctor.lint.launch.launch_file import EnvironmentSetting, EnvironmentSource
+from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 from doctor_checks.nccl.variable_superseded import superseded_summary, variable_superseded, without_loss
 
@@ -65,22 +65,22 @@ def variable_superseded_in_files(file: EnvironmentSource) -> Iterator[Violation]
             continue
         if info.reader == "torch" and _is_before(file, info.superseded):
             continue
+        kept = without_loss(setting.name, setting.known_value or "0")
         yield Violation(
             setting.place,
             superseded_summary(setting.name, info),
             fix=f"Replace `{setting.name}` with `{info.replaced_by}`."
-            if info.replaced_by
+            if info.replaced_by and not kept
             else f"Remove `{setting.name}`.",
-            severity=_severity(setting, info),
-            evidence=(("name", setting.name), ("replaced_by", info.replaced_by)),
+            severity=_severity(info, kept),
+            effect=kept,
         )
 
 
-def _severity(setting: EnvironmentSetting, info: VariableInfo) -> Severity | None:
+def _severity(info: VariableInfo, kept: str) -> Severity | None:
     """``None``, that of the check, where what it sets is lost: not by a name that is still read, or may be, nor by one
-    whose loss changes nothing."""
-    is_lost = info.is_superseded_everywhere and not info.still_read
-    return None if is_lost and not without_loss(setting.name, setting.known_value or "0") else Severity.INFO
+    whose loss changes nothing (``kept`` says so)."""
+    return None if info.is_superseded_everywhere and not info.still_read and not kept else Severity.INFO
 
 
 def _is_before(file: EnvironmentSource, superseded: str) -> bool:

@@ -58,5 +58,4 @@ def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
                 setting.place,
                 unknown_summary(name, near),
                 fix=f"Replace `{name}` with `{near}`.",
-                evidence=(("name", name), ("near", near)),
             )
