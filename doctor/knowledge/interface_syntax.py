@@ -139,8 +139,19 @@ def list_fault(value: str) -> str:
             return f"the space is part of the name {entry!r}"
         if entry.startswith(("'", '"')):
             return f"the quotation marks are part of the name {entry}"
-    wrong = next((entry for entry in others if entry.startswith(("^", "="))), None)
-    return f"entry {wrong} matches nothing" if wrong else ""
+    wrong = [entry for entry in others if entry.startswith(("^", "="))]
+    if not wrong:
+        return ""
+    return (
+        f"entry {wrong[0]} matches nothing" if len(wrong) == 1 else f"entries {' and '.join(wrong[:4])} match nothing"
+    )
+
+
+def has_sound_entry(value: str) -> bool:
+    """Whether an entry of a list that :func:`list_fault` refuses can be a name."""
+    first, *others = value.split(",")
+    entries = (first.removeprefix("^").removeprefix("="), *others)
+    return any(entry == entry.strip() != "" and entry[0] not in "^='\"" for entry in entries)
 
 
 def is_loopback_name(host: str) -> bool:

@@ -180,7 +180,7 @@ def _finding(job: Job, events: tuple[Event, ...]) -> Finding:
     reason = f": {cuda['reason']}" if cuda else ""
     result, meaning = found or (None, None)
     name = (result or "").replace("cuda", "CUDA")
-    at = f" at {events[0].value('file')}" if events[0].kind == "nccl.abort_reason" else ""
+    at = f" in {events[0].value('file')}" if events[0].kind == "nccl.abort_reason" else ""
     # At the level INFO, NCCL has logged the subsystems INIT, BOOTSTRAP and ENV by default (src/debug.cc).
     level = "" if any("NCCL INFO" in event.text for event in events) else "NCCL_DEBUG=INFO "
     return finding_from_logs(

@@ -70,7 +70,7 @@ def _along(axis: str, received: float, *members: int, operation: str = "all_redu
 def collective_result_wrong(job: Job) -> Iterator[Verdict]:
     """Ask whether a collective with known inputs returned the expected result.
 
-    Why it hurts: gradients are silently wrong: the loss drifts or becomes NaN, and the run is lost.
+    Why it hurts: gradients are silently wrong, so the loss may drift or become NaN.
     Fix: Exclude the host on which the result is wrong, or find the cause with `doctor check --probe full --why`.
     """
     wrong: dict[str, list[tuple[CollectiveResult, tuple[int, ...]]]] = {}
@@ -87,8 +87,9 @@ def collective_result_wrong(job: Job) -> Iterator[Verdict]:
 def _finding(job: Job, name: str, wrong: Sequence[tuple[CollectiveResult, tuple[int, ...]]]) -> Finding:
     ranks = tuple(sorted({rank for _, own in wrong for rank in own}))
     groups = dict.fromkeys(result.members for result, _ in wrong if result.members)
+    received = list(dict.fromkeys(_shown(result) for result, _ in wrong))
     evidence = {
-        "received": list(dict.fromkeys(_shown(result) for result, _ in wrong))[:8],
+        "received": received[:8] if len(received) > 1 else None,
         "groups": [ranks_in_words(group) for group in groups][:8],
         "goes_along_with": list(correlates(job, ranks)),
     }

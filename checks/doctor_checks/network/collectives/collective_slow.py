@@ -167,7 +167,6 @@ def _broken(job: Job, broken: Sequence[BrokenCollective]) -> Finding:
     evidence = {
         "said_by_rank": said,
         "waiting_ranks": list(waiting[:64]),
-        "axis": first.axis,
         "goes_along_with": list(correlates(job, ranks)),
     }
     fix = _fix_of_broken(job, first, ranks)
@@ -195,7 +194,7 @@ def _fix_of_broken(job: Job, first: BrokenCollective, ranks: tuple[int, ...]) ->
 def _shared(job: Job, slow: Sequence[SlowGroup], ranks: tuple[int, ...]) -> Finding:
     axes = list(dict.fromkeys(one.timed.axis for one in slow))
     hosts = job.hosts_of(ranks)
-    evidence: dict[str, object] = {"slow_groups": [_shown(one) for one in slow[:8]], "axes": axes}
+    evidence: dict[str, object] = {"slow_groups": [_shown(one) for one in slow[:8]]}
     if len(hosts) == 1:
         evidence["exclude"] = list(hosts)
     summary = f"The slow process groups of {' and '.join(axes)} have {ranks_in_words(ranks)} in common"
@@ -216,11 +215,7 @@ def _excluding(hosts: Sequence[str]) -> str:
 def _slow_group(job: Job, slow: SlowGroup) -> Finding:
     members = slow.timed.members
     evidence = {
-        "axis": slow.timed.axis,
-        "seconds": slow.timed.seconds,
-        "usual_seconds": slow.usual,
-        "bytes": slow.timed.bytes,
-        "backend": slow.timed.backend,
+        "backend": backend_name(slow.timed.backend),
         "siblings": slow.siblings,
         "turns": slow.timed.turns,
         "goes_along_with": list(correlates(job, members)),
@@ -262,7 +257,7 @@ def _late(job: Job, timed: Sequence[TimedGroup], limit: float) -> Iterator[Findi
         f"Small NCCL messages within a host take {worst.seconds * 1e6:.0f} µs instead of at most {limit * 1e6:.0f} µs "
         f"({worst.axis} group)",
         ranks=tuple(sorted({rank for one in late for rank in one.members})),
-        evidence={"microseconds": names, "limit_microseconds": limit * 1e6},
+        evidence={"microseconds": names},
         fix=_OTHERWISE_LATE,
         confidence=0.7,
     )

@@ -132,10 +132,10 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
         ),
         r"could not initialize any network": "The job ends when NCCL starts.",
         r"no network plugin: NCCL uses sockets|needs v|cannot be loaded": (
-            "NCCL silently uses TCP sockets between hosts, which are ten to fifty times slower than RDMA."
+            "NCCL silently uses TCP sockets between hosts, which are often more than ten times slower than RDMA."
         ),
         r"cannot use (?:the EFA|its) network plugin|plugin failed": (
-            "NCCL fails when it starts, or falls back to TCP sockets, which are ten to fifty times slower."
+            "NCCL fails when it starts, or falls back to TCP sockets, which are often more than ten times slower."
         ),
     },
     cases=lambda: (
@@ -214,8 +214,8 @@ def network_plugin_unfit(job: Job) -> Iterator[Verdict]:
     """Ask whether the configured network and tuner plugins of NCCL can be loaded.
 
     Why it hurts: with NCCL_NET, NCCL fails with `Failed to initialize any NET plugin`; with NCCL_NET_PLUGIN, a stale
-    library, or EFA without its plugin, it silently uses TCP sockets, which are ten to fifty times slower. A missing
-    tuner plugin only disables its tuning.
+    library, or EFA without its plugin, it silently uses TCP sockets, which are often more than ten times slower. A
+    missing tuner plugin only disables its tuning.
     Fix: Run `unset NCCL_NET NCCL_NET_PLUGIN NCCL_TUNER_PLUGIN`, or add the directory of the plugin to LD_LIBRARY_PATH.
     """
     found: list[Finding] = []
@@ -288,12 +288,7 @@ def _missing(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
             yield Finding(
                 f"{name} cannot be loaded: {plugin.error.partition(': ')[0] if plugin.requested else plugin.error}",
                 ranks=identical.ranks,
-                evidence={
-                    "kind": plugin.kind,
-                    "requested": plugin.requested,
-                    "path": plugin.path,
-                    "error": plugin.error,
-                },
+                evidence={"error": plugin.error if plugin.requested and ": " in plugin.error else None},
                 fix=f"Run `unset {variable}`, or add the directory of {plugin.name} to LD_LIBRARY_PATH."
                 if is_harmless
                 else f"Install {plugin.name}, or add its directory to LD_LIBRARY_PATH.",
@@ -328,10 +323,13 @@ def _stale(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
         offered = sorted(int(match[1]) for symbol in plugin.symbols if (match := pattern.search(symbol)))
         if not any(span[0] <= version <= span[1] for version in offered):
             has = ", ".join(f"v{version}" for version in offered) or "no plugin interface"
+            is_harmless = plugin.kind == "net" and _has_own_network(nccl, identical)
             yield Finding(
                 f"{plugin.path} provides interface {has}, but NCCL {release} needs v{span[0]} to v{span[1]}",
                 ranks=identical.ranks,
-                evidence={"path": plugin.path, "interfaces": list(plugin.symbols), "nccl": release},
+                evidence={"interfaces": list(plugin.symbols)},
+                effect=_INTERNAL["net"] if is_harmless else "",
+                severity=Severity.INFO if is_harmless else None,
                 fix=f"Install a plugin for NCCL {release}, or run `export {VARIABLES[plugin.kind]}=none`.",
             )
 
@@ -347,7 +345,7 @@ def _network(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
         yield Finding(
             f"{setting_text(setting)} cannot be used: {why}",
             ranks=identical.ranks,
-            evidence={"NCCL_NET": setting.value, "plugins": [plugin.name for plugin in nccl.plugins]},
+            evidence={"plugins": [plugin.name for plugin in nccl.plugins]},
             fix="unset NCCL_NET",
             source=source_of(setting),
         )
@@ -403,7 +401,7 @@ def _absent_fabric(nccl: NcclFacts, identical: IdenticalRanks, multi_host: bool)
             f"FI_PROVIDER={wanted} is set, but the host has no EFA device",
             ranks=identical.ranks,
             severity=Severity.ERROR if multi_host else Severity.INFO,
-            evidence={"FI_PROVIDER": wanted, "devices": [device.name for device in rdma.devices[:8]] if rdma else []},
+            evidence={"devices": [device.name for device in rdma.devices[:8]] if rdma else []},
             effect="NCCL uses sockets, or fails if NCCL_NET names the plugin.",
             fix="Run `unset FI_PROVIDER` on hosts without EFA, or pass the EFA devices to the container with "
             "`--device=/dev/infiniband`.",

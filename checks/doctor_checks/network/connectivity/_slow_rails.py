@@ -24,12 +24,10 @@ def backend_name(backend: str) -> str:
     return {"nccl": "NCCL", "gloo": "Gloo"}.get(backend, backend)
 
 
-def bandwidth_evidence(part: SlowPart, usual: float, spread: float) -> dict[str, object]:
-    """The bandwidths of a slow part, and the usual one (bytes per second) with its spread (a fraction)."""
+def bandwidth_evidence(part: SlowPart, spread: float) -> dict[str, object]:
+    """The bandwidths of a slow part, and the spread of the usual ones (a fraction)."""
     return {
         "slowest": {f"{one.first} -> {one.second}": rate_in_words(one.value) for one in part.readings[:SHOWN]},
-        "bandwidth": rate_in_words(part.value),
-        "usual bandwidth": rate_in_words(usual),
         "spread of usual bandwidths": f"{spread:.0%}",
     }
 
@@ -59,7 +57,7 @@ def _finding(job: Job, rails: Sequence[SlowRail]) -> Finding:
     over = "/".join(backend_name(name) for name in sorted(filter(None, backends)))
     times = " at times" if part.suspect.intermittent else ""
     usual = f"{rate_in_words(part.value)} over {over}{times} (other ranks: {rate_in_words(worst.usual)})"
-    evidence = bandwidth_evidence(part, worst.usual, worst.spread)
+    evidence = bandwidth_evidence(part, worst.spread)
     evidence["slow messages"] = f"{part.suspect.slow} of {part.suspect.readings}"
     if part.kind in WHOLE_HOSTS:
         evidence["exclude"] = list(part.hosts)

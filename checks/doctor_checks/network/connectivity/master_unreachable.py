@@ -74,13 +74,17 @@ def _logged_finding(job: Job, group: EventGroup, port: str | None) -> Finding:
     earlier, host = failed_before(job, group.first), group.value("host", "host2")
     why = group.value("err") if group.value("errno") or group.kind in _OLD else None
     place = f"the master {host}:{port}" if host and port else "the master"
+    # Python's exceptions do not name the peer.
+    guessed = group.kind == "torch.store.refused.old"
     return finding_from_logs(
         group,
-        f"No route to {place}: {why}"
+        f"A connection failed, probably to the master: {why}"
+        if guessed
+        else f"No route to {place}: {why}"
         if why and "unreachable" in why
         else f"{place[:1].upper()}{place[1:]} is unreachable: {why or 'connection timed out'}",
-        evidence={"host": host, "port": port and int(port[:6]), "error": why},
-        effect="The rank cannot join the job, and the other ranks wait for it until their timeout.",
+        effect=f"{'If it was to the master, the' if guessed else 'The'} rank cannot join the job, and the other ranks "
+        "wait for it until their timeout.",
         severity=Severity.WARNING if earlier else None,
         confidence=0.4 if earlier else _confidence(group),
         explains=("ENV005",) if is_logged(job, "torch.store.clients") and unroutable_clients(job) else (),
@@ -236,12 +240,10 @@ def _finding(attempts: tuple[Reach, ...], ranks: tuple[int, ...]) -> Finding | N
         "silent": f"No response from the master port {worst.address}:{worst.port}{way}",
         "unroutable": f"No route to the master {worst.address}:{worst.port}{way}",
     }
+    refused = worst.outcome == "refused"
     evidence = {
-        "address": worst.address,
-        "port": worst.port,
-        "outcome": {"silent": "no response", "unroutable": "no route"}.get(worst.outcome, worst.outcome),
-        "interface": worst.interface,
-        "source_address": worst.source_address,
+        "interface": worst.interface if refused else None,
+        "source_address": worst.source_address if refused else None,
         "seconds": worst.seconds,
     }
     fix = {

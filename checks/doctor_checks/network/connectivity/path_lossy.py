@@ -15,6 +15,13 @@ from doctor_checks._trial_conclusions import with_trials
 
 def _fix_of(host: str) -> str:
     return (
+        f"Check the NIC, cable and switch port of {host} for errors and drops (`ip -s link` shows those of the host), "
+        "and the switches on its paths for congestion."
+    )
+
+
+def _fix_of_errors(host: str) -> str:
+    return (
         f"Check the cable, transceiver and switch port of {host} (`ip -s link` shows the error counters), and replace "
         "the faulty part."
     )
@@ -87,10 +94,10 @@ def path_lossy(
 ) -> Iterator[Verdict]:
     """Ask whether packets between the hosts are lost.
 
-    Why it hurts: random steps take several times as long, because TCP slows down after each loss and each collective
+    Why it hurts: some steps may take several times as long, because TCP slows down after each loss and each collective
     waits for its slowest connection.
-    Fix: Check the cable, transceiver and switch port of the host (`ip -s link` shows the error counters), and replace
-    the faulty part.
+    Fix: Check the NIC, cable and switch port of the host for errors and drops (`ip -s link` shows those of the host),
+    and the switches on its paths for congestion.
     """
     # During a run rankdoctor sends no packets itself, so other traffic of the host must not count. An interface also
     # drops frames that no program requested (LLDP, spanning tree, foreign VLANs), about one per second.
@@ -131,7 +138,7 @@ def path_lossy(
         if (paths.interface_errors or 0) > error_share * max(paths.segments_sent or 0, least_segments):
             errors = f"{paths.interface_errors:,} interface errors"
             text = f"{', '.join(identical.hosts)} counted {errors} during the measurement"
-            fix = _fix_of(", ".join(identical.hosts))
+            fix = _fix_of_errors(", ".join(identical.hosts))
             yield Finding(text, ranks=identical.ranks, evidence=_evidence(paths), fix=fix)
     if most < least_segments and (probed or not any(rank.find(HostUseFacts) for rank in job.ranks)):
         yield Skip(f"at most {most:,} packets were sent, too few to measure the loss")

@@ -202,7 +202,7 @@ def _finding(part: SlowPart, slow: SlowParts, ranks: Mapping[str, tuple[int, ...
     times = " at times" if suspect.intermittent else ""
     others = {"boundary": "other paths", "link": "other links"}.get(part.kind, "other hosts")
     usual = f"only {rate_in_words(part.value)}{times} ({others}: {rate_in_words(slow.typical)})"
-    evidence = bandwidth_evidence(part, slow.typical, slow.spread) | {
+    evidence = bandwidth_evidence(part, slow.spread) | {
         "slow transfers": f"{suspect.slow} of {suspect.readings}",
         "rounds": slow.rounds,
     }
@@ -260,11 +260,11 @@ def _below_interfaces(job: Job, known: HostBandwidths, share: float) -> Iterator
     slow = paths_below(job, known, share)
     if slow is not None:
         best, roofline = rate_in_words(slow.best), rate_in_words(slow.roofline)
-        who = "both hosts" if len(known.hosts) == 2 else f"all {len(known.hosts)} hosts"
+        who = " and ".join(sorted(known.hosts)) if len(known.hosts) == 2 else f"all {len(known.hosts)} hosts"
         yield Finding(
             f"Traffic between {who} is slow: at most {best}, but the interfaces support {roofline}",
             ranks=tuple(rank.number for rank in job.ranks),
-            evidence={"best bandwidth": best, "supported bandwidth": roofline},
+            evidence={"paths measured": len(known.readings)},
             fix="Check whether traffic control (`tc qdisc show`), the switch ports or the instance type limits the "
             "rate.",
             severity=Severity.INFO,
@@ -282,9 +282,7 @@ def _below_links(job: Job, share: float, *, by_tcp: bool) -> Iterator[Finding]:
         f"NCCL messages between hosts are slow: at most {best}, but the {links} support {roofline}",
         ranks=slow.ranks,
         evidence={
-            "best bandwidth": best,
             "best path": f"rank {slow.best.source} -> rank {slow.best.target}",
-            f"bandwidth of their {links}": roofline,
             "messages": slow.messages,
         },
         fix=_fix_of_links(slow),
@@ -314,30 +312,30 @@ def _far(
             f"Check the network path to {host} with `tracepath {host}` on another host, or exclude it "
             f"(`srun --exclude={host}` in SLURM)."
         )
-        yield Finding(text, ranks=ranks.get(host, ()), evidence=_evidence(paths, typical), fix=fix)
+        yield Finding(text, ranks=ranks.get(host, ()), evidence=_evidence(paths), fix=fix)
     for one, other, paths in boundaries:
         text = f"Round trips between {one} and {other} take {_longest(paths, typical)}"
         fix = "Keep the job on one side of the boundary (`sbatch --switches=1` in SLURM)."
-        yield Finding(text, ranks=_of_paths(paths, ranks), evidence=_evidence(paths, typical), fix=fix)
+        yield Finding(text, ranks=_of_paths(paths, ranks), evidence=_evidence(paths), fix=fix)
     if links:
         more = f" and on {len(links) - 1} more path{'s' if len(links) > 2 else ''}" if len(links) > 1 else ""
         first, second = links[0].first, links[0].second
         text = f"Round trips between {first} and {second}{more} take {_longest(links, typical)}"
         fix = f"Check the switches between {first} and {second} (`tracepath {second}` on {first} shows the path)."
-        yield Finding(text, ranks=_of_paths(links, ranks), evidence=_evidence(links, typical), fix=fix)
+        yield Finding(text, ranks=_of_paths(links, ranks), evidence=_evidence(links), fix=fix)
 
 
 def _longest(paths: Sequence[MeasuredPath], typical: float) -> str:
     return f"{_micro(max(path.value for path in paths))} (other paths: {_micro(typical)})"
 
 
-def _evidence(paths: Sequence[MeasuredPath], typical: float) -> dict[str, object]:
+def _evidence(paths: Sequence[MeasuredPath]) -> dict[str, object]:
     shown = {f"{path.first} -> {path.second}": _micro(path.value) for path in paths[:_SHOWN]}
-    return {"paths": shown, "slow_paths": len(paths), "usual round trip": _micro(typical)}
+    return {"paths": shown}
 
 
 def _micro(seconds: float) -> str:
-    return f"{seconds * 1e6:.0f} µs"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
 
 
 def _of_paths(paths: Iterable[MeasuredPath], ranks: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:

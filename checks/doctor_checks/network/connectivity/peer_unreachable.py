@@ -110,19 +110,20 @@ def _logged_finding(job: Job, group: EventGroup) -> Finding:
     silent = any(word in error for word in _SILENT)
     confidence = 0.85 if silent and target else 0.7 if silent else 0.6
     by_ssh, by_gloo = group.kind == "host.ssh_failed", "gloo" in group.first.text.lower()
-    who = "SSH cannot connect" if by_ssh else "Cannot connect"
+    host = group.hosts[0] if len(group.hosts) == 1 else None
+    who = "SSH cannot connect" if by_ssh else f"{host} cannot connect" if host else "Cannot connect"
     claim = "Gloo could not connect all ranks" if by_gloo and not target else f"{who} to {target or 'a peer'}"
     return finding_from_logs(
         group,
         claim + (f": {error}" if error and error not in _NO_REASONS else ""),
-        evidence={"peer": target, "error": error if error not in _NO_REASONS else ""},
+        effect="" if by_ssh else _RANK_FAILS,
         severity=_severity(group, earlier, silent),
         confidence=0.4 if earlier else confidence,
         fix=f"Fix the earlier error at {earlier.file}:{earlier.line} first."
         if earlier
         else _ssh_fix(group, error)
         if by_ssh
-        else _logged_fix(target or "the peer", error, "GLOO_SOCKET_IFNAME" if by_gloo else "NCCL_SOCKET_IFNAME"),
+        else _logged_fix(target, host, error, "GLOO_SOCKET_IFNAME" if by_gloo else "NCCL_SOCKET_IFNAME"),
         symptoms=not earlier,
     )
 
@@ -137,15 +138,22 @@ def _ssh_fix(group: EventGroup, error: str) -> str:
     return f"{first} and that `nc -zv {host} {port}` connects from the host that launches the job."
 
 
-def _logged_fix(target: str, error: str, variable: str) -> str:
+def _logged_fix(target: str | None, host: str | None, error: str, variable: str) -> str:
     if "refused" in error:
-        return f"Find the first error of the process on {target}, which has ended or listens on another address."
-    if target == "the peer":
+        return (
+            f"Find the first error of the process on {target or 'the peer'}, which has ended or listens on another "
+            "address."
+        )
+    if not target:
         return (
             f"Set {variable} to an interface on a network that all hosts share, then run `doctor check --probe light` "
             "on all ranks."
         )
-    return f"Set {variable} to the interface that reaches {target}, or allow all TCP traffic between the hosts."
+    between = f"between {host} and {target}" if host else f"to and from {target}"
+    return f"Set {variable} to the interface that reaches {target}, or allow all TCP traffic {between}."
+
+
+_RANK_FAILS = "The rank fails when it connects to its peer, and the other ranks wait for it until the timeout."
 
 
 def _severity(group: EventGroup, earlier: Event | None, silent: bool) -> Severity | None:
@@ -190,9 +198,6 @@ _MORE_EXACT = (
     impacts={
         r"MPICH|Open MPI|^SSH": (
             "The launcher cannot start all processes, and the job ends before the training begins."
-        ),
-        r"^Cannot connect to|^Gloo could not": (
-            "The rank fails when it connects to its peer, and the other ranks wait for it until the timeout."
         ),
         r"over Gloo's network": (
             "The store works, but Gloo cannot create its connections: init_process_group() or the first "

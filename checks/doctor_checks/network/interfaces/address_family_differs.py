@@ -16,6 +16,7 @@ from doctor.api import (
     Verdict,
     baseline_value,
     check,
+    ranks_in_words,
     split_groups,
 )
 from doctor.facts import Address, Interface, InterfaceFacts, MasterFacts, NcclFacts
@@ -88,14 +89,13 @@ def address_family_differs(job: Job) -> Iterator[Verdict]:
     parted = split_groups(groups, expected=expected)
     if not parted.minorities:
         return
-    words = ", ".join(
-        f"{_NAMES[family]} on {len(ranks)} rank{'' if len(ranks) == 1 else 's'}" for family, ranks in parted.groups
-    )
     families = {group.value for group in parted.minorities}
     addresses = sorted({endpoint.text for endpoint, _ in used if endpoint.address.family in families})[:8]
-    evidence = {"families": words, "addresses": addresses}
+    evidence = {"addresses": addresses}
     if expected is None:
-        summary = f"The ranks use different address families: {words}"
+        sides = [f"{_NAMES[str(group.value)]} on {ranks_in_words(group.ranks, 4)}" for group in parted.minorities]
+        sides += [f"{_NAMES[str(parted.common.value)]} on the others"] if parted.common else []
+        summary = f"The ranks use different address families: {', '.join(sides)}"
         usual = parted.common.value if parted.common else "inet"
         fix = _fix([(one, same) for one, same in used if one.address.family != usual], str(usual))
         yield Finding(summary, ranks=parted.odd, evidence=evidence, fix=fix, explains=_consequences(job, parted.odd))

@@ -15,6 +15,7 @@ from doctor.analysis.interface_choice import (
 )
 from doctor.analysis.logs.event_timeline import events_after
 from doctor.api import (
+    EventGroup,
     Finding,
     IdenticalRanks,
     Job,
@@ -58,13 +59,13 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         last, name = group.events[-1], group.value("if")
         interface = found["name"] if (found := _LINK.search(group.first.text)) else name
         came_back = any(one.kind == "host.link_up" and one.value("if") == name for one in events_after(job, last))
-        if came_back or not any(one.kind in _LOST for one in events_after(job, group.first)):
+        lost = next((one for one in events_after(job, group.first) if one.kind in _LOST), None)
+        if came_back or lost is None:
             continue
         yield finding_from_logs(
-            group,
+            EventGroup(group.kind, (*group.events[:3], lost)),
             f"The link of {interface or 'an interface'} went down, and connections were lost afterwards",
             ranks=(),
-            evidence={"interface": interface},
             fix=f"Check the cable and the switch port of {interface} with `sudo ethtool {interface}`."
             if interface
             else "",
@@ -243,7 +244,7 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks, multi_host: boo
         yield Finding(
             _claim(setting, chosen, terms),
             ranks=identical.ranks,
-            evidence={"selected": [one.name for one in chosen], "family": _family_name(family)},
+            evidence={"interfaces": [one.name for one in interfaces.interfaces]},
             fix=_fix(chosen[0], "NCCL_SOCKET_IFNAME", interfaces, family),
             source=source_of(setting),
             explains=_consequences(chosen, identical),
@@ -259,10 +260,6 @@ def _claim(setting: Setting, chosen: list[Interface], terms: _Terms) -> str:
     return f"{setting_text(setting)}: {reasons}"
 
 
-def _family_name(family: str | None) -> str:
-    return {"inet": "IPv4", "inet6": "IPv6"}.get(family or "", "any")
-
-
 _FAMILIES = {"inet": "NCCL_SOCKET_FAMILY=AF_INET", "inet6": "NCCL_SOCKET_FAMILY=AF_INET6"}
 
 
@@ -275,7 +272,7 @@ def _only_local(family: str | None, identical: IdenticalRanks) -> Iterator[Findi
         yield Finding(
             f"NCCL_SOCKET_FAMILY=AF_INET6: {names} {has}",
             ranks=identical.ranks,
-            evidence={"family": _family_name(family), "addresses": [one.text for one in used[:8]]},
+            evidence={"addresses": [one.text for one in used[:8]]},
             effect="NCCL works within this host, but cannot connect to other hosts.",
             fix="unset NCCL_SOCKET_FAMILY",
             severity=Severity.INFO,
@@ -302,7 +299,7 @@ def _nothing(interfaces: InterfaceFacts, family: str | None, identical: Identica
     return Finding(
         claim,
         ranks=identical.ranks,
-        evidence={"family": _family_name(family), "interfaces": [one.name for one in interfaces.interfaces]},
+        evidence={"interfaces": [one.name for one in interfaces.interfaces]},
         fix="unset NCCL_SOCKET_FAMILY" if family else _fix_of_all(interfaces),
         explains=_consequences(interfaces.interfaces, identical),
     )
@@ -348,7 +345,7 @@ def _gloo(interfaces: InterfaceFacts, identical: IdenticalRanks, multi_host: boo
         yield Finding(
             f"GLOO_SOCKET_IFNAME={value}: {_reasons(bad, terms)}",
             ranks=identical.ranks,
-            evidence={"selected": [one.name for one in chosen]},
+            evidence={"interfaces": [one.name for one in interfaces.interfaces]},
             effect=f"Gloo fails with `Unable to find address for: {bad[0].name}`, and any other ranks block until the "
             "timeout."
             if bad[0].up and not bad[0].addresses

@@ -89,7 +89,6 @@ def _finding(
     return Finding(
         f"Training uses {interface.name} with only {speed / 1000:g} Gb/s{beside}",
         ranks=identical.ranks,
-        evidence={"interface": interface.name, "speed_mbit_per_s": speed, "idle": faster.name if faster else None},
         fix=f"Select the faster interface on every host:\nexport {variable}={exact}"
         if faster
         else f"Check the negotiated speed with `ethtool {interface.name}`, or use a faster network.",

@@ -37,7 +37,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             yield finding_from_logs(
                 group,
                 f"GLOO_SOCKET_IFNAME{f'={name}' if name else ''} names an interface that does not exist on the host",
-                evidence={"GLOO_SOCKET_IFNAME": name} if name else {},
                 effect=_effect("GLOO_SOCKET_IFNAME", name) if name else "",
                 fix="Run `unset GLOO_SOCKET_IFNAME`, or set it to the exact name of an interface that `ip -br address` "
                 "shows on the host.",
@@ -127,7 +126,7 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks) -> Iterator[Fin
     yield Finding(
         f"{setting_text(setting)} {claim}{hint}",
         ranks=identical.ranks,
-        evidence={"value": setting.value, "source": setting.source, "interfaces": _names(interfaces)},
+        evidence={"interfaces": _names(interfaces)},
         effect=_effect("NCCL_SOCKET_IFNAME", setting.value),
         fix=selecting_fix("NCCL_SOCKET_IFNAME", interfaces),
         explains=("NET027",),
@@ -147,7 +146,6 @@ def _malformed(setting: Setting, wanted: NcclList, identical: IdenticalRanks) ->
         yield Finding(
             f"{setting_text(setting)}: {fault}",
             ranks=identical.ranks,
-            evidence={"value": setting.value, "source": setting.source},
             effect=_effect_of_entry(fault, exclude=wanted.exclude),
             fix=fix if value else "",
             severity=Severity.WARNING if wanted.exclude else Severity.INFO,
@@ -159,7 +157,7 @@ def _effect_of_entry(fault: str, *, exclude: bool) -> str:
     """The impact of an entry without effect in a list that still selects an interface."""
     if not exclude:
         return "None as long as another entry matches the intended interface: NCCL ignores this entry."
-    syntax = "accepts `^` and `=` only at the start of the list and " if "matches nothing" in fault else ""
+    syntax = "accepts `^` and `=` only at the start of the list and " if "nothing" in fault else ""
     return f"NCCL {syntax}ignores this entry, so it may use an interface that was meant to be excluded."
 
 
@@ -206,7 +204,7 @@ def _missing(
     return Finding(
         f"{variable}={value} {claim}",
         ranks=identical.ranks,
-        evidence={"value": value, "absent": absent, "interfaces": _names(interfaces)},
+        evidence={"interfaces": _names(interfaces)},
         effect=_effect(variable, absent[0]),
         fix=selecting_fix(variable, interfaces),
         explains=("NET027",),

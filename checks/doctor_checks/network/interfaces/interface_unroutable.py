@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from doctor.analysis.interface_choice import (
@@ -82,7 +82,6 @@ def _by_choice(job: Job) -> Iterator[Finding]:
             yield finding_from_logs(
                 group,
                 f"NCCL uses {name} ({address}, {words}): other hosts cannot reach it",
-                evidence={"interface": name, "address": address},
                 confidence=0.85,
                 fix=_FIX if words in ("loopback", "a container bridge") else _excluding(name or ""),
                 explains=("NET008", "NET013", "NET010"),
@@ -99,8 +98,7 @@ def _by_attempts(job: Job) -> Iterator[Finding]:
         if words != "loopback" or spans_hosts(job) or "refused" not in (group.value("err") or ""):
             yield finding_from_logs(
                 group,
-                f"{address} {_placed(words)}, so other hosts cannot connect to it",
-                evidence={"address": address, "error": group.value("err")},
+                f"{address} {_placed(words)}: other hosts cannot connect to it",
                 confidence=0.8 if spans_hosts(job) else 0.7,
                 fix="Start the containers with `docker run --network host`, or connect them to an overlay network."
                 if words == "a container bridge"
@@ -110,7 +108,8 @@ def _by_attempts(job: Job) -> Iterator[Finding]:
 
 
 def _placed(words: str) -> str:
-    return "is a loopback address" if words == "loopback" else f"belongs to {words}"
+    placed = {"loopback": "is a loopback address", "a link local to this host": "is a link-local address"}
+    return placed.get(words, f"is in the default subnet of {words}")
 
 
 def _bootstrap(name: str, *addresses: str) -> list[str]:
@@ -146,7 +145,7 @@ def _target(group: EventGroup) -> str:
         r"would send data over": (
             "Some connections use an interface that other hosts cannot reach: they fail or block until the timeout."
         ),
-        r"so other hosts cannot connect": (
+        r": other hosts cannot connect": (
             "The rank cannot connect to its peer and fails, and the other ranks block until the timeout."
         ),
         r"that \d+ machines share": (
@@ -297,7 +296,7 @@ def _judge(used: _ChosenInterface, repeated: dict[str, int]) -> Iterator[Finding
         return
     fault = _fault(first, repeated)
     if fault is not None:
-        yield _finding(used, first, f"{used.choice.library} would use {first.text}, {fault}", Severity.ERROR)
+        yield _finding(used, f"{used.choice.library} would use {first.text}, {fault}", Severity.ERROR)
     elif used.all_carry:
         others = used.choice.endpoints[1:]
         bad = [one for one in others if needs_zone(one.address) or _fault(one, repeated) is not None]
@@ -305,7 +304,8 @@ def _judge(used: _ChosenInterface, repeated: dict[str, int]) -> Iterator[Finding
             names = ", ".join(one.text for one in bad[:4])
             summary = f"NCCL would send data over {names} in addition to {first.text}"
             fix = f"export NCCL_SOCKET_IFNAME='={first.interface.name}'"
-            yield _finding(used, bad[0], summary, Severity.WARNING, fix)
+            why = [f"{one.interface.name}: {_fault(one, repeated) or 'only a link-local address'}" for one in bad[:4]]
+            yield _finding(used, summary, Severity.WARNING, fix, why)
 
 
 def _fault(endpoint: InterfaceEndpoint, repeated: dict[str, int]) -> str | None:
@@ -322,16 +322,14 @@ def _fault(endpoint: InterfaceEndpoint, repeated: dict[str, int]) -> str | None:
 
 
 def _finding(
-    used: _ChosenInterface, endpoint: InterfaceEndpoint, summary: str, severity: Severity, fix: str = ""
+    used: _ChosenInterface, summary: str, severity: Severity, fix: str = "", unfit: Sequence[str] = ()
 ) -> Finding:
     choice = used.choice
     software = used.identical.find(SoftwareFacts)
     evidence = {
-        "interface": endpoint.interface.name,
-        "kind": endpoint.interface.kind,
-        "address": endpoint.address.address,
+        "unsuitable": unfit,
         choice.variable: choice.value,
-        "candidates": [one.text for one in choice.endpoints],
+        "candidates": [one.text for one in choice.endpoints] if len(choice.endpoints) > 1 else None,
         "nccl": software.nccl if software else None,
     }
     if summary.endswith(" machines share"):

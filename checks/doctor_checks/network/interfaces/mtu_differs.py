@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 
 from doctor.analysis.interface_choice import (
     CARRIES_NOTHING,
@@ -26,6 +26,8 @@ from doctor.api import (
     Verdict,
     baseline_value,
     check,
+    describe,
+    ranks_in_words,
     split_groups,
 )
 from doctor.facts import (
@@ -188,16 +190,10 @@ def _of_rdma(job: Job) -> Iterator[Finding]:
     parted = split_groups(sizes)
     if not parted.minorities:
         return
-    words = _on_ranks((" and ".join(map(str, one)), n) for one, n in parted.groups if isinstance(one, tuple))
     yield Finding(
-        f"The MTUs of the RoCE interfaces differ: {words}",
+        f"The MTUs of the RoCE interfaces differ: {_on_ranks(parted)}",
         ranks=parted.odd,
-        evidence={
-            "interfaces": sorted(names)[:16],
-            "ranks_by_mtu_bytes": {
-                " and ".join(map(str, one)): len(n) for one, n in parted.groups if isinstance(one, tuple)
-            },
-        },
+        evidence={"interfaces": sorted(names)[:16]},
         # net_ib.cc sets a connection to std::min(remQpInfo.mtu, portAttr.active_mtu).
         effect="NCCL uses the smaller MTU for each connection, which lowers bandwidth; if a switch port has a still "
         "smaller MTU, large messages are lost and collectives block.",
@@ -229,7 +225,7 @@ def _judge(
     odd_sizes = {group.value for group in parted.minorities}
     odd = [member for member in members if member[0].mtu in odd_sizes]
     evidence = {
-        "ranks_by_mtu_bytes": {str(size): len(ranks) for size, ranks in parted.groups},
+        "MTU (bytes)": describe(parted._replace(expected=None)),
         "interfaces": sorted({f"{one.name} (MTU {one.mtu})" for one, _ in odd or members})[:8],
         "full_size_lost": [f"{first} -> {second}" for first, second in lost[:8]],
     }
@@ -240,7 +236,8 @@ def _judge(
         blamed = affected if parted.drifted else odd or affected
         first, second = lost[0]
         text = f"Full-size packets are lost between {first} and {second}"
-        size = max((one.mtu or 0 for one, _ in affected), default=0)
+        senders = {sender for sender, _ in lost}
+        size = max((one.mtu or 0 for one, identical in affected if senders.intersection(identical.hosts)), default=0)
         fix = f"Set the MTU of every switch port and tunnel between {first} and {second} to at least {size} bytes."
         more = f" and {len(lost) - 1} more pair{'s' if len(lost) > 2 else ''}" if len(lost) > 1 else ""
         ranks = tuple(sorted(rank for _, identical in blamed for rank in identical.ranks))
@@ -253,17 +250,22 @@ def _judge(
             explains=_CONSEQUENCES,
         )
     elif odd and parted.expected:
-        deviation = BaselineDeviation((parted.unlike("MTU of the training interface", str),), parted.drifted)
+        row = parted.unlike("MTU of the training interface", "{} bytes".format)
+        deviation = BaselineDeviation((row,), parted.drifted)
         yield deviation.finding(parted.odd, evidence).extended({}, "" if parted.drifted else _fix(odd, parted))
     elif odd:
-        summary = f"The MTUs of the training interfaces differ: {_on_ranks(parted.groups)}"
+        summary = f"The MTUs of the training interfaces differ: {_on_ranks(parted)}"
         yield Finding(summary, ranks=parted.odd, evidence=evidence, fix=_fix(odd, parted))
 
 
-def _on_ranks(groups: Iterable[tuple[object, Sequence[int]]]) -> str:
-    """``9000 bytes on 4 ranks, 1500 bytes on 2 ranks``."""
-    first = list(groups)[:4]
-    return ", ".join(f"{size} bytes on {len(ranks)} rank{'' if len(ranks) == 1 else 's'}" for size, ranks in first)
+def _on_ranks(parted: MajoritySplit) -> str:
+    """``1500 bytes on ranks 2-3, 9000 bytes on the others``."""
+    sides = [f"{_bytes(group.value)} on {ranks_in_words(group.ranks, 4)}" for group in parted.minorities[:3]]
+    return ", ".join([*sides, f"{_bytes(parted.common.value)} on the others"] if parted.common else sides)
+
+
+def _bytes(sizes: object) -> str:
+    return f"{' and '.join(map(str, sizes)) if isinstance(sizes, tuple) else sizes} bytes"
 
 
 def _fix(odd: list[tuple[Interface, IdenticalRanks]], parted: MajoritySplit) -> str:

@@ -19,6 +19,7 @@ from doctor.analysis.interface_choice import (
 )
 from doctor.analysis.logs.event_timeline import set_up_after
 from doctor.api import (
+    EventGroup,
     Finding,
     IdenticalRanks,
     Job,
@@ -31,6 +32,7 @@ from doctor.api import (
     conjunction,
     event_groups,
     finding_from_logs,
+    hosts_text,
 )
 from doctor.facts import Address, Interface, InterfaceFacts, NcclFacts, Route
 from doctor.testing import Fails, Passes, healthy, logged
@@ -75,9 +77,8 @@ def _by_choice(job: Job) -> Iterator[Finding]:
                 text for text, address in zip(named, sorted(chosen), strict=True) if _wide(address) != _wide(target)
             )
             yield finding_from_logs(
-                group,
+                EventGroup(group.kind, (*events[:2], group.first)),
                 f"NCCL uses interfaces in different networks: {', '.join(named[:4])}",
-                evidence={"chosen": named, "failed": target},
                 fix=f"On the host of {target}, set NCCL_SOCKET_IFNAME to the interface in the network of {other}.",
                 confidence=0.75,
                 explains=("NET013", "NET008"),
@@ -233,7 +234,7 @@ def _finding(claim: str, members: list[_EndpointSubnet], sizes: Counter[str], se
         severity=severity,
         confidence=1.0 if severity is None else 0.5,
         evidence={
-            "addresses": [member.endpoint.text for member in members[:8]],
+            "addresses": [f"{hosts_text(member.identical.hosts)}: {member.endpoint.text}" for member in members[:8]],
             "ranks_by_subnet": dict(sizes.most_common(8)),
         },
         fix="Set NCCL_SOCKET_IFNAME on every host to an interface of one common network, or add routes between "

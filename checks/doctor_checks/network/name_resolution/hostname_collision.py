@@ -57,7 +57,7 @@ def hostname_collision(job: Job) -> Iterator[Verdict]:
             yield Finding(
                 f"{len(machines)} machines have the host name {name}",
                 ranks=blamed,
-                evidence={"name": name, "machines": identities[:8]},
+                evidence={"machines": identities[:8]},
                 fix="Rename all but one of the machines, for example with "
                 f"`sudo hostnamectl set-hostname {shlex.quote(f'{name}-2')}`.",
             )

@@ -56,7 +56,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 f"A host calls itself {target}, so other hosts connect to themselves"
                 if target in _LOCAL_NAMES
                 else f"Other hosts connect to {target}: a host resolves its own name to a loopback address",
-                evidence={"address": target},
                 fix="Give every host its own name with `sudo hostnamectl set-hostname NAME`, and map it to the host's "
                 "network address in /etc/hosts."
                 if target in _LOCAL_NAMES
@@ -76,7 +75,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             yield finding_from_logs(
                 EventGroup(event.kind, (event,)),
                 f"Gloo connects to {found[1]}: a host resolves its own name to a loopback address",
-                evidence={"address": found[1]},
+                evidence={"failed_connection": found[0].rpartition("connect ")[2].rpartition("\n")[2].strip()},
                 fix=f"On every host, map its name in /etc/hosts to its network address instead of {found[1]}.",
                 severity=Severity.ERROR,
                 confidence=0.65,
@@ -218,7 +217,9 @@ def hostname_loopback(job: Job) -> Iterator[Verdict]:
             f"{first.addresses[0]}, a loopback address",
             ranks=tuple(sorted(rank for _, identical in hosts for rank in identical.ranks)),
             severity=severity,
-            evidence={"names": {name.name: list(name.addresses) for name, _ in hosts[:16]}},
+            evidence={"addresses": {name.name: list(name.addresses) for name, _ in hosts[:16]}}
+            if len(hosts) > 1
+            else None,
             effect="" if severity is Severity.ERROR else _effect(members, first, job.is_multi_host),
             fix=_fix(first, members.find(InterfaceFacts)) if len(hosts) == 1 else "",
             explains=("NET027",),
@@ -243,7 +244,7 @@ def _foreign(job: Job) -> Iterator[Finding]:
         yield Finding(
             f"{name.name} resolves its own name to {name.addresses[0]}, an address that none of its interfaces has",
             ranks=identical.ranks,
-            evidence={"name": name.name, "addresses": list(name.addresses), "interface_addresses": sorted(own)[:16]},
+            evidence={"interface_addresses": sorted(own)[:16]},
             effect="Gloo warns `Unable to resolve hostname to a (local) address` and advertises 127.0.0.1, so other "
             "hosts connect to themselves.",
             fix=_fix(name, interfaces),

@@ -35,7 +35,8 @@ def _by_fallback(job: Job) -> Iterator[Finding]:
         if broken or not set_up_after(job, group.events[-1]):
             yield finding_from_logs(
                 group,
-                "A host's own name does not resolve to one of its addresses: Gloo and RPC use loopback",
+                "A host's own name does not resolve to one of its addresses, so "
+                f"{'Gloo' if group.kind == 'gloo.loopback' else 'torch.distributed.rpc'} uses loopback",
                 severity=None if broken or spans_hosts(job) else Severity.INFO,
                 effect="" if broken or spans_hosts(job) else _ALONE,
                 confidence=0.85 if broken else 0.7,
@@ -50,7 +51,6 @@ def _by_lookup(job: Job) -> Iterator[Finding]:
             yield finding_from_logs(
                 group,
                 f"Gloo cannot resolve the host's own name{f' ({name})' if name else ''}",
-                evidence={"name": name},
                 fix=_fix((name,)) if name else "",
                 explains=("NET007",),
             )
@@ -61,7 +61,6 @@ def _by_lookup(job: Job) -> Iterator[Finding]:
             EventGroup(own[0].event.kind, tuple(one.event for one in own)),
             f"A host cannot resolve its own name: {own[0].error}",
             severity=Severity.INFO if harmless else None,
-            evidence={"name": own[0].name},
             effect=_ALONE if harmless else "",
             explains=_CONSEQUENCES,
         )
@@ -81,7 +80,6 @@ def _by_store(job: Job) -> Iterator[Finding]:
             f"The host name {name} consists of digits only and is parsed as an IPv4 address"
             if name.isdigit()
             else f"{name} cannot resolve its own name: {group.value('err')}",
-            evidence={"name": name},
             fix="Give the host or container a name that contains a letter (`docker run --hostname=host-" + name + "`)."
             if name.isdigit()
             else _fix((name,)),
@@ -114,8 +112,8 @@ def _fix(names: Sequence[str]) -> str:
             "Ranks that look up this name connect to another address and never reach the host: the job times out at "
             "startup."
         ),
-        r"Gloo and RPC use loopback": (
-            "Gloo and RPC advertise 127.0.0.1, so other hosts connect to themselves, and the job hangs or fails at "
+        r"uses loopback": (
+            "Other hosts receive the address 127.0.0.1 and connect to themselves, and the job hangs or fails at "
             "startup."
         ),
         r"Gloo cannot resolve": (
@@ -200,7 +198,7 @@ def hostname_unresolvable(job: Job) -> Iterator[Verdict]:
             f"{hosts_text(names)} cannot resolve {'its own name' if len(names) == 1 else 'their own names'}: {error}",
             ranks=tuple(sorted(rank for _, ranks in hosts for rank in ranks)),
             severity=severity,
-            evidence={"names": names[:16], "error": error},
+            evidence={"names": names[:16]} if len(names) > 1 else None,
             effect="" if job.is_multi_host else _ALONE,
             fix=_fix(tuple(dict.fromkeys(names))),
         )

@@ -20,7 +20,9 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
+    hosts_text,
     is_logged,
+    ranks_in_words,
 )
 from doctor.facts import InterfaceFacts, LaunchFacts, MasterFacts, ProcessFacts
 from doctor.knowledge.interface_syntax import is_loopback_name
@@ -46,7 +48,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             yield finding_from_logs(
                 group,
                 f"The master of a multi-host job is {target}: each host connects to itself",
-                evidence={"master": target},
                 effect=OWN_RENDEZVOUS if group.value("key") == "rdzv_endpoint" else "",
                 fix=f"On all hosts, set {_option(group)} to the address of "
                 + (
@@ -163,16 +164,17 @@ def master_loopback(job: Job) -> Iterator[Verdict]:
         if strange:
             yield Finding(
                 (
-                    f"MASTER_ADDR={master.address} is the loopback address {master.resolved[0]}, but rank 0 runs on "
-                    "another host"
+                    f"MASTER_ADDR={master.address} resolves to the loopback address {master.resolved[0]}, but rank 0 "
+                    "runs on another host"
                 )
                 if master.address != master.resolved[0]
                 else f"MASTER_ADDR={master.address} is a loopback address, but rank 0 runs on another host",
                 ranks=strange,
-                evidence={"MASTER_ADDR": master.address, "resolved": list(master.resolved), "port": master.port},
-                fix=f"Use the host of rank 0 on all hosts:\nexport MASTER_ADDR={shlex.quote(first.host.name)}"
-                if first is not None
-                else "",
+                evidence={"host of rank 0": first.host.name if first is not None else None},
+                effect=f"{ranks_in_words(strange, 4).capitalize()} {'connects' if len(strange) == 1 else 'connect'} to "
+                f"{'its' if len(strange) == 1 else 'their'} own host, where no store listens, and "
+                f"{'fails' if len(strange) == 1 else 'fail'} with `The client socket has timed out`.",
+                fix=_fix(master, identical, first),
                 explains=("ENV006", "NET006"),
             )
         doubtful = tuple(number for number, shares in judged.items() if shares is None)
@@ -180,6 +182,21 @@ def master_loopback(job: Job) -> Iterator[Verdict]:
             yield Unknown("the host of rank 0 is unknown", doubtful, "gather all ranks")
     if job.is_multi_host and not is_reported:
         yield from (_only_at_home(master, identical, others) for master, identical in at_home)
+
+
+def _fix(master: MasterFacts, identical: IdenticalRanks, first: Rank | None) -> str:
+    """The name of another host is right, and its entry in /etc/hosts is wrong."""
+    if master.address not in (*_LOOPBACK, *master.resolved):
+        interfaces = first.find(InterfaceFacts) if first is not None else None
+        good = good_interfaces(interfaces) if interfaces else ()
+        address = good[0].addresses[0].address if good else "the network address of rank 0's host"
+        return (
+            f"In /etc/hosts on {hosts_text(identical.hosts)}, map {master.address} to {address} instead of "
+            f"{master.resolved[0]}."
+        )
+    if first is None:
+        return ""
+    return f"Use the host of rank 0 on all hosts:\nexport MASTER_ADDR={shlex.quote(first.host.name)}"
 
 
 def _only_at_home(master: MasterFacts, identical: IdenticalRanks, others: list[MasterFacts]) -> Finding:

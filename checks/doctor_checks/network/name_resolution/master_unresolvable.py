@@ -48,12 +48,22 @@ def _unknown(group: EventGroup, name: str | None, confidence: float, error: str 
     return finding_from_logs(
         group,
         f"{f'Host name {name}' if name else 'A host name'} does not resolve{reason}",
-        evidence={"name": name},
-        effect="The launcher cannot start processes on that host, and the job does not start." if by_launcher else "",
+        effect=_effect(name, by_launcher=by_launcher),
         fix=_fix(name, why, by_launcher=by_launcher),
         confidence=confidence,
         explains=("NET006", "ENV015", "ENV005"),
     )
+
+
+def _effect(name: str | None, *, by_launcher: bool) -> str:
+    if by_launcher:
+        return "The launcher cannot start processes on that host, and the job does not start."
+    if name is None:
+        return (
+            "If it is the master's name, the rank cannot join the job, and the other ranks wait for it until the "
+            "timeout."
+        )
+    return ""
 
 
 _LAUNCHERS = re.compile(r"^(?:ssh|srun|pdsh@[^:]+): |HYDU_|\bmpi(?:run|exec)\b")
@@ -128,7 +138,7 @@ def master_unresolvable(job: Job) -> Iterator[Verdict]:
                 f"time getent ahosts {master.address}",
             )
             continue
-        evidence = {"MASTER_ADDR": master.address, "error": error, "seconds": master.seconds}
+        evidence = {"time of the lookup": f"{master.seconds:.3g} s"} if master.seconds is not None else None
         found.append(
             Finding(
                 f"MASTER_ADDR={master.address} does not resolve: {error}",

@@ -75,7 +75,7 @@ def name_lookup_slow(job: Job, *, seconds: float = 1.0) -> Iterator[Verdict]:
     """Ask whether lookups of host names and addresses are fast.
 
     Why it hurts: every connection to the store waits for a lookup, so a job with many ranks seems to hang in
-    init_process_group.
+    init_process_group().
     Fix: List all hosts with their addresses in /etc/hosts, or remove unresponsive name servers from /etc/resolv.conf.
     """
     severity = Severity.WARNING if job.is_multi_host else Severity.INFO
@@ -95,9 +95,10 @@ def name_lookup_slow(job: Job, *, seconds: float = 1.0) -> Iterator[Verdict]:
             ranks=tuple(sorted({rank for _, _, identical in hosts for rank in identical.ranks})),
             severity=severity,
             effect="" if job.is_multi_host else _ALONE,
-            fix=f"Add {about.rpartition('=')[2]} to /etc/hosts on {hosts_text(name for name, _, _ in hosts)}, or "
-            "remove unresponsive name servers from /etc/resolv.conf.",
-            evidence={one.what: f"{one.seconds:.3f} s" + (f", {one.error}" if one.error else "") for one in every[:8]},
+            fix=f"Add {about.rpartition('=')[2]} and its {'name' if kind.startswith('Reverse') else 'address'} to "
+            f"/etc/hosts on {hosts_text(name for name, _, _ in hosts)}, or remove unresponsive name servers from "
+            "/etc/resolv.conf.",
+            evidence={one.what: one.error or f"{one.seconds:.3f} s" for one in every[:8]},
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from doctor.analysis.interface_choice import active_rdma_ports
 from doctor.api import Finding, Job, Scope, Severity, Unknown, Verdict, check, merge
-from doctor.facts import GpuFacts, NcclFacts, RdmaFacts
+from doctor.facts import GpuFacts, HostFacts, NcclFacts, RdmaFacts
 from doctor.knowledge.interface_syntax import parse_nccl_integer
 from doctor.testing import Fails, Passes, healthy
 
@@ -30,7 +30,9 @@ _FIX = (
         Passes("no RDMA", healthy(hosts=2, per_host=2)),
         Fails(
             "an old kernel without the module on one host",
-            healthy(2, 2, rdma=2).alter(RdmaFacts, hosts=("node1",), peer_memory=(), dma_buf=False),
+            healthy(2, 2, rdma=2)
+            .alter(RdmaFacts, hosts=("node1",), peer_memory=(), dma_buf=False)
+            .alter(HostFacts, hosts=("node1",), kernel="5.4.0-216-generic"),
             ranks=(2, 3),
         ),
         Fails(
@@ -48,7 +50,7 @@ def gpu_direct_absent(job: Job) -> Iterator[Verdict]:
     Fix: Load the module nvidia-peermem, or use a kernel of 5.12 or later with NVIDIA's open kernel modules for dma-buf.
     """
     found = []
-    for rdma, gpus, identical in job.each(RdmaFacts, GpuFacts, also=(NcclFacts,)):
+    for rdma, gpus, identical in job.each(RdmaFacts, GpuFacts, also=(NcclFacts, HostFacts)):
         # EFA accesses GPU memory through its own driver.
         is_fit = rdma.peer_memory or all(device.driver == "efa" for device in rdma.devices)
         if is_fit or not gpus.gpus or not active_rdma_ports(rdma):
@@ -68,9 +70,8 @@ def gpu_direct_absent(job: Job) -> Iterator[Verdict]:
                 f"NICs cannot access GPU memory: nvidia_peermem is not loaded, and {why}",
                 ranks=identical.ranks,
                 evidence={
-                    "peer_memory_modules": list(rdma.peer_memory),
+                    "kernel": host.kernel if (host := identical.find(HostFacts)) is not None else None,
                     "dma_buf": rdma.dma_buf,
-                    "gpus": len(gpus.gpus),
                 },
                 fix=f"unset {_SWITCH}" if switched_off and rdma.dma_buf else _FIX,
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from ipaddress import IPv6Address
 from typing import NamedTuple
 
 from doctor.analysis.interface_choice import (
@@ -14,6 +15,7 @@ from doctor.analysis.interface_choice import (
     loaded_net_plugin,
     nccl_release,
     network_of,
+    parse_address,
     rdma_ports_of,
     sends_data_by_sockets,
 )
@@ -22,6 +24,7 @@ from doctor.analysis.stats.baseline import BaselineDifference
 from doctor.api import (
     BaselineDeviation,
     BaselineValue,
+    EventGroup,
     Finding,
     IdenticalRanks,
     Job,
@@ -36,6 +39,7 @@ from doctor.api import (
     finding_from_logs,
     merge,
 )
+from doctor.core.text import lazy_compile
 from doctor.facts import (
     Address,
     Gid,
@@ -118,14 +122,35 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "nccl.modify_qp", "verbs.modify_qp", by=("err",)):
         error = group.value("err") or ""
         if error.startswith(_NO_WAY_WORDS):
+            ends = _ends(group.value("qp") or "")
+            which = f"from {ends[0]} to {ends[1]}" if ends else "to a peer"
             yield finding_from_logs(
                 group,
-                f"An RDMA connection to a peer failed: {error.partition(' errno ')[0]} (ibv_modify_qp)",
-                evidence={"error": error, "queue_pair": group.value("qp")},
+                f"An RDMA connection {which} failed: {error.partition(' errno ')[0]} (ibv_modify_qp)",
                 confidence=0.75 if error.startswith("Invalid") else 0.85,
-                # Other libraries than NCCL log verbs.modify_qp.
-                fix=_FIX_WITHOUT_NCCL if group.kind == "verbs.modify_qp" else "",
+                fix=_fix_of_connection(group, error, ends),
             )
+
+
+_ENDS = lazy_compile(r"local GID (?P<local>[0-9a-fA-F:.]{2,45}), remote GID (?P<remote>[0-9a-fA-F:.]{2,45})")
+
+
+def _ends(queue_pair: str) -> tuple[str, str] | None:
+    """The IPv4 addresses of both ends, if their GIDs are made from these."""
+    found = _ENDS.search(queue_pair)
+    ends = [parse_address(text.lower().removeprefix("::ffff:")) for text in found.groups()] if found else []
+    return (str(ends[0]), str(ends[1])) if [one.version for one in ends if one is not None] == [4, 4] else None
+
+
+def _fix_of_connection(group: EventGroup, error: str, ends: tuple[str, str] | None) -> str:
+    """Empty for that of the check. Other libraries than NCCL log verbs.modify_qp."""
+    if ends and not error.startswith(("Invalid", "No such")):
+        host = group.hosts[0] if group.hosts else "the host"
+        return (
+            f"Make sure that `ping -I {ends[0]} {ends[1]}` succeeds on {host}: RoCE needs a route between the two "
+            "addresses."
+        )
+    return _FIX_WITHOUT_NCCL if group.kind == "verbs.modify_qp" else ""
 
 
 def _unanswered(job: Job) -> Iterator[Finding]:
@@ -134,15 +159,14 @@ def _unanswered(job: Job) -> Iterator[Finding]:
         is_infiniband = (group.value("dev") or "").endswith("/IB")
         if group.value("msg2") and not is_infiniband and not has_worked(job, group.first):
             yield finding_from_logs(
-                group, "UCX received no response over RDMA, probably due to a wrong GID", confidence=0.5
+                group, "UCX received no response over RDMA, possibly due to a wrong GID", confidence=0.5
             )
     for group in event_groups(job, "nccl.ib_wc"):
         silent = "12" in (*group.values("status"), *group.values("status2"))
         if silent and not has_worked(job, group.first):
             yield finding_from_logs(
                 group,
-                "The first RDMA transfer received no response (completion status 12), probably due to a wrong GID",
-                evidence={"peers": group.values("peer"), "gids": [*group.values("lgid"), *group.values("rgid")]},
+                "The first RDMA transfer received no response (completion status 12), possibly due to a wrong GID",
                 confidence=0.75,
             )
 
@@ -329,7 +353,8 @@ def _on_other_rails(used: list[_ChosenGid]) -> Iterator[Finding]:
         name = one.choice.name
         if name in usual and usual[name] != subnet and owner.get(subnet, name) != name:
             fault = f"is in {subnet}, the subnet of {owner[subnet]} on other hosts"
-            finding = _finding(one, fault, None, shows_origin=False)
+            effect = "Connections to the same device of other hosts fail unless the two subnets are routed."
+            finding = _finding(one, fault, None, shows_origin=False, effect=effect)
             fix = f"Connect {name} to {usual[name]}, its subnet on other hosts."
             yield finding.extended({}, fix)
 
@@ -366,6 +391,7 @@ def _finding(
     told: BaselineDeviation | None = None,
     *,
     shows_origin: bool = True,
+    effect: str = "",
 ) -> Finding:
     by = "NCCL_IB_GID_INDEX" if one.fixed else "selected by NCCL"
     good = [gid.index for gid in one.choice.port.gids if _is_routable_v2(gid)]
@@ -379,12 +405,18 @@ def _finding(
         ranks=one.identical.ranks,
         severity=severity,
         evidence={
-            "index": one.entry,
-            "gid": one.gid.gid if one.gid else None,
-            "kind": one.gid.kind if one.gid else None,
-            "table": [f"{gid.index}: {gid.gid} {gid.kind}" for gid in one.choice.port.gids[:8]],
+            "table": [f"{gid.index}: {_short(gid)} {gid.kind}" for gid in one.choice.port.gids[:8]],
             **(told.evidence if told else {}),
         },
-        effect=told.effect if told else "",
+        effect=effect or (told.effect if told else ""),
         fix=fix,
     )
+
+
+def _short(gid: Gid) -> str:
+    """``fe80::1``, or ``::ffff:10.0.0.1`` for a GID that is made from an IPv4 address."""
+    try:
+        address = IPv6Address(gid.gid)
+    except ValueError:
+        return gid.gid
+    return f"::ffff:{address.ipv4_mapped}" if address.ipv4_mapped else str(address)

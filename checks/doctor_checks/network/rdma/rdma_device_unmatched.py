@@ -57,7 +57,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 yield finding_from_logs(
                     group,
                     f"RDMA device {group.value('dev')} is visible, but this process cannot open it",
-                    evidence={"device": group.value("dev")},
                     severity=Severity.WARNING,
                     confidence=0.5,
                     fix="Pass the device file to the container with `--device=/dev/infiniband`, or exclude the device "
@@ -69,7 +68,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             yield finding_from_logs(
                 group,
                 f"NCCL_IB_HCA={value} matches no active RDMA port: NCCL finds no device",
-                evidence={"NCCL_IB_HCA": value},
                 confidence=0.85,
                 explains=("NET019",),
             )
@@ -78,7 +76,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             yield finding_from_logs(
                 group,
                 "NCCL selects an RDMA device that this process cannot use: No such device",
-                evidence={"error": group.value("err")},
                 confidence=0.7,
                 fix="Set NCCL_IB_HCA to devices that `ibv_devinfo` lists in the container, or start the container with "
                 "`--network host`.",
@@ -93,8 +90,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     from_logs=_from_logs,
     impacts={
         r"cannot open it": (
-            "NCCL does not use the device: traffic between hosts uses fewer devices, or TCP sockets, which are ten to "
-            "fifty times slower."
+            "NCCL does not use the device: traffic between hosts uses fewer devices, or TCP sockets, which are often "
+            "more than ten times slower."
         ),
         r"cannot use: ": (
             "NCCL fails when it uses the device, and the other ranks wait for this rank until the timeout."
@@ -217,8 +214,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def rdma_device_unmatched(job: Job) -> Iterator[Verdict]:
     """Ask whether NCCL_IB_HCA matches an active port.
 
-    Why it hurts: NCCL logs `NET/IB : No device found` and falls back to TCP sockets, which are ten to fifty times
-    slower; if other hosts use RDMA, the job hangs at startup.
+    Why it hurts: NCCL logs `NET/IB : No device found` and falls back to TCP sockets, which are often more than ten
+    times slower; if other hosts use RDMA, the job hangs at startup.
     Fix: Run `unset NCCL_IB_HCA`, or set it to devices that `ibv_devinfo` lists with PORT_ACTIVE.
     """
     yield from lacking_verdicts(job, RdmaFacts)
@@ -268,7 +265,7 @@ def _of_ucx(job: Job) -> Iterator[Finding]:
             yield Finding(
                 f"UCX_NET_DEVICES={value} names neither an RDMA device nor an interface of the host",
                 ranks=identical.ranks,
-                evidence={"UCX_NET_DEVICES": value, "devices": sorted(there)[:16]},
+                evidence={"devices": sorted(there)[:16]},
                 effect="Programs that use UCX (MPI, UCC, NIXL) cannot reach other hosts. NCCL is not affected.",
                 fix="unset UCX_NET_DEVICES",
                 severity=Severity.INFO,
@@ -282,7 +279,6 @@ def _unused(setting: Setting, identical: IdenticalRanks) -> Iterator[Finding]:
         yield Finding(
             f"{setting_text(setting)} has no effect: the host has no RDMA device",
             ranks=identical.ranks,
-            evidence={"value": setting.value},
             effect="None if the job should not use RDMA; NCCL sends data through its network plugin or sockets.",
             fix=_removing(setting),
             severity=Severity.INFO,
@@ -305,7 +301,7 @@ def _malformed(setting: Setting, rdma: RdmaFacts, identical: IdenticalRanks) -> 
     names = [device.name for device in rdma.devices]
     fix = _setting(setting, repaired_list(setting.value))
     effect = "NCCL uses other ports than the setting intends."
-    if fault and "matches nothing" in fault:
+    if fault and "nothing" in fault:
         effect = (
             "NCCL accepts `^` and `=` only at the start of the list and ignores this entry, so it uses other ports "
             "than intended."
@@ -325,7 +321,7 @@ def _malformed(setting: Setting, rdma: RdmaFacts, identical: IdenticalRanks) -> 
         yield Finding(
             f"{setting_text(setting)}: {fault}",
             ranks=identical.ranks,
-            evidence={"value": setting.value, "devices": names},
+            evidence={"devices": names},
             effect=effect,
             fix=fix,
             severity=Severity.WARNING if fault and list_fault(setting.value) else Severity.INFO,
@@ -361,13 +357,15 @@ def _finding(setting: Setting, named: list[str], active: list[str], identical: I
         claim = f"matches no active port: {', '.join(named[:4])}"
     elif wanted.exclude:
         claim = "excludes every RDMA device"
+    elif any(wanted.names(name.partition(":")[0]) for name in active):
+        claim = "names no port that the RDMA devices have"
     else:
         claim = "matches no RDMA device"
     devices = ",".join(dict.fromkeys(name.partition(":")[0] for name in active))
     return Finding(
         f"{setting_text(setting)} {claim}",
         ranks=identical.ranks,
-        evidence={"value": setting.value, "selected": named, "active_ports": active},
+        evidence={"active_ports": active},
         fix=_selecting(setting, devices) if active else _fix_of_port(named),
         source=source_of(setting),
         explains=("NET022",),

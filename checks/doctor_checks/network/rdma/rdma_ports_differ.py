@@ -63,14 +63,15 @@ class _RankRdmaPorts(NamedTuple):
         ),
         r"cannot combine an InfiniBand": "A connection between the two ports fails, and the job ends at startup.",
         r"no RDMA port": (
-            "NCCL on hosts without an RDMA port cannot connect to the others: the job hangs or fails when NCCL starts."
+            "NCCL on hosts without an RDMA port selects another network, so the job may hang or fail when NCCL starts."
         ),
         r"InfiniBand.*Ethernet|Ethernet.*InfiniBand": (
             "Ports of InfiniBand and Ethernet cannot connect to each other: the job hangs or fails when NCCL starts."
         ),
         r"NCCL \w*Net devices": "NCCL fails with a system error on all ranks when it starts.",
         r"ports? of": (
-            "NCCL fails with `Detected mixed local Net device counts across ranks`, or ranks block until the timeout."
+            "NCCL may fail with `Detected mixed local Net device counts across ranks`, or ranks may block until the "
+            "timeout."
         ),
     },
     cases=lambda: (
@@ -203,7 +204,7 @@ def _fix(job: Job, odd: list[_RankRdmaPorts], everybody: list[_RankRdmaPorts]) -
     shared = [name for name in names[0] if all(name in own for own in names)]
     exclude = f"Exclude {hosts_text(hosts)}"
     if len({layer for member in everybody for layer, _ in member.ports}) > 1:
-        return f"{exclude} from the job, because InfiniBand ports cannot connect to Ethernet ports."
+        return f"{exclude} from the job (`srun --exclude={','.join(hosts)}` in SLURM)."
     if not all(member.ports for member in odd):
         return f"{exclude} until the RDMA ports are repaired, or run `export NCCL_IB_DISABLE=1` on all hosts."
     select = f", or run `export NCCL_IB_HCA='={','.join(shared)}'` on all hosts" if shared else ""

@@ -46,21 +46,30 @@ def _shut_second(gpus: int = 2) -> JobBuilder:
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    networks = {group.value("net") for group in event_groups(job, "nccl.net.using", by=("net",))}
+    networks = {group.value("net"): group for group in event_groups(job, "nccl.net.using", by=("net",))}
     if not spans_hosts(job) or "Socket" not in networks:
         return
+    sockets = networks["Socket"].events[:1]
     switched = [group for group in event_groups(job, "nccl.env.set", by=("env", "value")) if _switches_off(group)]
     if switched:
         summary = f"NCCL_IB_DISABLE={switched[0].value('value')} disables RDMA: NCCL uses sockets between hosts"
-        yield _logged_finding(switched[0], summary, 0.7, "Run `unset NCCL_IB_DISABLE`, or remove it from nccl.conf.")
+        group = EventGroup(switched[0].kind, (*switched[0].events[:3], *sockets))
+        yield _logged_finding(group, summary, 0.7, "Run `unset NCCL_IB_DISABLE`, or remove it from nccl.conf.")
         return
     for group in event_groups(job, "nccl.net.ib_none"):
-        names = (group.value("if") or "" for group in event_groups(job, "nccl.bootstrap.using", by=("if",)))
-        named = (group.value("env") for group in event_groups(job, "nccl.env.set", by=("env",)))
-        if any(name.startswith("ib") for name in names) or "NCCL_IB_HCA" in named:
+        hints = (
+            *(one for one in event_groups(job, "nccl.bootstrap.using", by=("if",)) if _is_of_infiniband(one)),
+            *(one for one in event_groups(job, "nccl.env.set", by=("env",)) if one.value("env") == "NCCL_IB_HCA"),
+        )
+        if hints:
             summary = "NCCL finds no RDMA device on hosts with InfiniBand, and uses sockets"
-            yield _logged_finding(group, summary, 0.8, _FIX)
+            shown = EventGroup(group.kind, (*group.events[:2], hints[0].first, *sockets))
+            yield _logged_finding(shown, summary, 0.8, _FIX)
             return
+
+
+def _is_of_infiniband(group: EventGroup) -> bool:
+    return (group.value("if") or "").startswith("ib")
 
 
 _FIX = "Pass `--device=/dev/infiniband` to the container, and install libibverbs (rdma-core) in its image."
@@ -144,8 +153,8 @@ def _switches_off(group: EventGroup) -> bool:
 def rdma_unused(job: Job) -> Iterator[Verdict]:
     """Ask whether NCCL would use the RDMA ports that the hosts have.
 
-    Why it hurts: traffic between hosts uses TCP sockets, which are ten to fifty times slower than RDMA; the log shows
-    only `NCCL INFO Using network Socket`.
+    Why it hurts: traffic between hosts uses TCP sockets, which are often more than ten times slower than RDMA; the
+    log shows only `NCCL INFO Using network Socket`.
     Fix: Pass `--device=/dev/infiniband` to the container, and install libibverbs (rdma-core) in its image.
     """
     if not job.is_multi_host:
@@ -166,6 +175,11 @@ def _active(rdma: RdmaFacts) -> int:
     return sum(port.state == "ACTIVE" for device in rdma.devices for port in device.ports)
 
 
+def _active_names(rdma: RdmaFacts) -> list[str]:
+    ports = ((device, port) for device in rdma.devices for port in device.ports if port.state == "ACTIVE")
+    return [f"{device.name}:{port.number}" for device, port in ports][:16]
+
+
 def _counted(rdma: RdmaFacts) -> str:
     return f"{_active(rdma)} active RDMA port{'' if _active(rdma) == 1 else 's'}"
 
@@ -177,7 +191,7 @@ def _by_setting(nccl: NcclFacts, rdma: RdmaFacts, identical: IdenticalRanks) -> 
     return Finding(
         f"{setting_text(setting)} makes NCCL use sockets despite {_counted(rdma)}",
         ranks=identical.ranks,
-        evidence={"setting": setting_text(setting), "active_ports": _active(rdma)},
+        evidence={"active_ports": _active_names(rdma)},
         fix=f"unset {setting.name}"
         if setting.layer == "environment"
         else f"Remove {setting.name} from {setting.source}.",
@@ -194,8 +208,8 @@ def _by_system(nccl: NcclFacts, rdma: RdmaFacts, identical: IdenticalRanks) -> F
     return Finding(
         f"{why}, so NCCL uses sockets despite {_counted(rdma)}",
         ranks=identical.ranks,
-        evidence={"verbs_library": rdma.verbs_library, "active_ports": _active(rdma)},
-        fix="Install libibverbs in the image (`apt-get install libibverbs1`)."
+        evidence={"active_ports": _active_names(rdma)},
+        fix="Install libibverbs and its providers in the image (`apt-get install libibverbs1 ibverbs-providers`)."
         if openable
         else "Pass the devices to the container (`docker run --device=/dev/infiniband`).",
     )
@@ -228,7 +242,7 @@ def _in_part(nccl: NcclFacts, rdma: RdmaFacts, identical: IdenticalRanks) -> Fin
         f"NCCL can open only {len(usable)} of {len(usable) + len(shut)} active RDMA devices: {why}",
         ranks=identical.ranks,
         severity=Severity.INFO,
-        evidence={"usable": sorted(usable)[:16], "closed": shut[:16], "gpus": len(gpus.gpus)},
+        evidence={"usable": sorted(usable)[:16], "closed": shut[:16] if len(shut) > 4 else None},
         effect=f"The traffic of {len(gpus.gpus)} GPUs shares {len(usable)} device{'s' if len(usable) > 1 else ''}, and "
         "NCCL logs no warning.",
         fix="Pass all RDMA devices to the container, for example with `docker run --device=/dev/infiniband`.",

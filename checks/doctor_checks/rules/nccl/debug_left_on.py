@@ -97,7 +97,9 @@ def _is_for_determinism(file: EnvironmentSource, line: int) -> bool:
         ),
         shell_fails("launches wait", "export CUDA_LAUNCH_BLOCKING=1  # !", "torchrun train.py"),
         shell_fails("all is compared", "TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun train.py  # !"),
-        shell_fails("all is logged", "export NCCL_DEBUG_SUBSYS=ALL", "export NCCL_DEBUG=TRACE  # !", "srun python x.py"),
+        shell_fails(
+            "all is logged", "export NCCL_DEBUG_SUBSYS=ALL", "export NCCL_DEBUG=TRACE  # !", "srun python x.py"
+        ),
         shell_passes("the subsystems that are logged by default", "export NCCL_DEBUG=TRACE", "srun python train.py"),
         shell_passes("a quiet level", "export NCCL_DEBUG=WARN TORCH_DISTRIBUTED_DEBUG=INFO", "torchrun x.py"),
         shell_passes("off", "export CUDA_LAUNCH_BLOCKING=0", "torchrun train.py"),
@@ -122,8 +124,9 @@ def debug_left_on_in_files(file: EnvironmentSource) -> Iterator[Violation]:
         value = setting.known_value.strip()
         cost = COSTS.get(setting.name) if value.lower() not in OFF_VALUES else None
         cost = cost or _LEVELS.get((setting.name, value.upper()))
-        if setting.name == "NCCL_DEBUG" and any(is_loud(value, one) for one in subsystems):
-            cost = "every collective writes log lines"
+        loud = [one for one in subsystems if setting.name == "NCCL_DEBUG" and is_loud(value, one)]
+        if loud:
+            cost = f"with NCCL_DEBUG_SUBSYS={loud[0]}, every collective writes log lines"
         if cost:
-            fix = "Set NCCL_DEBUG=WARN." if setting.name == "NCCL_DEBUG" else f"Remove {setting.name}."
+            fix = "Set NCCL_DEBUG=WARN." if loud else f"Remove {setting.name}."
             yield Violation(setting.place, f"{setting.name}={value}: {cost}", fix=fix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import Severity, Violation, rule
-from doctor.knowledge.interface_syntax import list_fault, repaired_list
+from doctor.knowledge.interface_syntax import has_sound_entry, list_fault, repaired_list
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing.script_cases import fails, shell_fails, shell_passes
 from doctor_checks.network.interfaces.interface_unmatched import interface_unmatched
@@ -40,6 +40,16 @@ def interface_unmatched_in_files(file: EnvironmentSource) -> Iterator[Violation]
                 setting.place,
                 f"{setting.name}={value!r}: {why}",
                 f"Set {setting.name} to `{plain}`." if (plain := repaired_list(value)) else "",
-                severity=Severity.WARNING if value.startswith("^") else None,
-                evidence=(("value", value),),
+                severity=Severity.WARNING if value.startswith("^") or has_sound_entry(value) else None,
+                effect=_effect(setting.name, value),
             )
+
+
+def _effect(name: str, value: str) -> str:
+    if name == "TP_SOCKET_IFNAME":
+        return "TensorPipe finds no such interface and uses 127.0.0.1, so RPC workers on other hosts cannot connect."
+    if value.startswith("^"):
+        return "NCCL ignores what it cannot match, so it may use an interface that was meant to be excluded."
+    if has_sound_entry(value):
+        return "NCCL uses only the interfaces that match the rest of the list, and fails if there are none."
+    return "NCCL fails with `Bootstrap : no socket interface found`."

@@ -46,5 +46,4 @@ def interface_unroutable_in_files(file: LaunchFile) -> Iterator[Violation]:
                 setting.place,
                 f"{setting.name} selects {_NOWHERE[name]} ({name}), which does not reach other hosts",
                 f"Set {setting.name} to the interface that connects the hosts (`ip -br address` lists the interfaces).",
-                evidence=(("value", value),),
             )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import Violation, rule
-from doctor.knowledge.interface_syntax import list_fault, repaired_list
+from doctor.api import Severity, Violation, rule
+from doctor.knowledge.interface_syntax import has_sound_entry, list_fault, repaired_list
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing.script_cases import fails, shell_fails, shell_passes
 from doctor_checks.network.rdma.rdma_device_unmatched import rdma_device_unmatched
@@ -34,4 +34,9 @@ def rdma_device_unmatched_in_files(file: EnvironmentSource) -> Iterator[Violatio
         value = setting.known_value if setting.name == "NCCL_IB_HCA" and setting.is_exported else None
         if value and (why := list_fault(value)):
             fix = f"Set NCCL_IB_HCA to `{plain}`." if (plain := repaired_list(value)) else ""
-            yield Violation(setting.place, f"NCCL_IB_HCA={value!r}: {why}", fix, evidence=(("value", value),))
+            yield Violation(
+                setting.place,
+                f"NCCL_IB_HCA={value!r}: {why}",
+                fix,
+                severity=Severity.WARNING if has_sound_entry(value) else None,
+            )
