@@ -16,7 +16,7 @@ MEANINGS = (
     ("cuda error", "a CUDA call in NCCL failed because of the driver, GPU memory or the GPU"),
     ("internal error", "NCCL reached an unexpected state, often because a peer had exited"),
     ("invalid usage", "NCCL rejected the call because two ranks use one GPU or a tensor is on the wrong device"),
-    ("invalid argument", "NCCL rejected an argument of the call"),
+    ("invalid argument", "an argument of the call is invalid, such as the root, the data type or a pointer"),
     ("remote process exited", "a peer exited, or the network to it failed"),
 )
 """NCCL's text for a result (ncclGetErrorString, src/init.cc), and its possible meaning."""

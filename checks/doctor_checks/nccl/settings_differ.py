@@ -148,14 +148,15 @@ def settings_differ(job: Job) -> Iterator[Verdict]:
             severity=severity,
             explains=tuple(found for name, _ in settings for found in _CONSEQUENCES.get(name, ())),
         )
-        yield finding.extended({}, "" if deviation.drifted else _as_in_the_baseline(ranks, settings))
+        new = ", or record a new baseline with `doctor capture -o expected.json`" if deviation.drifted else ""
+        yield finding.extended({}, f"{_as_in_the_baseline(ranks, settings)}{new}.")
 
 
 def _as_in_the_baseline(ranks: tuple[int, ...], settings: Sequence[tuple[str, MajoritySplit]]) -> str:
     expected = [(name, found.expected.value) for name, found in settings if found.expected is not None]
     wanted = [f"set `{name}={value}`" if value is not None else f"unset `{name}`" for name, value in expected[:4]]
     what = " and ".join(wanted)
-    return f"{what[:1].upper()}{what[1:]} on {ranks_in_words(ranks, 4)}, as in the baseline."
+    return f"{what[:1].upper()}{what[1:]} on {ranks_in_words(ranks, 4)}, as in the baseline"
 
 
 def _value(name: str, nccl: NcclFacts) -> str | None:
@@ -186,7 +187,6 @@ def _differences(job: Job, name: str, found: MajoritySplit) -> Iterator[Finding]
         ranks=found.odd,
         fix=_fix(job, name, found),
         evidence={
-            "name": name,
             "values": describe(found, absent="not set"),
             "origins": _origins(job, name),
             "goes_with": list(correlates(job, found.odd)),

@@ -41,7 +41,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             f"The loaded NCCL lacks {group.value('symbol')}: it is older than PyTorch requires"
             if of_torch
             else f"The loaded NCCL lacks {group.value('symbol')}, which {(lib or '').rpartition('/')[2]} requires",
-            evidence={"symbol": group.value("symbol"), "wanted_by": group.value("lib"), "wheels": sorted(wheels)},
+            evidence={"wheels": sorted(wheels)},
             effect=_effect(group.first.text) if of_torch else "The process that loads the library fails.",
             fix=""
             if of_torch
@@ -204,7 +204,7 @@ def _finding(
         ranks=ranks,
         evidence={
             "loaded": f"{chosen.path} {chosen.version}",
-            "built_with": found.wanted,
+            "built_with": None if "built with" in summary else found.wanted,
             "others": [f"{one.path} {one.version} ({one.origin})" for one in found.others],
             "wheels": list(found.wheels),
         },

@@ -85,6 +85,7 @@ def _logged_finding(job: Job, group: EventGroup, port: str | None) -> Finding:
         else f"{place[:1].upper()}{place[1:]} is unreachable: {why or 'connection timed out'}",
         effect=f"{'If it was to the master, the' if guessed else 'The'} rank cannot join the job, and the other ranks "
         "wait for it until their timeout.",
+        evidence={"earlier error": earlier.text.strip()[:160]} if earlier else None,
         severity=Severity.WARNING if earlier else None,
         confidence=0.4 if earlier else _confidence(group),
         explains=("ENV005",) if is_logged(job, "torch.store.clients") and unroutable_clients(job) else (),

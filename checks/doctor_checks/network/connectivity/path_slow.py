@@ -179,7 +179,7 @@ def path_slow(
             yield Finding(
                 f"{host} is reachable, but no transfer with it succeeded in any round",
                 ranks=ranks.get(host, ()),
-                evidence={"transfers": list(ways[:_SHOWN]), "failed": len(ways), "exclude": [host]},
+                evidence={"transfers": list(ways[:_SHOWN]), "failed transfers": len(ways), "exclude": [host]},
                 fix=f"Exclude {host} (`srun --exclude={host}` in SLURM), and check whether its CPUs are overloaded.",
             )
         else:

@@ -117,6 +117,7 @@ def _logged_finding(job: Job, group: EventGroup) -> Finding:
         group,
         claim + (f": {error}" if error and error not in _NO_REASONS else ""),
         effect="" if by_ssh else _RANK_FAILS,
+        evidence={"earlier error": earlier.text.strip()[:160]} if earlier else None,
         severity=_severity(group, earlier, silent),
         confidence=0.4 if earlier else confidence,
         fix=f"Fix the earlier error at {earlier.file}:{earlier.line} first."

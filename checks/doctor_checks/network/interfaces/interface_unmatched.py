@@ -156,9 +156,11 @@ def _malformed(setting: Setting, wanted: NcclList, identical: IdenticalRanks) ->
 def _effect_of_entry(fault: str, *, exclude: bool) -> str:
     """The impact of an entry without effect in a list that still selects an interface."""
     if not exclude:
-        return "None as long as another entry matches the intended interface: NCCL ignores this entry."
+        return (
+            "None as long as another entry matches the intended interface, because NCCL ignores what matches nothing."
+        )
     syntax = "accepts `^` and `=` only at the start of the list and " if "nothing" in fault else ""
-    return f"NCCL {syntax}ignores this entry, so it may use an interface that was meant to be excluded."
+    return f"NCCL {syntax}ignores what matches nothing, so it may use an interface that was meant to be excluded."
 
 
 def _hint(wanted: NcclList, interfaces: InterfaceFacts) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from doctor.analysis.interface_choice import good_interfaces, is_loopback
 from doctor.analysis.logs.event_timeline import failed_before, set_up_after
@@ -219,9 +219,9 @@ def hostname_loopback(job: Job) -> Iterator[Verdict]:
             severity=severity,
             evidence={"addresses": {name.name: list(name.addresses) for name, _ in hosts[:16]}}
             if len(hosts) > 1
-            else None,
+            else {},
             effect="" if severity is Severity.ERROR else _effect(members, first, job.is_multi_host),
-            fix=_fix(first, members.find(InterfaceFacts)) if len(hosts) == 1 else "",
+            fix=_fix(first, members.find(InterfaceFacts)) if len(hosts) == 1 else _fix_of_several(hosts),
             explains=("NET027",),
         )
 
@@ -266,6 +266,23 @@ def _effect(members: IdenticalRanks, name: NameLookup, multi_host: bool) -> str:
     return (
         f"Gloo uses GLOO_SOCKET_IFNAME instead, but torch.distributed.rpc advertises {name.addresses[0]}, so other "
         "hosts connect to themselves."
+    )
+
+
+def _fix_of_several(hosts: Sequence[tuple[NameLookup, IdenticalRanks]]) -> str:
+    """Empty, for that of the check, unless the addresses are known."""
+    known = {
+        name.name: good[0].addresses[0].address
+        for name, members in hosts
+        if (interfaces := members.find(InterfaceFacts)) and (good := good_interfaces(interfaces))
+    }
+    if len(known) < len(hosts):
+        return ""
+    named = ", ".join(f"{name}: {address}" for name, address in list(known.items())[:4])
+    more = ", and so on" if len(known) > 4 else ""
+    return (
+        f"On every host, map its name in /etc/hosts to its network address ({named}{more}) instead of a loopback "
+        "address."
     )
 
 

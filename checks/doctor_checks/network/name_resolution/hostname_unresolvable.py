@@ -198,7 +198,7 @@ def hostname_unresolvable(job: Job) -> Iterator[Verdict]:
             f"{hosts_text(names)} cannot resolve {'its own name' if len(names) == 1 else 'their own names'}: {error}",
             ranks=tuple(sorted(rank for _, ranks in hosts for rank in ranks)),
             severity=severity,
-            evidence={"names": names[:16]} if len(names) > 1 else None,
+            evidence={"names": names[:16]} if len(names) > 1 else {},
             effect="" if job.is_multi_host else _ALONE,
             fix=_fix(tuple(dict.fromkeys(names))),
         )

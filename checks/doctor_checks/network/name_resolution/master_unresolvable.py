@@ -138,12 +138,10 @@ def master_unresolvable(job: Job) -> Iterator[Verdict]:
                 f"time getent ahosts {master.address}",
             )
             continue
-        evidence = {"time of the lookup": f"{master.seconds:.3g} s"} if master.seconds is not None else None
         found.append(
             Finding(
                 f"MASTER_ADDR={master.address} does not resolve: {error}",
                 ranks=identical.ranks,
-                evidence=evidence,
                 fix=f"Set MASTER_ADDR to the name or IP address of rank 0's host, or add {master.address} to DNS or "
                 "/etc/hosts.",
             )

@@ -15,6 +15,7 @@ from doctor.analysis.interface_choice import (
 from doctor.analysis.logs.event_timeline import set_up_after
 from doctor.analysis.missing_sections import lacking_verdicts
 from doctor.api import (
+    EventGroup,
     Finding,
     IdenticalRanks,
     Job,
@@ -66,7 +67,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         elif wanted and "libibverbs" not in group.first.text:
             value = wanted[0].value("value")
             yield finding_from_logs(
-                group,
+                EventGroup(group.kind, (*group.events[:3], wanted[0].first)),
                 f"NCCL_IB_HCA={value} matches no active RDMA port: NCCL finds no device",
                 confidence=0.85,
                 explains=("NET019",),
@@ -303,7 +304,7 @@ def _malformed(setting: Setting, rdma: RdmaFacts, identical: IdenticalRanks) -> 
     effect = "NCCL uses other ports than the setting intends."
     if fault and "nothing" in fault:
         effect = (
-            "NCCL accepts `^` and `=` only at the start of the list and ignores this entry, so it uses other ports "
+            "NCCL accepts `^` and `=` only at the start of the list and ignores such entries, so it uses other ports "
             "than intended."
         )
     if not fault and wanted.exclude and not any(map(wanted.names, names)):

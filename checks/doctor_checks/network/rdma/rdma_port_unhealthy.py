@@ -429,7 +429,7 @@ def _down(seen: list[_ObservedRdmaPort], expected: Mapping[Hashable, BaselineVal
             yield Finding(
                 f"{one.name} is {state}",
                 ranks=one.ranks,
-                evidence={"hosts_with_it_active": up} if up else None,
+                evidence={"hosts_with_it_active": up} if up else {},
                 fix=_fix_of_state(one),
                 explains=("NET022",),
             )
