@@ -85,8 +85,12 @@ def test_one_host_with_another_mtu_than_the_one_that_worked(tmp_path: Path) -> N
     worked = _behind(tmp_path / "worked.json", 9000, "10.7.0.1/24")
     narrow = _behind(tmp_path / "narrow.json", 1500, "10.9.0.1/24")
     result = judged(against(narrow, worked), "NET012")
-    assert [finding.evidence["found"] for finding in result.findings] == [{"MTU of the training interface": "1500"}]
-    assert [finding.evidence["expected"] for finding in result.findings] == [{"MTU of the training interface": "9000"}]
+    assert [finding.evidence["found"] for finding in result.findings] == [
+        {"MTU of the training interface": "1500 bytes"}
+    ]
+    assert [finding.evidence["expected"] for finding in result.findings] == [
+        {"MTU of the training interface": "9000 bytes"}
+    ]
     wide = _behind(tmp_path / "wide.json", 9000, "10.9.0.1/24")
     assert judged(against(wide, worked), "NET012").status is Status.PASS
     assert judged(against(wide, worked), "NET016").status is Status.PASS
