@@ -71,6 +71,6 @@ def test_a_new_launcher_is_one_row() -> None:
         "colors": [None, "red", None],
         "findings": [
             ["ENV002", 2, "The node rank is 2, but the 2 hosts are numbered 0-1"],
-            ["NET005", 3, "quokka starts on 2 hosts with localhost as the master"],
+            ["NET005", 3, "quokka starts on 2 hosts with --leader=localhost: each uses itself as the master"],
         ],
     }

@@ -54,7 +54,7 @@ spec:
 @rule(
     check=master_loopback,
     reads=LaunchFile,
-    impacts={"own rendezvous|rendezvous endpoint": OWN_RENDEZVOUS},
+    impacts={"own rendezvous": OWN_RENDEZVOUS},
     cases=lambda: (
         shell_fails(
             "localhost for two hosts",
@@ -142,8 +142,9 @@ def _judge_agent(start: ProcessLaunch) -> Iterator[Violation]:
     endpoint = endpoint_of(launch)
     if endpoint is not None and is_known(endpoint) and is_loopback_name(endpoint):
         name = option_name(launch, launch.command.master if uses_node_rank(launch) else launch.command.host_port)
-        what = "rendezvous endpoint" if option_of(launch, launch.command.rendezvous) == "c10d" else "master"
-        yield _violation(start, f"{launch.program} starts on {hosts} hosts with {endpoint} as the {what}", name)
+        own_store = option_of(launch, launch.command.rendezvous) == "c10d"
+        does = "starts its own rendezvous" if own_store else "uses itself as the master"
+        yield _violation(start, f"{launch.program} starts on {hosts} hosts with {name}={endpoint}: each {does}", name)
     elif endpoint is None and launch.command.assumes_loopback and not launch.is_open:
         # Without an address torchrun uses 127.0.0.1, and c10d localhost (torch/distributed/run.py,
         # elastic/rendezvous/c10d_rendezvous_backend.py); without a node rank, ENV001 is reported instead.
