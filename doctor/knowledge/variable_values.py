@@ -177,13 +177,19 @@ def _word(info: VariableInfo, name: str, value: str, release: str | None) -> Val
 
 
 def _words(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
-    """What is logged, and how: NCCL ignores an unknown word (src/debug.cc), and the rest of the list applies."""
+    """What is logged, and how. An unknown word has no effect (src/debug.cc); since 2.30.7, it makes the whole list
+    invalid, and the default applies (``bitsetResolve`` in src/include/param/parser_bitset.h)."""
     allowed = {word.casefold() for word in info.words}
     words = [word for word in value.removeprefix("^").split(",") if word]
     unknown = [word for word in words if word.strip().casefold() not in allowed]
     if not unknown:
         return None
     expected = f"a list of {', '.join(info.words)}"
+    if release is not None and within(release, first="2.30.7"):
+        problem = f"contains {_quoted(unknown)}: NCCL ignores the whole list"
+        if len(unknown) == len(words):
+            problem = "is not a valid value: NCCL uses the default list"
+        return ValueFault(problem, expected, mild=True, harmless=True, ignored=tuple(unknown))
     if len(unknown) < len(words):
         problem = f"contains {_quoted(unknown)}, which NCCL ignores"
         return ValueFault(problem, expected, mild=True, harmless=True, ignored=tuple(unknown))

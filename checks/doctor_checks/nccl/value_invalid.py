@@ -34,6 +34,7 @@ _SOUND = {
 }
 
 _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=True),)
+_NEW_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.30.7", "system", chosen=True),)
 
 
 @check(
@@ -56,6 +57,7 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
         r"sets no time limit": "If a link or a peer fails, NCCL waits for it instead of reporting an error.",
         r"out of range": "The value is rejected with an error, or silently replaced with one in the range.",
         r"ignores$": "The other entries of the list still take effect.",
+        r"whole list|default list": "NCCL logs what it logs without the variable.",
     },
     cases=lambda: (
         Passes("nothing set", healthy()),
@@ -112,6 +114,12 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
         Fails(
             "a word too many in a list of what is logged",
             healthy().environ(NCCL_DEBUG_SUBSYS="INIT,GRAPH,ENV,TUNING,NET,VERSION"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+        Fails(
+            "a word too many, for a release that then ignores the list",
+            healthy().environ(NCCL_DEBUG_SUBSYS="INIT,VERSION").alter(SoftwareFacts, nccl_libraries=_NEW_NCCL),
             ranks=(0, 1),
             severity=Severity.INFO,
         ),
