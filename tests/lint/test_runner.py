@@ -146,6 +146,21 @@ def test_the_same_again_in_the_same_order(tmp_path):
     assert [one.path for one in first.inputs] == sorted(one.path for one in first.inputs)
 
 
+def test_a_violation_states_its_own_impact(tmp_path):
+    @rule(id="TEST004", severity=Severity.ERROR, reads=Script, mentions=("x",))
+    def assigned(script):
+        """Ask.
+
+        Why it hurts: the impact of the rule.
+        Fix: none.
+        """
+        yield Violation(SourceLocation(1), "first")
+        yield Violation(SourceLocation(2), "second", effect="None: it is not used.")
+
+    findings = run(tmp_path, asked(assigned), a="x = 1\nx = 2\n").result("TEST004").findings
+    assert [one.effect for one in findings] == ["The impact of the rule.", "None: it is not used."]
+
+
 def test_a_rule_that_never_ends_is_given_up_with_its_file(tmp_path, monkeypatch):
     @rule(id="TEST003", severity=Severity.ERROR, reads=Script, mentions=("forever",))
     def endless(script):

@@ -339,6 +339,7 @@ def portable(violation: Violation) -> Violation:
         evidence,
         tuple(violation.flow),
         bool(violation.preview),
+        str(violation.effect),
     )
 
 

@@ -124,9 +124,9 @@ def debug_left_on_in_files(file: EnvironmentSource) -> Iterator[Violation]:
         value = setting.known_value.strip()
         cost = COSTS.get(setting.name) if value.lower() not in OFF_VALUES else None
         cost = cost or _LEVELS.get((setting.name, value.upper()))
-        loud = [one for one in subsystems if setting.name == "NCCL_DEBUG" and is_loud(value, one)]
-        if loud:
-            cost = f"with NCCL_DEBUG_SUBSYS={loud[0]}, every collective writes log lines"
         if cost:
-            fix = "Set NCCL_DEBUG=WARN." if loud else f"Remove {setting.name}."
-            yield Violation(setting.place, f"{setting.name}={value}: {cost}", fix=fix)
+            yield Violation(setting.place, f"{setting.name}={value}: {cost}", fix=f"Remove {setting.name}.")
+        if (setting.name, value.upper()) == ("NCCL_DEBUG", "TRACE"):
+            for loud in [one for one in subsystems if is_loud(value, one)][:1]:
+                summary = f"NCCL_DEBUG={value} with NCCL_DEBUG_SUBSYS={loud}: every collective writes log lines"
+                yield Violation(setting.place, summary, fix="Set NCCL_DEBUG=WARN.")
