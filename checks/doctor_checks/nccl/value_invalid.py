@@ -46,7 +46,7 @@ _NEW_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.30.7", "system", chosen=Tru
         r"rejects it on import": "`import torch` fails on every rank that has the variable.",
         r"PyTorch rejects it": "Creating the process group fails on every rank that has the variable.",
         r"NCCL rejects it": "NCCL fails to initialize on every rank that has the variable.",
-        r"leaves no algorithm": "Every call of these collectives fails with an error.",
+        r"leaves no algorithm": "Each call of a collective without an algorithm fails with an error.",
         r"writes no log|logs nothing": "If NCCL fails, the log does not show the cause.",
         r"does not expand|does not exist": "NCCL runs without the settings in this file and logs no message.",
         r"silently ignores|has no effect": "NCCL behaves as if the variable were not set.",
