@@ -382,7 +382,9 @@ def _elastic_fabric(nccl: NcclFacts, identical: IdenticalRanks, multi_host: bool
             effect="" if multi_host else "None while the job runs on one host.",
             severity=Severity.ERROR if multi_host else Severity.INFO,
             evidence={"devices": devices[:8]},
-            fix="Install aws-ofi-nccl, then run:\nexport LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:$LD_LIBRARY_PATH",
+            # The EFA installer uses either directory, depending on its release and the distribution.
+            fix="Install aws-ofi-nccl, then run:\nexport LD_LIBRARY_PATH="
+            "/opt/amazon/ofi-nccl/lib:/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu:$LD_LIBRARY_PATH",
         )
     ]
 
