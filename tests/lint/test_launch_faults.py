@@ -116,6 +116,11 @@ def found(name, text):
     return lines
 
 
+def violations(text, check):
+    file = read_launch_file("run.sh", text)
+    return [hit for rule in RULES if rule.id == check for hit in rule.violations(file)]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "lines"), [("job.sbatch", SICK_JOB, SICK_LINES), ("job.yaml", SICK_PODS, SICK_POD_LINES)]
 )
@@ -153,3 +158,28 @@ LINE = st.one_of(
 def test_no_numbers_break_the_rules(text):
     for line in found("job.sbatch", "\n".join(["#!/bin/bash", *text, "torchrun x.py"])):
         assert 1 <= line <= len(text) + 2
+
+
+@pytest.mark.parametrize(
+    ("line", "check", "severity"),
+    [
+        ('export NCCL_SOCKET_IFNAME="eth0, eth1"', "NET007", "warning"),
+        ("export NCCL_SOCKET_IFNAME=\"'eth0'\"", "NET007", None),
+        ('export NCCL_IB_HCA="mlx5_0, mlx5_1"', "NET018", "warning"),
+    ],
+)
+def test_a_list_with_another_valid_entry_is_a_warning(line, check, severity):
+    (found,) = violations(f"{line}\ntorchrun train.py\n", check)
+    assert found.severity == severity
+
+
+def test_a_switch_that_is_on_by_default_is_removed_and_not_renamed():
+    (found,) = violations("export NCCL_IB_CUDA_SUPPORT=1\ntorchrun train.py\n", "NCCL004")
+    assert (found.fix, found.effect[:5]) == ("Remove `NCCL_IB_CUDA_SUPPORT`.", "None:")
+    (off,) = violations("export NCCL_IB_CUDA_SUPPORT=0\ntorchrun train.py\n", "NCCL004")
+    assert off.fix == "Replace `NCCL_IB_CUDA_SUPPORT` with `NCCL_NET_GDR_LEVEL`."
+
+
+def test_the_longer_word_is_corrected():
+    (found,) = violations("export NCCL_P2P_LEVEL=NVLINK\ntorchrun train.py\n", "NCCL002")
+    assert found.fix == "Set `NCCL_P2P_LEVEL=NVL`."
