@@ -288,7 +288,7 @@ def test_evidence_that_is_empty_takes_no_line_and_where_ranks_stand_takes_one_ea
     ("name", "value", "line"),
     [
         ("NCCL_SOCKET_IFNAME", None, "NCCL_SOCKET_IFNAME: not set"),
-        ("set", {"RANK": "0", "MASTER_ADDR": None}, "set: RANK=0, MASTER_ADDR=not set"),
+        ("set", {"RANK": "0", "MASTER_ADDR": None}, "set: RANK=0, MASTER_ADDR not set"),
         ("missing", ["/dev/infiniband"], "missing: /dev/infiniband"),
         ("checksums", {"c": [0, 1, 3], "z": [2]}, "checksums: c (ranks 0-1, 3), z (rank 2)"),
         (
