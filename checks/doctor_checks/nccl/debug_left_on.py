@@ -36,7 +36,7 @@ def _in_run(*, strategy: str | None, seen: int = 0, gpus: int | None = 0) -> Job
     uses_baseline=True,
     impacts={
         r"caching allocator": "Each tensor allocation calls the CUDA driver, which slows down every step.",
-        r"compared over Gloo": (
+        r"compared across ranks": (
             "All ranks wait for the comparison before each collective, which slows down every step."
         ),
         r"if used, crashes": (
@@ -238,7 +238,7 @@ def _is_over_nccl(identical: IdenticalRanks, training: TrainingFacts | None) -> 
     return nccl_matters(identical)
 
 
-COMPARED = "every collective is first compared over Gloo"
+COMPARED = "every collective is first compared across ranks over Gloo"
 _CRASHES = "DistributedDataParallel crashes over Gloo in PyTorch 2.13"
 _MAY_CRASH = "DistributedDataParallel, if used, crashes in PyTorch 2.13"
 

@@ -116,9 +116,8 @@ def _fix(odd: Sequence[tuple[InterfaceEndpoint, IdenticalRanks]], usual: str) ->
     }
     if lacking:
         return f"Give {' and '.join(list(lacking)[:4])} an {_NAMES[usual]} address."
-    return (
-        f"Use {_NAMES[usual]} on all ranks:\nexport NCCL_SOCKET_FAMILY={'AF_INET' if usual == 'inet' else 'AF_INET6'}"
-    )
+    ranks = ranks_in_words(tuple(sorted({rank for _, same in odd for rank in same.ranks})), 4)
+    return f"Use {_NAMES[usual]} on {ranks}:\nexport NCCL_SOCKET_FAMILY={'AF_INET' if usual == 'inet' else 'AF_INET6'}"
 
 
 def _consequences(job: Job, odd: Sequence[int]) -> tuple[str, ...]:

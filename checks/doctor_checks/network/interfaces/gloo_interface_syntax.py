@@ -19,8 +19,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if looks_like_nccl_syntax(value) or name:
             yield finding_from_logs(
                 group,
-                f"GLOO_SOCKET_IFNAME={quoted(value)} uses NCCL syntax, but Gloo accepts only exact names",
-                evidence={"GLOO_SOCKET_IFNAME": value, "meant": name},
+                f"GLOO_SOCKET_IFNAME={quoted(value)} {f'is only a prefix of {name}' if name else 'uses NCCL syntax'}, "
+                "but Gloo accepts only exact names",
                 fix=f"export GLOO_SOCKET_IFNAME={name}" if name else fix_of_value(value),
                 confidence=0.95,
                 explains=("NET007",),
@@ -70,8 +70,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def gloo_interface_syntax(job: Job) -> Iterator[Verdict]:
     """Ask whether GLOO_SOCKET_IFNAME contains only exact interface names.
 
-    Why it hurts: init_process_group() fails on these ranks with `Unable to find address for`, and any other ranks wait
-    for them until the timeout.
+    Why it hurts: init_process_group() fails with `Unable to find address for`, and any other ranks wait until the
+    timeout.
     Fix: Set GLOO_SOCKET_IFNAME to the exact name of an interface that `ip -br address` shows.
     """
     found = []
@@ -117,6 +117,5 @@ def _finding(summary: str, value: str, interfaces: InterfaceFacts | None, identi
     good = good_interfaces(interfaces) if interfaces else ()
     meant = tuple(one for one in good if parse_nccl_list(value).selects(one.name)) or good
     fix = f"export GLOO_SOCKET_IFNAME={meant[0].name}" if meant else fix_of_value(value)
-    return Finding(
-        summary, ranks=identical.ranks, evidence={"value": value, "meant": [one.name for one in meant]}, fix=fix
-    )
+    names = [one.name for one in interfaces.interfaces] if interfaces else []
+    return Finding(summary, ranks=identical.ranks, evidence={"interfaces": names}, fix=fix)

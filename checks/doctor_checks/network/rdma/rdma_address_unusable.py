@@ -318,7 +318,7 @@ def _judge(used: list[_ChosenGid]) -> Iterator[Finding]:
         if one.gid is None:
             yield _finding(one, "is empty", None)
         elif len(counts) > 1 and one.kind != common:
-            yield _finding(one, f"differs from most ports: {_brief(one.kind)}", None)
+            yield _finding(one, f"differs from most ports: {_brief(one.kind)}", None, usual=common)
         elif one.fixed and one.kind == ("RoCE v2", False) and any(map(is_routable_gid, one.choice.port.gids)):
             yield _finding(one, "is a link-local address, which routers do not forward", Severity.WARNING)
         elif one.fixed and one.kind[0] == "RoCE v1" and any(map(_is_routable_v2, one.choice.port.gids)):
@@ -392,6 +392,7 @@ def _finding(
     *,
     shows_origin: bool = True,
     effect: str = "",
+    usual: tuple[str, bool] | None = None,
 ) -> Finding:
     by = "NCCL_IB_GID_INDEX" if one.fixed else "selected by NCCL"
     good = [gid.index for gid in one.choice.port.gids if _is_routable_v2(gid)]
@@ -405,6 +406,7 @@ def _finding(
         ranks=one.identical.ranks,
         severity=severity,
         evidence={
+            "most ports": _words(usual) if usual else None,
             "table": [f"{gid.index}: {_short(gid)} {gid.kind}" for gid in one.choice.port.gids[:8]],
             **(told.evidence if told else {}),
         },

@@ -42,5 +42,4 @@ def gloo_interface_syntax_in_files(file: EnvironmentSource) -> Iterator[Violatio
                 setting.place,
                 f"GLOO_SOCKET_IFNAME={shown} uses NCCL syntax, but Gloo accepts only exact names",
                 fix_of_value(setting.known_value or ""),
-                evidence=(("value", setting.known_value),),
             )
