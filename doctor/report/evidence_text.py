@@ -80,6 +80,7 @@ _CAPITALS = {
 _CAPITALS |= {f"{word}s": f"{capitals}s" for word, capitals in _CAPITALS.items()}
 _LABELS = {
     "along_with": "in common",
+    "also": "also in",
     "aborted_by_gloo": "ranks aborted by Gloo",
     "architectures": "architectures of PyTorch",
     "asked": "requested",

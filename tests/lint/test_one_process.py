@@ -391,7 +391,8 @@ class Net(pl.LightningModule):
     ],
 )
 def test_an_old_hook_of_a_class_that_is_only_restored_is_an_info(tmp_path, use, severity):
-    assert found(tmp_path, {"net.py": OLD_HOOK, "run.py": "from net import Net\n" + use}) == [("CODE022", severity)]
+    files = {"net.py": OLD_HOOK, "run.py": "from net import Net\n" + use, "requirements.txt": "lightning\n"}
+    assert found(tmp_path, files) == [("CODE022", severity)]
 
 
 def test_old_calls_are_warnings_where_the_project_installs_no_lightning(tmp_path):

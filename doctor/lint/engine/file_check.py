@@ -340,6 +340,7 @@ def portable(violation: Violation) -> Violation:
         tuple(violation.flow),
         bool(violation.preview),
         str(violation.effect),
+        str(violation.once),
     )
 
 

@@ -17,8 +17,10 @@ MOST_FOLDERS = 12
 """Folders above a file that are searched."""
 MOST_FILES = 40
 """Requirement files of one folder that are read."""
+MOST_FOLDERS_BELOW = 1_000
+"""Folders below one that are searched for requirement files."""
 _FILES = frozenset({"pyproject.toml", "setup.cfg", "setup.py", "pipfile"})
-_FOLDERS = ("requirements", "environments", "envs", "conda", "docker")
+_FOLDERS = ("requirements", "environments", "environment", "envs", "env", "conda", "docker", "install", "setup")
 """Folders of requirement files beside those of the project."""
 _PIN = re.compile(
     r"(?<![\w./-])(?:[\w-]{1,40}::)?(?P<name>[A-Za-z][\w-]{1,40})(?:\[[\w, -]{0,60}\])?"
@@ -86,14 +88,14 @@ def required_releases(path: Path, root: Path, *, shown: bool = True) -> Mapping[
     none, are read; the nearest bound applies. ``shown``: also what the commands of pages install.
     """
     found: dict[str, str] = {}
-    for folder in _folders(path.parent, root):
+    for folder in folders_of(path.parent, root):
         for name, bound in (_bounds_in(folder) if shown else _stated_in(folder)).items():
             found.setdefault(name, bound)
     return found
 
 
 @lru_cache(maxsize=256)
-def _folders(folder: Path, root: Path) -> tuple[Path, ...]:
+def folders_of(folder: Path, root: Path) -> tuple[Path, ...]:
     """The folder and those above it in the same repository, or in ``root``."""
     own = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.absolute keeps ".."
     above = [own, *own.parents][:MOST_FOLDERS]
@@ -119,6 +121,20 @@ def _stated_in(folder: Path) -> Mapping[str, str]:
             for one in _LOCKED.finditer(text):
                 locked.setdefault(_distribution(one["name"] or one["pinned"]), one["release"] or one["given"])
     return MappingProxyType({**_lowest(_requirement_files(folder)), **locked})
+
+
+@lru_cache(maxsize=16)
+def bounds_below(root: Path) -> tuple[tuple[Path, Mapping[str, str]], ...]:
+    """The folders below one with requirement files, and the lowest upper bound of each distribution in these."""
+    found: list[tuple[Path, Mapping[str, str]]] = []
+    for count, (folder, folders, names) in enumerate(os.walk(root)):
+        folders[:] = sorted(one for one in folders if not one.startswith("."))
+        files = [Path(folder, name) for name in sorted(names) if _is_requirements(name.lower())]
+        if files:
+            found.append((Path(folder), MappingProxyType(_lowest(files[:MOST_FILES]))))
+        if count > MOST_FOLDERS_BELOW or len(found) > MOST_FILES:
+            break
+    return tuple(found)
 
 
 def _lowest(files: Iterable[Path]) -> dict[str, str]:
@@ -167,7 +183,7 @@ def _pages(folder: Path) -> list[Path]:
 def pages_of(path: Path, root: Path) -> tuple[str, ...]:
     """The texts of the pages, Dockerfiles and Makefiles in the folders from that of ``path`` up to its repository, or
     up to ``root``, and in their ``docs``."""
-    return tuple(text for folder in _folders(path.parent, root) for text in _texts_of_pages(folder))
+    return tuple(text for folder in folders_of(path.parent, root) for text in _texts_of_pages(folder))
 
 
 @lru_cache(maxsize=256)
@@ -187,7 +203,7 @@ def is_copied(folder: Path) -> bool:
 @lru_cache(maxsize=256)
 def is_installed(path: Path, root: Path) -> bool:
     """Whether a folder from that of ``path`` up to ``root`` has a file that installs packages."""
-    for folder in _folders(path.parent, root):
+    for folder in folders_of(path.parent, root):
         if not _PACKAGING.isdisjoint(_names(folder)):
             return True
         file = folder / "pyproject.toml"
@@ -202,14 +218,14 @@ def is_installed(path: Path, root: Path) -> bool:
 @lru_cache(maxsize=256)
 def may_install(path: Path, root: Path, word: str) -> bool:
     """Whether a requirement file or a page in the folders of :func:`pages_of` has a word, or there is no such file."""
-    listed = [file for folder in _folders(path.parent, root) for file in _requirement_files(folder)]
+    listed = [file for folder in folders_of(path.parent, root) for file in _requirement_files(folder)]
     return not listed or is_required(path, root, word)
 
 
 def is_required(path: Path, root: Path, word: str) -> bool:
     """Whether a requirement file or a page in the folders of :func:`pages_of` has a word, or cannot be read."""
     texts = []
-    for file in (file for folder in _folders(path.parent, root) for file in _requirement_files(folder)):
+    for file in (file for folder in folders_of(path.parent, root) for file in _requirement_files(folder)):
         try:
             texts.append(read_text(LintTarget(file, str(file), "config", file)).text)
         except UnreadableFile:
@@ -249,7 +265,7 @@ def _is_environment(file: Path) -> bool:
 def is_installed_by(path: Path, root: Path, name: str) -> bool:
     """Whether a requirement file or a command of a page, in the folders from that of ``path`` up to its repository or
     to ``root``, installs a distribution (in lowercase with hyphens), of any release."""
-    return any(name in _installed_in(folder) for folder in _folders(path.parent, root))
+    return any(name in _installed_in(folder) for folder in folders_of(path.parent, root))
 
 
 @lru_cache(maxsize=256)

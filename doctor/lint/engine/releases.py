@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 
 from doctor.knowledge.releases import release
-from doctor.lint.engine.project_requirements import is_installed_by, required_releases
+from doctor.lint.engine.project_environment import installed_in_project
+from doctor.lint.engine.project_requirements import bounds_below, is_installed_by, pages_of, required_releases
 
 DISTRIBUTIONS = ("lightning", "pytorch-lightning", "torch", "transformers", "accelerate", "deepspeed", "ray")
 """Distributions whose releases rules may query."""
@@ -20,13 +21,16 @@ _NEEDS = (
 """Lines of Lightning, and the oldest torch and Python that each needs, the newest first (docs/source-pytorch/
 versioning.rst; of 1.8 the metadata of its wheel). Lines after 2.5 remove nothing that rules ask for."""
 
+NEWEST_LIGHTNING = "2.6"
+"""The newest line of Lightning whose modules and arguments are known."""
 LIMITS_OF_LIGHTNING = {"ray-lightning": "1.6", "lightning-bolts": "1"}
 """Distributions that are not released any more, and the newest Lightning that their last releases accept (the metadata
 of the wheels ray_lightning 0.3.0 and lightning_bolts 0.7.0)."""
 
 
 class Releases(Mapping[str, str]):
-    """Releases by distribution: given ones, the newest that the project of a file permits, and installed ones."""
+    """Releases by distribution: given ones, the newest that the project of a file permits, those in an environment
+    inside it, and those installed for this interpreter."""
 
     def __init__(self, given: Mapping[str, str], project: tuple[Path, Path] | None = None) -> None:
         self._given = given
@@ -36,6 +40,33 @@ class Releases(Mapping[str, str]):
     def of_project(self, file: Path, root: Path) -> Releases:
         """The releases for ``file``, which was found in the path ``root``."""
         return Releases(self._given, (file, root))
+
+    @property
+    def is_of_folder(self) -> bool:
+        """Whether they are for a file of a folder, whose programs may run in another environment than this one."""
+        return self._project is not None and self._project[0] != self._project[1]
+
+    @property
+    def pages(self) -> tuple[str, ...]:
+        """The texts of the pages of the project."""
+        return pages_of(*self._project) if self._project is not None else ()
+
+    def elsewhere(self, name: str) -> Iterator[tuple[Path, str]]:
+        """The folders of the project whose requirement files limit a distribution, and the newest release permitted."""
+        for folder, bounds in bounds_below(self._project[1]) if self._project is not None and self.is_of_folder else ():
+            yield from ((folder, bounds[one]) for one in _names_of(name) if bounds.get(one))
+
+    def is_certain(self, name: str) -> bool:
+        """Whether the release of a distribution is more than that of the interpreter that runs lint: it is bounded, or
+        required without a bound, so that a fresh installation gets the newest."""
+        return self.get(name) is not None and (self.is_bounded(name) or self._is_named(name))
+
+    def is_bounded(self, name: str) -> bool:
+        """Whether the release of a distribution was given, is bounded by the project, or is that of an environment
+        inside it. A file that is linted alone is taken to run in the environment of this interpreter."""
+        if name in self._given or not self.is_of_folder:
+            return True
+        return self._required(name) is not None or self._in_environment(name) is not None
 
     def __getitem__(self, name: str) -> str:
         """The release of a distribution; ``KeyError`` if it is unknown."""
@@ -48,12 +79,26 @@ class Releases(Mapping[str, str]):
         return release
 
     def _installable(self, name: str) -> str | None:
-        """The installed release; of Lightning, an older one if the project pins a torch or Python that needs it, or
-        installs a distribution that limits it."""
+        """The release in an environment inside the project, else the installed one; of Lightning, the newest if it is
+        required and not installed, and an older one if the project pins a torch or Python that needs it, or installs a
+        distribution that limits it."""
+        if found := self._in_environment(name):
+            return found
         known = [_installed(name)]
         if name in _RELEASED_TOGETHER:
             known += [self._newest_lightning(), *self._limits_of_lightning()]
+            if known[0] is None and self._is_named(name):
+                known.append(NEWEST_LIGHTNING)
         return min(filter(None, known), key=release, default=None)
+
+    def _in_environment(self, name: str) -> str | None:
+        if self._project is None:
+            return None
+        return next(filter(None, (installed_in_project(*self._project, one) for one in _names_of(name))), None)
+
+    def _is_named(self, name: str) -> bool:
+        """Whether the project requires a distribution, without a bound."""
+        return self._project is not None and any(is_installed_by(*self._project, one) for one in _names_of(name))
 
     def _limits_of_lightning(self) -> Iterator[str]:
         if self._project is not None:
@@ -89,6 +134,17 @@ class Releases(Mapping[str, str]):
     def __len__(self) -> int:
         """The number of these distributions."""
         return sum(1 for _ in self)
+
+
+def is_bounded(releases: Mapping[str, str], name: str) -> bool:
+    """Whether a release is more than that of the interpreter that runs lint, as :meth:`Releases.is_bounded`; one of a
+    plain mapping is."""
+    return not isinstance(releases, Releases) or releases.is_bounded(name)
+
+
+def _names_of(name: str) -> tuple[str, ...]:
+    """A distribution, and the one that is released with it."""
+    return (name, _RELEASED_TOGETHER[name]) if name in _RELEASED_TOGETHER else (name,)
 
 
 @cache

@@ -89,7 +89,8 @@ class Violation:
     ``summary``: one line, the claim first. ``fix``, ``effect``: replace the rule's own words. ``severity`` overrides
     the declared one. ``confidence``: 0 to 1. ``edits``: what ``--fix`` does, all of it or nothing. ``flow``: the steps
     that lead to it, which ``--explain-flow`` shows. ``preview``: of a kind that few readers act on, or that is not
-    measured yet; reported only with ``--preview``, as all findings of a rule in preview.
+    measured yet; reported only with ``--preview``, as all findings of a rule in preview. ``once``: the name of a fault
+    of the whole project, of which the first finding is reported, with the places of the others.
     """
 
     at: ast.AST | SourceLocation
@@ -102,6 +103,7 @@ class Violation:
     flow: tuple[FlowStep, ...] = ()
     preview: bool = False
     effect: str = ""
+    once: str = ""
 
     @property
     def place(self) -> SourceLocation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -80,7 +80,36 @@ def lint_targets(
     )
     for one in results:
         _leave_out(one, asked)
+    _report_once(results, asked)
     return results
+
+
+def _report_once(results: Iterable[FileResult], asked: LintRequest) -> None:
+    """Keep the first of the findings about one fault of a whole folder that was given, with the places of the others,
+    which are left out. One that a comment or the settings accept stands for itself."""
+    others: dict[tuple[object, ...], list[str]] = {}
+    first: list[tuple[FileResult, LocatedViolation, list[str]]] = []
+    for result in results:
+        kept = []
+        for one in result.found:
+            violation, place = one.violation, f"{result.target.shown}:{one.place.line}"
+            key = (result.target.root, one.rule, violation.once, violation.severity)
+            accepted = one.ignored or asked.settings.ignored_in(asked.book.rules[one.rule], result.target.shown)
+            if violation.once and not accepted and key in others:
+                others[key].append(place)
+                continue
+            if violation.once and not accepted:
+                first.append((result, one, others.setdefault(key, [])))
+            kept.append(one)
+        result.found = kept
+    for result, one, places in first:
+        if places:
+            also = replace(
+                one.violation,
+                summary=f"{one.violation.summary} (also in {counted(len(places), 'other line')})",
+                evidence=(*one.violation.evidence, ("also", places)),
+            )
+            result.found[result.found.index(one)] = one._replace(violation=also)
 
 
 def _leave_out(result: FileResult, asked: LintRequest) -> None:

@@ -14,8 +14,10 @@ from doctor.knowledge.lightning_api import hook as lightning_hook
 from doctor.knowledge.lightning_api import imported as lightning_import
 from doctor.knowledge.lightning_api import method as trainer_method
 from doctor.knowledge.lightning_api import strategy as trainer_strategy
+from doctor.knowledge.releases import release
+from doctor.lint.engine.releases import Releases
 from doctor.lint.fix.trainer_arguments import HALF, STRATEGIES_AS_ACCELERATORS, trainer_edits
-from doctor.lint.python.lightning_version import lightning_release
+from doctor.lint.python.lightning_version import LightningRelease, known_lightning
 from doctor.lint.python.project.unreached import calls_nowhere, is_imported_nowhere, is_used_nowhere
 from doctor.lint.python.script import UNKNOWN
 from doctor.lint.python.training import TRAINER, hooks, lightning_modules
@@ -24,6 +26,7 @@ from doctor.testing.script_cases import fails, passes
 _V1 = (("lightning", "1.9.5"), ("pytorch-lightning", "1.9.5"))
 _V2 = (("lightning", "2.6.6"), ("pytorch-lightning", "2.6.6"))
 _PACKAGE = "lightning.pytorch."
+_OPEN = "and no release is pinned"
 _OPTIMIZER_STEP = ("optimizer_idx", "on_tpu", "using_lbfgs")
 
 
@@ -34,6 +37,7 @@ _OPTIMIZER_STEP = ("optimizer_idx", "on_tpu", "using_lbfgs")
     mentions=("lightning",),
     foreshadows=("VER006",),
     impacts={
+        _OPEN: "`pip install` without a bound installs Lightning 2, with which every rank fails at these calls.",
         r"was replaced": "The old value works for now; a later release may remove it.",
         r"Trainer\(": "Every rank fails when it creates the Trainer.",
         r"^Trainer\.": "Every rank fails with AttributeError at this line.",
@@ -70,28 +74,38 @@ def lightning_call_outdated(script: Script) -> Iterator[Violation]:
     Why it hurts: every rank fails with an error when it reaches this code, or Lightning rejects the hook.
     Fix: Use the API of that release, or pin Lightning to the release that the script was written for.
     """
-    release = lightning_release(script)
+    known = known_lightning(script)
+    is_open = not known.is_certain and isinstance(script.releases, Releases) and script.releases.is_of_folder
     found: dict[int, list[_Complaint]] = {}
-    for complaint in _complaints(script, release):
-        if not _is_guarded(script, complaint.at):
+    for complaint in _complaints(script, known.number):
+        if not _is_guarded(script, complaint.at) and not (is_open and complaint.severity is Severity.INFO):
             found.setdefault(getattr(complaint.at, "lineno", 0), []).append(complaint)
     for complaints in found.values():
         # One violation per line, about the most severe complaint, with the fixes of all.
         severity = min((one.severity for one in complaints), key=list(Severity).index)
         worst = [one for one in complaints if one.severity is severity]
-        certain = all(one.edits for one in complaints)
-        if severity is Severity.ERROR and (release is None or not _may_install(script)):
+        certain = all(one.edits for one in complaints) and not is_open
+        if severity is Severity.ERROR and (known.number is None or is_open):
             severity = Severity.WARNING
         unused = _never_matters(script, worst)
+        fix = _joined(list(dict.fromkeys(map(_fix, complaints))))
         yield Violation(
             worst[0].at,
-            _claim(worst, release),
-            fix=_joined(list(dict.fromkeys(map(_fix, complaints)))),
+            _claim(worst, known, is_open=is_open),
+            fix=_pinned_or(fix, worst) if is_open else fix,
             severity=Severity.INFO if unused else severity,
             preview=unused,
             edits=tuple(edit for one in complaints for edit in one.edits) if certain else (),
-            evidence=(("lightning", release),) if release is not None else (),
+            evidence=(("lightning", known.number),) if known.number is not None and not is_open else (),
+            once=_OPEN if is_open else "",
         )
+
+
+def _pinned_or(fix: str, worst: list[_Complaint]) -> str:
+    if worst[0].removed.startswith("since "):
+        return fix
+    first = min((one.removed for one in worst), key=release)
+    return f"Pin a `pytorch-lightning` older than {first} in the requirements, or migrate: {fix[:1].lower()}{fix[1:]}"
 
 
 def _joined(fixes: list[str]) -> str:
@@ -111,12 +125,6 @@ def _fix(one: _Complaint) -> str:
 
 _PROSE = re.compile(r"\b(?:and|another|gone|or|own|package|removed|the|with)\b")
 """Words of replacements that are not only code."""
-
-
-def _may_install(script: Script) -> bool:
-    """Whether the project may install Lightning, as far as its requirements are known."""
-    modules = script.modules
-    return modules is None or modules.is_one_file or modules.may_install(script.location, "lightning")
 
 
 def _never_matters(script: Script, worst: list[_Complaint]) -> bool:
@@ -155,7 +163,7 @@ class _Complaint(NamedTuple):
     severity: Severity = Severity.ERROR
 
 
-def _claim(worst: list[_Complaint], release: str | None) -> str:
+def _claim(worst: list[_Complaint], known: LightningRelease, *, is_open: bool) -> str:
     words, has_several = list(dict.fromkeys(one.words for one in worst)), False
     if len(words) > 1 and all(word.startswith("Trainer(") for word in words):
         words = [f"Trainer({', '.join(word.removeprefix('Trainer(').removesuffix(')') for word in words)})"]
@@ -164,13 +172,17 @@ def _claim(worst: list[_Complaint], release: str | None) -> str:
     if worst[0].severity is Severity.INFO:
         return f"{subject} {'uses arguments' if has_several else verb} replaced in Lightning {worst[0].removed}"
     if worst[0].removed.startswith("since "):
-        return f"Lightning {release} does not support {subject}, added in {worst[0].removed.removeprefix('since ')}"
+        since = worst[0].removed.removeprefix("since ")
+        return f"Lightning {known.number} does not support {subject}, added in {since}"
     verb = "uses arguments" if has_several else verb
     gone = f"{subject} {verb} removed in Lightning {' and '.join(sorted({one.removed for one in worst}))}"
-    if release is None:
-        return f"{gone}, and no release is pinned"
+    if known.number is None or is_open:
+        return f"{gone}, {_OPEN}"
+    if known.proof:
+        return f"{gone}, and {known.proof} needs 2.0 or newer"
     # "1.9" stands for a bound of the project: the newest line of releases that it permits.
-    return f"{gone} (used: {release})" if release.count(".") > 1 else f"{gone} (allowed: {release}.x)"
+    number = known.number
+    return f"{gone} (used: {number})" if number.count(".") > 1 else f"{gone} (allowed: {number}.x)"
 
 
 def _is_gone(removed: str | None, release: str | None) -> bool:
@@ -436,5 +448,5 @@ class Model(L.LightningModule):
         super().__init__()
 
 model = Model(gpus=2)
-trainer = L.Trainer(precision=16, barebones=False)
+trainer = L.Trainer(precision=16, inference_mode=False)
 """

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
+from doctor.lint.engine.releases import is_bounded
 from doctor.lint.python.value_flow import computed_from, origins
 from doctor.testing.script_cases import fails, passes
 
@@ -74,6 +75,7 @@ def backward_past_engine(script: Script) -> Iterator[Violation]:
     if not makes:
         return
     release = _release(script.releases.get("deepspeed"))
+    is_known = release is not None and is_bounded(script.releases, "deepspeed")
     if release is None or release < _SUPPORTED:
         for call in script.method_calls("backward"):
             if _is_past(script, call) and not _has_engine_beside(script, call, "backward"):
@@ -81,7 +83,7 @@ def backward_past_engine(script: Script) -> Iterator[Violation]:
                 yield Violation(
                     call,
                     f"{script.text_of(call.func)}() bypasses the DeepSpeed engine: no gradient reduction {known}",
-                    severity=None if release is not None else Severity.WARNING,
+                    severity=None if is_known else Severity.WARNING,
                 )
     for call in script.method_calls("step"):
         if _is_engines_optimizer(script, call, makes) and not _has_engine_beside(script, call, "step"):
