@@ -136,12 +136,6 @@ class Releases(Mapping[str, str]):
         return sum(1 for _ in self)
 
 
-def is_bounded(releases: Mapping[str, str], name: str) -> bool:
-    """Whether a release is more than that of the interpreter that runs lint, as :meth:`Releases.is_bounded`; one of a
-    plain mapping is."""
-    return not isinstance(releases, Releases) or releases.is_bounded(name)
-
-
 def _names_of(name: str) -> tuple[str, ...]:
     """A distribution, and the one that is released with it."""
     return (name, _RELEASED_TOGETHER[name]) if name in _RELEASED_TOGETHER else (name,)

@@ -50,13 +50,13 @@ _NEEDS_2 = re.compile(
 _SERVES_BOTH = re.compile(r"__version__|\bversion\(|_GREATER|\bVersion\(")
 
 
-class LightningRelease(NamedTuple):
-    """The release of Lightning that a script gets. ``number``: ``None`` if unknown; ``is_certain``: whether the project
-    states it, the file says it, or it is that of the environment of a file alone; ``proof``: the code by which the
-    project needs 2.0 or newer, if nothing states a release."""
+class KnownLightning(NamedTuple):
+    """The release of Lightning that a script gets. ``number``: ``None`` if unknown; ``is_open``: nothing in the project
+    states it, so that it is only that of the interpreter that runs lint; ``proof``: the code by which the project needs
+    2.0 or newer, if nothing states a release."""
 
     number: str | None
-    is_certain: bool
+    is_open: bool = False
     proof: str = ""
 
 
@@ -67,7 +67,7 @@ def lightning_release(script: Script) -> str | None:
 
 
 @per_script
-def known_lightning(script: Script) -> LightningRelease:
+def known_lightning(script: Script) -> KnownLightning:
     """The release as :func:`lightning_release` gives it, and how it is known. Sentences of the project's pages count if
     no requirement does."""
     packages = _packages(script)
@@ -75,16 +75,16 @@ def known_lightning(script: Script) -> LightningRelease:
     known = script.releases[distribution] if distribution else None
     limits = [LIMITS_OF_LIGHTNING[_LIMITED_BY[one]] for one in packages if one in _LIMITED_BY]
     said = [*limits, *(_said_by_file(script) if "ightning" in script.text else ())]
-    releases = script.releases
-    if not said and isinstance(releases, Releases) and not releases.is_bounded(distribution):
+    releases = script.releases if isinstance(script.releases, Releases) else None
+    if releases is not None and not said and not releases.is_bounded(distribution):
         said = [*_said_by_pages(releases), *_said_elsewhere(script, releases)]
     number = min((one for one in (known, *said) if one), key=release, default=None)
-    if said or (distribution and (not isinstance(releases, Releases) or releases.is_certain(distribution))):
-        return LightningRelease(number, True)
+    if said or releases is None or releases.is_certain(distribution):
+        return KnownLightning(number)
     if _INSTALLED_HERE.search(script.text):
-        return LightningRelease(number or NEWEST_LIGHTNING, True)
+        return KnownLightning(number or NEWEST_LIGHTNING)
     proof = _proof_of_2(script)
-    return LightningRelease(NEWEST_LIGHTNING, True, proof) if proof else LightningRelease(number, False)
+    return KnownLightning(NEWEST_LIGHTNING, proof=proof) if proof else KnownLightning(number, releases.is_of_folder)
 
 
 def _proof_of_2(script: Script) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, wraps
 from typing import Any, Final, Protocol, TypeVar
 
+from doctor.lint.engine.releases import Releases
 from doctor.lint.engine.rule import FlowStep, location_of
 from doctor.lint.launch.launch_file import EnvironmentSetting, EnvironmentSource
 from doctor.lint.launch.partial_text import OUTPUT, unknown_mark
@@ -145,6 +146,11 @@ class Script(EnvironmentSource):
             children.reverse()
             self._children[node] = children
             stack += children
+
+    def states_release_of(self, distribution: str) -> bool:
+        """Whether a release is more than that of the interpreter that runs lint: it was given, the project bounds it,
+        or the file is linted alone."""
+        return not isinstance(self.releases, Releases) or self.releases.is_bounded(distribution)
 
     # -- the tree
 

@@ -15,9 +15,8 @@ from doctor.knowledge.lightning_api import imported as lightning_import
 from doctor.knowledge.lightning_api import method as trainer_method
 from doctor.knowledge.lightning_api import strategy as trainer_strategy
 from doctor.knowledge.releases import release
-from doctor.lint.engine.releases import Releases
 from doctor.lint.fix.trainer_arguments import HALF, STRATEGIES_AS_ACCELERATORS, trainer_edits
-from doctor.lint.python.lightning_version import LightningRelease, known_lightning
+from doctor.lint.python.lightning_version import KnownLightning, known_lightning
 from doctor.lint.python.project.unreached import calls_nowhere, is_imported_nowhere, is_used_nowhere
 from doctor.lint.python.script import UNKNOWN
 from doctor.lint.python.training import TRAINER, hooks, lightning_modules
@@ -75,7 +74,7 @@ def lightning_call_outdated(script: Script) -> Iterator[Violation]:
     Fix: Use the API of that release, or pin Lightning to the release that the script was written for.
     """
     known = known_lightning(script)
-    is_open = not known.is_certain and isinstance(script.releases, Releases) and script.releases.is_of_folder
+    is_open = known.is_open
     found: dict[int, list[_Complaint]] = {}
     for complaint in _complaints(script, known.number):
         if not _is_guarded(script, complaint.at) and not (is_open and complaint.severity is Severity.INFO):
@@ -91,7 +90,7 @@ def lightning_call_outdated(script: Script) -> Iterator[Violation]:
         fix = _joined(list(dict.fromkeys(map(_fix, complaints))))
         yield Violation(
             worst[0].at,
-            _claim(worst, known, is_open=is_open),
+            _claim(worst, known),
             fix=_pinned_or(fix, worst) if is_open else fix,
             severity=Severity.INFO if unused else severity,
             preview=unused,
@@ -163,7 +162,7 @@ class _Complaint(NamedTuple):
     severity: Severity = Severity.ERROR
 
 
-def _claim(worst: list[_Complaint], known: LightningRelease, *, is_open: bool) -> str:
+def _claim(worst: list[_Complaint], known: KnownLightning) -> str:
     words, has_several = list(dict.fromkeys(one.words for one in worst)), False
     if len(words) > 1 and all(word.startswith("Trainer(") for word in words):
         words = [f"Trainer({', '.join(word.removeprefix('Trainer(').removesuffix(')') for word in words)})"]
@@ -176,7 +175,7 @@ def _claim(worst: list[_Complaint], known: LightningRelease, *, is_open: bool) -
         return f"Lightning {known.number} does not support {subject}, added in {since}"
     verb = "uses arguments" if has_several else verb
     gone = f"{subject} {verb} removed in Lightning {' and '.join(sorted({one.removed for one in worst}))}"
-    if known.number is None or is_open:
+    if known.number is None or known.is_open:
         return f"{gone}, {_OPEN}"
     if known.proof:
         return f"{gone}, and {known.proof} needs 2.0 or newer"

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
-from doctor.lint.engine.releases import is_bounded
 from doctor.lint.python.value_flow import computed_from, origins
 from doctor.testing.script_cases import fails, passes
 
@@ -75,7 +74,7 @@ def backward_past_engine(script: Script) -> Iterator[Violation]:
     if not makes:
         return
     release = _release(script.releases.get("deepspeed"))
-    is_known = release is not None and is_bounded(script.releases, "deepspeed")
+    is_known = release is not None and script.states_release_of("deepspeed")
     if release is None or release < _SUPPORTED:
         for call in script.method_calls("backward"):
             if _is_past(script, call) and not _has_engine_beside(script, call, "backward"):
