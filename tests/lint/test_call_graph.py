@@ -174,6 +174,7 @@ def test_old_copies_of_programs(tmp_path, files, expected):
 
 
 COPIED = {"other/train.py": of_main(HANG), "other/net.py": "class Net:\n    pass\n", "other/LICENSE": "MIT\n"}
+LAUNCHES = {"run.sh": "#!/bin/bash\ntorchrun --nproc-per-node=8 main.py\n", "main.py": of_main("")}
 IMPORTS = {"use.py": "from other.net import Net\n\nNet()\n"}
 
 
@@ -183,6 +184,8 @@ IMPORTS = {"use.py": "from other.net import Net\n\nNet()\n"}
         (STARTS | COPIED | IMPORTS, ["info"]),
         (COPIED | IMPORTS | {"run.sh": "#!/bin/bash\ntorchrun use.py\n"}, ["info"]),
         (COPIED | IMPORTS | {"other/run.sh": "#!/bin/bash\ntorchrun train.py\n"}, ["error"]),
+        (COPIED | IMPORTS | LAUNCHES, ["info"]),
+        (COPIED | {"use.py": "from .other.net import Net\n\nNet()\n"} | LAUNCHES, ["info"]),
         (COPIED | IMPORTS, ["error"]),
         (STARTS | COPIED, ["error"]),
         (STARTS | COPIED | IMPORTS | {"run.sh": "#!/bin/bash\ncd other && torchrun train.py\n"}, ["error"]),

@@ -85,7 +85,7 @@ def _is_library(script: Script, folder: str) -> bool:
     pages = modules.pages_at_root(script.location)
     place = PurePath(script.location)
     own = re.compile(rf"(?<![\w-]){re.escape(place.name)}\b|\b{re.escape(folder)}\.[\w.]*\b{re.escape(place.stem)}\b")
-    imported = re.compile(rf"^\s*(?:from|import)\s+{re.escape(folder)}\b", re.MULTILINE)
+    imported = re.compile(rf"^\s*(?:from|import)\s+\.*{re.escape(folder)}\b", re.MULTILINE)
     launches = (text for shown, text in modules.mentioning(".py", launches=True) if folder not in PurePath(shown).parts)
     if not any(map(_STARTS.search, (*pages, *launches))) or not any(map(imported.search, _outside(script, folder))):
         return False
