@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -122,6 +123,22 @@ def test_code_that_serves_both_releases_proves_none(tmp_path):
     other = f'{HEAD}import train\n\nNEW = pl.__version__ >= "2"\npl.Trainer(precision="bf16-mixed" if NEW else 16)\n'
     write(tmp_path, {"train.py": TRAIN, "other.py": other})
     assert severities(tmp_path) == ["warning"]
+
+
+def test_a_requirement_without_a_bound_permits_what_is_installed(tmp_path):
+    write(tmp_path, {"train.py": TRAIN, "requirements.txt": "pytorch-lightning>=1.5\n"})
+    [finding] = found(tmp_path)
+    assert finding.summary.endswith("(allowed: 2.6.x)")
+
+
+@pytest.mark.parametrize(
+    ("install", "severity"), [("!pip install -q pytorch-lightning", "error"), ("x = 1", "warning")]
+)
+def test_a_notebook_may_install_the_newest_release(tmp_path, install, severity):
+    code = json.dumps([f"{install}\n", *TRAIN.splitlines(keepends=True)])
+    page = f'{{"cells": [{{"cell_type": "code", "source": {code}}}], "metadata": {{}}, "nbformat": 4}}'
+    write(tmp_path, {"train.ipynb": page})
+    assert severities(tmp_path) == [severity]
 
 
 def test_a_file_that_is_given_runs_in_the_environment_at_hand(tmp_path):

@@ -205,6 +205,8 @@ def test_threads_where_one_gpu_is_visible(tmp_path, sets, others, expected):
             "1.9.0",
         ),
         ("Dockerfile", "FROM pytorch/pytorch:1.12.1-cuda11.3-cudnn8-runtime\n", "1.12.1"),
+        ("Dockerfile", "FROM host.com:5000/pytorch-training:1.13.1-gpu-py39\n", "1.13.1"),
+        ("Dockerfile", "FROM mine/unicore:0.0.1-pytorch1.12.1-cuda11.6-rdma\n", "1.12.1"),
         ("README.md", "    conda install pytorch torchvision cudatoolkit=11.3 -c pytorch\n", "1.12"),
         ("environment.yml", "channels:\n  - pytorch\ndependencies:\n  - pytorch\n  - cudatoolkit=11.1\n", "1.10"),
     ],

@@ -55,8 +55,14 @@ _LOCKED = re.compile(
     re.MULTILINE,
 )
 """A package of poetry.lock, uv.lock or pdm.lock, and one of Pipfile.lock."""
-_IMAGE = re.compile(r"^[ \t]*FROM[ \t]+(?:--\S+[ \t]+)?(?:[\w.-]+/)*pytorch/pytorch:(?P<release>\d[\d.]*)", re.M | re.I)
-"""The official image of PyTorch, whose tag begins with its release."""
+_IMAGE = re.compile(
+    r"^[ \t]*FROM[ \t]+(?:--\S+[ \t]+)?(?:[\w.:-]+/)*"
+    r"(?:(?:(?<=pytorch/)pytorch|pytorch-training):(?P<release>\d[\d.]*)|"
+    r"[\w.-]+:[\w.-]*?torch[-_]?(?P<named>\d+\.\d+(?:\.\d+)?))",
+    re.MULTILINE | re.IGNORECASE,
+)
+"""The official image of PyTorch and those of SageMaker, whose tags begin with its release, and images with a tag that
+names it (``0.0.1-pytorch1.12.1-cuda11.6``)."""
 _CUDA_OF_CONDA = re.compile(r"\bcudatoolkit[ \t]*={1,2}[ \t]*(?P<cuda>\d+\.\d)")
 _NEWEST_WITH_CUDA = {
     **dict.fromkeys(("11.6", "11.3", "10.2"), "1.12"),
@@ -147,7 +153,7 @@ def _lowest(files: Iterable[Path]) -> dict[str, str]:
         if _PAGES.match(file.name.lower()):
             text = text.replace("\\\n", " ")
             commands = [one["given"] for one in _INSTALLS.finditer(text)]
-            stated = [one["release"] for one in _IMAGE.finditer(text)] + list(
+            stated = [one["release"] or one["named"] for one in _IMAGE.finditer(text)] + list(
                 filter(None, map(_bound_of_cuda, commands))
             )
             found.update(("torch", one) for one in stated[:1])

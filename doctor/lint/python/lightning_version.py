@@ -79,8 +79,10 @@ def known_lightning(script: Script) -> KnownLightning:
     if releases is not None and not said and not releases.is_bounded(distribution):
         said = [*_said_by_pages(releases), *_said_elsewhere(script, releases)]
     number = min((one for one in (known, *said) if one), key=release, default=None)
-    if said or releases is None or releases.is_certain(distribution):
+    if said or releases is None or releases.is_bounded(distribution):
         return KnownLightning(number)
+    if releases.is_certain(distribution):
+        return KnownLightning(number and ".".join(number.split(".")[:2]))  # permitted, and not what is installed here
     if _INSTALLED_HERE.search(script.text):
         return KnownLightning(number or NEWEST_LIGHTNING)
     proof = _proof_of_2(script)
