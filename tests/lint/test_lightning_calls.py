@@ -9,7 +9,7 @@ import pytest
 from doctor.api import Script
 from doctor.knowledge.data_files import read
 from doctor.knowledge.lightning_api import ArgumentInfo, hook, imported
-from doctor.lint.python.lightning_version import lightning_release
+from doctor.lint.python.lightning_version import known_lightning
 from tests.lab.cases import each_case
 
 
@@ -70,4 +70,4 @@ def test_a_name_is_gone_with_its_module():
 )
 def test_the_release_is_that_of_the_package_that_is_imported(text, expected):
     script = Script("train.py", text, releases={"pytorch-lightning": "1.9.5", "lightning": "2.6.6"})
-    assert lightning_release(script) == expected
+    assert known_lightning(script).number == expected

@@ -12,7 +12,7 @@ from doctor.lint.engine.registry import Rulebook, builtin_rules
 from doctor.lint.engine.releases import NEWEST_LIGHTNING, Releases
 from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
 
-BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("CODE022", "CODE038")))
+BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("CODE018", "CODE022", "CODE038")))
 HEAD = "import pytorch_lightning as pl\n\n"
 TRAIN = f"{HEAD}trainer = pl.Trainer(gpus=2)\ntrainer.fit(model)\n"
 TUNE = f"{HEAD}trainer = pl.Trainer(gpus=4, max_epochs=3)\ntrainer.tune(model)\n"
@@ -24,6 +24,30 @@ for batch in loader:
     loss = engine(batch)
     loss.backward()
     engine.step()
+"""
+
+
+ALTERNATES = """\
+import pytorch_lightning as pl
+
+class Gan(pl.LightningModule):
+    automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        first, second = self.optimizers()
+        self.manual_backward(self.loss_of_d(batch))
+        self.manual_backward(self.loss_of_g(batch))
+
+pl.Trainer(accelerator="gpu", devices=2, strategy="ddp").fit(Gan())
+"""
+REENTRANT = """\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+from transformers import AutoModel
+
+model = AutoModel.from_pretrained(name)
+model.gradient_checkpointing_enable()
+model = DDP(model, device_ids=[rank], find_unused_parameters=True)
 """
 
 
@@ -46,7 +70,7 @@ def severities(path, given=()):
 
 @pytest.fixture(autouse=True)
 def lightning_2_is_installed(monkeypatch):
-    installed = {"lightning": "2.6.6", "pytorch-lightning": "2.6.6", "deepspeed": "0.17.0"}
+    installed = {"lightning": "2.6.6", "pytorch-lightning": "2.6.6", "deepspeed": "0.17.0", "transformers": "4.57.1"}
     monkeypatch.setattr("doctor.lint.engine.releases._installed", installed.get)
 
 
@@ -163,3 +187,15 @@ def test_the_newest_release_is_that_of_an_unbounded_requirement_where_none_is_in
 def test_the_deepspeed_of_this_interpreter_is_not_that_of_a_project(tmp_path, requirement, severity):
     write(tmp_path, {"train.py": ENGINE, "requirements.txt": f"{requirement}\n"})
     assert severities(tmp_path) == [severity]
+
+
+@pytest.mark.parametrize(("requirement", "severity"), [("lightning>=2.0", "error"), ("torch", "warning")])
+def test_strategies_that_search_depend_on_the_release(tmp_path, requirement, severity):
+    write(tmp_path, {"train.py": ALTERNATES, "requirements.txt": f"{requirement}\n"})
+    assert severities(tmp_path) == [severity]
+
+
+@pytest.mark.parametrize(("requirement", "expected"), [("transformers<5", ["error"]), ("transformers", [])])
+def test_the_transformers_of_this_interpreter_is_not_that_of_a_project(tmp_path, requirement, expected):
+    write(tmp_path, {"train.py": REENTRANT, "requirements.txt": f"{requirement}\n"})
+    assert severities(tmp_path) == expected

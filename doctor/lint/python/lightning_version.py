@@ -60,16 +60,10 @@ class KnownLightning(NamedTuple):
     proof: str = ""
 
 
-def lightning_release(script: Script) -> str | None:
-    """The release of the Lightning that the script imports, an older one if its comments say that it is for that;
-    ``None`` if unknown. Other packages that it imports may limit it."""
-    return known_lightning(script).number
-
-
 @per_script
 def known_lightning(script: Script) -> KnownLightning:
-    """The release as :func:`lightning_release` gives it, and how it is known. Sentences of the project's pages count if
-    no requirement does."""
+    """The release of the Lightning that the script imports, an older one if its comments say that it is for that, or
+    if other packages that it imports limit it. Sentences of the project's pages count if no requirement has a bound."""
     packages = _packages(script)
     distribution = _distribution(script, packages)
     known = script.releases[distribution] if distribution else None

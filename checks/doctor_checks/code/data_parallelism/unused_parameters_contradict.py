@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from doctor.api import Script, SetArgument, Severity, Violation, is_older, location_of, rule
-from doctor.lint.python.lightning_version import lightning_release
+from doctor.lint.python.lightning_version import known_lightning
 from doctor.lint.python.training import DDP, FABRIC, TRAINER, hooks, lightning_modules, trains_on_several
 from doctor.testing.script_cases import fails, passes
 
@@ -123,7 +123,7 @@ def _is_reentrant_in_transformers(script: Script, call: ast.Call) -> bool:
             key is not None and script.value(key) == "use_reentrant" and script.value(value) is True
             for key, value in pairs
         )
-    release = script.releases.get("transformers", "")
+    release = script.releases.get("transformers", "") if script.states_release_of("transformers") else ""
     return options is None and not script.is_open(call) and is_older(release, _NOT_REENTRANT_SINCE) is True
 
 
@@ -138,8 +138,8 @@ def _parts(script: Script) -> Iterator[Violation]:
         ),
         None,
     )
-    release = lightning_release(script)
-    if step is None or (release is not None and is_older(release, "2.0") is True):
+    known = known_lightning(script)
+    if step is None or (known.number is not None and is_older(known.number, "2.0") is True):
         return
     for call in script.calls(TRAINER):
         strategy = script.argument(call, "strategy")
@@ -150,8 +150,9 @@ def _parts(script: Script) -> Iterator[Violation]:
                 f"Each backward pass of training_step (line {step.lineno}) leaves parameters unused, which strategy "
                 f"{name} rejects",
                 fix=f'Use `strategy="{name}{_FINDS}"`.',
+                severity=Severity.WARNING if known.is_open else None,
                 edits=(SetArgument(location_of(call), "strategy", f'"{name}{_FINDS}"'),)
-                if not script.is_open(call)
+                if not script.is_open(call) and not known.is_open
                 else (),
             )
 
