@@ -37,6 +37,19 @@ dist.init_process_group("nccl")
 world_size, local_rank = dist.get_world_size(), int(os.environ["LOCAL_RANK"])
 sampler = DistributedSampler(dataset, num_replicas=world_size, rank=local_rank){hosts}
 """
+_LOADERS = """\
+import torch
+from torch.utils.data import DataLoader
+
+dist.init_process_group("nccl")
+model = DDP(net)
+if args.{option}:
+    loader = DataLoader(data, sampler=torch.utils.data.DistributedSampler(data))
+else:
+    loader = DataLoader(data, shuffle=True)
+for batch in loader:
+    model(batch).sum().backward()
+"""
 _GATHERED = """\
 scores = accelerator.gather(scores)
 with open("scores.json", "w") as file:
@@ -137,6 +150,7 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         ("CODE029", _RANKS.format(write=_DEBUGGED.format(test="args.debug")), Severity.INFO),
         ("CODE029", _RANKS.format(write=_DEBUGGED.format(test="not args.debug")), Severity.ERROR),
         ("CODE029", _RANKS.format(write=_DEBUGGED.format(test='os.path.exists("debug.pt")')), Severity.ERROR),
+        ("CODE010", _LOADERS.format(option="balanced"), Severity.WARNING),
         ("CODE032", _ACCUMULATED.format(steps=2), Severity.WARNING),
         ("CODE032", _ACCUMULATED.format(steps=1), Severity.INFO),
         ("CODE005", _ONE_RANK.format(call="print(accelerator.get_state_dict(net))"), Severity.INFO),

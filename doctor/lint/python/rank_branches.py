@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from doctor.core.text import lazy_compile
@@ -104,7 +104,7 @@ def is_rank(script: Script, node: ast.expr) -> bool:
     """Whether an expression is a rank of this process: ``rank``, ``args.local_rank``, ``dist.get_rank()``,
     ``int(os.environ["RANK"])``."""
     if isinstance(node, ast.Name):
-        return bool(RANK_NAMES.search(node.id))
+        return bool(RANK_NAMES.search(node.id)) and not _is_counted(script, node)
     if isinstance(node, ast.Attribute):
         return bool(RANK_NAMES.search(node.attr))
     if isinstance(node, ast.Subscript):
@@ -113,6 +113,30 @@ def is_rank(script: Script, node: ast.expr) -> bool:
     if isinstance(node, ast.Call):
         return _is_asked_rank(script, node)
     return False
+
+
+def _is_counted(script: Script, node: ast.Name, depth: int = 3) -> bool:
+    """Whether a name only has numbers of loops that all ranks run through: ``for rank in range(world_size)``, or
+    ``row * columns + column`` of two such numbers."""
+    scope = script.scope_of(node, node.id)
+    bound = scope.names[node.id] if scope is not None else []
+    return bool(bound) and all(_counts(script, one, depth) for one in bound)
+
+
+def _counts(script: Script, bound: ast.AST | str, depth: int) -> bool:
+    if isinstance(bound, (ast.For, ast.comprehension)):
+        over = bound.iter
+        return isinstance(over, ast.Call) and last_name(over.func) in ("range", "enumerate") and not _names_rank(over)
+    if not isinstance(bound, ast.BinOp) or depth == 0:
+        return False
+    named = [one for one in ast.walk(bound) if isinstance(one, ast.Name)]
+    counted = [one for one in named if _is_counted(script, one, depth - 1)]
+    return bool(counted) and not _names_rank(bound, but=counted)
+
+
+def _names_rank(node: ast.AST, but: Sequence[ast.Name] = ()) -> bool:
+    named = (one for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute)) and one not in but)
+    return any(RANK_NAMES.search(last_name(one)) for one in named)
 
 
 def _is_asked_rank(script: Script, call: ast.Call) -> bool:

@@ -67,6 +67,11 @@ from doctor.testing.script_cases import fails, passes
         passes("one rank, or all of them if the state is sharded", _OR_ALL),
         passes("ranks of two kinds", _KINDS),
         passes("no job of several ranks: -1 is no rank", _NO_JOB),
+        passes("all ranks create the groups that loops over rank numbers select", _GROUPS_OF_LOOPS),
+        fails(
+            "the loop does not hide the rank",
+            _GROUPS_OF_LOOPS.replace("= row * 4 + column", "= dist.get_rank()").replace("+ row]))", "+ row]))  # !"),
+        ),
         passes("a context that half of the ranks enter late", _STAGGERED),
         fails("a context that rank 0 enters alone", _ENTERED_ALONE),
         passes("the ranks of a group reduce in it", _GROUP),
@@ -922,6 +927,17 @@ accelerator = Accelerator()
 model = accelerator.prepare(build())
 if accelerator.is_main_process:
     torch.save(accelerator.get_state_dict(model), "model.pt")  # !
+"""
+_GROUPS_OF_LOOPS = """\
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+groups = []
+for row in range(4):
+    for column in range(4):
+        local_rank = row * 4 + column
+        if local_rank < column * 4 + row:
+            groups.append(dist.new_group([local_rank, column * 4 + row]))
 """
 _STAGGERED = """\
 class Staggered:

@@ -77,6 +77,7 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
         passes("DeepSpeed makes the loader", _DEEPSPEED.replace("args=args", "args=args, training_data=train_set")),
         passes("a distributed sampler", _script("DataLoader(train_set, batch_size=64, sampler=sampler)")),
         passes("one of the two branches is for one process", _BRANCHES),
+        passes("an option that is called dist", _BRANCHES.replace("args.distributed", "args.dist")),
         passes(
             "validation that each rank does as a whole",
             _script("loader = 0\nval_loader = DataLoader(train_set, shuffle=True)"),
@@ -127,7 +128,9 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
                 fix=f"Pass `sampler=DistributedSampler({given})` to the loader{_instead_of(script, loader.call)}, and "
                 "call its `set_epoch(epoch)` before each epoch.",
                 evidence=(("wrapped_at_line", wrapper.lineno),),
-                severity=Severity.WARNING if _has_other_launch(script, wrapper) else None,
+                severity=Severity.WARNING
+                if _has_other_launch(script, wrapper) or _is_alternative(script, loader.call)
+                else None,
             )
 
 
@@ -142,6 +145,18 @@ def _has_other_launch(script: Script, wrapper: ast.Call) -> bool:
     """Whether the wrapper is in a branch, and the file trains with DataParallel otherwise: it may be started as one
     process always."""
     return script.nearest(wrapper, ast.If) is not None and next(script.calls("torch.nn.DataParallel"), None) is not None
+
+
+def _is_alternative(script: Script, loader: ast.Call) -> bool:
+    """Whether the opposite branch has a distributed sampler: the test may ask whether the job has several ranks."""
+    inner: ast.AST = loader
+    for outer in script.around(loader):
+        if isinstance(outer, ast.If) and inner is not outer.test:
+            others = outer.orelse if inner in outer.body else outer.body
+            if any(script.name(call.func) == SAMPLER for one in others for call in script.inside(one, ast.Call)):
+                return True
+        inner = outer
+    return False
 
 
 _SEEDS = ("torch.manual_seed", "torch.random.manual_seed", "transformers.set_seed", "accelerate.utils.set_seed")
