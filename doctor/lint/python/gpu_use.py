@@ -10,6 +10,7 @@ from doctor.lint.python.script import Script, last_name, per_script
 from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER, has_one_rank
 
 _ASKS_FOR_RANKS = re.compile(r"distributed|\bddp\b|multi_?gpu|world_?size|n_?gpus?|num_gpus|device_count|nprocs")
+_OF_LAUNCHERS = re.compile(r"(?:^|_)(?:RANK|PROCID|WORLD_SIZE|LOCAL_SIZE|NTASKS|COMM_SIZE)$")
 _OFF = frozenset({"off", "no", "none", "false", "single", ""})
 _COMPARED_WITH_ONE = (ast.Gt, ast.GtE, ast.NotEq)
 
@@ -134,6 +135,8 @@ def asks_for_several(test: ast.expr) -> bool | None:
         return next((asks for one in test.values if (asks := asks_for_several(one)) is not None), None)
     words = ast.unparse(test).lower()
     if isinstance(test, ast.Compare):
+        if isinstance(test.ops[0], (ast.In, ast.NotIn)) and _is_launch_variable(test.left):
+            return isinstance(test.ops[0], ast.In)
         asks_nothing = ast.unparse(test.comparators[-1]) in ("None", "-1")
         if asks_nothing and re.search(r"\b(?:gpu|(?:local_)?rank|device)\b", words):
             return not isinstance(test.ops[0], (ast.Is, ast.Eq))
@@ -143,7 +146,12 @@ def asks_for_several(test: ast.expr) -> bool | None:
         if _ASKS_FOR_RANKS.search(words):
             return isinstance(test.ops[0], _COMPARED_WITH_ONE)
         return None
-    return True if _ASKS_FOR_RANKS.search(words) else None
+    return True if _ASKS_FOR_RANKS.search(words) or _is_switch(test) else None
+
+
+def _is_launch_variable(node: ast.expr) -> bool:
+    """``"RANK" in os.environ``: launchers of ranks set it, and a shell does not."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and bool(_OF_LAUNCHERS.search(node.value))
 
 
 def _is_switch(node: ast.expr) -> bool:

@@ -40,7 +40,7 @@ RANK_PATTERN = lazy_compile(
 """Words of data that the script itself distributes to ranks, and of names that differ between ranks."""
 _RANK_TEST_WORDS = lazy_compile(
     r"distribut|ddp|world_?size|multi_?(?:gpu|process)|parallel|n_?gpus?$|num_gpus|rank|horovod|hvd|is_initialized|"
-    r"fsdp|num_processes|sampler|(?:^|_)dist(?:_|$)",
+    r"fsdp|num_processes|sampler|is_dist|use_dist",
     re.IGNORECASE,
 )
 STREAMS = (

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
+from doctor.lint.python.gpu_use import runs_alone
 from doctor.lint.python.loader_calls import (
     LoaderCall,
     data_of,
@@ -221,7 +222,9 @@ def _gives_all(script: Script, loader: LoaderCall) -> bool:
     is_random = sampler is not None and _is_random(script, sampler)
     if script.is_open(call) or (sampler is not None and (not is_random or evaluates(loader.name))):
         return False
-    if script.argument(call, "batch_sampler", 4) is not None or depends_on_ranks(script, call):
+    if script.argument(call, "batch_sampler", 4) is not None:
+        return False
+    if depends_on_ranks(script, call) or runs_alone(script, call):
         return False
     is_map = is_iterable(script, call) is False or _has_unused_sampler(script, call)
     if not is_map and not is_random:

@@ -72,6 +72,7 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
         fails("weights that are called parameters", _WEIGHTS_PARAMS),
         passes("the project saves states from the CPU", _FROM_CPU),
         passes("an entry for one process", _ONE_PROCESS),
+        passes("no launcher has set the rank", _NO_LAUNCHER),
         passes("the first rank alone, one process alone, and no checkpoint", _FIRST_RANK),
         passes("states that are numbers, and an app that trains nothing", _NUMBERS),
         passes("ranks on CPUs, other functions of that name, and arguments that can't be told", _CPU_RANKS),
@@ -331,6 +332,13 @@ def train(rank, files):
 
 extract("model.pt", files)
 train(rank, files)
+"""
+_NO_LAUNCHER = """\
+dist.init_process_group("nccl")
+model = Net().cuda()
+if "RANK" not in os.environ:
+    checkpoint = torch.load(args.resume)
+    model.load_state_dict(checkpoint["model"])
 """
 _FIRST_RANK = """\
 import io
