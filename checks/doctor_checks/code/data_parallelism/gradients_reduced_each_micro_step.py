@@ -100,6 +100,16 @@ _STEPS = frozenset({"step"})
                 "            optimizer.step()"
             ),
         ),
+        passes(
+            "batches that are left out have no backward pass either",
+            _script(
+                "if len(x) % 8 != 0:\n            continue\n        loss.backward()\n        optimizer.step()",
+            ),
+        ),
+        passes(
+            "the backward pass is in the branch of the step",
+            _script("if len(x) % 8 == 0:\n            loss.backward()\n            optimizer.step()"),
+        ),
         passes("a context manager of the project decides", _CONTEXT),
         passes("FSDP, where that would take memory", _SHARDED),
         passes("FSDP with accelerate", _ACCELERATE.replace("Accelerator()", "Accelerator(fsdp_plugin=plugin)")),
@@ -124,7 +134,7 @@ def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
         return
     for loop in loops(script):
         backward = _backward(script, loop)
-        step = _accumulated(script, loop) if backward is not None else None
+        step = _accumulated(script, loop, backward) if backward is not None else None
         if backward is not None and step is not None and not _is_decided_by_context(script, loop, backward, wrapper):
             is_off = _is_off_by_default(script, loop)
             summary = f"Gradients are averaged in each micro-step, but used only {step}"
@@ -229,12 +239,12 @@ def _backward(script: Script, loop: Loop) -> ast.Call | None:
     return None
 
 
-def _accumulated(script: Script, loop: Loop) -> str | None:
+def _accumulated(script: Script, loop: Loop, backward: ast.Call) -> str | None:
     """The iterations in which the optimizer steps, in words, unless it is all of them."""
     steps = [call for call in script.inside(loop.node, ast.Call) if _is_optimizer_step(call)]
     if not steps:
         return _after(script, loop)
-    tests = [_rounds(script, loop, call) or _skipped(script, loop, call) for call in steps]
+    tests = [_rounds(script, call, backward) or _skipped(script, loop, call, backward) for call in steps]
     return tests[0] if tests[0] is not None and None not in tests else None
 
 
@@ -246,10 +256,11 @@ def _is_optimizer_step(call: ast.Call) -> bool:
     return "opt" in name or ("scaler" in name and bool(call.args))
 
 
-def _rounds(script: Script, loop: Loop, call: ast.Call) -> str | None:
+def _rounds(script: Script, call: ast.Call, backward: ast.Call) -> str | None:
     inner: ast.AST = call
+    shared = set(script.around(backward))
     for outer in script.around(call):
-        if outer is loop.node:
+        if outer in shared:
             return None
         if isinstance(outer, ast.If) and inner in outer.body and _is_every_nth(script, outer.test):
             return f"if {script.text_of(outer.test, 40)} (line {outer.lineno})"
@@ -257,12 +268,14 @@ def _rounds(script: Script, loop: Loop, call: ast.Call) -> str | None:
     return None
 
 
-def _skipped(script: Script, loop: Loop, call: ast.Call) -> str | None:
-    """The round that an earlier statement of the loop leaves to the step: ``if not last: continue``."""
+def _skipped(script: Script, loop: Loop, call: ast.Call, backward: ast.Call) -> str | None:
+    """The round that a statement between backward pass and step leaves: ``if not last: continue``. A statement above
+    both leaves out batches, whose gradients nothing averages."""
     for statement in loop.node.body:
         if any(one is call for one in script.inside(statement, ast.Call)):
             return None
-        if isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Continue):
+        is_between = statement.lineno > backward.lineno
+        if is_between and isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Continue):
             test = statement.test.operand if isinstance(statement.test, ast.UnaryOp) else statement.test
             if _is_every_nth(script, test):
                 denied = plain_test(f"not ({ast.unparse(statement.test)})")
