@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import depends_on_ranks
-from doctor.lint.python.rank_branches import is_rank
+from doctor.lint.python.rank_branches import is_rank, rank_condition
 from doctor.lint.python.reachable_functions import is_run_by_all
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import several_ranks
@@ -92,6 +92,11 @@ _COPIED = ("spawn", "fork", "notebook")
             .replace("DistributedSampler(train)", "None"),
         ),
         passes("before ranks are started, which get the same", _SPAWNED),
+        passes("the others only count what rank 0 keeps", _KEPT_BY_ONE),
+        fails(
+            "rank 0 keeps what all of them train on",
+            _KEPT_BY_ONE.replace("[0.9, 0.1])", "[0.9, 0.1])  # !") + "fit(train)\n",
+        ),
     ),
 )
 def split_not_seeded(script: Script) -> Iterator[Violation]:
@@ -107,7 +112,7 @@ def split_not_seeded(script: Script) -> Iterator[Violation]:
     for call, argument in _draws(script):
         if _is_shared(script, call):
             continue
-        alone = not is_run_by_all(script, call) or depends_on_ranks(script, call)
+        alone = not is_run_by_all(script, call) or depends_on_ranks(script, call) or _is_kept_by_one(script, call)
         if not alone and not (argument and script.is_given(call, *argument)):
             before = [one for one in seeds if _comes_first(script, one, call)]
             own = _own_seed(script, before)
@@ -147,6 +152,19 @@ def _is_shared(script: Script, call: ast.Call) -> bool:
         if any(isinstance(part, ast.Name) and part.id in names for one in sent.args for part in ast.walk(one)):
             return True
     return False
+
+
+def _is_kept_by_one(script: Script, call: ast.Call) -> bool:
+    """Whether one rank alone uses the parts, as to write them to files; others may print how many there are."""
+    names = _names_of(script, call)
+    function = script.function_of(call)
+    reads = [
+        one
+        for one in script.all(ast.Name)
+        if isinstance(one.ctx, ast.Load) and one.id in names and script.function_of(one) is function
+    ]
+    used = [one for one in reads if script.nearest(one, ast.JoinedStr) is None]
+    return bool(used) and all(rank_condition(script, one) is not None for one in used)
 
 
 def _parts_data(script: Script, call: ast.Call) -> bool:
@@ -251,4 +269,15 @@ def main(rank, train):
 if __name__ == "__main__":
     train, val = random_split(load(), [0.9, 0.1])
     mp.spawn(main, args=(train,), nprocs=2)
+"""
+_KEPT_BY_ONE = """\
+import torch
+from torch.utils.data import random_split
+
+torch.distributed.init_process_group("nccl")
+train, val = random_split(load(), [0.9, 0.1])
+print(f"{len(train)} and {len(val)} samples")
+if torch.distributed.get_rank() == 0:
+    save(train, "train.json")
+    save(val, "val.json")
 """
