@@ -121,6 +121,11 @@ _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/]
             "in training, where a mean over ranks is not worth its price",
             _model("pass", "self.log('train_loss', loss)"),
         ),
+        passes("no data to validate on", _model("self.log('val_loss', loss)") + _FITS),
+        fails(
+            "data to validate on",
+            _model("self.log('val_loss', loss)  # !") + _FITS.replace("_loader)", "_loader, val_loader)"),
+        ),
         passes("one device", _model("self.log('val_loss', loss)").replace("devices=4", "devices=1")),
         passes(
             "a loss that the ranks reduced",
@@ -141,9 +146,10 @@ def metric_not_synchronised(script: Script) -> Iterator[Violation]:
     if not _is_for_several(script):
         return
     tests_alone = _tests_on_one_device(script)
+    validates = not _has_no_validation(script)
     for owner in lightning_modules(script):
         for hook in hooks(owner, *_STEPS, *_ENDS):
-            if tests_alone and "test" in hook.name:
+            if (tests_alone and "test" in hook.name) or (not validates and "validation" in hook.name):
                 continue
             for call in script.inside(hook, ast.Call):
                 if script.name(call.func) in _LOGS and _is_by_epoch(script, call, hook):
@@ -249,6 +255,22 @@ def _tests_on_one_device(script: Script) -> bool:
         return False
     texts = [text for _, text in script.modules.mentioning(".test(") if "Trainer" in text]
     return bool(texts) and all(_ONE_DEVICE.search(text) for text in texts if _TESTS_MODEL.search(text))
+
+
+def _has_no_validation(script: Script) -> bool:
+    """Whether each ``fit`` of a Trainer gets a loader to train on, and nothing gives one to validate on: Lightning skips
+    the validation then."""
+    fits = list(script.calls(f"{TRAINER}().fit"))
+    if not fits or "val_dataloader" in script.text or next(script.calls(f"{TRAINER}().validate"), None) is not None:
+        return False
+    return all(_fits_without_validation(script, one) for one in fits)
+
+
+def _fits_without_validation(script: Script, fit: ast.Call) -> bool:
+    trained_on = script.argument(fit, "train_dataloaders", 1)
+    others = script.is_given(fit, "val_dataloaders", 2) or script.is_given(fit, "datamodule", 3)
+    # A data module may be given in this place, too.
+    return trained_on is not None and not others and "loader" in last_name(trained_on).lower()
 
 
 def _is_by_epoch(script: Script, call: ast.Call, hook: ast.FunctionDef) -> bool:
@@ -391,6 +413,7 @@ if accelerator.is_main_process:
     images = draw(validation_prompt)
     tracker.log({"pictures": images})
 """
+_FITS = "trainer.fit(Classifier(build()), train_loader)\n"
 _AT_THE_END = """\
 import pytorch_lightning as pl
 from torchmetrics import Accuracy
