@@ -112,6 +112,19 @@ def test_does_not_ask_for_the_rank(text):
 
 
 @pytest.mark.parametrize(
+    ("text", "is_test"),
+    [
+        ("size = dist.get_world_size()\nif rank >= size:\n    here()", False),
+        ("def run(rank, size):\n    if rank >= size:\n        here()", False),
+        ("def run(size):\n    if rank >= size:\n        here()", True),
+        ("size = args.readers\nif rank >= size:\n    here()", True),
+    ],
+)
+def test_processes_beyond_the_number_of_ranks(text, is_test):
+    assert (rank_condition(*marked(text)) is not None) is is_test
+
+
+@pytest.mark.parametrize(
     "before",
     [
         "master = rank == 0",

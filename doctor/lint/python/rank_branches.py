@@ -45,6 +45,7 @@ ON_ONE_RANK = frozenset(
 )
 """Decorators of functions that run on one rank and return at once on the others."""
 
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DECORATORS = frozenset({"rank_zero_only", "master_only", "main_process_only", "on_main_process", "main_rank_only"})
 _ASKED = lazy_compile(r"^(?:get_(?:\w+_)?rank|(?:local_|node_|cross_)?rank|process_index)$")
 _FIRST = lazy_compile(r"^(?:\w+_)?(?:main_process|rank_zero|zero|process_zero|rank0)_first$")
@@ -196,7 +197,23 @@ def _is_rank_compared(script: Script, node: ast.Compare) -> bool:
     if others[0] in (None, -1) or (others[0] == 0 and is_bound):
         return False
     # ``rank < world_size``, ``rank >= nprocs``: leaves out processes that are not ranks.
-    return not (is_bound and OF_THE_JOB.search(last_name(node.comparators[0])))
+    return not (is_bound and _is_world_size(script, node.comparators[0]))
+
+
+def _is_world_size(script: Script, node: ast.expr) -> bool:
+    """Also ``size`` next to ``rank`` in the parameters of a function, as in PyTorch's tutorial of torch.distributed."""
+    if OF_THE_JOB.search(last_name(node)):
+        return True
+    if not isinstance(node, ast.Name):
+        return False
+    function = script.function_of(node)
+    names = [one.arg for one in function.args.args] if isinstance(function, _FUNCTIONS) else []
+    is_given = node.id == "size" and "size" in names and "rank" in names
+    values = script.values_of(node)
+    asked = bool(values) and all(
+        isinstance(one, ast.Call) and last_name(one.func) == "get_world_size" for one in values
+    )
+    return is_given or asked
 
 
 def asks_for_one(node: ast.expr) -> bool:
