@@ -50,6 +50,17 @@ else:
 for batch in loader:
     model(batch).sum().backward()
 """
+_RECOMPUTED = """\
+from torch.utils.checkpoint import checkpoint
+
+class Block(torch.nn.Module):
+    def forward(self, x):
+        if {test}:
+            return checkpoint(self.inner, x)
+        return self.inner(x)
+
+model = DDP(Block(), find_unused_parameters=True)
+"""
 _GATHERED = """\
 scores = accelerator.gather(scores)
 with open("scores.json", "w") as file:
@@ -151,6 +162,8 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         ("CODE029", _RANKS.format(write=_DEBUGGED.format(test="not args.debug")), Severity.ERROR),
         ("CODE029", _RANKS.format(write=_DEBUGGED.format(test='os.path.exists("debug.pt")')), Severity.ERROR),
         ("CODE010", _LOADERS.format(option="balanced"), Severity.WARNING),
+        ("CODE018", _RECOMPUTED.format(test="self.training"), Severity.ERROR),
+        ("CODE018", _RECOMPUTED.format(test="self.use_checkpoint"), Severity.WARNING),
         ("CODE032", _ACCUMULATED.format(steps=2), Severity.WARNING),
         ("CODE032", _ACCUMULATED.format(steps=1), Severity.INFO),
         ("CODE005", _ONE_RANK.format(call="print(accelerator.get_state_dict(net))"), Severity.INFO),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from doctor.api import Script, SetArgument, Severity, Violation, is_older, location_of, rule
@@ -15,6 +16,7 @@ _KWARGS = ("accelerate.DistributedDataParallelKwargs", "accelerate.utils.Distrib
 _STRATEGIES = ("lightning.pytorch.strategies.DDPStrategy", "lightning.fabric.strategies.DDPStrategy")
 _FINDS = "_find_unused_parameters_true"
 _PLAIN = ("ddp", "ddp_spawn", "ddp_fork", "ddp_notebook")
+_OPTION = re.compile(r"checkpoint|recompute", re.IGNORECASE)
 _NOT_REENTRANT_SINCE = "5.0"
 """Transformers: ``gradient_checkpointing_enable`` was reentrant before, unless set otherwise."""
 
@@ -75,6 +77,7 @@ def unused_parameters_contradict(script: Script) -> Iterator[Violation]:
                 call,
                 f"{word} conflicts with reentrant checkpointing (line {reentrant.lineno})",
                 fix=f"Pass `{_not_reentrant(script, reentrant)}` at line {reentrant.lineno}, or remove `{word}`.",
+                severity=Severity.WARNING if _is_asked_for(script, reentrant) else None,
             )
     yield from _parts(script)
 
@@ -110,6 +113,12 @@ def _reentrant(script: Script) -> ast.Call | None:
         if _is_reentrant_in_transformers(script, call):
             return call
     return None
+
+
+def _is_asked_for(script: Script, call: ast.Call) -> bool:
+    """``if args.gradient_checkpointing:`` around it: runs without that option have no conflict."""
+    branches = (one.test for one in script.around(call) if isinstance(one, ast.If))
+    return any(_OPTION.search(ast.unparse(one)) for one in branches)
 
 
 def _is_reentrant_in_transformers(script: Script, call: ast.Call) -> bool:
