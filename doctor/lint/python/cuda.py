@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 
 from doctor.lint.python.gpu_use import runs_alone
+from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.script import UNKNOWN, Script, last_name
-from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER, has_one_rank
+from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER, calls_of, has_one_rank
 
 JOINS = "torch.distributed.init_process_group"
 _BINDS = re.compile(
@@ -16,6 +17,7 @@ _BINDS = re.compile(
 )
 _BINDERS = (ACCELERATOR, FABRIC, TRAINER, "accelerate.PartialState", "deepspeed.initialize", "torch.cuda.device")
 """Libraries that set the device of a process, and the context manager."""
+_FIRST = re.compile(r"^[\w.()]*rank[\w.()]* == 0(?: and\b|$)")
 _INITIALIZES = frozenset(
     f"torch.cuda.{name}"
     for name in (
@@ -90,7 +92,17 @@ def on_current_device(script: Script) -> ast.Call | None:
     """The first call that moves something to the current GPU: ``x.cuda()``, ``x.to("cuda")``, ``torch.zeros(1,
     device="cuda")``; ``None`` if devices are numbered, or there is none."""
     calls = (call for call in script.all(ast.Call) if is_on_current_device(script, call))
-    return next((call for call in calls if not runs_alone(script, call)), None)
+    return next((call for call in calls if not runs_alone(script, call) and not _is_on_first_rank(script, call)), None)
+
+
+def _is_on_first_rank(script: Script, node: ast.AST, depth: int = 2) -> bool:
+    """Whether rank 0 alone runs it, or calls its function: GPU 0 is its own."""
+    condition = rank_condition(script, node)
+    if condition is not None:
+        return bool(_FIRST.search(condition.test))
+    function = script.function_of(node)
+    calls = list(calls_of(script, function)) if function is not None and depth else []
+    return bool(calls) and all(_is_on_first_rank(script, call, depth - 1) for call in calls)
 
 
 def is_on_current_device(script: Script, call: ast.Call) -> bool:

@@ -37,6 +37,11 @@ from doctor.testing.script_cases import fails, passes
         ),
         passes("devices told by number", _BY_NUMBER),
         passes("where there is one process alone", _ALONE),
+        passes("rank 0 alone uses the current device", _FIRST_RANK),
+        fails(
+            "all ranks call that function",
+            _FIRST_RANK.replace('("nccl")', '("nccl")  # !').replace("if rank == 0 and args.document:\n    ", ""),
+        ),
         passes("gloo", _TORCHRUN.replace("nccl", "gloo")),
         passes("one process sees one GPU", _MASKED),
         passes("a helper of the project sets it", _HELPER),
@@ -120,6 +125,17 @@ def main():
     model = DDP(torch.nn.Linear(8, 8).cuda())
     for x in batches():
         model(x.cuda(non_blocking=True)).sum().backward()
+"""
+_FIRST_RANK = """\
+import torch
+
+def document(model, path):
+    torch.save(model.weight + torch.tensor(0.0).cuda(), path)
+
+torch.distributed.init_process_group("nccl")
+model = build().to(rank)
+if rank == 0 and args.document:
+    document(model, "weights.pt")
 """
 _CONVERTER = """\
 import argparse
