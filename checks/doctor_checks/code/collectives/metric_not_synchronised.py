@@ -125,6 +125,8 @@ _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/]
         fails(
             "data to validate on",
             _model("self.log('val_loss', loss)  # !") + _FITS.replace("_loader)", "_loader, val_loader)"),
+            _model("self.log('val_loss', loss, sync_dist=True)  # !")
+            + _FITS.replace("_loader)", "_loader, val_loader)"),
         ),
         passes("one device", _model("self.log('val_loss', loss)").replace("devices=4", "devices=1")),
         passes(
@@ -258,8 +260,8 @@ def _tests_on_one_device(script: Script) -> bool:
 
 
 def _has_no_validation(script: Script) -> bool:
-    """Whether each ``fit`` of a Trainer gets a loader to train on, and nothing gives one to validate on: Lightning skips
-    the validation then."""
+    """Whether each ``fit`` of a Trainer gets a loader to train on, and nothing gives one to validate on: Lightning
+    skips the validation then."""
     fits = list(script.calls(f"{TRAINER}().fit"))
     if not fits or "val_dataloader" in script.text or next(script.calls(f"{TRAINER}().validate"), None) is not None:
         return False
