@@ -11,7 +11,7 @@ from doctor.lint.python.cuda import shows_one_gpu
 from doctor.lint.python.gpu_use import runs_alone, simulates_ranks, uses_gpus
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import is_run_by_all
-from doctor.lint.python.script import UNKNOWN
+from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import WRAPPERS, only_infers, several_ranks
 from doctor.testing.script_cases import fails, passes
 
@@ -74,6 +74,11 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
         passes("an entry for one process", _ONE_PROCESS),
         passes("no launcher has set the rank", _NO_LAUNCHER),
         passes("the first rank alone, one process alone, and no checkpoint", _FIRST_RANK),
+        passes("the file is saved with numbers alone", _SAVED_NUMBERS),
+        fails(
+            "the file is saved with tensors",
+            _SAVED_NUMBERS.replace(".item()", "").replace('state.pt")', 'state.pt")  # !', 1),
+        ),
         passes("states that are numbers, and an app that trains nothing", _NUMBERS),
         passes("ranks on CPUs, other functions of that name, and arguments that can't be told", _CPU_RANKS),
     ),
@@ -153,6 +158,8 @@ def _is_checkpoint(script: Script, call: ast.Call) -> bool:
     path = " ".join(script.text_of(one, 200) for one in sources)
     if _HELD_ON_CPU.search(path) or _OF_A_RANK.search(path) or "BytesIO" in path or _saved_here(script, call):
         return False
+    if _is_saved_with_numbers(script, call):
+        return False
     if _goes_into_state(script, call):
         return True
     statement = script.statement_of(call)
@@ -172,6 +179,31 @@ def _saved_here(script: Script, call: ast.Call) -> bool:
         and rank_condition(script, one) is None
         for one in script.calls("torch.save")
     )
+
+
+def _is_saved_with_numbers(script: Script, call: ast.Call) -> bool:
+    """Whether the script itself saves a file of that name, with a dictionary whose entries are all ``….item()``."""
+    name = _file_name(script, call.args[0]) if call.args else ""
+    saves = [one.args for one in script.calls("torch.save") if len(one.args) > 1] if name else []
+    saved = [given[0] for given in saves if _file_name(script, given[1]) == name]
+    texts = {script.text_of(one) for one in saved}
+    entries = [
+        one
+        for kind in (ast.Assign, ast.AugAssign)
+        for one in script.all(kind)
+        for target in (one.targets if isinstance(one, ast.Assign) else [one.target])
+        if isinstance(target, ast.Subscript) and script.text_of(target.value) in texts
+    ]
+    return bool(entries) and all(
+        isinstance(one.value, ast.Call) and last_name(one.value.func) == "item" for one in entries
+    )
+
+
+def _file_name(script: Script, path: ast.expr) -> str:
+    """The last part of a path as far as it is written: ``scores.bin`` of ``f"{folder}/scores.bin"``."""
+    last = path.values[-1] if isinstance(path, ast.JoinedStr) and path.values else path
+    known = script.value(last)
+    return known.rpartition("/")[2] if isinstance(known, str) else ""
 
 
 def _goes_into_state(script: Script, call: ast.Call) -> bool:
@@ -367,6 +399,16 @@ shard = torch.load(f"model_rank{dist.get_rank()}.pt")
 
 def load_checkpoint(path):
     return torch.load(path)
+"""
+_SAVED_NUMBERS = """\
+import torch
+
+dist.init_process_group("nccl")
+model = DDP(build().cuda())
+checkpoint = torch.load(f"{args.before}/state.pt")
+for name, weight in model.named_parameters():
+    checkpoint[name] = (weight**2).mean().item()
+torch.save(checkpoint, f"{args.output}/state.pt")
 """
 _CPU_RANKS = """\
 import json
