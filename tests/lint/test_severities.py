@@ -61,6 +61,12 @@ class Block(torch.nn.Module):
 
 model = DDP(Block(), find_unused_parameters=True)
 """
+_OPTIONAL = """\
+parser = argparse.ArgumentParser()
+parser.add_argument("--full_state", action="store_true")
+args = parser.parse_args()
+"""
+_IF_ASKED = "if args.full_state:\n            print(accelerator.get_state_dict(net))"
 _GATHERED = """\
 scores = accelerator.gather(scores)
 with open("scores.json", "w") as file:
@@ -167,6 +173,7 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         ("CODE032", _ACCUMULATED.format(steps=2), Severity.WARNING),
         ("CODE032", _ACCUMULATED.format(steps=1), Severity.INFO),
         ("CODE005", _ONE_RANK.format(call="print(accelerator.get_state_dict(net))"), Severity.INFO),
+        ("CODE005", _OPTIONAL + _ONE_RANK.format(call=_IF_ASKED), Severity.INFO),
         ("CODE005", _ONE_RANK.format(call="print(model(x))"), Severity.WARNING),
         ("CODE005", _ONE_RANK.format(call="with torch.no_grad():\n            print(model(x))"), Severity.INFO),
         ("CODE005", _FIRST.format(call="accelerator.gather(x)"), Severity.ERROR),

@@ -162,7 +162,7 @@ def _run_by_some(script: Script, one: CollectiveCall, condition: RankCondition) 
     depends = not condition.certain or _OF_A_GROUP.search(condition.test) is not None or _is_stopped(script, one.call)
     option = _option_of(script, one)
     is_certain = one.certain and not depends and not option
-    is_advice = not option and _is_advice(script, one)
+    is_advice = _is_advice(script, one)
     summary = f"{f'With {option}, ' if option else ''}{_words(script, one)} {where}"
     longer = f"{summary}, not on all ranks"
     is_complete = condition.test.startswith("@") or "is not reached" in where
