@@ -187,16 +187,14 @@ def _is_saved_with_numbers(script: Script, call: ast.Call) -> bool:
     saves = [one.args for one in script.calls("torch.save") if len(one.args) > 1] if name else []
     saved = [given[0] for given in saves if _file_name(script, given[1]) == name]
     texts = {script.text_of(one) for one in saved}
+    assigned = [(target, one.value) for one in script.all(ast.Assign) for target in one.targets]
+    assigned += [(one.target, one.value) for one in script.all(ast.AugAssign)]
     entries = [
-        one
-        for kind in (ast.Assign, ast.AugAssign)
-        for one in script.all(kind)
-        for target in (one.targets if isinstance(one, ast.Assign) else [one.target])
+        value
+        for target, value in assigned
         if isinstance(target, ast.Subscript) and script.text_of(target.value) in texts
     ]
-    return bool(entries) and all(
-        isinstance(one.value, ast.Call) and last_name(one.value.func) == "item" for one in entries
-    )
+    return bool(entries) and all(isinstance(one, ast.Call) and last_name(one.func) == "item" for one in entries)
 
 
 def _file_name(script: Script, path: ast.expr) -> str:
