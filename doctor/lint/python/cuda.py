@@ -101,7 +101,10 @@ def _is_on_first_rank(script: Script, node: ast.AST, depth: int = 2) -> bool:
     if condition is not None:
         return bool(_FIRST.search(condition.test))
     function = script.function_of(node)
-    calls = list(calls_of(script, function)) if function is not None and depth else []
+    if function is None or depth == 0:
+        return False
+    # Also of a method, on a model whose type is not known
+    calls = list(calls_of(script, function)) or list(script.method_calls(function.name))
     return bool(calls) and all(_is_on_first_rank(script, call, depth - 1) for call in calls)
 
 

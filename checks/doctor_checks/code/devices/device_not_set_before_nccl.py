@@ -38,6 +38,12 @@ from doctor.testing.script_cases import fails, passes
         passes("devices told by number", _BY_NUMBER),
         passes("where there is one process alone", _ALONE),
         passes("rank 0 alone uses the current device", _FIRST_RANK),
+        passes(
+            "rank 0 alone calls the method that does",
+            _FIRST_RANK.replace("def document(model, path):", "class Net:\n  def document(model, path):").replace(
+                "    document(model, ", "    model.document("
+            ),
+        ),
         fails(
             "all ranks call that function",
             _FIRST_RANK.replace('("nccl")', '("nccl")  # !').replace("if rank == 0 and args.document:\n    ", ""),
