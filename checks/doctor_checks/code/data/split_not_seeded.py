@@ -155,7 +155,7 @@ def _is_shared(script: Script, call: ast.Call) -> bool:
 
 
 def _is_kept_by_one(script: Script, call: ast.Call) -> bool:
-    """Whether one rank alone uses the parts, as to write them to files; others may print how many there are."""
+    """Whether only one rank uses the parts, as to write them to files; others may print how many there are."""
     names = _names_of(script, call)
     function = script.function_of(call)
     reads = [
