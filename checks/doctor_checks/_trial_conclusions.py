@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.trial_selection import AGAIN, NOT_TRIED, Subject, trials_of
 from doctor.api import Finding, Job
 from doctor.facts import Trial
 
 
-class TrialConclusions(NamedTuple):
+class TrialConclusions(msgspec.Struct, frozen=True):
     """``restored_by`` and ``not_restored_by``: changes as text with numbers; ``remedies``: commands.
 
     ``again``: trials that succeeded without a change; ``not_tried``: why changes could not be made."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.core.facts import Collective, Frame
 from doctor.core.frames import NATIVE_CODE, NATIVE_WAITS, is_backward_engine, is_doctor, is_torch, waits_in
@@ -20,7 +21,7 @@ _DRIVERS = ("/loops/", "transformers/trainer.py")
 """Loops of a framework: user code outside of them only started the run."""
 
 
-class Caller(NamedTuple):
+class Caller(msgspec.Struct, frozen=True):
     """Library code that calls collectives on behalf of the user; ``alone``: its name if no user code made the call.
 
     ``path`` is part of a frame's file, ``functions`` are its functions that count (none: all)."""
@@ -77,7 +78,7 @@ _CARRIERS = (
 """Callers that only forward a call; they count if there is no other."""
 
 
-class CallSite(NamedTuple):
+class CallSite(msgspec.Struct, frozen=True):
     """A call of a collective: ``operation``, the line that made it, and its caller in ``words``.
 
     ``frame``: the line of user code or, if a framework made the call by itself, the innermost one outside of torch.
@@ -183,7 +184,7 @@ def is_in_backward(stack: Sequence[Frame]) -> bool:
     return bool(stack) and is_backward_engine(stack[0])
 
 
-class LocalWork(NamedTuple):
+class LocalWork(msgspec.Struct, frozen=True):
     """Work of a rank that waits for no other: its ``kind``, and the ``frame`` that shows it.
 
     ``is_next_batch``: known only from the point at which a loop waits for data."""

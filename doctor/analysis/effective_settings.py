@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 from weakref import WeakKeyDictionary
+
+import msgspec
 
 from doctor.core.facts import EnvironmentFacts, NcclFacts, Section, Setting, SoftwareFacts
 from doctor.core.job import Group, Job
@@ -14,7 +16,7 @@ A = TypeVar("A", bound=Section)
 K = TypeVar("K", bound=Hashable)
 
 
-class EffectiveSetting(NamedTuple):
+class EffectiveSetting(msgspec.Struct, frozen=True):
     """A setting and the ranks in which it is in effect."""
 
     setting: Setting

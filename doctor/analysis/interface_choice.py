@@ -12,6 +12,8 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 
+import msgspec
+
 from doctor.analysis.logs.event_timeline import events_of_kinds
 from doctor.analysis.visible_devices import uses_nccl
 from doctor.core.facts import (
@@ -65,7 +67,7 @@ CARRIES_NOTHING = frozenset({"loopback", "container-bridge", "virtual-bridge"})
 """Kinds of interfaces that never lead to another host."""
 
 
-class InterfaceEndpoint(NamedTuple):
+class InterfaceEndpoint(msgspec.Struct, frozen=True):
     """An interface and its address that would be used."""
 
     interface: Interface
@@ -77,7 +79,7 @@ class InterfaceEndpoint(NamedTuple):
         return f"{self.interface.name} ({self.address.address})"
 
 
-class NetworkChoice(NamedTuple):
+class NetworkChoice(msgspec.Struct, frozen=True):
     """The interfaces that a library would use; other ranks receive the ``first`` endpoint.
 
     ``variable``: the setting that selects them; ``value``: its value, ``None`` in automatic mode."""
@@ -494,7 +496,7 @@ _OF_THE_WEB = lazy_compile(
 """Messages of torch's store, of programs that download something, and of the sites from which they do."""
 
 
-class UnknownName(NamedTuple):
+class UnknownName(msgspec.Struct, frozen=True):
     """A name that a program could not resolve; ``own``: it is the host's own."""
 
     event: Event

@@ -15,8 +15,9 @@ import re
 from collections.abc import Hashable, Iterator
 from functools import lru_cache
 from itertools import groupby
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
+
+import msgspec
 
 from doctor.analysis.logs.event_timeline import parse_count
 from doctor.core.facts import LaunchFacts, SlurmFacts, TrainerFacts
@@ -97,7 +98,7 @@ def _may_be_direct(launch: LaunchFacts) -> bool:
     return innermost is None or not innermost[1].by_agent or bool(_STARTED_DIRECTLY.get(innermost[0].title))
 
 
-class SlurmStep(NamedTuple):
+class SlurmStep(msgspec.Struct, frozen=True):
     """The srun job step of a process. ``size``: its tasks; ``most_per_node``: the most tasks on one node."""
 
     number: int
@@ -166,7 +167,7 @@ def _rank_and_size(launch: LaunchFacts, count: ProcessCount) -> tuple[int | None
     return launch_number(launch, count.rank), launch_number(launch, count.sizes[0])
 
 
-class DirectLaunch(NamedTuple):
+class DirectLaunch(msgspec.Struct, frozen=True):
     """A rank that srun or mpirun started directly: its number, the world size, and the variables with these values."""
 
     program: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.stats.outliers import outliers
 from doctor.core.facts import StorageFacts, StorageReading, StorageSpeedFacts, StorageTrial
@@ -26,7 +27,7 @@ LONG_SYNC = 5.0
 """Seconds until a few mebibytes are on the disk. Checkpoint writers call fsync for every file."""
 
 
-class WriteResult(NamedTuple):
+class WriteResult(msgspec.Struct, frozen=True):
     """The best trial of a host in a path."""
 
     local: LocalRanks
@@ -43,7 +44,7 @@ class WriteResult(NamedTuple):
         return (self.trial.write_seconds or 0.0) + (self.trial.sync_seconds or 0.0)
 
 
-class SlowStorage(NamedTuple):
+class SlowStorage(msgspec.Struct, frozen=True):
     """Slow hosts of a directory (``places`` are indices in ``Job.hosts``): ``seconds`` of the slowest for ``bytes``.
 
     ``usual``: of the other hosts, ``None`` if all are slow."""
@@ -57,7 +58,7 @@ class SlowStorage(NamedTuple):
     usual: float | None
 
 
-class SplitDirectory(NamedTuple):
+class SplitDirectory(msgspec.Struct, frozen=True):
     """A directory whose files not all hosts see.
 
     ``places``: the faulty hosts (indices in ``Job.hosts``); ``groups``: hosts that see one another's files, the largest
@@ -69,7 +70,7 @@ class SplitDirectory(NamedTuple):
     readings: tuple[tuple[str, StorageReading], ...]
 
 
-class _VisibilityTest(NamedTuple):
+class _VisibilityTest(msgspec.Struct, frozen=True):
     reader: int
     writer: int
     seen: bool

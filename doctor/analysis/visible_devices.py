@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
+import msgspec
+
 from doctor.core.facts import (
     EnvironmentFacts,
     Gpu,
@@ -37,7 +39,7 @@ HIDE_ALL = frozenset({"", "-1", "nodevfiles", "none"})
 _LEADING_NUMBER = lazy_compile(r"[+-]?[0-9]{1,9}")
 
 
-class VisibleListFault(NamedTuple):
+class VisibleListFault(msgspec.Struct, frozen=True):
     """What is wrong with a value of CUDA_VISIBLE_DEVICES.
 
     ``kind``: ``entry`` is no device and ends the list, is repeated, or is read in part; or no device of the host fits
@@ -48,7 +50,7 @@ class VisibleListFault(NamedTuple):
     others: tuple[str, ...] = ()
 
 
-class VisibleList(NamedTuple):
+class VisibleList(msgspec.Struct, frozen=True):
     """CUDA_VISIBLE_DEVICES as CUDA reads it, without asking the driver; ``is_set``: whether it is set at all.
 
     ``entries``: the valid ones, in order (index as digits, UUID or its beginning). ``fault``: ``None`` if the value is
@@ -114,7 +116,7 @@ def _cut(word: str, rest: list[str]) -> VisibleListFault | None:
     return VisibleListFault("ends", word, lost)
 
 
-class VisibleDevice(NamedTuple):
+class VisibleDevice(msgspec.Struct, frozen=True):
     """A CUDA device of a process: a GPU, or a MIG slice of it."""
 
     gpu: Gpu
@@ -131,7 +133,7 @@ class VisibleDevice(NamedTuple):
         return f"MIG slice {self.slice.index} of GPU {self.gpu.index}" if self.slice else f"GPU {self.gpu.index}"
 
 
-class VisibleDevices(NamedTuple):
+class VisibleDevices(msgspec.Struct, frozen=True):
     """The GPUs of a host that are visible in an environment.
 
     ``devices``: in CUDA's order, ``None`` if unknown, for the reason ``why``. ``size``: the number of devices, ``None``

@@ -133,7 +133,7 @@ def to_document(job: Job, created: datetime.datetime | None = None) -> dict[str,
         "launcher": job.launcher,
         "world_size": job.world_size,
         "absent": list(job.absent),
-        **({"last_seen": [seen._asdict() for seen in job.last_seen]} if job.last_seen else {}),
+        **({"last_seen": [msgspec.structs.asdict(seen) for seen in job.last_seen]} if job.last_seen else {}),
         "hosts": [
             {"name": host.name, "boot_id": host.boot_id, "machine_id": host.machine_id, **_section_data(host)}
             for host in job.hosts

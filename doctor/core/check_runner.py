@@ -6,7 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -300,7 +300,7 @@ def _with_unhide(reason: str, unhide: str) -> str:
     return f"{reason}; to see it: {unhide}" if unhide else reason
 
 
-class _ExplainingFinding(NamedTuple):
+class _ExplainingFinding(msgspec.Struct, frozen=True):
     """A finding of the check ``id`` that explains others."""
 
     id: str

@@ -374,7 +374,7 @@ def _joined(parts: list[LocalRanks]) -> LocalRanks:
     return LocalRanks(tuple(host for part in parts for host in part.hosts), tuple(members))
 
 
-class LastSeen(NamedTuple):
+class LastSeen(msgspec.Struct, frozen=True):
     """A rank that stopped responding, its host, and the last ``step`` that it took.
 
     The steps: ``listed`` (a cluster has it on that host, but it never connected), ``joined`` (it connected, but

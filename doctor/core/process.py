@@ -10,8 +10,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakSet
+
+import msgspec
 
 from doctor.core.import_path import cleaned_path, working_directory
 
@@ -44,7 +46,7 @@ GRACE = 1.0
 """Seconds that the end of the interpreter waits for a child that is just being started by a collector's thread."""
 
 
-class ChildOwner(NamedTuple):
+class ChildOwner(msgspec.Struct, frozen=True):
     """The user and group that a child runs as."""
 
     uid: int

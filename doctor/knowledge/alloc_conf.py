@@ -36,7 +36,7 @@ class OptionInfo(msgspec.Struct, frozen=True):
     native: bool = True
 
 
-class AllocConfFault(NamedTuple):
+class AllocConfFault(msgspec.Struct, frozen=True):
     """The fault of a value. ``text`` completes ``NAME …``; ``option``: the option, empty if it is unknown; ``fix``: a
     replacement for the option; ``value``: or for the whole value; ``harmless``: torch accepts it, with a warning or
     without effect; ``ignored``: without effect, and without a warning."""

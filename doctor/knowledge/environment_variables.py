@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -172,7 +172,7 @@ def nearest(name: str) -> str | None:
     return _closest(plain, near) or _unfinished(plain, near)
 
 
-class _Candidate(NamedTuple):
+class _Candidate(msgspec.Struct, frozen=True):
     """A known name: its own part, the same without underscores, and its letters as bits."""
 
     name: str

@@ -13,7 +13,9 @@ https://slurm.schedmd.com/srun.html, https://docs.open-mpi.org/en/main/man-openm
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
+
+import msgspec
 
 Names = tuple[str, ...]
 UNRANKED = 1_000
@@ -37,7 +39,7 @@ INTERACTIVE_JOBS = ("bash", "interactive")
 """SLURM job names that Lightning does not treat as a SLURM run (lightning/fabric/plugins/environments/slurm.py)."""
 
 
-class ProcessCount(NamedTuple):
+class ProcessCount(msgspec.Struct, frozen=True):
     """The variables by which a launcher counts the processes that run now.
 
     ``mark`` is the variable that ``LaunchFacts.running_together`` names. ``by_agent``: an agent starts the processes of
@@ -52,14 +54,14 @@ class ProcessCount(NamedTuple):
     in_step: bool = False
 
 
-class OptionSyntax(NamedTuple):
+class OptionSyntax(msgspec.Struct, frozen=True):
     """``flags``: long names, with dashes, of options without a value; ``short``: letters to long names."""
 
     flags: Names
     short: Mapping[str, str] = {}
 
 
-class LaunchCommand(NamedTuple):
+class LaunchCommand(msgspec.Struct, frozen=True):
     """How a launch file starts a launcher. Names of options are as users write them, without leading dashes.
 
     ``program``: the word for it in findings. ``calls``: the words that start it, the longest first; ``modules``: the
@@ -132,7 +134,7 @@ SLURM_OPTIONS = OptionSyntax(
 """Options of srun, sbatch and salloc."""
 
 
-class Launcher(NamedTuple):
+class Launcher(msgspec.Struct, frozen=True):
     """One launcher or scheduler. Fields that list variables put the preferred name first.
 
     ``name``: the value of ``LaunchFacts.launcher``. ``source``: the name of its claim, if it is another one.

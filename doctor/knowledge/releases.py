@@ -7,7 +7,6 @@ drivers under minor-version compatibility; NCCL makefiles/common.mk by tag for t
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import NamedTuple
 
 import msgspec
 
@@ -89,7 +88,7 @@ def bundled_nccl(torch: str) -> str | None:
     return table.get(".".join(map(str, numbers)))
 
 
-class LightningMatch(NamedTuple):
+class LightningMatch(msgspec.Struct, frozen=True):
     """The entry of the table for a Lightning release."""
 
     since: str

@@ -10,7 +10,8 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.core.text import lazy_compile
 from doctor.knowledge.environment_variables import VariableInfo, known
@@ -18,7 +19,7 @@ from doctor.knowledge.interface_syntax import parse_nccl_integer
 from doctor.knowledge.releases import within
 
 
-class ValueFault(NamedTuple):
+class ValueFault(msgspec.Struct, frozen=True):
     """Why a value is not valid. ``problem`` completes ``NAME=value …``; ``expected``: valid values; ``mild``: the value
     still has its probably intended effect, or does not affect the job; ``harmless``: every part that has an effect is
     valid; ``ignored``: the parts of a list without effect."""

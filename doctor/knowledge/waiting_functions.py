@@ -14,7 +14,8 @@ https://github.com/horovod/horovod (horovod/torch/mpi_ops.py and mpi_ops_v2.cc, 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+
+import msgspec
 
 ANY_COLLECTIVE = "collective"
 """The operation of a rank that waits in a collective whose name is not known."""
@@ -22,7 +23,7 @@ RENDEZVOUS = "init_process_group"
 """The operation of a rank that waits for others before there is a communicator."""
 
 
-class WaitingFunctions(NamedTuple):
+class WaitingFunctions(msgspec.Struct, frozen=True):
     """Functions that wait: ``path`` is part of their file, and without ``functions`` all in that file count.
 
     ``operation`` that they wait in; empty: the function's own name. ``only_waits``: they do hardly anything else, so

@@ -110,7 +110,7 @@ class WatchOptions(msgspec.Struct, frozen=True):
                 group = chosen_group(os.environ.get(VARIABLE))
             except UnusableError as error:
                 write_line(f"{VARIABLE}: {error}; continuing without a group")
-        owners = TrustedOwners.here(group)._replace(option=f"share_group or {VARIABLE}")
+        owners = msgspec.structs.replace(TrustedOwners.here(group), option=f"share_group or {VARIABLE}")
         if self.dirpath is not None:
             return OwnFolder(absolute(Path(self.dirpath)), owners=owners, checked=True)
         return OwnFolder(absolute(default), OWN_FOLDER, owners=owners)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.core.finding import Severity
 from doctor.core.report_document import CheckResult, Report, ReportFinding
@@ -54,7 +55,7 @@ _BLANK, _BEGIN, _END = "\ue000", "\ue001", "\ue002"
 """Private-use characters for a blank within code, and for the start and end of code, while lines are wrapped."""
 
 
-class FindingStyle(NamedTuple):
+class FindingStyle(msgspec.Struct, frozen=True):
     """How the findings of ``report`` are laid out. ``verbose``: all of them, with all evidence."""
 
     report: Report

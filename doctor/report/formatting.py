@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import all_suffixes
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -41,7 +41,7 @@ CODE_EVIDENCE = ("code", "column", "end_column", "end_line", "line_in_cell", "ce
 """Names of evidence by which rules of ``doctor lint`` locate a line; reports show the line instead."""
 
 
-class CodeExcerpt(NamedTuple):
+class CodeExcerpt(msgspec.Struct, frozen=True):
     """A source line with its number (``margin``), and below it the mark of the part that is at fault."""
 
     margin: str

@@ -6,6 +6,8 @@ import re
 from collections.abc import Collection
 from typing import NamedTuple
 
+import msgspec
+
 from doctor.core.finding import Severity
 from doctor.core.job import Job
 from doctor.core.report_document import CandidateCause, CheckResult, Report, ReportFinding
@@ -58,7 +60,7 @@ def shown_candidates(report: Report, story: Narrative) -> ShownCandidates:
     return ShownCandidates("Less likely alternatives", shown)
 
 
-class CheckFinding(NamedTuple):
+class CheckFinding(msgspec.Struct, frozen=True):
     """A finding and the result of its check."""
 
     result: CheckResult
@@ -70,7 +72,7 @@ class CheckFinding(NamedTuple):
         return self.result.id
 
 
-class Narrative(NamedTuple):
+class Narrative(msgspec.Struct, frozen=True):
     """The findings of a report by role. ``primary``: what happened first; ``followed``: its consequences; ``others``:
     other errors and warnings; ``remarks``: infos, and ignored findings."""
 
@@ -151,7 +153,7 @@ def commands(fix: str) -> list[str]:
     return list(dict.fromkeys([*inline, *below]))
 
 
-class LogQuote(NamedTuple):
+class LogQuote(msgspec.Struct, frozen=True):
     """A line of a log: its location (``job.log:12``), its writer, and its text."""
 
     place: str
@@ -181,7 +183,7 @@ def quotes(finding: ReportFinding) -> list[LogQuote]:
     return quoted
 
 
-class EvidenceOverview(NamedTuple):
+class EvidenceOverview(msgspec.Struct, frozen=True):
     """What the inputs show of a run whose outcome is unclear: ``facts`` as sentences, the lines that look like errors,
     how many more there are, and what to collect next."""
 

@@ -10,7 +10,9 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, NamedTuple
+from typing import IO
+
+import msgspec
 
 from doctor.core.text import lazy_compile
 
@@ -34,7 +36,7 @@ _WITHOUT_WIDTH = ("Mn", "Me", "Cf")
 """Categories of Unicode that take no column: combining marks and format characters."""
 
 
-class TerminalLook(NamedTuple):
+class TerminalLook(msgspec.Struct, frozen=True):
     """How text is shown on a stream. ``styled``: bold and dim text is possible, ``colored``: colors, too."""
 
     width: int

@@ -152,7 +152,7 @@ def test_the_measured_peak_replaces_it_and_its_error_is_kept():
     memory.lower_bound = 6 * MIB
     memory._device = Card()
     assert (memory.facts().estimated_floor, memory.facts().estimate_error) == (6 * MIB, None)
-    memory._device.now = memory._device.now._replace(peak_allocated=8 * MIB)
+    memory._device.now = msgspec.structs.replace(memory._device.now, peak_allocated=8 * MIB)
     memory.sample(50, None)
     assert (memory.facts().estimated_floor, memory.facts().estimate_error) == (6 * MIB, -0.25)
 

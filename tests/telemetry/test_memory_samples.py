@@ -211,9 +211,9 @@ def test_a_device_and_what_others_hold_of_it():
     memory = MemorySampler()
     memory._device = Card()
     memory.sample(50, 32)
-    memory._device.now = memory._device.now._replace(allocated=4 * MIB)
+    memory._device.now = msgspec.structs.replace(memory._device.now, allocated=4 * MIB)
     memory.sample(100, 48)
-    memory._device.now = memory._device.now._replace(peak_allocated=9 * MIB)
+    memory._device.now = msgspec.structs.replace(memory._device.now, peak_allocated=9 * MIB)
     memory.sample(150, 48)
     facts = memory.facts()
     assert [sample.allocated for sample in facts.samples] == [3 * MIB, 4 * MIB, 4 * MIB]

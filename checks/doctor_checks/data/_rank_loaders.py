@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.stats.majority import split_values
 from doctor.api import Job, Skip, Unknown, Verdict, ranks_in_words
@@ -25,7 +26,7 @@ _NAMES = {"train": "training", "validate": "validation", "test": "test", "predic
 _ARGUMENTS = {"train": "train", "validate": "val", "test": "test", "predict": "predict"}
 
 
-class RankLoader(NamedTuple):
+class RankLoader(msgspec.Struct, frozen=True):
     """A rank and one of its loaders. ``training``: empty if unknown."""
 
     rank: int

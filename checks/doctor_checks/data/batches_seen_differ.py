@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.call_sites import place_of_frame
 from doctor.analysis.hang.diagnosis import Diagnosis
@@ -48,7 +49,7 @@ from doctor_checks.data._rank_loaders import (
 )
 
 
-class _EpochBatches(NamedTuple):
+class _EpochBatches(msgspec.Struct, frozen=True):
     """``ended``: the ranks whose loader was exhausted."""
 
     epoch: int
@@ -274,7 +275,7 @@ def _without_unused(job: Job, readers: PeerLoaders, seen: _EpochBatches) -> _Epo
     may_leave = {reader.rank for reader in readers.members if reader.may_leave} - seen.ended
     one_more = seen.shortest + 1
     unused = {rank for rank in may_leave if seen.batches.get(rank) == one_more}
-    return seen._replace(batches={**seen.batches, **dict.fromkeys(unused, seen.shortest)})
+    return msgspec.structs.replace(seen, batches={**seen.batches, **dict.fromkeys(unused, seen.shortest)})
 
 
 def _goes_on(job: Job, readers: PeerLoaders) -> bool:

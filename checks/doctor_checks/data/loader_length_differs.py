@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from doctor.analysis.stats.majority import split_values
 from doctor.api import (
@@ -57,7 +59,7 @@ _SHARDED = ("fsdp", "deepspeed_stage_3", "model_parallel", "FullyShardedDataPara
 _STEPS = {"validate": "validation_step", "test": "test_step", "predict": "predict_step"}
 
 
-class _Ends(NamedTuple):
+class _Ends(msgspec.Struct, frozen=True):
     stage: str
     name: str
     batches: dict[int, int | None]

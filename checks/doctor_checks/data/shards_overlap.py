@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, ranks_in_words
 from doctor.facts import LoaderEpoch, LoaderFacts, TrainingFacts
@@ -23,7 +24,7 @@ from doctor_checks.data._rank_loaders import (
 )
 
 
-class _Drawn(NamedTuple):
+class _Drawn(msgspec.Struct, frozen=True):
     data_rank: int
     reader: RankLoader
     epoch: LoaderEpoch

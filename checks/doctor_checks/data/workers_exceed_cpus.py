@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import HostFacts, Loader, LoaderFacts, ProcessFacts, TrainingFacts
@@ -11,7 +12,7 @@ from doctor.testing import Fails, Passes, running, with_loader
 from doctor_checks.data._rank_loaders import advice
 
 
-class _Crew(NamedTuple):
+class _Crew(msgspec.Struct, frozen=True):
     rank: Rank
     workers: int
     cpus: tuple[int, ...]

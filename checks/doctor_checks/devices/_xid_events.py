@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.visible_devices import bus_key, shares
 from doctor.api import EventGroup, Finding, Job, LocalRanks, Severity, event_groups, finding_from_logs
@@ -17,7 +18,7 @@ _RECOVERED = lazy_compile(r"recovery action changed from \S+ \([^)]*\) to 0x0\b"
 """An Xid 154 that withdraws an earlier request."""
 
 
-class XidReport(NamedTuple):
+class XidReport(msgspec.Struct, frozen=True):
     """An Xid of one device, reported ``lines`` times. ``recent``: since this job began, ``None`` if unknown.
     ``ranks``: those that use the device, or all ranks of the host if that is unknown."""
 
@@ -77,7 +78,7 @@ def xids_of(local: LocalRanks, kinds: Collection[str]) -> Iterator[XidReport]:
         )
 
 
-class LoggedXid(NamedTuple):
+class LoggedXid(msgspec.Struct, frozen=True):
     """An Xid of one device in a log. ``device`` is empty if the log has only the number, as in a bug report."""
 
     code: int

@@ -10,7 +10,8 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.api import Finding, Job, LocalRanks, Severity, merge
 from doctor.facts import Directory, StorageFacts
@@ -23,14 +24,14 @@ _LONGEST_SOCKET = 107
 """Characters of a Unix socket's path (sockaddr_un.sun_path without its final zero)."""
 
 
-class _ScratchFault(NamedTuple):
+class _ScratchFault(msgspec.Struct, frozen=True):
     words: str
     severity: Severity
     effect: str
     fix: str
 
 
-class _ScratchClaim(NamedTuple):
+class _ScratchClaim(msgspec.Struct, frozen=True):
     """A fault of directories, and what a summary calls them."""
 
     subject: str
@@ -71,12 +72,14 @@ def _of_defaults(storage: StorageFacts, least: float) -> Iterator[_ScratchClaim]
     for folder in storage.directories:
         if folder.role == "cache" and not folder.source:
             for fault in _faults(folder, least):
-                groups.setdefault(fault._replace(severity=Severity.INFO, effect="", fix=""), []).append(folder)
+                groups.setdefault(msgspec.structs.replace(fault, severity=Severity.INFO, effect="", fix=""), []).append(
+                    folder
+                )
     for fault, folders in groups.items():
         more = f" and {len(folders) - 1} more" if len(folders) > 1 else ""
         names = dict.fromkeys(_DEFAULTS[end] for folder in folders for end in _DEFAULTS if folder.path.endswith(end))
         elsewhere = "\n".join(f"export {name}=/tmp/$USER/{name.partition('_')[0].lower()}" for name in names)
-        whole = fault._replace(fix=elsewhere, effect=_cache_effect(*names))
+        whole = msgspec.structs.replace(fault, fix=elsewhere, effect=_cache_effect(*names))
         yield _ScratchClaim(f"Default cache {folders[0].path}{more}", whole, folders)
 
 

@@ -6,7 +6,8 @@ import posixpath
 import re
 import shlex
 from collections.abc import Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.logs.root_event import EXCEPTION, LaterEvents
 from doctor.api import EventGroup, Finding, Job, Severity, event_groups, finding_from_logs, is_logged
@@ -78,7 +79,7 @@ _PLACE = lazy_compile(r"(?:writing|reading) (?:file (\S+)|zip archive): (.+)")
 _SWAP = lazy_compile(r"(\S+): buffer nbytes")
 
 
-class _Claim(NamedTuple):
+class _Claim(msgspec.Struct, frozen=True):
     summary: str
     effect: str
     fix: str

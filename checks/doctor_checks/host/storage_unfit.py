@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.storage_speed import shared_paths, slow_storage
 from doctor.analysis.visible_devices import mebibytes
@@ -334,7 +335,7 @@ def _failed_to_write(job: Job) -> Iterator[Finding]:
             )
 
 
-class _Said(NamedTuple):
+class _Said(msgspec.Struct, frozen=True):
     words: str
     meaning: str
 

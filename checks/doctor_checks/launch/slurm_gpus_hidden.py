@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.launch_origin import devices_asked, inner_launcher, launch_kinds, launch_number, slurm_step
 from doctor.analysis.visible_devices import bound_per_task, on_processor, parse_visible_devices, visible_to
@@ -47,7 +48,7 @@ SEVERAL_EACH = (
 )
 
 
-class LocalRankGpus(NamedTuple):
+class LocalRankGpus(msgspec.Struct, frozen=True):
     """A rank's number on its host, whether LOCAL_RANK states it, and how many GPUs the rank sees."""
 
     number: int
@@ -55,7 +56,7 @@ class LocalRankGpus(NamedTuple):
     visible: int | None
 
 
-class HiddenGpus(NamedTuple):
+class HiddenGpus(msgspec.Struct, frozen=True):
     """The common cause of ranks in one finding. ``devices``: the number of devices configured in Lightning."""
 
     severity: Severity

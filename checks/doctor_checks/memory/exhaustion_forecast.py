@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.stats.rank_roles import same_role
 from doctor.analysis.stats.step_times import long_time
@@ -163,13 +164,13 @@ def exhaustion_forecast(job: Job, *, horizon: float = 30, least_batches: float =
         yield _need_finding(holder, need)
 
 
-class _RankMemoryUse(NamedTuple):
+class _RankMemoryUse(msgspec.Struct, frozen=True):
     rank: Rank
     facts: RunMemoryFacts
     limit: int
 
 
-class _Leak(NamedTuple):
+class _Leak(msgspec.Struct, frozen=True):
     holder: _RankMemoryUse
     line: TrendLine
     steps: LimitForecast
@@ -177,7 +178,7 @@ class _Leak(NamedTuple):
     seconds_a_step: float | None
 
 
-class _Met(NamedTuple):
+class _Met(msgspec.Struct, frozen=True, order=True):
     """``taken``: the peak of its steps above the memory that it keeps, in bytes."""
 
     units: int
@@ -185,7 +186,7 @@ class _Met(NamedTuple):
     taken: int
 
 
-class _BatchMemoryNeed(NamedTuple):
+class _BatchMemoryNeed(msgspec.Struct, frozen=True):
     """With the ends of an interval; ``seen``: the largest batch so far."""
 
     met: _Met

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.stats.rank_roles import uses_lightning
 from doctor.analysis.stats.step_times import long_time, time_range
@@ -122,7 +123,7 @@ def host_memory_growing(job: Job, *, horizon: float = 30, least_mebibytes: float
             yield from _judge(job, growths, free, horizon, where)
 
 
-class _Growth(NamedTuple):
+class _Growth(msgspec.Struct, frozen=True):
     """Growth of a rank or of its workers, in bytes per second over ``watched`` seconds."""
 
     rank: Rank

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.visible_devices import mebibytes
 from doctor.api import (
@@ -167,14 +168,14 @@ def host_memory_short(job: Job, *, used_share: float = 0.9, surely_used_share: f
             yield _finding(local, need, f"{mebibytes(free)} are free", Severity.WARNING, host, more)
 
 
-class _Holding(NamedTuple):
+class _Holding(msgspec.Struct, frozen=True):
     processes: int
     workers: int
     worker_count: int
     space: _Space
 
 
-class _Space(NamedTuple):
+class _Space(msgspec.Struct, frozen=True):
     name: str
     used: int
     size: int

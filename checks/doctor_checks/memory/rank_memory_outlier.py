@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from doctor.analysis.stats.outliers import outliers
 from doctor.analysis.stats.rank_roles import same_role
@@ -158,7 +160,7 @@ def _used(kind: str, size: int) -> str:
     return f"holds {mebibytes(size)} of GPU memory {KINDS[kind]}"
 
 
-class _RankMemoryTotal(NamedTuple):
+class _RankMemoryTotal(msgspec.Struct, frozen=True):
     rank: Rank
     facts: RunMemoryFacts
     total: int

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.visible_devices import uses_nccl
 from doctor.api import Finding, Job, Rank, Severity, Verdict, check, merge
@@ -136,7 +137,7 @@ def hang_undebuggable(job: Job) -> Iterator[Verdict]:
     yield from merge(_findings(job))
 
 
-class _Gap(NamedTuple):
+class _Gap(msgspec.Struct, frozen=True):
     """Why evidence would be missing. ``is_default``: not set by the user; ``is_likely``: known to happen in this
     release; ``is_silent``: no error message names the collective either.
     """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.effective_settings import group_by_value
 from doctor.api import Finding, Job, Severity, Skip, Unknown, Verdict, check, event_groups, finding_from_logs, is_older
@@ -149,7 +150,7 @@ def two_libraries(job: Job) -> Iterator[Verdict]:
             yield from _judge(found, ranks)
 
 
-class _Found(NamedTuple):
+class _Found(msgspec.Struct, frozen=True):
     """The NCCL libraries of one environment: the release that torch was built with, the wheel that provides it, the
     library that is loaded, the others, the installed wheels.
     """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.rank_state import RankState
@@ -17,7 +18,7 @@ _SHOWN = 3
 _EVALUATES = frozenset({"validate", "test", "predict", "sanity"})
 
 
-class NamedCause(NamedTuple):
+class NamedCause(msgspec.Struct, frozen=True):
     """A cause as a ``claim``, its ``ranks`` (``None``: they do not follow from it), and how to fix it."""
 
     claim: str

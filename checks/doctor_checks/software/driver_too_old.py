@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.missing_sections import lacking_verdicts
 from doctor.api import (
@@ -261,7 +262,7 @@ def _is_desktop(gpus: GpuFacts) -> bool:
     return any("GeForce" in gpu.name for gpu in gpus.gpus)
 
 
-class _DriverRequirement(NamedTuple):
+class _DriverRequirement(msgspec.Struct, frozen=True):
     """PyTorch's CUDA and its minimum driver; the driver, the CUDA that it supports, and a compatibility package."""
 
     cuda: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import Package, Requirement, SoftwareFacts, TorchBuild
@@ -86,7 +87,7 @@ def lightning_torch_unfit(job: Job) -> Iterator[Verdict]:
             elif not inside:
                 found.setdefault(misfit, []).extend(identical.ranks)
             elif tested := _newer_than_tested(version, software.torch.version):
-                found.setdefault(misfit._replace(tested=tested), []).extend(identical.ranks)
+                found.setdefault(msgspec.structs.replace(misfit, tested=tested), []).extend(identical.ranks)
     for misfit, ranks in found.items():
         yield _finding(misfit, tuple(ranks))
     if not judged:
@@ -103,7 +104,7 @@ def _is_telling(requirement: Requirement, software: SoftwareFacts) -> bool:
     return requirement.package == "lightning" or not is_twin
 
 
-class _Misfit(NamedTuple):
+class _Misfit(msgspec.Struct, frozen=True):
     """``tested``: the newest torch that this Lightning was tested with, if torch is in the range and newer."""
 
     package: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.api import (
     ALONE,
@@ -157,12 +158,12 @@ def versions_differ(job: Job) -> Iterator[Verdict]:
         yield from _patches(job, expected.get(_PATCH.word))
 
 
-class _VersionedComponent(NamedTuple):
+class _VersionedComponent(msgspec.Struct, frozen=True):
     word: str
     read: Callable[[SoftwareFacts], str | None]
 
 
-class _Difference(NamedTuple):
+class _Difference(msgspec.Struct, frozen=True):
     part: _VersionedComponent
     group: Group[str | None]
     parted: MajoritySplit

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
+
+import msgspec
 
 from doctor.analysis.fabric.localization.localizer import BandwidthReading, Blame, Localization, Suspect, localize
 from doctor.analysis.fabric.slow_paths import MAD_TO_SIGMA, MeasuredPath, take_hosts
@@ -25,7 +27,7 @@ far off by chance."""
 LEAST_LEFT = 4
 
 
-class SlowPart(NamedTuple):
+class SlowPart(msgspec.Struct, frozen=True):
     """A suspect of :func:`doctor.analysis.fabric.localization.localizer.localize`, with the names of its hosts.
 
     ``others``: the other side of a boundary. ``value``: the median of its slow readings in bytes per second, and
@@ -44,7 +46,7 @@ class SlowPart(NamedTuple):
         return self.suspect.kind
 
 
-class SlowParts(NamedTuple):
+class SlowParts(msgspec.Struct, frozen=True):
     """``typical``: the usual bandwidth in bytes per second; ``spread``: the variation of usual values, as a share."""
 
     typical: float
@@ -114,7 +116,7 @@ def touches(kind: str, members: frozenset[H], source: H, target: H) -> bool:
     return bool(end & members)
 
 
-class UnmeasuredPairs(NamedTuple):
+class UnmeasuredPairs(msgspec.Struct, frozen=True):
     """Host pairs without a bandwidth.
 
     ``hosts``: hosts whose transfers with nearly all peers failed, with the failures; ``cut_off``: those of them whose

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
+
+import msgspec
 
 from doctor.analysis.fabric.bandwidth_suspects import touches
 from doctor.analysis.fabric.transfer_matrix import sent_samples
@@ -35,7 +37,7 @@ a starved host drops packets."""
 End = Literal["host", "sending", "receiving", "link", "all"]
 
 
-class PacketLoss(NamedTuple):
+class PacketLoss(msgspec.Struct, frozen=True):
     """Packet loss of ``hosts``: in what one host sends, receives or both, between two hosts, or everywhere.
 
     ``sent`` and ``again``: segments sent and retransmitted in its lossy transfers; ``ways``: these transfers as text,
@@ -56,7 +58,7 @@ class PacketLoss(NamedTuple):
         return self.again / self.sent
 
 
-class _LossPath(NamedTuple):
+class _LossPath(msgspec.Struct, frozen=True):
     source: str
     target: str
     sent: int

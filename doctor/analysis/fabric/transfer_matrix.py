@@ -7,6 +7,8 @@ from ipaddress import IPv4Network, IPv6Network
 from statistics import median
 from typing import NamedTuple
 
+import msgspec
+
 from doctor.analysis.fabric.localization.localizer import BandwidthReading, Localization, confirming, localize, rounds
 from doctor.analysis.fabric.localization.noise_model import cells_of, pair_spread
 from doctor.analysis.fabric.localization.pairing_rounds import Pairs
@@ -47,7 +49,7 @@ class SentSample(NamedTuple):
     sample: Transfer
 
 
-class HostBandwidths(NamedTuple):
+class HostBandwidths(msgspec.Struct, frozen=True):
     """``hosts`` in the order of the network; ``readings`` by their index, at most :data:`ONE_STREAM`; ``spread``: the
     standard deviation of logarithms from both directions of fast pairs, without that limit; ``groups``: hosts that may
     be inside a boundary."""
@@ -80,7 +82,9 @@ def bandwidths(job: Job) -> HostBandwidths:
         for source, one in sent
         if one.bandwidth is not None
     ]
-    readings = tuple(one._replace(value=min(unhindered(sample), ONE_STREAM)) for sample, one in measured)
+    readings = tuple(
+        msgspec.structs.replace(one, value=min(unhindered(sample), ONE_STREAM)) for sample, one in measured
+    )
     fast = [one for _, one in measured if one.value >= ONE_STREAM / 2]
     return HostBandwidths(names, readings, _groups(names, subnets), pair_spread(cells_of(fast)))
 
@@ -124,7 +128,7 @@ def levelled(readings: Sequence[BandwidthReading]) -> tuple[BandwidthReading, ..
     again = [(first.get((one.source, one.target), 0.0), one.value) for one in readings if one.confirms]
     shares = sorted(value / before for before, value in again if before > usual / 2 and value > 0)
     level = shares[int(UNTOUCHED * (len(shares) - 1))] if len(shares) > 1 else 1.0
-    return tuple(one._replace(value=one.value / level) if one.confirms else one for one in readings)
+    return tuple(msgspec.structs.replace(one, value=one.value / level) if one.confirms else one for one in readings)
 
 
 def _with_controls(pairs: Pairs, known: HostBandwidths, isolation: Localization) -> Pairs:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Literal
+
+import msgspec
 
 from doctor.analysis.call_sites import CallSite, SiteKey, site_key, site_of
 from doctor.analysis.hang.rank_state import WITH_ALL, JobState
@@ -42,7 +44,7 @@ OF_GLOO = _SAME_ON_ALL | {"all_gather"}
 """The same over Gloo, which gathers into one buffer (``gloo/allgather.cc``)."""
 
 
-class MismatchGroup(NamedTuple):
+class MismatchGroup(msgspec.Struct, frozen=True):
     """Ranks that made the same call at a divergence."""
 
     ranks: tuple[int, ...]
@@ -53,7 +55,7 @@ class MismatchGroup(NamedTuple):
     """Other ranks made this call, or these ranks made it more than once."""
 
 
-class Divergence(NamedTuple):
+class Divergence(msgspec.Struct, frozen=True):
     """Ranks of a process ``group`` made different calls with number ``sequence``: ``variants``, largest first.
 
     ``aspect``: the most important difference. ``usual_next``: the call that usually follows their last common call, if
@@ -87,7 +89,7 @@ def largest_first(variants: Iterable[MismatchGroup]) -> tuple[MismatchGroup, ...
     return tuple(sorted(variants, key=lambda variant: (-len(variant.ranks), variant.ranks[0])))
 
 
-class _SequenceRow(NamedTuple):
+class _SequenceRow(msgspec.Struct, frozen=True):
     sequence: int
     entries: Mapping[int, Collective]
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from math import prod
 from weakref import WeakKeyDictionary
 
+import msgspec
 from msgspec.structs import replace
 
 from doctor.analysis.hang.collective_mismatch import (
@@ -149,7 +150,7 @@ def _newest_over_gloo(states: JobState) -> Iterator[Divergence]:
 
 
 def _with_sizes(states: JobState, divergence: Divergence, ending: RunEnd, confidence: float) -> Diagnosis:
-    whole = divergence._replace(variants=_with_aborted(divergence.variants, ending.ranks))
+    whole = msgspec.structs.replace(divergence, variants=_with_aborted(divergence.variants, ending.ranks))
     lines_known = all(one.site.frame for one in whole.variants)
     if lines_known and (one := one_sided_call(whole)) is not None:
         return Diagnosis(states, "one-sided", one.ranks, confidence, ending=ending, divergence=whole, one_sided=one)
@@ -157,9 +158,11 @@ def _with_sizes(states: JobState, divergence: Divergence, ending: RunEnd, confid
 
 
 def _with_aborted(variants: Iterable[MismatchGroup], aborted: tuple[int, ...]) -> tuple[MismatchGroup, ...]:
-    others = [one._replace(ranks=tuple(rank for rank in one.ranks if rank not in aborted)) for one in variants]
+    others = [
+        msgspec.structs.replace(one, ranks=tuple(rank for rank in one.ranks if rank not in aborted)) for one in variants
+    ]
     least = min(others, key=lambda one: _input_bytes(one.entry))
-    joined = least._replace(ranks=tuple(sorted((*least.ranks, *aborted))))
+    joined = msgspec.structs.replace(least, ranks=tuple(sorted((*least.ranks, *aborted))))
     return largest_first([joined, *(one for one in others if one.ranks and one is not least)])
 
 

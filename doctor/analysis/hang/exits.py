@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, NamedTuple
+from typing import Literal
+
+import msgspec
 
 from doctor.analysis.call_sites import own_line
 from doctor.analysis.hang.rank_state import JobState, RankState
@@ -52,7 +54,7 @@ SAME_ERROR_SECONDS = 10.0
 """Seconds within which the same error on several ranks counts as one: a fault of the program, not of a rank."""
 
 
-class RunEnd(NamedTuple):
+class RunEnd(msgspec.Struct, frozen=True):
     """Why a run ended. ``ranks``: those that ended first, with the same error; ``first``: the first of them by time.
     ``failure``: ``None`` if the process disappeared without one. ``nature`` ``peer``: only lost peers are known;
     ``outside``: some ranks were interrupted, and others lost them.

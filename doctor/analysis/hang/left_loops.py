@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from doctor.analysis.hang.rank_state import JobState, RankState
 from doctor.core.facts import LeftLoop, ProgressFacts
@@ -10,7 +10,7 @@ from doctor.core.facts import LeftLoop, ProgressFacts
 TRAINING = "train"
 
 
-class RanksThatLeft(NamedTuple):
+class RanksThatLeft(msgspec.Struct, frozen=True):
     """``ranks`` left a pass over the training data that ``continuing`` are still in. ``loop``: the pass of the first
     one, where its loop shows it; ``ended``: it has left the watched run with it."""
 

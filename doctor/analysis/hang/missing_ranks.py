@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from doctor.analysis.call_sites import POINT_TO_POINT, LocalWork, local_work_of, site_key, site_of
@@ -170,7 +171,7 @@ def _loop_left(states: JobState) -> Diagnosis | None:
         if by_framework is not None:
             # A validation within an epoch is not the end of its data.
             stacks = [states.ranks[rank].stack for rank in by_framework.ended]
-            uneven = by_framework._replace(by_data=all(map(is_past_training_epoch, stacks)))
+            uneven = msgspec.structs.replace(by_framework, by_data=all(map(is_past_training_epoch, stacks)))
     return Diagnosis(states, "loader-ended", uneven.odd, 0.7, uneven=uneven) if uneven is not None else None
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.call_sites import conditions_of
 from doctor.analysis.hang.collective_mismatch import Divergence, MismatchGroup
@@ -12,7 +13,7 @@ from doctor.core.text import lazy_compile
 _LINE = lazy_compile(r"line (\d+)$")
 
 
-class OneSidedCall(NamedTuple):
+class OneSidedCall(msgspec.Struct, frozen=True):
     """``call``: the call that only the ranks of one variant make. ``others``: what the other ranks call instead.
     ``ranks``: the faulty ranks, which are the minority. ``extra``: the faulty ranks are those that make the call."""
 
@@ -30,7 +31,7 @@ def one_sided_call(divergence: Divergence) -> OneSidedCall | None:
     framework makes one of them for all ranks; a few ranks skip a call that most ranks make."""
     if len({one.key for one in divergence.variants}) == 1 or not any(one.site.frame for one in divergence.variants):
         return None
-    divergence = divergence._replace(variants=_distinguished(divergence.variants))
+    divergence = msgspec.structs.replace(divergence, variants=_distinguished(divergence.variants))
     found = _by_condition(divergence)
     if found is None and not _are_branches(divergence.variants):
         found = _by_habit(divergence) or _by_novelty(divergence)
@@ -55,7 +56,8 @@ def _distinguished(variants: Sequence[MismatchGroup]) -> tuple[MismatchGroup, ..
     common = set(conditions[0]).intersection(*conditions)
     own = [next((one for one in found if one not in common), "") for found in conditions]
     return tuple(
-        one._replace(site=one.site._replace(condition=condition)) for one, condition in zip(variants, own, strict=True)
+        msgspec.structs.replace(one, site=msgspec.structs.replace(one.site, condition=condition))
+        for one, condition in zip(variants, own, strict=True)
     )
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from doctor.analysis.hang.diagnosis import Diagnosis, Kind
@@ -30,7 +30,7 @@ WITHOUT_HISTORY, BY_COUNT = 0.9, 0.75
 because others have not entered it."""
 
 
-class WaitGraphEnds(NamedTuple):
+class WaitGraphEnds(msgspec.Struct, frozen=True):
     """The ranks at the ends of the graph. ``behind``: their device has not completed a call that others completed.
     ``late``: they did not reach a call that others wait in. ``cycles``: they wait for one another. ``absent``: they
     left no dump. ``together``: the members of calls that all members entered and none completed. ``alone``: they wait

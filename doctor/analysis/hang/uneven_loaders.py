@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.hang.collective_mismatch import Divergence
 from doctor.analysis.hang.rank_state import JobState, RankState
@@ -12,7 +13,7 @@ from doctor.core.facts import EpochEnd, Frame, ProgressFacts
 _NOT_COUNTED = -1
 
 
-class UnevenLoaders(NamedTuple):
+class UnevenLoaders(msgspec.Struct, frozen=True):
     """The ranks ``ended`` exhausted a loader after ``batches`` (``None``: unknown), and ``continuing`` had more.
 
     ``certain``: the batches of both are known. ``undecided``: the number of other ranks that are still in that

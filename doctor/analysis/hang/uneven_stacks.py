@@ -7,7 +7,8 @@ that some ranks are in, and the others have returned from: they are on a later l
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.call_sites import POINT_TO_POINT
 from doctor.analysis.hang.rank_state import JobState, RankState
@@ -17,7 +18,7 @@ from doctor.core.facts import Frame
 Stacks = Mapping[int, Sequence[Frame]]
 
 
-class _LoopExit(NamedTuple):
+class _LoopExit(msgspec.Struct, frozen=True):
     """A loop, by a frame in it, that the ranks ``inside`` are in and the ranks ``behind`` have left."""
 
     loop: Frame

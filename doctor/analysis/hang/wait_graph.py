@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from doctor.analysis.call_sites import POINT_TO_POINT
 from doctor.analysis.hang.rank_state import JobState, RankState
 from doctor.core.facts import Collective
@@ -24,7 +26,7 @@ class CollectiveNode(NamedTuple):
     sequence: int
 
 
-class WaitSink(NamedTuple):
+class WaitSink(msgspec.Struct, frozen=True):
     """A strongly connected component without edges to others; ``waiters``: the number of edges to it."""
 
     nodes: tuple[Node, ...]

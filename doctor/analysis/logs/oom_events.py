@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.call_sites import place_of_frame
 from doctor.analysis.logs.oom_message import Cause, OomMessage, cause_of, parse_oom
@@ -21,7 +22,7 @@ _CAUGHT = lazy_compile(
 )
 
 
-class OomEvent(NamedTuple):
+class OomEvent(msgspec.Struct, frozen=True):
     """A failed allocation. ``rank`` is ``None`` if unknown. ``frame``: the innermost line of user code in a traceback.
     ``is_loading``: a checkpoint was being loaded. ``is_certain``: the message names memory; error codes of libraries
     have other causes too. ``is_caught``: the program logged that it continues."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import Literal
+
+import msgspec
 
 from doctor.core.text import lazy_compile
 
@@ -82,7 +84,7 @@ _PRIVATE = lazy_compile(f"with {_SIZE} allocated in private pools")
 _PROCESS = lazy_compile(f"Process (\\d{{1,11}}) has {_SIZE} memory in use")
 
 
-class OomMessage(NamedTuple):
+class OomMessage(msgspec.Struct, frozen=True):
     """A failed allocation in bytes, with ``None`` for unknown numbers.
 
     ``total`` and ``free`` of the device. ``in_use_by_process``: with context and libraries. ``reserved_unallocated``:
@@ -158,9 +160,9 @@ def _bytes(number: str, unit: str) -> int:
 def _with_others(message: OomMessage, processes: tuple[tuple[int, int], ...]) -> OomMessage:
     if message.in_use_by_process is None and (own := _own(message, processes)) is not None:
         processes = tuple(one for one in processes if one is not own)
-        message = message._replace(in_use_by_process=own[1])
+        message = msgspec.structs.replace(message, in_use_by_process=own[1])
     named = sum(size for _, size in processes)
-    return message._replace(others=processes, other_bytes=named if processes else _unnamed(message))
+    return msgspec.structs.replace(message, others=processes, other_bytes=named if processes else _unnamed(message))
 
 
 def _own(message: OomMessage, processes: tuple[tuple[int, int], ...]) -> tuple[int, int] | None:

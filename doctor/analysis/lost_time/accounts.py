@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.lost_time.waits import Parts, WaitOrder, communication, parts_by_span, wait_order, waits_of
 from doctor.core.facts import TIME_PARTS, ModelFacts, ProgressFacts, StepFacts, TrainingFacts, time_part
@@ -26,7 +27,7 @@ NO_BACKWARD = (
 )
 
 
-class Loss(NamedTuple):
+class Loss(msgspec.Struct, frozen=True):
     """Identity of a loss. ``culprit``: the rank that caused it, for itself or for others; ``because``: what it did."""
 
     cause: LossCause

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from doctor.analysis.launch_origin import ranks_in_words
 from doctor.analysis.stats.rank_roles import uses_lightning
@@ -10,7 +10,7 @@ from doctor.core.job import Job
 from doctor.core.report_document import LossCause
 
 
-class LossWords(NamedTuple):
+class LossWords(msgspec.Struct, frozen=True):
     """``summary``: a clause; ``help``: a sentence; ``check``: whose page says more, or empty."""
 
     summary: str

@@ -9,7 +9,8 @@ long as only ranks that synchronize are compared; work and waiting in the same p
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.core.facts import TIME_PARTS, StepFacts
 
@@ -19,7 +20,7 @@ NEVER_WAITS = ("evaluation", "epoch-start", "data", "checkpoint")
 """Parts in which a rank does not wait for others, with exceptions, and for which others wait: the least likely last."""
 
 
-class WaitOrder(NamedTuple):
+class WaitOrder(msgspec.Struct, frozen=True):
     """Parts by how likely a rank waits for others in them, the likeliest first; ``waits``: those in which it can."""
 
     parts: tuple[str, ...]
@@ -44,7 +45,7 @@ def wait_order(*, on_gpu: bool, has_backward: bool, broadcasts_flag: bool, is_sh
     return WaitOrder((*likely, *(part for part in NEVER_WAITS if part not in likely)), waits)
 
 
-class Wait(NamedTuple):
+class Wait(msgspec.Struct, frozen=True):
     """Seconds that a rank waited in part ``within`` for rank ``culprit``, which was in part ``because`` meanwhile."""
 
     culprit: int

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from doctor.core.facts import Section
 from doctor.core.finding import Finding, Severity
 from doctor.core.job import Job
@@ -64,7 +66,7 @@ def stands_alone(job: Job, expected: Iterable[object]) -> bool:
     return len(job.ranks) == 1 and not job.ungathered and not job.absent and not any(expected)
 
 
-class BaselineDifference(NamedTuple):
+class BaselineDifference(msgspec.Struct, frozen=True):
     """A difference from the baseline as text: ``torch``, ``2.8.0``, ``2.7.1``, ``capture of node0``."""
 
     what: str

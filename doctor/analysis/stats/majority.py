@@ -12,6 +12,8 @@ from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
+import msgspec
+
 from doctor.analysis.launch_origin import ranks_in_words
 from doctor.analysis.stats.baseline import BaselineDifference, BaselineValue
 from doctor.core.facts import (
@@ -191,7 +193,7 @@ class _TraitTable:
 _TABLES: WeakKeyDictionary[Job, _TraitTable] = WeakKeyDictionary()
 
 
-class _Trait(NamedTuple):
+class _Trait(msgspec.Struct, frozen=True):
     read: Callable[[Rank], Hashable]
     sections: tuple[type[Section], ...]
 

@@ -6,7 +6,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from statistics import median
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.fabric.slow_paths import MAD_TO_SIGMA
 
@@ -14,7 +15,7 @@ MANY = 16
 """Number of peers from which on a single value does not change the median of the deviations."""
 
 
-class Outlier(NamedTuple):
+class Outlier(msgspec.Struct, frozen=True):
     """A rank whose ``value`` is far from ``typical``, the median of its peers."""
 
     rank: int

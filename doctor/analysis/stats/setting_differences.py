@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.stats.majority import MajoritySplit, describe, split_values
 from doctor.analysis.stats.rank_roles import replicas_in, same_role
@@ -28,7 +29,7 @@ _MODES = "modules in eval mode"
 """The name of this value in :class:`doctor.core.facts.StepSettings`."""
 
 
-class SettingDifference(NamedTuple):
+class SettingDifference(msgspec.Struct, frozen=True):
     """A setting with several values. ``step``: the optimizer step after which it was sampled, ``None`` if it holds for
     the run."""
 

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import ceil, sqrt
 from statistics import mean, median, stdev
-from typing import NamedTuple
+
+import msgspec
 
 Point = tuple[float, float]
 
@@ -27,7 +28,7 @@ LEAST = 6
 """Minimum number of points: an interval from fewer contains nearly any slope."""
 
 
-class TrendLine(NamedTuple):
+class TrendLine(msgspec.Struct, frozen=True):
     """A line through the point ``x``, ``y``; ``low`` and ``high`` are the ends of the slope's interval.
 
     ``spread``: the median distance of the points from it."""
@@ -44,7 +45,7 @@ class TrendLine(NamedTuple):
         return self.y + self.slope * (x - self.x)
 
 
-class LevelChange(NamedTuple):
+class LevelChange(msgspec.Struct, frozen=True):
     """A change of level at ``x`` between two medians; ``spread``: the mean distance of the points from these."""
 
     x: float
@@ -53,7 +54,7 @@ class LevelChange(NamedTuple):
     spread: float
 
 
-class LimitForecast(NamedTuple):
+class LimitForecast(msgspec.Struct, frozen=True):
     """How far a limit is, by the slope and by the ends of its interval."""
 
     expected: float
@@ -128,7 +129,7 @@ def steady_rise(points: Iterable[Point], *, warm_up: float = 0.25, fading: float
     if _deepest_fall([y for _, y in rest]) > risen / 2 or _is_step(rest, line) or _is_fading(rest, fading):
         return None
     low, high = _drift(rest)
-    return line._replace(low=min(line.low, max(low, line.low / 2)), high=max(line.high, high))
+    return msgspec.structs.replace(line, low=min(line.low, max(low, line.low / 2)), high=max(line.high, high))
 
 
 def _drift(points: Sequence[Point]) -> tuple[float, float]:

@@ -209,7 +209,7 @@ def _become_owner(pid: int) -> ChildOwner:
     libc.setfsgid(ctypes.c_uint(owner.gid))
     libc.setfsuid(ctypes.c_uint(owner.uid))
     nobody = ctypes.c_uint(-1)  # not a valid user: returns the present one
-    if (libc.setfsuid(nobody), libc.setfsgid(nobody)) != tuple(owner):
+    if (libc.setfsuid(nobody), libc.setfsgid(nobody)) != (owner.uid, owner.gid):
         raise DumpRefused("its user cannot be taken on")
     return owner
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from doctor.analysis.visible_devices import states_binding
 from doctor.cluster.gather.host_lease import HostLease
@@ -39,7 +41,7 @@ def keys_to_collect(*, leads_host: bool, own_gpus: bool = False) -> tuple[str, .
     return tuple(key for key in MODULES if leads_host or SECTIONS[key].level == "rank" or key in of_host)
 
 
-class HostCollector(NamedTuple):
+class HostCollector(msgspec.Struct, frozen=True):
     """What a gather collects that is not a check of the processes themselves.
 
     ``collect``: takes the keys that a check would collect, which include those of the host only in the process that

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.collectors.launch.launcher import launch_facts
 from doctor.collectors.launch.rank_variables import Environ
@@ -20,7 +21,7 @@ RUN_MARKS = tuple(counts.mark for row, counts in COUNTED if row.run_variables)
 """Marks of the launchers that name their runs."""
 
 
-class ProcessIdentity(NamedTuple):
+class ProcessIdentity(msgspec.Struct, frozen=True):
     """Identity of a process: its rank, the world size, the key of the run.
 
     ``spans_hosts``: whether there may be processes on other hosts. ``port``: the value of MASTER_PORT.
@@ -58,7 +59,7 @@ def identity_of_turn(identity: ProcessIdentity, turn: int) -> ProcessIdentity:
     """Return the identity of the same process in another gather of the same run, which shares no messages with it."""
     if not turn:
         return identity
-    return identity._replace(key=hashlib.sha256(f"{identity.key} {turn}".encode()).hexdigest()[:12])
+    return msgspec.structs.replace(identity, key=hashlib.sha256(f"{identity.key} {turn}".encode()).hexdigest()[:12])
 
 
 def run_key(environ: Environ, mark: str) -> str:

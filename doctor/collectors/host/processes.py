@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.collectors.base import link_target, listed, parse_int, read_pairs
 
@@ -16,7 +17,7 @@ DEEPEST = 64
 """Maximum of parents that are followed. Real chains have about ten."""
 
 
-class ParentProcess(NamedTuple):
+class ParentProcess(msgspec.Struct, frozen=True):
     """A process in /proc: pid, name (at most 15 characters, comm in proc(5)), pid of its parent."""
 
     pid: int

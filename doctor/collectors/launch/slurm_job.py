@@ -7,7 +7,8 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.collectors.base import Machine, NotPresent, collector, first_known, parse_int
 from doctor.collectors.launch.rank_variables import is_slurm_step, task_counts, whole_number
@@ -41,7 +42,7 @@ _ALL_GPUS = lazy_compile(r"(?:^|,)gres/gpu=(\d{1,9})", re.ASCII)
 _JOB_ID = lazy_compile(r"\d{1,12}", re.ASCII)
 
 
-class ScontrolResult(NamedTuple):
+class ScontrolResult(msgspec.Struct, frozen=True):
     """The record of the job, or the reason for its absence and how to get it."""
 
     record: JobRecord

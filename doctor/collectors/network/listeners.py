@@ -8,7 +8,8 @@ import struct
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.collectors.base import link_target, listed, read_text
 from doctor.collectors.host.processes import ancestors_of, owner, process_folders, read_process
@@ -23,7 +24,7 @@ SEARCH_SECONDS = 1.5
 """Seconds in which open files are searched for the owner of a socket."""
 
 
-class ListeningSocket(NamedTuple):
+class ListeningSocket(msgspec.Struct, frozen=True):
     """A listening socket: its local address, and the inode that identifies its owner; 0 if hidden."""
 
     address: str
@@ -73,17 +74,17 @@ def listener_on(proc: Path, port: int, seconds: float = SEARCH_SECONDS, *, comma
     sockets = listening(proc, port)
     if not sockets:
         return None
-    address, inode = sockets[0]
-    pid = owner_of(proc, inode, seconds) if inode else None
+    socket = sockets[0]
+    pid = owner_of(proc, socket.inode, seconds) if socket.inode else None
     if pid is None:
-        return Listener(address, port)
+        return Listener(socket.address, port)
     process = read_process(proc, pid)
     command = None
     if commands or owner(proc / str(pid)) == os.geteuid():
         raw = read_text(proc / str(pid) / "cmdline", limit=1 << 16)
         command = mask_command(raw.rstrip("\0").split("\0")) if raw else None
     return Listener(
-        address,
+        socket.address,
         port,
         pid,
         readable(process.name) if process else None,

@@ -16,7 +16,9 @@ import stat
 from collections.abc import Callable, Iterator
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
+
+import msgspec
 
 from doctor.core.files.open_folder import FOLDER, MARK, OpenFolder, about, give
 from doctor.core.files.trusted_owners import TrustedOwners, UntrustedPath, mapped_in_words
@@ -162,7 +164,7 @@ class OwnFolder:
             raise about(error, self._base) from None
 
 
-class OwnFile(NamedTuple):
+class OwnFile(msgspec.Struct, frozen=True):
     """A file in a folder of ours, by name."""
 
     folder: OwnFolder
@@ -208,7 +210,7 @@ class OwnFile(NamedTuple):
         return seen if seen is not None and stat.S_ISREG(seen.st_mode) and self.folder.owners.trusts(seen) else None
 
 
-class _FolderEntry(NamedTuple):
+class _FolderEntry(msgspec.Struct, frozen=True):
     """The step from an open folder with the path ``path`` into its subfolder ``name``."""
 
     outer: int

@@ -9,7 +9,8 @@ import pwd
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.core.background import start_daemon
 from doctor.core.errors import UnusableError
@@ -27,7 +28,7 @@ class UntrustedPath(OSError):
     """A folder or file that another user may have created or changed. Its text is one sentence for the user."""
 
 
-class TrustedOwners(NamedTuple):
+class TrustedOwners(msgspec.Struct, frozen=True):
     """The trusted owners: this process's user, and the members of ``group``, a GID, if there is one.
 
     ``doubt``: why owners can't be told apart here, if they can't. ``option``: how the user names the group.

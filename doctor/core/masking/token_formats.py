@@ -9,7 +9,8 @@ time linear in the line; it is tried only on text that contains its cue.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+
+import msgspec
 
 _FREE = r"(?<![A-Za-z0-9])"
 """A token begins only at a word boundary: ``disk-…`` does not contain ``sk-…``."""
@@ -18,7 +19,7 @@ _WORDS = r"[\w-]{16,}"
 _WEB = r"[\w.~+/=-]{16,}"
 
 
-class TokenFormat(NamedTuple):
+class TokenFormat(msgspec.Struct, frozen=True):
     """A form of secrets. ``cue``: lower-case text that all of them contain. If ``pattern`` has a group ``secret``,
     only that group is masked."""
 

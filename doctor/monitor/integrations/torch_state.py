@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from doctor.collectors.launch.rank_variables import claim_from
 from doctor.core.facts import Variable
@@ -16,7 +18,7 @@ SHARDING = ("FullyShardedDataParallel", "FSDPModule")
 """Wrappers whose ranks may each hold a shard of the parameters."""
 
 
-class TorchRank(NamedTuple):
+class TorchRank(msgspec.Struct, frozen=True):
     """Rank and world size of this process."""
 
     rank: int = 0

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+
+import msgspec
 
 KEPT = 512
 """Events kept for a reader, which polls twice a second: all of a run of up to 150 steps a second, and a sufficient
 sample of a faster one."""
 
 
-class StageEntered(NamedTuple):
+class StageEntered(msgspec.Struct, frozen=True):
     """A stage is entered or resumed; ``epoch``: if a new one begins."""
 
     stage: str

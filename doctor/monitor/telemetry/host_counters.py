@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.collectors.base import Machine, parse_int, read_text
 from doctor.collectors.host.cgroup import read_cgroup
@@ -36,7 +37,7 @@ class HostCounters:
         )
 
 
-class _Readings(NamedTuple):
+class _Readings(msgspec.Struct, frozen=True):
     """Counters at one moment. ``errors``: by interface, including drops; see proc_net(5)."""
 
     cpu_periods: int | None

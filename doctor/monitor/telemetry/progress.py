@@ -11,7 +11,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.core.facts import EpochEnd, Failure, Frame, LeftLoop, PointInTime, ProgressFacts
 from doctor.monitor.telemetry import event_log
@@ -47,7 +48,7 @@ KEPT_FROM = 1.0
 """Minimum duration in seconds of a pass that is kept: no limit is as low as :data:`FACTOR` times as much."""
 
 
-class Stall(NamedTuple):
+class Stall(msgspec.Struct, frozen=True):
     """No progress for ``idle`` seconds, more than the ``limit``.
 
     ``early``: the pace of the run is not known yet, and this rank neither moves nor computes: the positions of all

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.cluster.membership.leadership import JoinAttempt, Leadership
 from doctor.cluster.membership.protocol import (
@@ -35,7 +36,7 @@ MEMBERS = "roll"
 """Key of the member list in the namespace."""
 
 
-class RunNamespace(NamedTuple):
+class RunNamespace(msgspec.Struct, frozen=True):
     """The namespace of a run in the store.
 
     ``run``: the id of the run; ``name``: prefix of all keys; ``leads``: whether this rank admits the others.

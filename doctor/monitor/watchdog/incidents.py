@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import signal
 from pathlib import Path
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.cluster.transport.codec import decode_all, encode
 from doctor.cluster.transport.store import Mailbox
@@ -26,7 +27,7 @@ PER_RANK = 1 / 500
 """Seconds of grace added per rank of the world: a rank may be busy evaluating a round."""
 
 
-class ActiveIncident(NamedTuple):
+class ActiveIncident(msgspec.Struct, frozen=True):
     """A stall that this rank confirmed, and its ``seconds`` on each rank that has resumed."""
 
     decision: Decision
@@ -72,7 +73,7 @@ class IncidentHandler:
         self._check_recovery(now)
         if stall is not None:  # without the time that the training thread spent awaiting a decision
             idle = min(stall.idle, now - self._waited_until)
-            stall = stall._replace(idle=idle) if idle > stall.limit else None
+            stall = msgspec.structs.replace(stall, idle=idle) if idle > stall.limit else None
         self._abort_if_stalled(stall)
         if self._collection is not None:
             self._step_collection(self._collection, now)
@@ -127,7 +128,7 @@ class IncidentHandler:
         presences = decode_all(context.peer_store.mailbox("end/here").fresh(), RankPresence)
         self._is_shared = context.is_joined
         extra = PER_RANK * context.world_size
-        times = TIMES._replace(grace=TIMES.grace + extra, longest=TIMES.longest + extra)
+        times = msgspec.structs.replace(TIMES, grace=TIMES.grace + extra, longest=TIMES.longest + extra)
         ended = {presence.rank for presence in presences if presence.came}
         return CollectionRound(
             self._name, "stall", context, times, context.evaluate_incident, now=now, observes=True, ended=ended

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.monitor.telemetry.progress import Stall
 
 
-class ConfirmedStall(NamedTuple):
+class ConfirmedStall(msgspec.Struct, frozen=True):
     """A confirmed stall, the points passed by then, and since when this rank stalls."""
 
     incident: str

@@ -111,9 +111,9 @@ class StorageStage(Stage):
         for path in self._shared_paths():
             ring = [host for host, _ in self._written(job, path)]
             missed = [look for look in visibility_tests(job, path) if not look.seen]
-            for reader, writer, _ in missed if len(missed) <= MOST_MISSED and len(ring) > 2 else ():
-                after, before = (ring[(ring.index(writer) + 1) % len(ring)], ring[ring.index(reader) - 1])
-                pairs += [(after, writer, path), (reader, before, path)]
+            for one in missed if len(missed) <= MOST_MISSED and len(ring) > 2 else ():
+                after, before = (ring[(ring.index(one.writer) + 1) % len(ring)], ring[ring.index(one.reader) - 1])
+                pairs += [(after, one.writer, path), (one.reader, before, path)]
         return self._to_read(processes, pairs, "what was not seen, and what its neighbors wrote")
 
     def _shared_paths(self) -> dict[str, None]:

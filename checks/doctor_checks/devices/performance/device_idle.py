@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import median
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.stats.step_times import typical_parts, typical_total
 from doctor.analysis.visible_devices import VisibleDevice, devices_of, mebibytes
@@ -80,7 +81,7 @@ def device_idle(
         yield _finding(idle)
 
 
-class _Idle(NamedTuple):
+class _Idle(msgspec.Struct, frozen=True):
     """``times``: the factor by which the batch could grow."""
 
     rank: Rank

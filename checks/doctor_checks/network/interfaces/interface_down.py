@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.interface_choice import (
     CHOICE_SECTIONS,
@@ -48,7 +49,7 @@ _DOWN = Interface("eth1", up=False, running=False, addresses=(Address("inet", "1
 _NO_CARRIER = Interface("eth1", running=False, addresses=(Address("inet", "10.1.0.1", 24),))
 
 
-class _Terms(NamedTuple):
+class _Terms(msgspec.Struct, frozen=True):
     family: str | None
     carrier: bool
     multi_host: bool

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.interface_choice import (
     CARRIES_NOTHING,
@@ -61,7 +62,7 @@ _BOARD = Interface("enx3a0b", addresses=(Address("inet", "169.254.3.1", 24),))
 _LIBVIRT = Interface("virbr0", "virtual-bridge", physical=False, addresses=(Address("inet", "192.168.122.1", 24),))
 
 
-class _ChosenInterface(NamedTuple):
+class _ChosenInterface(msgspec.Struct, frozen=True):
     choice: NetworkChoice
     interfaces: InterfaceFacts
     identical: IdenticalRanks

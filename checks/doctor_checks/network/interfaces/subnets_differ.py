@@ -6,7 +6,8 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_network
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.interface_choice import (
     CARRIES_NOTHING,
@@ -56,7 +57,7 @@ def _joined(number: int) -> InterfaceFacts:
 _DOWN = InterfaceFacts(interfaces=(Interface("eth0", up=False, addresses=(Address("inet", "10.0.0.2", 16),)),))
 
 
-class _EndpointSubnet(NamedTuple):
+class _EndpointSubnet(msgspec.Struct, frozen=True):
     endpoint: InterfaceEndpoint
     interfaces: InterfaceFacts
     identical: IdenticalRanks

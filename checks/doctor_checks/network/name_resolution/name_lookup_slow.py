@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.api import Finding, IdenticalRanks, Job, Scope, Severity, Verdict, check, hosts_text
 from doctor.facts import HostFacts, MasterFacts, NameLookup, PathFacts, PathSample, ReverseLookup
@@ -30,7 +31,7 @@ _NAMELESS = PathFacts(
 _ALONE = "Little on one host; in a job on several hosts, every connection to the store waits for a lookup."
 
 
-class _Lookup(NamedTuple):
+class _Lookup(msgspec.Struct, frozen=True):
     what: str
     seconds: float
     error: str | None

@@ -7,6 +7,8 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
+import msgspec
+
 from doctor.analysis.logs.event_timeline import has_worked
 from doctor.analysis.stats.baseline import BaselineDifference
 from doctor.api import (
@@ -492,7 +494,7 @@ def _slow(seen: list[_ObservedRdmaPort], expected: Mapping[Hashable, BaselineVal
 def _unexpected(unlike: Mapping[BaselineDifference, list[_ObservedRdmaPort]]) -> Iterator[Finding]:
     for row, ports in unlike.items():
         names = _names(ports)
-        deviation = BaselineDeviation((row._replace(what=names),), drifted=False)
+        deviation = BaselineDeviation((msgspec.structs.replace(row, what=names),), drifted=False)
         ranks = tuple(sorted({rank for one in ports for rank in one.ranks}))
         finding = deviation.finding(ranks, {"ports": len(ports)}, explains=("NET022",))
         yield finding.extended({}, f"Check the cables and switch ports of {names} with `ibstat`.")

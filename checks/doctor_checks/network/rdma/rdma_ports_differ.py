@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.interface_choice import RdmaChoice, nccl_matters, rdma_ports_of, what_forces_sockets
 from doctor.api import (
@@ -42,7 +43,7 @@ Kind = tuple[str, float]
 """Link layer and rate in Gb/s."""
 
 
-class _RankRdmaPorts(NamedTuple):
+class _RankRdmaPorts(msgspec.Struct, frozen=True):
     ports: tuple[Kind, ...]
     identical: IdenticalRanks
     choices: tuple[RdmaChoice, ...]

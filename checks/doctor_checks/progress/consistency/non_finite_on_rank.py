@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.logs.error_lines import ends
 from doctor.analysis.logs.root_event import LaterEvents
@@ -352,7 +353,7 @@ LASTING = 10
 and a bad batch spoils one of them."""
 
 
-class _RankLosses(NamedTuple):
+class _RankLosses(msgspec.Struct, frozen=True):
     rank: Rank
     first: NonFinite | None
     losses: int

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.stats.majority import describe, split_values
 from doctor.analysis.stats.rank_roles import replicas_in, same_role, uses_lightning
@@ -239,7 +240,7 @@ def replicas_diverged(job: Job) -> Iterator[Verdict]:
         )
 
 
-class _Compared(NamedTuple):
+class _Compared(msgspec.Struct, frozen=True):
     """The checksums of one part after one step or batch; ``still``: ranks on which it has never changed, ``moved``: the
     others."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.logs.root_event import EXCEPTION, TIMED_OUT, nature_of_exception
 from doctor.facts import Event, LogEvidence
@@ -38,7 +39,7 @@ _KINDS = (
 )
 
 
-class BusyRank(NamedTuple):
+class BusyRank(msgspec.Struct, frozen=True):
     """Work of one rank. ``kind``: a key of the check's fixes; ``text`` of the message itself; ``events``: the evidence,
     the work first; ``rank``: ``None`` if unknown; ``seconds`` since it began, and ``limit`` in seconds after which the
     others timed out; ``confidence`` that it caused the timeout."""

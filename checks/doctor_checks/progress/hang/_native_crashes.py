@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.hang.exits import nature_of
 from doctor.analysis.logs.root_event import LOST_PEERS, TIMED_OUT, exceptions, nature_of_exception
@@ -17,7 +18,7 @@ _NEAR = 10
 """Lines after a terminate message within which C++ prints the exception."""
 
 
-class NativeCrash(NamedTuple):
+class NativeCrash(msgspec.Struct, frozen=True):
     """How a process ended: the log events, a ``claim`` (``crashed: Segmentation fault``), and a fix.
     ``states_cause``: the evidence shows why, as a failed start does and a signal does not."""
 

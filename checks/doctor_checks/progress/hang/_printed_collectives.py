@@ -6,7 +6,8 @@ PyTorch does with ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, NCCL with ``NCCL_DEBUG_SUB
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.core.text import lazy_compile
 from doctor.facts import Event, LogEvidence
@@ -16,7 +17,7 @@ _SAME_ON_ALL = frozenset({"ALLREDUCE", "BROADCAST", "REDUCE", "_ALLGATHER_BASE",
 """Operations to which all ranks pass the same number of elements."""
 
 
-class PrintedCollective(NamedTuple):
+class PrintedCollective(msgspec.Struct, frozen=True):
     """A logged call; ``shape`` and ``sequence`` are empty if they are not part of the message."""
 
     operation: str

@@ -7,7 +7,9 @@ no process is dead, which would be the cause.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
+
+import msgspec
 
 from doctor.api import EventGroup, Finding, Job, event_groups, finding_from_logs
 from doctor.facts import Event
@@ -19,7 +21,7 @@ DEAD, SILENT, BEHIND = 0.85, 0.6, 0.75
 request in time may be busy or frozen."""
 
 
-class RasSuspect(NamedTuple):
+class RasSuspect(msgspec.Struct, frozen=True):
     """Ranks in one state. ``ranks`` is empty if RAS gives only their numbers in a smaller communicator; ``claim`` names
     the processes then."""
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from math import prod
 
+import msgspec
+
 from doctor.analysis.call_sites import BACKWARD, CallSite, own_line, place_of_frame
 from doctor.analysis.hang.collective_mismatch import Divergence, MismatchGroup
 from doctor.analysis.hang.diagnosis import Diagnosis
@@ -312,7 +314,7 @@ def _fix_of_order(numbers: Mapping[int, str]) -> str:
 def _printed(calls: Mapping[int, PrintedCollective], shown: Mapping[tuple[int, ...], str]) -> str:
     """``rank 1 calls ALLREDUCE with shape [12]; rank 0 with shape [10]`` if only the shapes differ."""
     shapes = {ranks: calls[ranks[0]].shape for ranks in shown}
-    is_one_call = len({call._replace(shape="", sequence="") for call in calls.values()}) == 1
+    is_one_call = len({msgspec.structs.replace(call, shape="", sequence="") for call in calls.values()}) == 1
     if is_one_call and len(shown) > 1 and all(shapes.values()):
         operation = calls[next(iter(shown))[0]].operation
         return _calls(_by_shape(operation, shapes), verb=False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from statistics import median
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.stats.step_times import milliseconds, recent_windows, typical_parts, typical_total
 from doctor.api import Finding, Job, Rank, Severity, Skip, Verdict, check, ranks_in_words
@@ -71,7 +72,7 @@ def input_bound(
         yield _finding(long, len(job.ranks))
 
 
-class _Wait(NamedTuple):
+class _Wait(msgspec.Struct, frozen=True):
     """Seconds per step that a rank waits for data, of ``total``. ``loop``: its time for optimizer, hooks, logging;
     ``workers``: of its loaders, ``None`` if unknown."""
 
@@ -104,7 +105,7 @@ def _without_rank_zero(wait: _Wait, first: _Wait) -> _Wait:
     """Lightning broadcasts a flag from rank 0 before each batch, so other ranks wait there for the loop of rank 0."""
     if first.rank.number != 0:
         return wait
-    return wait._replace(data=max(0.0, wait.data - max(0.0, first.loop - wait.loop)))
+    return msgspec.structs.replace(wait, data=max(0.0, wait.data - max(0.0, first.loop - wait.loop)))
 
 
 def _finding(waits: list[_Wait], count: int) -> Finding:

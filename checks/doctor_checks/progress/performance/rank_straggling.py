@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from statistics import fmean, median
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.analysis.stats.outliers import PeerValues
 from doctor.analysis.stats.rank_roles import same_role, uses_lightning
@@ -248,7 +249,7 @@ def rank_straggling(
         yield Skip("not enough steps yet on ranks that do the same work")
 
 
-class _Lag(NamedTuple):
+class _Lag(msgspec.Struct, frozen=True):
     """The excess time of a rank in a window: ``excess`` seconds per step in ``part`` (``own`` in all parts), while the
     others wait ``waited`` seconds in ``wait``, and ``waited_in_all`` in all parts and in rare steps; ``total``: a step
     of this rank; ``longer``: the mean excess of its whole steps."""
@@ -330,7 +331,8 @@ def _mean(window: Window) -> float:
 def _typical(lags: list[_Lag]) -> _Lag:
     part = Counter(lag.part for lag in lags).most_common(1)[0][0]
     own = [lag for lag in lags if lag.part == part]
-    return own[-1]._replace(
+    return msgspec.structs.replace(
+        own[-1],
         excess=median(lag.excess for lag in own),
         own=median(lag.own for lag in own),
         waited=median(lag.waited for lag in own),

@@ -10,7 +10,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from doctor.collectors import collector_for
 from doctor.collectors.base import Machine
@@ -26,7 +28,7 @@ QUERY_EVERY, KEPT_QUERIES = 60.0, 16
 T = TypeVar("T")
 
 
-class AllocatorStats(NamedTuple):
+class AllocatorStats(msgspec.Struct, frozen=True):
     """Statistics of torch's allocator in bytes, ``None`` for what it does not count."""
 
     allocated: int | None = None

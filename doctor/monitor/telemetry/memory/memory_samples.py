@@ -92,7 +92,7 @@ class MemorySampler:
             processes=device.processes(),
             utilization=device.utilization(samples[0].at or 0.0) if samples else (),
             estimate_error=error,
-            **now._asdict(),
+            **msgspec.structs.asdict(now),
         )
 
     def _read(

@@ -18,7 +18,9 @@ import struct
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Union
+from typing import TYPE_CHECKING, Union
+
+import msgspec
 
 from doctor.monitor.telemetry.replica.model_layout import Named, whole_parameters
 
@@ -41,7 +43,7 @@ Sum = Union[int, "torch.Tensor"]
 """The sum of a CPU's bytes, or a tensor that stays on its device."""
 
 
-class ParameterSlice(NamedTuple):
+class ParameterSlice(msgspec.Struct, frozen=True):
     """Rows ``first`` to ``end`` of a parameter of ``shape``, which is not kept alive."""
 
     name: str
@@ -51,7 +53,7 @@ class ParameterSlice(NamedTuple):
     end: int
 
 
-class ParameterChunk(NamedTuple):
+class ParameterChunk(msgspec.Struct, frozen=True):
     """The part of the parameters that one sample covers."""
 
     label: str

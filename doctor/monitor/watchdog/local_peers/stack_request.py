@@ -14,7 +14,8 @@ import stat
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.collectors.host.local_processes import SILENT, process_state
 from doctor.monitor.watchdog.local_peers.stack_dump import StackSignal
@@ -26,7 +27,7 @@ MOST_FILES = 1 << 16
 """Maximum number of open files of a process that are examined."""
 
 
-class LocalPeer(NamedTuple):
+class LocalPeer(msgspec.Struct, frozen=True):
     """The process of a rank, as it announced itself.
 
     ``started``: as in :func:`doctor.collectors.host.local_processes.process_start_time`; ``stack_signal``: thread and

@@ -8,7 +8,9 @@ if it makes no decision in time, the next one does. All ranks adopt the decision
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from doctor.cluster.transport.codec import decode_all, decode_or_none, encode
 from doctor.collectors.host.local_processes import SILENT
@@ -27,7 +29,7 @@ CANDIDATES = 16
 everything everywhere would be millions of entries."""
 
 
-class RoundTimeouts(NamedTuple):
+class RoundTimeouts(msgspec.Struct, frozen=True):
     """Seconds since the start of a round.
 
     ``grace``: for announcements; ``longest``: for facts; ``broken``: minimum after an exception, even if all ranks

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.cluster.transport.codec import decode_all
 from doctor.cluster.transport.store import Mailbox
@@ -22,7 +23,7 @@ ACKNOWLEDGE_TIMEOUT = 2.0
 """Seconds for all ranks to read the final decision: a store ends with the rank that hosts it."""
 
 
-class PendingFacts(NamedTuple):
+class PendingFacts(msgspec.Struct, frozen=True):
     """Startup facts of this rank that are being collected for a round."""
 
     request: RoundRequest
@@ -30,14 +31,14 @@ class PendingFacts(NamedTuple):
     facts: BackgroundCall[Sections]
 
 
-class OpenRound(NamedTuple):
+class OpenRound(msgspec.Struct, frozen=True):
     """A collection round in progress and its request."""
 
     collection: CollectionRound
     request: RoundRequest
 
 
-class FinalRound(NamedTuple):
+class FinalRound(msgspec.Struct, frozen=True):
     """State of the evaluator of the final round, which waits until all ranks have acknowledged."""
 
     open_round: OpenRound
@@ -140,7 +141,7 @@ class RequestedRounds:
 
     def _finish(self, final: FinalRound, now: float) -> None:
         """Answer once all acknowledged the final decision; clear the store if all ranks reported."""
-        collection, request = final.open_round
+        collection, request = final.open_round.collection, final.open_round.request
         final.acknowledged.update(presence.rank for presence in decode_all(final.acknowledgments.fresh(), RankPresence))
         if collection.reported - final.acknowledged and now < min(final.until, request.until):
             return
