@@ -63,10 +63,11 @@ def join_threads(seconds: float, tell: Callable[[str], None]) -> None:
 
 
 class PendingCall(Generic[T]):
-    """A call whose result another thread awaits."""
+    """A call whose result another thread awaits. ``on_end``: called in its thread once the result is there."""
 
-    def __init__(self, work: Callable[[], T]) -> None:
+    def __init__(self, work: Callable[[], T], on_end: Callable[[], object] = lambda: None) -> None:
         self._work = work
+        self._on_end = on_end
         self._results: list[T] = []
         self._errors: list[BaseException] = []
         self._ended = threading.Event()
@@ -83,6 +84,7 @@ class PendingCall(Generic[T]):
         except BaseException as error:  # noqa: BLE001 - raised again in result()
             self._errors.append(error)
         self._ended.set()
+        self._on_end()
 
     def result(self, seconds: float = 0.0) -> T:
         """Return its result or raise its exception; ``TimeoutError`` if it has not ended after ``seconds``."""
@@ -96,8 +98,8 @@ class PendingCall(Generic[T]):
 class BackgroundCall(PendingCall[T]):
     """A call in a daemon thread of its own."""
 
-    def __init__(self, work: Callable[[], T]) -> None:
-        super().__init__(work)
+    def __init__(self, work: Callable[[], T], on_end: Callable[[], object] = lambda: None) -> None:
+        super().__init__(work, on_end)
         start_thread("doctor-background", self.run)
 
 

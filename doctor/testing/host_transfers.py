@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-from doctor.analysis.fabric.localization.localizer import BandwidthReading, rounds
-from doctor.analysis.fabric.transfer_matrix import HostBandwidths, rounds_to_confirm, unhindered
 from doctor.core.facts import PathFacts, PathSample, Transfer, TransferFacts
 from doctor.testing.cases import JobBuilder, healthy
 
@@ -70,6 +68,10 @@ def transferred(
     twentieth of their packets, with a long queue if ``queued``; both waited for a CPU for the share ``waited`` of the
     time. ``failed`` ones never started.
     """
+    # A watched run imports this module with NET015, but builds no case.
+    from doctor.analysis.fabric.localization.localizer import BandwidthReading, rounds
+    from doctor.analysis.fabric.transfer_matrix import HostBandwidths, rounds_to_confirm, unhindered
+
     numbers = random.Random(1)  # noqa: S311 - noise, and the same each time
     sent: dict[int, list[Transfer]] = {host: [] for host in range(hosts)}
     readings: list[BandwidthReading] = []

@@ -8,6 +8,7 @@ import time
 from itertools import pairwise
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from doctor.collectors.base import Machine

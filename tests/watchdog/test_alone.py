@@ -3,6 +3,7 @@
 import threading
 import time
 
+import msgspec
 import pytest
 
 from doctor.core.files.own_folder import OwnFolder
@@ -95,7 +96,7 @@ def test_a_stall_that_ends_in_an_exception_does_not_go_on(tmp_path):
 
 def test_an_exception_of_a_single_process_is_evaluated_at_once(tmp_path, monkeypatch):
     """Nobody else may raise in turn."""
-    monkeypatch.setattr(incidents, "TIMES", incidents.TIMES._replace(broken=NEVER, longest=NEVER))
+    monkeypatch.setattr(incidents, "TIMES", msgspec.structs.replace(incidents.TIMES, broken=NEVER, longest=NEVER))
     with Run(tmp_path) as run:
         run.source.fails("no")
         assert run.watchdog.fail(NEVER) is not None

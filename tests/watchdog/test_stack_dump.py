@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 
+import msgspec
 import pytest
 
 from doctor.collectors.host.local_processes import process_start_time
@@ -111,20 +112,20 @@ def test_only_the_rank_that_waits_for_this_signal_is_asked(tmp_path):
     link.symlink_to(path)
     assert until(lambda: accepts_stack_signal(whole))
     wrong = [
-        whole._replace(pid=os.getpid(), started=process_start_time()),
-        whole._replace(pid=1, started=process_start_time(1)),
-        whole._replace(started=None),
-        whole._replace(started=whole.started + 1.0),
+        msgspec.structs.replace(whole, pid=os.getpid(), started=process_start_time()),
+        msgspec.structs.replace(whole, pid=1, started=process_start_time(1)),
+        msgspec.structs.replace(whole, started=None),
+        msgspec.structs.replace(whole, started=whole.started + 1.0),
         *(
-            whole._replace(stack_signal=how._replace(number=number))
+            msgspec.structs.replace(whole, stack_signal=how._replace(number=number))
             for number in (0, *range(1, 34), 65, how.number - 1)
         ),
-        whole._replace(stack_signal=how._replace(thread=0)),
-        whole._replace(stack_signal=how._replace(thread=pid)),
-        whole._replace(stack_signal=how._replace(thread=threading.get_native_id())),
-        whole._replace(file=copy),
-        whole._replace(file=link),
-        whole._replace(file=tmp_path / "nothing"),
+        msgspec.structs.replace(whole, stack_signal=how._replace(thread=0)),
+        msgspec.structs.replace(whole, stack_signal=how._replace(thread=pid)),
+        msgspec.structs.replace(whole, stack_signal=how._replace(thread=threading.get_native_id())),
+        msgspec.structs.replace(whole, file=copy),
+        msgspec.structs.replace(whole, file=link),
+        msgspec.structs.replace(whole, file=tmp_path / "nothing"),
     ]
     for one in wrong:
         assert not request_stacks(one), one

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median
-from typing import TypeVar
 
 import msgspec
 
 from doctor.analysis.fabric.localization.localizer import BandwidthReading, Blame, Localization, Suspect, localize
+from doctor.analysis.fabric.sent_samples import SentSample, touches
 from doctor.analysis.fabric.slow_paths import MAD_TO_SIGMA, MeasuredPath, take_hosts
-from doctor.analysis.fabric.transfer_matrix import HostBandwidths, SentSample, levelled
+from doctor.analysis.fabric.transfer_matrix import HostBandwidths, levelled
 from doctor.core.facts import ReachFacts
 from doctor.core.job import Job
-
-H = TypeVar("H")
 
 FAILING_SHARE = 0.6
 """The fraction of failed transfers of a host from which the host is the cause and not its peers."""
@@ -103,17 +101,6 @@ def _part(suspect: Suspect, known: HostBandwidths, typical: float) -> SlowPart:
         value / typical,
         tuple(MeasuredPath(known.hosts[one.source], known.hosts[one.target], one.value) for one in touched),
     )
-
-
-def touches(kind: str, members: frozenset[H], source: H, target: H) -> bool:
-    """Whether a component of this :data:`Blame` affects the path from ``source`` to ``target``."""
-    ends = {source, target}
-    if kind == "link":
-        return ends == members
-    if kind == "boundary":
-        return len(ends & members) == 1
-    end = {"sending": {source}, "receiving": {target}}.get(kind, ends)
-    return bool(end & members)
 
 
 class UnmeasuredPairs(msgspec.Struct, frozen=True):

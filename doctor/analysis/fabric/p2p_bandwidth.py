@@ -11,9 +11,10 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from doctor.analysis.fabric.bandwidth_suspects import SlowPart, slow_parts, touches
+from doctor.analysis.fabric.bandwidth_suspects import SlowPart, slow_parts
 from doctor.analysis.fabric.localization.localizer import BandwidthReading
 from doctor.analysis.fabric.pairing import places_on_hosts
+from doctor.analysis.fabric.sent_samples import touches
 from doctor.analysis.fabric.transfer_matrix import LEAST_READINGS, MOST_WAITED, HostBandwidths
 from doctor.analysis.visible_devices import device_of
 from doctor.core.facts import CollectiveFacts

@@ -8,8 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from doctor.analysis.fabric.bandwidth_suspects import touches
-from doctor.analysis.fabric.transfer_matrix import sent_samples
+from doctor.analysis.fabric.sent_samples import sent_samples, touches
 from doctor.core.facts import PathFacts
 from doctor.core.job import Job
 

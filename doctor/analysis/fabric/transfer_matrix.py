@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network
 from statistics import median
-from typing import NamedTuple
 
 import msgspec
 
 from doctor.analysis.fabric.localization.localizer import BandwidthReading, Localization, confirming, localize, rounds
 from doctor.analysis.fabric.localization.noise_model import cells_of, pair_spread
 from doctor.analysis.fabric.localization.pairing_rounds import Pairs
+from doctor.analysis.fabric.sent_samples import sent_samples
 from doctor.analysis.interface_choice import CHOICE_SECTIONS, choice_of, network_of
-from doctor.core.facts import InterfaceFacts, NcclFacts, Transfer, TransferFacts
+from doctor.core.facts import InterfaceFacts, NcclFacts, Transfer
 from doctor.core.job import Job
 from doctor.core.text import lazy_compile, natural_key
 
@@ -42,13 +42,6 @@ pairs of four hosts."""
 _NUMBER = lazy_compile(r"(\d{1,9})")
 
 
-class SentSample(NamedTuple):
-    """A transfer that the host ``source`` sent, as received by its peer."""
-
-    source: str
-    sample: Transfer
-
-
 class HostBandwidths(msgspec.Struct, frozen=True):
     """``hosts`` in the order of the network; ``readings`` by their index, at most :data:`ONE_STREAM`; ``spread``: the
     standard deviation of logarithms from both directions of fast pairs, without that limit; ``groups``: hosts that may
@@ -58,17 +51,6 @@ class HostBandwidths(msgspec.Struct, frozen=True):
     readings: tuple[BandwidthReading, ...]
     groups: tuple[frozenset[int], ...]
     spread: float = 0.0
-
-
-def sent_samples(job: Job) -> tuple[SentSample, ...]:
-    """All transfers of a job, once each."""
-    return tuple(
-        SentSample(host.name, sample)
-        for host in job.hosts
-        if (facts := host.find(TransferFacts)) is not None
-        for sample in facts.samples
-        if sample.peer != host.name
-    )
 
 
 def bandwidths(job: Job) -> HostBandwidths:

@@ -173,6 +173,7 @@ class Watchdog:
             evaluate=self._evaluate,
             on_recovery=self._on_recovery,
             write_line=self._report,
+            wake=self._wake.set,
             rejected=rejected,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -31,7 +31,7 @@ class WatchdogContext(msgspec.Struct):
     """The shared state of one rank.
 
     ``namespace``: of this run in the store; before ``is_joined`` this rank is alone. ``stacks``: its stack file;
-    ``rejected``: messages that were not authentic.
+    ``wake``: starts the next tick at once, from any thread; ``rejected``: messages that were not authentic.
     """
 
     rank: int
@@ -47,6 +47,7 @@ class WatchdogContext(msgspec.Struct):
     evaluate: EvaluateJob
     on_recovery: OnRecovery
     write_line: WriteLine
+    wake: Callable[[], object]
     rejected: RejectedMessages = msgspec.field(default_factory=RejectedMessages)
     is_joined: bool = False
     _reported_rejected: bool = False

@@ -12,7 +12,8 @@ from doctor.analysis.fabric.bandwidth_suspects import slow_parts
 from doctor.analysis.fabric.group_timings import SMALL, broken_collectives, culprits_of, slow_groups, timed_groups
 from doctor.analysis.fabric.p2p_bandwidth import SlowRail, p2p_bandwidths, slow_neighbours, slow_rails
 from doctor.analysis.fabric.packet_loss import LEAST_SEGMENTS, lossy_parts
-from doctor.analysis.fabric.transfer_matrix import bandwidths, sent_samples
+from doctor.analysis.fabric.sent_samples import sent_samples
+from doctor.analysis.fabric.transfer_matrix import bandwidths
 from doctor.analysis.interface_choice import choice_of
 from doctor.analysis.trial_selection import Subject
 from doctor.core.facts import CollectiveFacts, CollectiveResult, PathFacts, ReachFacts

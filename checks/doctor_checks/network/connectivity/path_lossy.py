@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.fabric.packet_loss import PacketLoss, lossy_parts
-from doctor.analysis.fabric.transfer_matrix import sent_samples
+from doctor.analysis.fabric.sent_samples import sent_samples
 from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import HostUseFacts, InterfaceFacts, PathFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, running

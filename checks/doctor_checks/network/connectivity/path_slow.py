@@ -9,8 +9,9 @@ from doctor.analysis.fabric.bandwidth_suspects import SlowPart, SlowParts, is_re
 from doctor.analysis.fabric.localization.confirmation import WHOLE_HOSTS
 from doctor.analysis.fabric.p2p_bandwidth import slow_rails
 from doctor.analysis.fabric.peak_bandwidth import SlowMessages, messages_below, paths_below
+from doctor.analysis.fabric.sent_samples import sent_samples
 from doctor.analysis.fabric.slow_paths import MeasuredPath, slow_paths
-from doctor.analysis.fabric.transfer_matrix import HostBandwidths, bandwidths, sent_samples, subnets_of
+from doctor.analysis.fabric.transfer_matrix import HostBandwidths, bandwidths, subnets_of
 from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import (
     Interface,

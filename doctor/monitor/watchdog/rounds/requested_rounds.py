@@ -69,7 +69,7 @@ class RequestedRounds:
         context = self._context
         if request.trigger != "end":
             self._count += 1
-            facts = BackgroundCall(context.source.startup_facts)
+            facts = BackgroundCall(context.source.startup_facts, context.wake)
             self._pending.append(PendingFacts(request, f"before-{self._count}", facts))
             return
         context.update_local_state()
