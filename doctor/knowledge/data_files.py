@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import resources
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -14,5 +14,5 @@ T = TypeVar("T")
 
 def read(name: str, shape: type[T]) -> T:
     """Return the JSON file ``name`` of this package as ``shape``. ``msgspec.ValidationError`` if it does not fit."""
-    text = resources.files("doctor.knowledge").joinpath(name).read_bytes()
+    text = Path(__file__).with_name(name).read_bytes()
     return msgspec.json.decode(text, type=prepared(shape))

@@ -8,7 +8,7 @@ import pytest
 
 from doctor.core.files.own_folder import OwnFolder
 from doctor.monitor.telemetry.progress import Stall
-from doctor.monitor.watchdog import incidents, run_records, watchdog
+from doctor.monitor.watchdog import incidents, run_records, watchdog, watchdog_loop
 from doctor.monitor.watchdog.stall_tracker import StallTracker
 from doctor.monitor.watchdog.watchdog import Decision, Watchdog
 from tests.lab.speed import NEVER, patience, slowness
@@ -50,6 +50,22 @@ class Run:
         while not holds():
             assert time.monotonic() < end, (self.judged, self.told)
             time.sleep(0.02)
+
+
+class SlowFacts(ScriptedSource):
+    """A rank whose facts take a moment."""
+
+    def startup_facts(self):
+        time.sleep(0.2 * slowness())
+        return super().startup_facts()
+
+
+def test_the_start_is_evaluated_once_the_facts_are_there(tmp_path, monkeypatch):
+    """Not at the next tick: the training thread waits for it."""
+    monkeypatch.setattr(watchdog_loop, "FAST_TICK", NEVER)
+    with Run(tmp_path, SlowFacts(0)) as run:
+        assert run.watchdog.check_start(patience(10)) is not None
+        assert run.times("before")
 
 
 def test_a_confirmed_stall_is_not_evaluated_again(tmp_path):

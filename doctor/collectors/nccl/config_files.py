@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, TypeVar
-from xml.parsers import expat
 
 import msgspec
 
@@ -242,6 +241,8 @@ def _parse(data: bytes, content: X) -> X:
     if len(data) > XML_LIMIT:
         content.error = f"larger than {XML_LIMIT} bytes"
         return content
+    from xml.parsers import expat  # most jobs name no such file
+
     parser = expat.ParserCreate()
     parser.StartElementHandler = content.opened
     parser.EndElementHandler = content.closed

@@ -56,8 +56,7 @@ class NcclSearch(msgspec.Struct, frozen=True):
         if chosen is not None:
             candidates.append((chosen, "system"))
         for path, origin in candidates:
-            real = path.resolve()
-            if real not in seen and path.is_file():
+            if path.is_file() and (real := path.resolve()) not in seen:
                 seen.add(real)
                 yield NcclLibrary(
                     path=str(path),
