@@ -15,6 +15,7 @@ import re
 from collections.abc import Hashable, Iterator
 from functools import lru_cache
 from itertools import groupby
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -167,7 +168,7 @@ def _rank_and_size(launch: LaunchFacts, count: ProcessCount) -> tuple[int | None
     return launch_number(launch, count.rank), launch_number(launch, count.sizes[0])
 
 
-class DirectLaunch(msgspec.Struct, frozen=True):
+class DirectLaunch(NamedTuple):
     """A rank that srun or mpirun started directly: its number, the world size, and the variables with these values."""
 
     program: str

@@ -14,5 +14,5 @@ T = TypeVar("T")
 
 def read(name: str, shape: type[T]) -> T:
     """Return the JSON file ``name`` of this package as ``shape``. ``msgspec.ValidationError`` if it does not fit."""
-    text = Path(__file__).with_name(name).read_bytes()
+    text = (Path(__file__).parent / name).read_bytes()
     return msgspec.json.decode(text, type=prepared(shape))

@@ -10,9 +10,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from typing import IO
-
-import msgspec
+from typing import IO, NamedTuple
 
 from doctor.core.text import lazy_compile
 
@@ -36,7 +34,7 @@ _WITHOUT_WIDTH = ("Mn", "Me", "Cf")
 """Categories of Unicode that take no column: combining marks and format characters."""
 
 
-class TerminalLook(msgspec.Struct, frozen=True):
+class TerminalLook(NamedTuple):
     """How text is shown on a stream. ``styled``: bold and dim text is possible, ``colored``: colors, too."""
 
     width: int

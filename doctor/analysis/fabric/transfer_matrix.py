@@ -64,9 +64,7 @@ def bandwidths(job: Job) -> HostBandwidths:
         for source, one in sent
         if one.bandwidth is not None
     ]
-    readings = tuple(
-        msgspec.structs.replace(one, value=min(unhindered(sample), ONE_STREAM)) for sample, one in measured
-    )
+    readings = tuple(one._replace(value=min(unhindered(sample), ONE_STREAM)) for sample, one in measured)
     fast = [one for _, one in measured if one.value >= ONE_STREAM / 2]
     return HostBandwidths(names, readings, _groups(names, subnets), pair_spread(cells_of(fast)))
 
@@ -110,7 +108,7 @@ def levelled(readings: Sequence[BandwidthReading]) -> tuple[BandwidthReading, ..
     again = [(first.get((one.source, one.target), 0.0), one.value) for one in readings if one.confirms]
     shares = sorted(value / before for before, value in again if before > usual / 2 and value > 0)
     level = shares[int(UNTOUCHED * (len(shares) - 1))] if len(shares) > 1 else 1.0
-    return tuple(msgspec.structs.replace(one, value=one.value / level) if one.confirms else one for one in readings)
+    return tuple(one._replace(value=one.value / level) if one.confirms else one for one in readings)
 
 
 def _with_controls(pairs: Pairs, known: HostBandwidths, isolation: Localization) -> Pairs:

@@ -14,9 +14,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 from doctor.core.frames import is_user_code
 from doctor.core.stack_dumps.rank_conditions import leaves_loop, loop_at
@@ -44,7 +42,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 _MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Eq: ast.Eq}
 
 
-class LoopExits(msgspec.Struct, frozen=True):
+class LoopExits(NamedTuple):
     """``limit``: the loop takes at most so many batches, ``None`` if no such number is known. ``has_others``: it can
     also end for a reason that its source does not show to be a number of batches. ``place``: file and line."""
 
@@ -68,7 +66,7 @@ def loop_exits(frame: FrameType | None) -> LoopExits:
         if not any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _own_nodes(loop.body)):
             return exits
         if exits.limit is not None or exits.has_others:
-            return msgspec.structs.replace(exits, has_others=True)  # a generator, which the loop above may leave before
+            return exits._replace(has_others=True)  # a generator, which the loop above may leave before
     return LoopExits()
 
 
