@@ -7,8 +7,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-import msgspec
-
 MAD_TO_SIGMA = 1.4826
 """Factor from the median absolute deviation of normally distributed values to their standard deviation."""
 
@@ -26,7 +24,7 @@ class MeasuredPath(NamedTuple):
         return (self.first, self.second) if self.first <= self.second else (self.second, self.first)
 
 
-class SlowPaths(msgspec.Struct, frozen=True):
+class SlowPaths(NamedTuple):
     """Outliers by cause; every path has one cause.
 
     ``hosts``: name and slow paths; ``boundaries``: two groups of hosts between which every path is slow; ``links``:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import ceil, sqrt
 from statistics import mean, median, stdev
+from typing import NamedTuple
 
 import msgspec
 
@@ -54,7 +55,7 @@ class LevelChange(msgspec.Struct, frozen=True):
     spread: float
 
 
-class LimitForecast(msgspec.Struct, frozen=True):
+class LimitForecast(NamedTuple):
     """How far a limit is, by the slope and by the ends of its interval."""
 
     expected: float
