@@ -107,7 +107,7 @@ def _cache_effect(*names: str) -> str:
 
 def _finding(claim: _ScratchClaim, local: LocalRanks, place: str) -> Finding:
     """``place``: the host, if no other host has the same fault."""
-    subject, fault, folders = claim
+    subject, fault, folders = claim.subject, claim.fault, claim.folders
     first = folders[0]
     return Finding(
         f"{subject}{place} {fault.words}",
