@@ -65,6 +65,23 @@ def test_a_step_is_split_at_its_points(run):
     assert window.device is None
 
 
+def test_gradients_are_those_of_the_batches_whose_passes_were_timed(run):
+    for batch in range(WINDOW):
+        if batch % 3 == 0:
+            run.steps.gradients.extend([(batch, 0.1), (batch, 0.05)])
+        run.batch()
+    (window,) = run.windows()
+    assert window.gradients == pytest.approx(0.15)
+    assert window.backward == 0.2
+    assert not run.steps.gradients
+
+
+def test_gradients_that_were_not_timed_are_unknown(run):
+    for _ in range(WINDOW):
+        run.batch()
+    assert run.windows()[0].gradients is None
+
+
 def test_without_a_forward_point_it_is_what_lies_before_backward(run):
     for _ in range(WINDOW):
         run.batch(points=(("backward", 0.1), ("optimizer", 0.2)), rest=0.03, data=0.0)

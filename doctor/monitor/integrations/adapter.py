@@ -8,13 +8,14 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 
 from doctor.core.background import start_thread
 from doctor.core.facts import TrainingFacts
 from doctor.monitor.findings_error import Findings
-from doctor.monitor.integrations.backward_pass import loss_of, observe_backward
+from doctor.monitor.integrations.backward_pass import GradientTimer, loss_of, observe_backward
 from doctor.monitor.integrations.hook_guard import HookGuard, is_disabled, value_or_default
 from doctor.monitor.sinks.console import print_status
 from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
@@ -28,13 +29,14 @@ ExceptHook = Callable[[type[BaseException], BaseException, "TracebackType | None
 
 
 class AdapterRun:
-    """One watched run, and the state that an adapter keeps of it."""
+    """One watched run, and the state that an adapter keeps of it. ``gradients``: times them in backward passes."""
 
     def __init__(self, session: WatchSession) -> None:
         self.session = session
         self.telemetry: RankTelemetry = session.telemetry
         self._hook: tuple[ExceptHook, ExceptHook] | None = None
         self._at_exit: Callable[[], None] | None = None
+        self.gradients = GradientTimer(self.telemetry)
         self._end_backward: Callable[[], None] | None = None
         self._loss: Any = None
         self._taken: Mapping[str, float] | None = None
@@ -68,9 +70,11 @@ class AdapterRun:
             self._end_backward = observe_backward(self._backward_begins)
 
     def _backward_begins(self, root: Any) -> None:
-        if threading.get_ident() == self.telemetry.progress.training_thread:
+        if threading.get_ident() == self.telemetry.training_thread:
             self.telemetry.mark("backward")
             self._loss = loss_of(root)
+            if monotonic() >= self.gradients.due:
+                self.gradients.begin(root)
 
     def take_loss(self, stated: Any = None) -> Any:
         """Return the loss that was stated for a batch, else that of the last backward pass since the last call. (step

@@ -76,6 +76,21 @@ class RankTelemetry:
         self._read()
         return self._steps
 
+    @property
+    def training_thread(self) -> int:
+        """The thread that trains. (step path)"""
+        return self._progress.training_thread
+
+    @property
+    def batches_begun(self) -> int:
+        """The number of the training batch that began last, from 0 on; -1 before the first. (step path)"""
+        return self._batches_begun
+
+    @property
+    def times_device(self) -> bool:
+        """Whether training batches run on a CUDA device. (step path)"""
+        return self._steps.device is not None
+
     def _read(self) -> None:
         with self._read_lock:
             events, contiguous = self._event_log.read()
@@ -142,6 +157,10 @@ class RankTelemetry:
             return None
         self.mark("checkpoint")
         return lambda: self.mark(point)
+
+    def add_gradients(self, batch: int, seconds: float) -> None:
+        """Record the seconds in which this rank computed its own gradients in a backward pass. (step path)"""
+        self._steps.gradients.append((batch, seconds))
 
     def batch_end(self, stage: str, *, step: int | None = None, loss: object = None) -> None:
         """Record the end of a batch. (step path)

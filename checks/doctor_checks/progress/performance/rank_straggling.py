@@ -25,11 +25,15 @@ from doctor.facts import (
 )
 from doctor.testing import Fails, JobBuilder, Passes, running
 
-WAITS_ON_PROCESSOR = ("backward", "forward", "data", "other", "optimizer")
-"""Parts of a step by the probability that a rank waits for others in them, the highest first. DDP reduces gradients in
-the backward pass and sends buffers in the forward pass; Lightning broadcasts a flag before each batch."""
+REDUCTION = "reduction"
+"""What follows in the backward pass once a rank has computed its own gradients."""
 
-WAITS_ON_GPU = ("other", "backward", "optimizer", "forward", "data")
+WAITS_ON_PROCESSOR = (REDUCTION, "backward", "forward", "data", "other", "optimizer")
+"""Parts of a step by the probability that a rank waits for others in them, the highest first. DDP reduces gradients at
+the end of the backward pass, FSDP also within it, and DDP sends buffers in the forward pass; Lightning broadcasts a
+flag before each batch."""
+
+WAITS_ON_GPU = ("other", REDUCTION, "backward", "optimizer", "forward", "data")
 """The same if the host only launches kernels: it waits when a value is read back, or when the queue is full."""
 
 NEAR = 0.5
@@ -39,10 +43,15 @@ varying parts do not add up, so the fraction is one half."""
 
 
 def _windows(
-    count: int = 6, first: int = 100, mean: float | None = None, means: tuple[float, ...] = (), **parts: float
+    count: int = 6,
+    first: int = 100,
+    mean: float | None = None,
+    means: tuple[float, ...] = (),
+    gradients: float | None = None,
+    **parts: float,
 ) -> StepFacts:
     """Windows with these parts in seconds per step; ``mean``: of whole steps, if some take longer; ``means``: of the
-    parts."""
+    parts; ``gradients``: of the backward pass, for the rank's own gradients."""
     usual = {"data": 0.01, "forward": 0.1, "backward": 0.25, "optimizer": 0.03, "other": 0.01}
     step = {name: parts.get(name, seconds) for name, seconds in usual.items()}
     total = sum(step.values())
@@ -59,6 +68,7 @@ def _windows(
                 other=step["other"],
                 mean=total if mean is None else mean,
                 means=means,
+                gradients=gradients,
             )
             for place in range(count)
         )
@@ -150,6 +160,18 @@ def _swinging() -> StepFacts:
             _job(_windows(), {1: _windows(forward=0.19, backward=0.16)}),
             ranks=(1,),
         ),
+        Fails(
+            "a slow backward pass, whose end the others wait for",
+            _job(_windows(gradients=0.1), {1: _windows(gradients=0.24)}),
+            ranks=(1,),
+        ),
+        Fails(
+            "the slower backward pass of two ranks",
+            _job(_windows(gradients=0.1), {1: _windows(gradients=0.24)}, hosts=1).only((0, 1)),
+            ranks=(1,),
+        ),
+        Passes("a backward pass that is as slow on all ranks", _job(_windows(gradients=0.24), {})),
+        Passes("gradients of one rank that were timed", _job(_windows(), {1: _windows(gradients=0.24)})),
         Fails(
             "rank 0 logs while the others wait for its flag",
             _job(_windows(data=0.13), {0: _windows(other=0.13)}),
@@ -306,13 +328,13 @@ def _lags(
 ) -> Iterator[tuple[int, _Lag]]:
     """A rank with excess time in a part in which ranks are likely to wait has waited; one with excess elsewhere, and
     less there, made others wait."""
-    parts = {rank: parts_of(window) for rank, window in windows.items()}
-    peers = {name: PeerValues(own[name] for own in parts.values()) for name in PHASES}
+    parts = _parts(windows)
+    peers = {name: PeerValues(own[name] for own in parts.values()) for name in order}
     totals = PeerValues(window.total for window in windows.values())
     means = PeerValues(map(_mean, windows.values()))
     for rank, own in parts.items():
-        excess = {name: own[name] - peers[name].median(own[name]) for name in PHASES}
-        part, wait = max(PHASES, key=excess.__getitem__), min(PHASES, key=excess.__getitem__)
+        excess = {name: own[name] - peers[name].median(own[name]) for name in order}
+        part, wait = max(order, key=excess.__getitem__), min(order, key=excess.__getitem__)
         total = totals.median(windows[rank].total)
         limit = max(least, share * total)
         waited, longer = -excess[wait], windows[rank].total - total
@@ -322,6 +344,17 @@ def _lags(
             rarely = max(0.0, longer - slower)  # in single steps, which medians do not show
             waited_in_all = sum(max(0.0, -one) for one in excess.values()) + rarely
             yield rank, _Lag(part, excess[part], own[part], wait, waited, waited_in_all, windows[rank].total, slower)
+
+
+def _parts(windows: Mapping[int, Window]) -> dict[int, dict[str, float]]:
+    """The parts of each rank, with the reduction apart where the gradients of all ranks were timed."""
+    parts = {rank: parts_of(window) | {REDUCTION: 0.0} for rank, window in windows.items()}
+    if all(window.gradients is not None for window in windows.values()):
+        for rank, window in windows.items():
+            whole = parts[rank]["backward"]
+            parts[rank]["backward"] = own = min(whole, window.gradients or 0.0)
+            parts[rank][REDUCTION] = whole - own
+    return parts
 
 
 def _mean(window: Window) -> float:
@@ -354,7 +387,7 @@ def _finding(job: Job, ranks: tuple[Rank, ...], part: str, members: Mapping[int,
     paused = next((rank.find(RankPausesFacts) for rank in ranks if rank.number == worst), None)
     quota = _throttled(paused) if paused is not None else ""
     return Finding(
-        f"{who} {spend} {milliseconds(lag.own)} of a {milliseconds(lag.total)} step {PHASES[part]} (peers: "
+        f"{who} {spend} {milliseconds(lag.own)} of a {milliseconds(lag.total)} step {_WORDS[part]} (peers: "
         f"{milliseconds(max(0.0, lag.own - lag.excess))}){quota}",
         ranks=numbers,
         evidence={
@@ -373,6 +406,7 @@ def _finding(job: Job, ranks: tuple[Rank, ...], part: str, members: Mapping[int,
     )
 
 
+_WORDS = PHASES | {REDUCTION: "after its gradients are computed"}
 _LEAST_LOST, _LEAST_TIMES = 2.0, 3
 """Seconds that rare pauses or long steps of a rank must cost in total, and their minimum number, above one."""
 _LEAST_DELAYED, _LEAST_THROTTLED = 0.05, 0.1

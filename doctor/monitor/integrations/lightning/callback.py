@@ -94,7 +94,10 @@ class LightningHooks(Adapter[LightningRun]):
         The end of backward is marked by what follows: clipping and the optimizer, or the end of the batch.
         """
         if (run := self._run) is not None:
-            run.note((monotonic(), "backward", None))
+            at = monotonic()
+            run.note((at, "backward", None))
+            if at >= run.gradients.due:
+                value_or_default(functools.partial(run.gradients.begin, loss), None)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Called before an optimizer step; with manual optimization in any order."""
