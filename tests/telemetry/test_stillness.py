@@ -61,6 +61,28 @@ def test_a_loop_of_naps_at_one_place_stands_and_one_that_is_woken_often_does_not
     assert (found > 0.7) is stands
 
 
+def test_a_thread_that_polls_stands_and_one_that_computes_when_it_is_woken_does_not():
+    stop = threading.Event()
+
+    def work(numbers):
+        while not stop.is_set():
+            time.sleep(0.1)
+            sum(range(numbers))
+
+    threads = [threading.Thread(target=work, args=(numbers,)) for numbers in (1, 100_000)]
+    for one in threads:
+        one.start()
+    both = [Stillness(one.ident, one.native_id) for one in threads]
+    found = [0.0, 0.0]
+    for _ in range(16):
+        time.sleep(0.2)
+        found = [max(most, one.look(in_one_call=True, naps=True)) for most, one in zip(found, both, strict=True)]
+    stop.set()
+    for one in threads:
+        one.join()
+    assert found[0] > 2.0 > found[1]
+
+
 def test_a_thread_of_which_nothing_is_known_is_not_in_one_call():
     stillness = Stillness(threading.get_ident(), 2**30)
     assert stillness.look(in_one_call=True) == stillness.look(in_one_call=True) == 0.0

@@ -13,7 +13,7 @@ import time
 from collections.abc import Hashable
 from pathlib import Path
 
-from doctor.collectors.base import parse_int
+from doctor.collectors.base import parse_int, read_text
 
 MOST_FRAMES = 60
 CPU_SHARE, CPU_SECONDS = 0.2, 0.3
@@ -21,6 +21,10 @@ CPU_SHARE, CPU_SECONDS = 0.2, 0.3
 threads use some."""
 NAPS = 3.0
 """Switches a second up to which a thread naps; one that evaluates is woken more often, by its reads or its device."""
+POLLS, POLLING_SHARE = 15.0, 0.0015
+"""The same for a thread that uses at most this share of a CPU: it only looks again when it is woken. A call of SQLite
+that waits for a locked database is woken 10 times a second (``sqliteDefaultBusyCallback``, src/main.c) and uses 0.04 %,
+a loop of small forward passes with pauses of 50 ms more than 0.5 %."""
 
 
 class Stillness:
@@ -28,31 +32,44 @@ class Stillness:
 
     def __init__(self, thread: int, native_id: int) -> None:
         self._thread = thread
-        self._status = Path("/proc/self/task", str(native_id), "status")
+        self._task = Path("/proc/self/task", str(native_id))
         self._key: Hashable = None
         self._since = 0.0
         self._cpu = 0.0
         self._switched = 0
+        self._ran: float | None = None
 
     def look(self, *, in_one_call: bool = False, naps: bool = False) -> float:
         """Return the seconds for which the thread has been still; takes some microseconds.
 
         ``in_one_call``: count only the time that it has not been woken in, or with ``naps`` less than :data:`NAPS`
-        times a second; 0 if that is unknown.
+        times a second, or :data:`POLLS` times to do next to nothing; 0 if that is unknown.
         """
         switches = self._switches() if in_one_call else 0
         if switches is None:
             self._key = None
             return 0.0
         now, cpu, key = time.monotonic(), time.process_time(), self._position()
-        woken = switches - self._switched > (NAPS * (now - self._since) + NAPS if naps else 0)
+        ran = self._seconds_run() if naps else None
+        woken = switches - self._switched > self._most_switches(now - self._since, ran, naps=naps)
         if woken or key != self._key or cpu - self._cpu > CPU_SHARE * (now - self._since) + CPU_SECONDS:
-            self._key, self._since, self._cpu, self._switched = key, now, cpu, switches
+            self._key, self._since, self._cpu, self._switched, self._ran = key, now, cpu, switches, ran
         return now - self._since
+
+    def _most_switches(self, seconds: float, ran: float | None, *, naps: bool) -> float:
+        if not naps:
+            return 0.0
+        polls = ran is not None and self._ran is not None and ran - self._ran <= POLLING_SHARE * (seconds + 1.0)
+        return (POLLS if polls else NAPS) * (seconds + 1.0)
+
+    def _seconds_run(self) -> float | None:
+        """Return the CPU time of the thread (proc_pid_schedstat, in nanoseconds); ``None`` if it is unknown."""
+        nanoseconds = parse_int((read_text(self._task / "schedstat") or "").partition(" ")[0])
+        return None if nanoseconds is None else nanoseconds / 1e9
 
     def _switches(self) -> int | None:
         try:
-            lines = self._status.read_text().splitlines()
+            lines = (self._task / "status").read_text().splitlines()
         except OSError:
             return None
         line = next((line for line in lines if line.startswith("voluntary_ctxt_switches:")), "")
