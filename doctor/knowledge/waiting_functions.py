@@ -8,7 +8,8 @@ of an asynchronous call and wait for it later.
 Sources: torch 2.13 (torch/distributed, torch/nn/parallel/distributed.py, torch/cuda, torch/xpu, torch/accelerator);
 https://github.com/deepspeedai/DeepSpeed at edaa722 (deepspeed/runtime/zero, runtime/pipe/p2p.py, utils/nvtx.py);
 https://github.com/NVIDIA/Megatron-LM at d98e8a6 (megatron/core/distributed, pipeline_parallel, tensor_parallel);
-https://github.com/horovod/horovod (horovod/torch/mpi_ops.py and mpi_ops_v2.cc, which polls each millisecond).
+https://github.com/horovod/horovod (horovod/torch/mpi_ops.py and mpi_ops_v2.cc, which polls each millisecond);
+Ray 2.60 (ray/train/v2/_internal/execution/collective_impl.py).
 """
 
 from __future__ import annotations
@@ -114,6 +115,10 @@ _ROWS = (
     _rows(f"{_MEGATRON}tensor_parallel/mappings.py", "forward", "all_to_all_single"),
     _rows(f"{_MEGATRON}utils.py", "drain_embedding_wgrad_compute", _GATHER),
     WaitingFunctions("horovod/torch/mpi_ops.py", ("synchronize",), ANY_COLLECTIVE, polls=True),
+    # ray.train.report and ray.train.collective: an actor answers once all workers have called it.
+    WaitingFunctions(
+        "ray/train/v2/_internal/execution/collective_impl.py", ("barrier", "broadcast_from_rank_zero"), polls=True
+    ),
 )
 """The first row that fits counts."""
 
@@ -122,6 +127,9 @@ _FORWARDERS = (
     ("torch/_ops.py", ()),
     ("torch/futures/__init__.py", ("wait",)),
     ("deepspeed/utils/nvtx.py", ("wrapped_fn",)),
+    ("ray/_private/worker.py", ("get", "get_objects")),
+    ("ray/_private/auto_init_hook.py", ("auto_init_wrapper",)),
+    ("ray/_private/client_mode_hook.py", ("wrapper",)),
 )
 """Functions that only call the one that waits: the frame around them shows what it is."""
 

@@ -16,6 +16,12 @@ from doctor.testing import package_frame, user_frame
 
 C10D = "torch/distributed/distributed_c10d.py"
 LOGGED = ("torch/distributed/c10d_logger.py", "wrapper")
+RAY_GET = [
+    ("ray/_private/worker.py", "get_objects"),
+    ("ray/_private/worker.py", "get"),
+    ("ray/_private/client_mode_hook.py", "wrapper"),
+    ("ray/_private/auto_init_hook.py", "auto_init_wrapper"),
+]
 
 
 def stack(*frames: tuple[str, str]) -> tuple[Frame, ...]:
@@ -106,6 +112,18 @@ def stack(*frames: tuple[str, str]) -> tuple[Frame, ...]:
         # Horovod
         ([("horovod/torch/mpi_ops.py", "synchronize"), ("horovod/torch/mpi_ops.py", "allreduce")], "collective"),
         ([("horovod/torch/optimizer.py", "step")], ""),
+        # Ray Train
+        ([*RAY_GET, ("ray/train/v2/_internal/execution/collective_impl.py", "barrier")], "barrier"),
+        (
+            [
+                *RAY_GET,
+                ("ray/train/v2/_internal/execution/collective_impl.py", "broadcast_from_rank_zero"),
+                ("ray/train/v2/_internal/execution/context.py", "_sync_checkpoint_dir_name_across_ranks"),
+                ("ray/train/v2/_internal/execution/context.py", "report"),
+            ],
+            "broadcast_from_rank_zero",
+        ),
+        (RAY_GET, ""),  # of a task of the program's own
     ],
 )
 def test_what_a_rank_waits_in(frames: list[tuple[str, str]], operation: str) -> None:
