@@ -24,7 +24,6 @@ _COUNTED = {"absent": "number of missing ranks", "ranks": "number of ranks", "si
 """Labels of names whose value is a number and not a list."""
 _STEP_TIMES = ("step_seconds",)
 """Times within a step, in milliseconds as in summaries."""
-_PHASES = ("data", "forward", "backward", "reduction", "optimizer", "other")
 _PCI_ADDRESS = lazy_compile(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?")
 _IDENTIFIER = lazy_compile("[a-z][a-z0-9_]*")
 _NAME = lazy_compile("[A-Za-z][A-Za-z0-9_]*")

@@ -1,5 +1,6 @@
 """Stacks: of running threads, of errors, and the conditions that lead there."""
 
+import inspect
 import json
 import os
 import textwrap
@@ -13,7 +14,7 @@ from doctor.core.facts import Frame
 from doctor.core.frames import MOST, call_site_frames, frames_of_traceback, is_user_code, shorten_stack
 from doctor.core.stack_dumps.rank_conditions import rank_condition
 from doctor.monitor.telemetry.stacks import rank_conditions
-from doctor.monitor.telemetry.stacks.live_stacks import thread_stack
+from doctor.monitor.telemetry.stacks.live_stacks import named_root, thread_stack
 from tests.lab.speed import NEVER
 
 
@@ -29,6 +30,29 @@ def _waiting_thread(inside):
     thread.start()
     assert reached.wait(10)
     return thread, go
+
+
+@pytest.mark.parametrize(("function", "name"), [("broadcast", "group_src"), ("gather", "group_dst")])
+def test_the_root_of_a_call_is_read_while_a_rank_waits_in_it(function, name):
+    named = {}
+    source = f"def {function}(wait, {name}):\n    wait()"
+    exec(compile(source, "/env/site-packages/torch/distributed/distributed_c10d.py", "exec"), named)
+    lock = threading.Lock()
+    lock.acquire()
+    thread = threading.Thread(target=named[function], args=(lock.acquire, 2))
+    thread.start()
+    roots = {named_root(thread.ident) for _ in range(20) if not time.sleep(0.01)}
+    lock.release()
+    thread.join()
+    assert 2 in roots
+    assert named_root(thread.ident) is None
+
+
+def test_the_installed_torch_computes_the_root_before_it_waits():
+    c10d = pytest.importorskip("torch.distributed.distributed_c10d")
+    for function, name in (("broadcast", "src"), ("scatter", "src"), ("reduce", "dst"), ("gather", "dst")):
+        source = inspect.getsource(getattr(c10d, function))
+        assert f"group_{name} = _canonicalize_group_rank(" in source
 
 
 def test_the_stack_of_another_thread_innermost_first():

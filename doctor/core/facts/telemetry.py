@@ -176,7 +176,8 @@ class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
     ``awaits``: the operation that it waits in, if its stack alone does not show it; ``group``: the process group that
     it waits in, as the source of its call names it. ``guessed``: the number of the rank is not one that a launcher or
     the user gave. ``driver``: the function of a GPU driver that its main thread is blocked in; ``blocked``: the file
-    system or file that the kernel blocks it in. ``gpu``: what its GPU did. ``reported``: what NCCL's RAS service
+    system or file that the kernel blocks it in. ``root``: the source or destination of the call that it waits in,
+    numbered within the group. ``gpu``: what its GPU did. ``reported``: what NCCL's RAS service
     reports of it (``launched 41 of 42 AllReduce``); ``behind``: the service shows that it launched fewer collectives
     than the others.
     """
@@ -214,6 +215,7 @@ class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
     gpu: GpuActivity | None = None
     driver: str = ""
     blocked: str = ""
+    root: int | None = None
     reported: tuple[str, ...] = ()
     behind: bool = False
 
@@ -237,7 +239,8 @@ DEFAULT_GROUPS = frozenset({"", "0", "default_pg"})
 class Collective(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """An entry of torch's flight recorder. ``sequence`` counts within its group, separately for sends and receives.
     ``operation`` without the name of the backend (``all_reduce``). ``peer``: the other rank of a send or receive,
-    numbered within the group; ``source`` likewise. ``state``: ``scheduled``, ``started`` or ``completed`` (Gloo never
+    numbered within the group; ``source`` likewise. ``root``: the rank of the job that a broadcast, scatter, reduce or
+    gather names, if the stack of the rank showed it. ``state``: ``scheduled``, ``started`` or ``completed`` (Gloo never
     goes beyond scheduled); ``retired``: the recorder has closed it. ``frames``: the call site, innermost first."""
 
     group: str
@@ -247,6 +250,7 @@ class Collective(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     is_p2p: bool = False
     source: int | None = None
     peer: int | None = None
+    root: int | None = None
     input_sizes: tuple[tuple[int, ...], ...] = ()
     output_sizes: tuple[tuple[int, ...], ...] = ()
     types: tuple[str, ...] = ()

@@ -26,7 +26,7 @@ from doctor.monitor.telemetry.rank_pauses import RankPauses
 from doctor.monitor.telemetry.replica.replica_tracker import ReplicaTracker
 from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
 from doctor.monitor.telemetry.stacks.endless_waits import shown_by_threads
-from doctor.monitor.telemetry.stacks.live_stacks import thread_stack, with_statements
+from doctor.monitor.telemetry.stacks.live_stacks import named_root, thread_stack, with_statements
 from doctor.monitor.telemetry.step_clock import StepClock
 
 Sections = dict[str, "Section | Missing"]
@@ -282,6 +282,7 @@ class RankTelemetry:
                 left=with_statements(progress.left),
                 stack=stack,
                 blocked=blocked + shown_by_threads(thread, blocked),
+                root=None if is_over else named_root(thread),
                 stack_from="interpreter",
                 children=self._children.look(),
             )

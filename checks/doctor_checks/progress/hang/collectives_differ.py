@@ -78,6 +78,27 @@ def _reshaped(sketch: JobBuilder) -> JobBuilder:
     return with_call(sketch, (1,), "all_reduce", line, ago=1, input_sizes=((2, 5),))
 
 
+def _completed(one: Collective) -> Collective:
+    return Collective(
+        one.group,
+        one.sequence,
+        one.operation,
+        one.backend,
+        input_sizes=one.input_sizes,
+        output_sizes=one.output_sizes,
+        types=one.types,
+        state="completed",
+        frames=one.frames,
+    )
+
+
+def _one_further(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
+    """The newest call, made once more after it was completed."""
+    last = old[-1]
+    following = Collective(last.group, last.sequence + 1, last.operation, last.backend, frames=last.frames)
+    return (*old[:-1], _completed(last), following)
+
+
 def _timed_out(rank: int, line: int, error: str = "Timed out waiting 6000ms for recv operation") -> tuple[str, ...]:
     """A traceback of a rank from a collective over Gloo."""
     return (
@@ -416,6 +437,21 @@ _REFUSES = "PyTorch compares the calls before they start and rejects them with R
             ranks=(1,),
         ),
         Fails(
+            "one rank of three broadcasts from itself, as the stacks show",
+            with_call(stalled(1, 3), range(3), "broadcast", user_frame(50))
+            .alter(ProgressFacts, root=0)
+            .alter(ProgressFacts, ranks=(1,), root=1),
+            ranks=(1,),
+        ),
+        Fails(
+            "the same, where the third rank has received and waits in the next broadcast",
+            with_call(stalled(1, 3), range(3), "broadcast", user_frame(50))
+            .alter(ProgressFacts, root=0)
+            .alter(ProgressFacts, ranks=(1,), root=1)
+            .alter(RecorderFacts, ranks=(2,), collectives=_one_further),
+            ranks=(1,),
+        ),
+        Fails(
             "integers among floats, which the back end adds up without an error",
             with_call(running(1, 3), (1,), "all_reduce", user_frame(50), ago=1, types=("Int",)),
             ranks=(1,),
@@ -490,6 +526,8 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
     mine, theirs = _call_in_words(odd.entry), _call_in_words(others.entry)
     if odd.entry.operation != others.entry.operation or mine == theirs:
         mine, theirs = f"{odd.entry.operation}{_at(odd.site)}", f"{others.entry.operation}{_at(others.site)}"
+    if divergence.aspect == "root":
+        mine, theirs = _with_root(odd.entry), _with_root(others.entry)
     which = f"{divergence.sequence} of {found.states.name_of(divergence.group)}" if divergence.sequence else ""
     return Finding(
         _calls({odd.ranks: mine, others.ranks: theirs}),
@@ -500,7 +538,9 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
             **({"aborted_by_gloo": list(found.ending.ranks)} if found.ending else {}),
             **(_TIE if divergence.is_even else {}),
             "calls": {
-                ranks_in_words(one.ranks): _call_in_words(one.entry)
+                ranks_in_words(one.ranks): (
+                    _with_root(one.entry) if divergence.aspect == "root" else _call_in_words(one.entry)
+                )
                 + (f" at {one.site.place}" if one.site.place else "")
                 + (f", {condition_in_words(one.site.condition)}" if one.site.condition else "")
                 for one in variants[:8]
@@ -592,6 +632,14 @@ def _call_in_words(entry: Collective) -> str:
     return f"{entry.operation}{elements}"
 
 
+def _with_root(entry: Collective) -> str:
+    return f"{entry.operation} {_ROOTS.get(entry.operation, 'from')} rank {entry.root}"
+
+
+_ROOTS = {"reduce": "to", "gather": "to"}
+"""The word before the root of an operation, if it is not ``from``."""
+
+
 def _fix(aspect: str, odd: MismatchGroup | None = None, others: MismatchGroup | None = None) -> str:
     place = odd.site.place if odd is not None else ""
     at = f" at {place}" if place else ""
@@ -601,6 +649,9 @@ def _fix(aspect: str, odd: MismatchGroup | None = None, others: MismatchGroup | 
             if at
             else _FIX_OF_SIZE
         )
+    if aspect == "root":
+        name = "`dst`" if odd is not None and odd.entry.operation in _ROOTS else "`src`"
+        return f"Pass the same {name}{at} on all ranks, such as 0: it is not the rank of the caller."
     if aspect == "shape":
         return f"Pass the same shape{at} on all ranks, unless the difference is intended."
     if aspect == "type" and odd is not None and others is not None:
