@@ -9,7 +9,7 @@ Sources: torch 2.13 (torch/distributed, torch/nn/parallel/distributed.py, torch/
 https://github.com/deepspeedai/DeepSpeed at edaa722 (deepspeed/runtime/zero, runtime/pipe/p2p.py, utils/nvtx.py);
 https://github.com/NVIDIA/Megatron-LM at d98e8a6 (megatron/core/distributed, pipeline_parallel, tensor_parallel);
 https://github.com/horovod/horovod (horovod/torch/mpi_ops.py and mpi_ops_v2.cc, which polls each millisecond);
-Ray 2.60 (ray/train/v2/_internal/execution/collective_impl.py).
+Ray 2.60 (ray/train/v2/_internal/execution).
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ _C10D = "torch/distributed/distributed_c10d.py"
 _DDP, _ZERO = "torch/nn/parallel/distributed.py", "deepspeed/runtime/zero/"
 _MEGATRON = "megatron/core/"
 _PIPELINE = f"{_MEGATRON}pipeline_parallel/"
+_RAY = "ray/train/v2/_internal/execution/"
 
 _ROWS = (
     # Objects are pickled on the host before they are sent, and unpickled afterwards.
@@ -116,9 +117,8 @@ _ROWS = (
     _rows(f"{_MEGATRON}utils.py", "drain_embedding_wgrad_compute", _GATHER),
     WaitingFunctions("horovod/torch/mpi_ops.py", ("synchronize",), ANY_COLLECTIVE, polls=True),
     # ray.train.report and ray.train.collective: an actor answers once all workers have called it.
-    WaitingFunctions(
-        "ray/train/v2/_internal/execution/collective_impl.py", ("barrier", "broadcast_from_rank_zero"), polls=True
-    ),
+    _rows(f"{_RAY}context.py", "_sync_checkpoint_dir_name_across_ranks", "ray.train.report"),
+    _rows(f"{_RAY}collective_impl.py", "barrier broadcast_from_rank_zero"),
 )
 """The first row that fits counts."""
 

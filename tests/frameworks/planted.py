@@ -25,8 +25,10 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import slips
 from accidents import EVERY_STEP, IN_TENTH_STEPS, STRIKE_ON, STRIKE_ONCE, Accidents
 from mishaps import ON, ON_ALL, ONCE, Mishaps
+from slips import Slips
 
 WIDTH, BATCH = 8, 4
 LONG = 1000.0
@@ -34,16 +36,17 @@ LONG = 1000.0
 BETWEEN_STEPS = (
     "lock", "socket", "queue", "retry", "sigstop", "sigkill", "exit", "evaluate", "barrier", "drift", "rate",
     "checkpoint_stuck", "segfault", "abort", "gil", "flock", "child", "send", "momentum", "decay", "fifo",
-    *STRIKE_ONCE, *ONCE,
+    *STRIKE_ONCE, *ONCE, *slips.STRIKE_ONCE,
 )  # fmt: skip
 """Plants that strike once, after the step ``at``."""
 FROM_THEN_ON = (
     "straggle_sleep", "straggle_compute", "rare", "collect", "checkpoint_slow", "leak", "threads", *STRIKE_ON, *ON,
+    *slips.STRIKE_ON,
 )  # fmt: skip
 """Plants that strike after each step from ``at`` on."""
 
 
-class Plant(Accidents, Mishaps):
+class Plant(Accidents, Mishaps, Slips):
     """The play of one rank."""
 
     def __init__(self, folder, play):
@@ -161,6 +164,7 @@ class Plant(Accidents, Mishaps):
         if self.name == "slow_first" and self.passes == 1:
             seconds = 10.0 + 2.0 * self.rank
         time.sleep(seconds)
+        self.reads_long()
         if self.strikes("forward_sleep"):
             self.note()
             time.sleep(LONG)
@@ -237,7 +241,7 @@ class Plant(Accidents, Mishaps):
             self.lock_of_log.release()
         if self.name == "loads_other" and self.step == 5:
             self.kept = [one.detach().clone() for one in model.parameters()]
-        if self.name in (*EVERY_STEP, *ON_ALL):
+        if self.name in (*EVERY_STEP, *ON_ALL, *slips.EVERY_STEP):
             getattr(self, self.name)(model)
         if self.name in IN_TENTH_STEPS and self.step % 10 == 0:
             self.metric()

@@ -117,11 +117,10 @@ def stack(*frames: tuple[str, str]) -> tuple[Frame, ...]:
         (
             [
                 *RAY_GET,
-                ("ray/train/v2/_internal/execution/collective_impl.py", "broadcast_from_rank_zero"),
                 ("ray/train/v2/_internal/execution/context.py", "_sync_checkpoint_dir_name_across_ranks"),
                 ("ray/train/v2/_internal/execution/context.py", "report"),
             ],
-            "broadcast_from_rank_zero",
+            "ray.train.report",
         ),
         (RAY_GET, ""),  # of a task of the program's own
     ],
