@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
 from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
 from doctor.monitor.telemetry.stacks.endless_waits import ENDLESS, WHOSE_THREAD
 from doctor.monitor.telemetry.stacks.live_stacks import thread_stack
@@ -84,6 +85,7 @@ def test_a_queue_and_a_lock():
 
 WAITS_FOR_AN_EVENT = """
 import os, queue, sys, threading, time
+from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
 from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
 from doctor.monitor.telemetry.stacks.endless_waits import shown_by_threads
 from doctor.monitor.telemetry.stacks.live_stacks import thread_stack
@@ -204,3 +206,18 @@ def test_a_future_that_is_queued_behind_those_who_wait_for_it(others, own, threa
 )
 def test_a_future_that_may_be_done(others, own):
     assert ENDLESS not in words_of(others, own)
+
+
+def test_what_a_stalled_rank_waits_for_is_part_of_its_position():
+    lock = threading.Lock()
+    lock.acquire()
+    thread = threading.Thread(target=lock.acquire)
+    thread.start()
+    telemetry = RankTelemetry(hang_after=0.05)
+    telemetry.progress.follow(thread.ident, thread.native_id)
+    time.sleep(0.2)
+    progress = telemetry.position()["progress"]
+    lock.release()
+    thread.join()
+    assert progress.state == "stalled"
+    assert progress.blocked.startswith("a lock of its own process")

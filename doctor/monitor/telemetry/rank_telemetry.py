@@ -275,7 +275,7 @@ class RankTelemetry:
         def progress_with_stack() -> Section:
             progress, thread = self.progress.facts(), self.progress.training_thread
             stack = thread_stack(thread)
-            is_over = progress.state != "running"  # its thread then waits for the doctor
+            is_over = progress.state not in ("running", "stalled")  # its thread then waits for the doctor
             blocked = "" if is_over or waits_in(stack) else blocking_call(self.progress.native_id, stack)
             return msgspec.structs.replace(
                 progress,
