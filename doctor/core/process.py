@@ -39,9 +39,11 @@ CRASHES = frozenset(
         signal.SIGKILL,
         signal.SIGSEGV,
         signal.SIGSYS,
+        signal.SIGXCPU,
     }
 )
-"""Signals of a fault of the process, or of the kernel where memory runs out; launchers and users send others first."""
+"""Signals of a fault of the process, or of the kernel where memory or CPU time runs out (``ulimit -t``); launchers and
+users send others first."""
 GRACE = 1.0
 """Seconds that the end of the interpreter waits for a child that is just being started by a collector's thread."""
 

@@ -144,7 +144,7 @@ def _signal_of(event: Event) -> int:
     return code if event.value("sig") else -code if code < 0 else code - 128
 
 
-_CRASHES = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV"}
+_CRASHES = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 24: "SIGXCPU"}
 
 
 def _crashes(evidence: LogEvidence) -> frozenset[int]:
@@ -649,6 +649,10 @@ _FIXES = (
     (
         r"^ended by signal 7 ",
         "Check with `df -h /dev/shm` on its host whether shared memory is full, and enlarge it.",
+    ),
+    (
+        r"^ended by signal 24 ",
+        "Raise the limit of CPU time on its host (`ulimit -t unlimited`, or in `/etc/security/limits.conf`).",
     ),
     (
         r"^ended by signal (?:4|8|11) ",
