@@ -63,6 +63,20 @@ def test_settings_of_a_step_and_parameters_without_gradient():
     assert tracker.unfrozen() == ("2.weight", "2.bias")
 
 
+def test_parameters_that_are_frozen_after_the_model_was_attached():
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    module[0].requires_grad_(False)
+    tracker = StepSettingsTracker()
+    tracker.attach(module)
+    tracker.take_sample(1, 50)
+    module[1].weight.requires_grad_(False)
+    tracker.take_sample(2, 100)
+    frozen = [
+        {one.name: one.value for one in sample.values}["parameters frozen in training"] for sample in tracker.kept()
+    ]
+    assert frozen == ["none", "1.weight"]
+
+
 def test_a_layer_left_out_is_found_by_the_graph_after_gradients_were_cleared():
     module = torch.nn.ModuleDict({"used": torch.nn.Linear(2, 2), "unused": torch.nn.Linear(2, 2)})
     tracker = StepSettingsTracker()

@@ -25,8 +25,8 @@ _CHANGES_VALUES = lazy_compile(
     r"|^lr_scheduler"
 )
 """Settings that change the updates of parameters."""
-_MODES = "modules in eval mode"
-"""The name of this value in :class:`doctor.core.facts.StepSettings`."""
+_MODES, _FROZEN = "modules in eval mode", "parameters frozen in training"
+"""The names of these values in :class:`doctor.core.facts.StepSettings`."""
 
 
 class SettingDifference(msgspec.Struct, frozen=True):
@@ -51,8 +51,9 @@ class SettingDifference(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """``accumulate_grad_batches differs (rank 0: 2; rank 1: 4)``."""
         after = f" after step {self.step}" if self.step is not None else ""
-        verb = "differ" if self.name == _MODES else "differs"
-        name = f"{self.name[:1].upper()}{self.name[1:]}" if self.name == _MODES else self.name
+        are_words = self.name in (_MODES, _FROZEN)
+        verb = "differ" if are_words else "differs"
+        name = f"{self.name[:1].upper()}{self.name[1:]}" if are_words else self.name
         return f"{name} {verb}{after} ({describe(self.split)})"
 
     @property
@@ -70,6 +71,8 @@ class SettingDifference(msgspec.Struct, frozen=True):
         """How to make it equal."""
         if self.name == _MODES:
             return "Call `model.train()` on every rank after evaluation, before training continues."
+        if self.name == _FROZEN:
+            return "Freeze the same parameters on every rank, before the model is wrapped in DistributedDataParallel."
         name = self.name if self.step is None else self.name.partition(" ")[0]
         if self.step is not None and name in ("lr", "learning_rate"):
             return (

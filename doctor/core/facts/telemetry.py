@@ -533,8 +533,8 @@ class NonFinite(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class StepSettings(msgspec.Struct, frozen=True, gc=False):
-    """Settings of a rank after optimizer step ``step``, as text: hyperparameters of its optimizers (``lr``), and its
-    modules in eval mode."""
+    """Settings of a rank after optimizer step ``step``, as text: hyperparameters of its optimizers (``lr``), its
+    modules in eval mode, and the parameters that were frozen since its model was attached."""
 
     step: int
     values: tuple[Variable, ...] = ()

@@ -1,7 +1,7 @@
 """What an optimizer step of a rank depends on besides its data: settings of its optimizers, modes of its modules.
 
 Everything is read from Python attributes, never from a device. Samples are taken with the checksums, by the training
-thread, and each takes some microseconds, and 30 ns for each module.
+thread, and each takes some microseconds, and 30 ns for each module and parameter.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class StepSettingsTracker:
         self._modules: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
         self._model: weakref.ref[torch.nn.Module] | None = None
         self._frozen: frozenset[str] = frozenset()
+        self._trained: list[tuple[str, weakref.ref[torch.nn.Parameter]]] = []
         self._history: SampleHistory[StepSettings] = SampleHistory()
         self._unfrozen: tuple[str, ...] = ()
         self.last_loss: Callable[[], object] = lambda: None
@@ -41,7 +42,9 @@ class StepSettingsTracker:
         """Set the model as it was wrapped: parameters that are frozen now are not reduced later, either."""
         self._model = weakref.ref(model)
         self._modules = [(name, weakref.ref(one)) for name, one in list(model.named_modules())[:MOST_MODULES]]
-        self._frozen = frozenset(name for name, one in model.named_parameters() if not one.requires_grad)
+        named = list(model.named_parameters())
+        self._frozen = frozenset(name for name, one in named if not one.requires_grad)
+        self._trained = [(name, weakref.ref(one)) for name, one in named if one.requires_grad][:MOST_MODULES]
 
     def use_optimizers(self, optimizers: Iterable[Any]) -> None:
         """Set the optimizers whose settings are recorded."""
@@ -54,6 +57,9 @@ class StepSettingsTracker:
         values = [*_of_optimizers(optimizers)]
         if self._modules:
             values.append(Variable("modules in eval mode", self._in_eval_mode()))
+        if self._trained:
+            frozen = [name for name, one in self._trained if (held := one()) is not None and not held.requires_grad]
+            values.append(Variable("parameters frozen in training", _listed(frozen)))
         if values:
             self._history.add(number, StepSettings(step, tuple(values)))
 
@@ -92,8 +98,12 @@ class StepSettingsTracker:
 
     def _in_eval_mode(self) -> str:
         names = [name or "the model" for name, one in self._modules if (module := one()) and not module.training]
-        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        return ", ".join(names[:MOST_NAMES]) + more if names else "none"
+        return _listed(names)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more if names else "none"
 
 
 def _parameters_of(loss: object) -> set[int]:
