@@ -230,6 +230,10 @@ CHECKPOINT = {"point": "checkpoint", "stack": (Frame("/env/site-packages/torch/s
 STILL, DEAD = ChildProcess(8, "S", "rsync", still=8.0), ChildProcess(9, "Z", "ls")
 COMMAND = {"stack": (Frame("/usr/lib/python3.11/subprocess.py", 2004, "_try_wait"), OWN)}
 COMMAND |= {"blocked": "the end of a child process"}
+WORKS = ChildProcess(7, "S", "aws", still=2.0)
+BATON = Frame("/env/site-packages/torch/utils/file_baton.py", 50, "wait")
+PROCESSES = Frame("/usr/lib/python3.11/multiprocessing/queues.py", 90, "put")
+FULL = "room in a queue (multiprocessing.Queue.put)"
 BETWEEN_STEPS = [
     ("a lock in the code of the user", {"blocked": LOCK}, True),
     ("the same after an epoch", {"blocked": LOCK, "point": "epoch-end"}, True),
@@ -274,6 +278,14 @@ BETWEEN_STEPS = [
     ("a command that works", {**COMMAND, "children": (ChildProcess(7, "S", "aws", still=2.0), STILL)}, False),
     ("a command of which nothing is known", {**COMMAND, "children": (ChildProcess(7, "S", "aws"),)}, False),
     ("a command that is not seen", COMMAND, False),
+    ("a child that the rank forked", {"blocked": "the end of a child process", "children": (STILL,)}, True),
+    ("the same while it works", {"blocked": "the end of a child process", "children": (WORKS, STILL)}, False),
+    ("a queue whose reader was killed", {"blocked": FULL, "stack": (PROCESSES, OWN), "children": (DEAD,)}, True),
+    ("the same while a child works", {"blocked": FULL, "stack": (PROCESSES, OWN), "children": (WORKS,)}, False),
+    ("the lock file of a build", {"blocked": "the end of a sleep", "stack": (BATON, OWN)}, True),
+    ("the same in a library", {"blocked": "the end of a sleep", "stack": (BATON, LIBRARY, OWN)}, False),
+    ("a question to the user", {"blocked": "input from a terminal (/dev/pts/3)"}, True),
+    ("a terminal whose output is stopped", {"blocked": "room in a terminal, whose output is stopped"}, True),
     ("a command before the first batch", {**COMMAND, "stage": "setup", "children": (STILL,)}, False),
 ]
 

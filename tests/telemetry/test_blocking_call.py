@@ -8,6 +8,7 @@ import queue
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 
@@ -49,6 +50,16 @@ def test_a_file_lock_and_its_holder(tmp_path):
         words = waits(lambda: fcntl.flock(file, fcntl.LOCK_EX))
         holder.kill()
     assert words.startswith(f"a lock on {path}, held by PID {holder.pid} (")
+
+
+def test_a_terminal_that_takes_no_output():
+    reader, terminal = os.openpty()
+    termios.tcflow(terminal, termios.TCOOFF)
+    words = waits(lambda: os.write(terminal, b"loss 0.5"))
+    name = os.ttyname(terminal)
+    termios.tcflow(terminal, termios.TCOON)
+    os.close(reader)
+    assert words == f"room in a terminal, whose output is stopped (Ctrl-S) or not read ({name})"
 
 
 def test_a_pipe_and_its_other_end():

@@ -37,7 +37,9 @@ OWN_LOCK = "a lock of its own process"
 _NAP = "the end of a sleep"
 """The same for a thread that sleeps, or naps in a loop at one place."""
 _QUEUES = ("an item of a queue (", "room in a queue (")
-_OF_QUEUES = ("/queue.py", "/threading.py")
+_OF_QUEUES = ("/queue.py", "/threading.py", "/multiprocessing/queues.py")
+_OF_LOCK_FILES = ("/torch/utils/file_baton.py",)
+"""Files that wait until a lock file is gone, whoever made it."""
 _OF_PATHS = ("/pathlib.py", "/pathlib/__init__.py", "/pathlib/_local.py")
 """Files of Python through which code of the user opens and reads files."""
 _FULL_PIPE = "room in a pipe"
@@ -49,8 +51,12 @@ _ENDLESS = ", which no other thread can bring about"
 _WHOSE_THREAD = ", whose thread waits for "
 """What the same goes on with for a future or the end of a thread: then what that thread waits for."""
 _OF_THREADS = ("/threading.py", "/concurrent/futures/_base.py", "/concurrent/futures/thread.py")
-_OF_OTHERS = (OWN_LOCK, "a lock on ", _FULL_PIPE, "data from ", "a connection to ", "the other end of a named pipe")
-"""Starts of the same for what another thread, process or server has to end or to answer."""
+_OF_TERMINAL = ("input from a terminal", "room in a terminal")
+_OF_OTHERS = (
+    OWN_LOCK, "a lock on ", _FULL_PIPE, "data from ", "a connection to ", "the other end of a named pipe",
+    *_OF_TERMINAL,
+)  # fmt: skip
+"""Starts of the same for what another thread, process, server or user has to end or to answer."""
 _OF_STEP = frozenset({"step", "forward", "backward", "optimizer"})
 _AFTER_STEP = frozenset({"batch-end", "epoch-end"})
 _PREPARES = lazy_compile(
@@ -320,7 +326,9 @@ def _may_have_work_done(progress: ProgressFacts) -> bool:
 
 
 def _without_endless_wait(progress: ProgressFacts) -> tuple[Frame, ...]:
-    """The stack, without the frames of an endless wait of the user's code for a future or a thread."""
+    """The stack, without the frames of an endless wait of the user's code for a future, a thread or a queue."""
+    if progress.blocked.startswith(_QUEUES):
+        return tuple(frame for frame in progress.stack if not frame.file.endswith(_OF_QUEUES))
     caller = next((at for at, one in enumerate(progress.stack) if not one.file.endswith(_OF_THREADS)), 0)
     is_endless = progress.blocked.endswith(_ENDLESS) and progress.stack[caller].user
     return progress.stack[caller:] if is_endless else progress.stack
@@ -350,8 +358,8 @@ def _stands_before_training(progress: ProgressFacts) -> bool:
 
 def _stands_between_steps(progress: ProgressFacts) -> bool:
     """Whether a rank between two steps of a loop, where nothing is known of its work, waits in one call of the user's
-    code for a lock, a queue, a pipe or a silent server, which has no timeout, or sleeps there, perhaps between attempts
-    without end, and no child process may work for it."""
+    code for a lock, a queue, a pipe, a terminal, a child process or a silent server, which has no timeout, or sleeps
+    there, perhaps between attempts without end, and no child process may work for it."""
     if _may_have_work_done(progress):
         return False
     if progress.blocked.endswith(_ENDLESS) or (
@@ -360,8 +368,10 @@ def _stands_between_steps(progress: ProgressFacts) -> bool:
         return next((frame.user for frame in progress.stack if not frame.file.endswith(_OF_THREADS)), False)
     if progress.blocked.startswith(_QUEUES):
         return next((frame.user for frame in progress.stack if not frame.file.endswith(_OF_QUEUES)), False)
-    caller = next((frame for frame in progress.stack if not frame.file.endswith(_OF_PATHS)), progress.stack[0])
-    return caller.user and progress.blocked.startswith((*_OF_OTHERS, _NAP))
+    known = (*_OF_PATHS, *_OF_LOCK_FILES)
+    caller = next((frame for frame in progress.stack if not frame.file.endswith(known)), progress.stack[0])
+    is_of_others = progress.blocked.startswith((*_OF_OTHERS, _NAP)) or _waits_for_still_child(progress)
+    return caller.user and is_of_others
 
 
 def _shared_names(job: Job) -> frozenset[str]:

@@ -66,6 +66,7 @@ _EVENT, _FUTURE = "an event or a condition (threading)", "a future (Future.resul
 _END_OF_THREAD = "the end of a thread (Thread.join)"
 OF_THREADS = (_EVENT, _FUTURE, _END_OF_THREAD)
 """What another thread of the process has to bring about."""
+FROM_TERMINAL, ROOM_IN_TERMINAL = "input from a terminal", "room in a terminal"
 _BY_STACK = (
     ("/queue.py", "get", "an item of a queue (queue.get)"),
     ("/queue.py", "put", "room in a queue (queue.put)"),
@@ -126,7 +127,8 @@ def _of_file(kind: str, link: str, native_id: int, proc: Path) -> str:
     if link.startswith("socket:"):
         return _of_socket(kind, link, proc)
     if link.startswith(("/dev/pts/", "/dev/tty")):
-        return f"input from a terminal ({plain(link)})"
+        what = f"{ROOM_IN_TERMINAL}, whose output is stopped (Ctrl-S) or not read" if kind == "write" else FROM_TERMINAL
+        return f"{what} ({plain(link)})"
     return f"the file {plain(link)}" if link.startswith("/") else ""
 
 
