@@ -110,3 +110,18 @@ def test_gradients_are_the_same_when_they_are_timed(telemetry: RankTelemetry, ti
         model.zero_grad()
     assert [batch for batch, _ in timed] == [1]
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_a_wait_for_others_is_timed_after_the_batches_that_are(
+    telemetry: RankTelemetry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[tuple[int, float]] = []
+    monkeypatch.setattr(telemetry, "add_wait", lambda *timed: waited.append(timed))
+    timer = GradientTimer(telemetry)
+    end = observe_backward(timer.begin)
+    results = [
+        timer.time_wait(lambda: time.sleep(0.02) or "the flag") for _ in _batches(telemetry, torch.nn.Linear(4, 1), 3)
+    ]
+    end()
+    assert results == ["the flag"] * 3
+    assert [batch for batch, seconds in waited if seconds >= 0.02] == [1]

@@ -126,7 +126,9 @@ def table(code, other=-15):
     return TABLE.format(code=code, other=other).splitlines()
 
 
-@pytest.mark.parametrize(("code", "kind"), [(-9, "SIGKILL"), (-11, "SIGSEGV"), (-7, "SIGBUS"), (-24, "SIGXCPU"), (1, "exit code")])
+@pytest.mark.parametrize(
+    ("code", "kind"), [(-9, "SIGKILL"), (-11, "SIGSEGV"), (-7, "SIGBUS"), (-24, "SIGXCPU"), (1, "exit code")]
+)
 def test_exit_codes_of_the_table(code, kind):
     evidence = evidence_of(*table(code))
     assert failure(evidence, 3).kind == kind

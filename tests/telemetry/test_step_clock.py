@@ -8,7 +8,16 @@ from itertools import pairwise
 import pytest
 
 from doctor.monitor.telemetry.event_log import ENDED
-from doctor.monitor.telemetry.step_clock import KEPT, PAIRS, ROWS, WINDOW, DeviceClock, StepClock
+from doctor.monitor.telemetry.step_clock import (
+    GRADIENTS,
+    KEPT,
+    PAIRS,
+    ROWS,
+    WAITED,
+    WINDOW,
+    DeviceClock,
+    StepClock,
+)
 
 ONE_STEP = (("forward", 0.01), ("backward", 0.1), ("optimizer", 0.2), ("batch-end", 0.03))
 
@@ -68,12 +77,13 @@ def test_a_step_is_split_at_its_points(run):
 def test_gradients_are_those_of_the_batches_whose_passes_were_timed(run):
     for batch in range(WINDOW):
         if batch % 3 == 0:
-            run.steps.gradients.extend([(batch, 0.1), (batch, 0.05)])
+            run.steps.timed.extend([(batch, GRADIENTS, 0.1), (batch, GRADIENTS, 0.05), (batch, WAITED, 0.01)])
         run.batch()
     (window,) = run.windows()
     assert window.gradients == pytest.approx(0.15)
     assert window.backward == 0.2
-    assert not run.steps.gradients
+    assert window.waited == 0.01
+    assert not run.steps.timed
 
 
 def test_gradients_that_were_not_timed_are_unknown(run):

@@ -377,8 +377,9 @@ class Window(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     of one batch to that of the next; ``data``: waiting for it; ``forward``, ``backward``, ``optimizer``: host time;
     ``other``: the remainder; ``device``: between device events, if there is a device. Collectives count in the part
     that calls them. ``gradients``: of ``backward``, until the gradients of this rank are computed, before a wrapper
-    waits for those of others; of some of the batches, and not on a GPU. ``mean`` of the totals: equal on ranks that
-    synchronize, even if only in every eighth batch because of gradient accumulation. ``means``: of data, forward,
+    waits for those of others, and ``waited``: of ``other``, for another rank; of some of the batches, and not on a GPU.
+    ``mean`` of the totals: equal on ranks that synchronize, even if only in every eighth batch because of gradient
+    accumulation. ``means``: of data, forward,
     backward, optimizer and other, which also show rare long steps."""
 
     first_step: int
@@ -394,6 +395,7 @@ class Window(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     mean: float | None = None
     means: tuple[float, ...] = ()
     gradients: float | None = None
+    waited: float | None = None
 
 
 class StepFacts(WatchedSection, frozen=True, kw_only=True):

@@ -95,6 +95,18 @@ class GradientTimer:
             root = root[0] if isinstance(root, (tuple, list)) else root
             self._handle = root.register_hook(self._has_begun)
 
+    def time_wait(self, wait: Callable[[], Any]) -> Any:
+        """Call ``wait``, which waits for other ranks, and time it after a batch whose gradients were timed. (step
+        path)"""
+        batch = self._telemetry.batches_begun
+        if batch != self._timed or self._telemetry.times_device:
+            return wait()
+        began = monotonic()
+        try:
+            return wait()
+        finally:
+            self._telemetry.add_wait(batch, monotonic() - began)
+
     def _leave(self) -> None:
         handle, self._handle = self._handle, None
         if handle is not None:

@@ -27,7 +27,7 @@ from doctor.monitor.telemetry.replica.replica_tracker import ReplicaTracker
 from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
 from doctor.monitor.telemetry.stacks.endless_waits import shown_by_threads
 from doctor.monitor.telemetry.stacks.live_stacks import named_root, thread_stack, with_statements
-from doctor.monitor.telemetry.step_clock import StepClock
+from doctor.monitor.telemetry.step_clock import GRADIENTS, WAITED, StepClock
 
 Sections = dict[str, "Section | Missing"]
 
@@ -160,7 +160,11 @@ class RankTelemetry:
 
     def add_gradients(self, batch: int, seconds: float) -> None:
         """Record the seconds in which this rank computed its own gradients in a backward pass. (step path)"""
-        self._steps.gradients.append((batch, seconds))
+        self._steps.timed.append((batch, GRADIENTS, seconds))
+
+    def add_wait(self, batch: int, seconds: float) -> None:
+        """Record the seconds for which this rank waited for others after a batch. (step path)"""
+        self._steps.timed.append((batch, WAITED, seconds))
 
     def batch_end(self, stage: str, *, step: int | None = None, loss: object = None) -> None:
         """Record the end of a batch. (step path)

@@ -24,10 +24,11 @@ ROWS = WINDOW * (KEPT + 1)
 PAIRS = 16
 """Pairs of events in progress: the number of batches a device can lag behind its host and still be timed."""
 
-BEFORE, DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER, OUTSIDE, UNKNOWN_WAIT, DEVICE, GRADIENTS, COLUMNS = range(11)
+BEFORE, DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER, OUTSIDE, UNKNOWN_WAIT, DEVICE, GRADIENTS, WAITED = range(11)
+COLUMNS = 11
 """Columns of a row, in seconds. ``BEFORE``: from the start of a batch to its first point. ``OUTSIDE``: time outside
-steps. ``UNKNOWN_WAIT``: not 0 if the start of the wait for data is unknown. ``GRADIENTS``: of ``BACKWARD``, 0 if it was
-not measured."""
+steps. ``UNKNOWN_WAIT``: not 0 if the start of the wait for data is unknown. ``GRADIENTS``: of ``BACKWARD``, and
+``WAITED``: of ``OTHER``, 0 if they were not measured."""
 PHASES = {"data": DATA, "forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
 PHASES |= {"step": OTHER, "batch-end": OTHER}
 """The phase that follows a point. Any other point (a checkpoint, validation, the end of an epoch) is outside steps."""
@@ -44,14 +45,13 @@ class StepClock:
     :class:`~doctor.core.facts.ProgressFacts`; without ``forward``, it is the time before ``backward``.
 
     ``device``: the clock of a CUDA device, for the training thread to start and stop. ``spans``: all of the time.
-    ``gradients``: batches, and the seconds in which this rank computed its own gradients in one backward pass of them,
-    for the training thread to append.
+    ``timed``: batches, columns and seconds of what the training thread measured itself, which appends them.
     """
 
     def __init__(self) -> None:
         self.device: DeviceClock | None = None
         self.spans = TimeSpans()
-        self.gradients: deque[tuple[int, float]] = deque(maxlen=ROWS)
+        self.timed: deque[tuple[int, int, float]] = deque(maxlen=ROWS)
         self._rows = array("d", [0.0] * (ROWS * COLUMNS))
         self._closed = 0
         self._seen = 0
@@ -89,7 +89,7 @@ class StepClock:
                 self._begin(detail[2], follows=last is not None)  # type: ignore[index]
                 is_training, last, phase = True, at, BEFORE
         self._phase, self._at, self._is_training = phase, last, is_training
-        self._take_gradients()
+        self._take_timed()
         self._take_device()
 
     def facts(self) -> StepFacts:
@@ -119,13 +119,13 @@ class StepClock:
         self._closed = self._batch = batch
         spent[:] = NOTHING
 
-    def _take_gradients(self) -> None:
-        """Add seconds of backward passes in complete rows."""
-        gradients = self.gradients
-        while gradients and gradients[0][0] < self._closed:
-            batch, seconds = gradients.popleft()
+    def _take_timed(self) -> None:
+        """Add what was measured to complete rows."""
+        timed = self.timed
+        while timed and timed[0][0] < self._closed:
+            batch, column, seconds = timed.popleft()
             if batch >= self._closed - ROWS:
-                self._rows[batch % ROWS * COLUMNS + GRADIENTS] += seconds
+                self._rows[batch % ROWS * COLUMNS + column] += seconds
 
     def _take_device(self) -> None:
         """Fill in seconds on the device, which are known some batches later, in complete rows."""
@@ -202,6 +202,7 @@ def _window_of(first_step: int, rows: Sequence[Sequence[float]]) -> Window:
         mean=round(fmean(totals), 6),
         means=_means(sure),
         gradients=_median(row[GRADIENTS] for row in sure),
+        waited=_median(row[WAITED] for row in sure),
     )
 
 

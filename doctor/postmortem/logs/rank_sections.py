@@ -52,7 +52,8 @@ _OPERATIONS = {
     "ALLTOALL_BASE": "all_to_all",
 }
 """Names of operations in torch's watchdog messages, and in its flight recorder."""
-_SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM", 24: "SIGXCPU"}
+_SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV"}
+_SIGNALS |= {15: "SIGTERM", 24: "SIGXCPU"}
 _WORDS_OF_SIGNALS = (
     ("Killed", 9),
     ("Segmentation", 11),

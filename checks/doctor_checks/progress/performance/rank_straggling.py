@@ -26,7 +26,7 @@ from doctor.facts import (
 from doctor.testing import Fails, JobBuilder, Passes, running
 
 REDUCTION = "reduction"
-"""What follows in the backward pass once a rank has computed its own gradients."""
+"""What follows in the backward pass once a rank has computed its own gradients, and known waits after a batch."""
 
 WAITS_ON_PROCESSOR = (REDUCTION, "backward", "forward", "data", "other", "optimizer")
 """Parts of a step by the probability that a rank waits for others in them, the highest first. DDP reduces gradients at
@@ -48,10 +48,11 @@ def _windows(
     mean: float | None = None,
     means: tuple[float, ...] = (),
     gradients: float | None = None,
+    waited: float | None = None,
     **parts: float,
 ) -> StepFacts:
     """Windows with these parts in seconds per step; ``mean``: of whole steps, if some take longer; ``means``: of the
-    parts; ``gradients``: of the backward pass, for the rank's own gradients."""
+    parts; ``gradients``: of the backward pass, for the rank's own gradients; ``waited``: of the other part."""
     usual = {"data": 0.01, "forward": 0.1, "backward": 0.25, "optimizer": 0.03, "other": 0.01}
     step = {name: parts.get(name, seconds) for name, seconds in usual.items()}
     total = sum(step.values())
@@ -69,6 +70,7 @@ def _windows(
                 mean=total if mean is None else mean,
                 means=means,
                 gradients=gradients,
+                waited=waited,
             )
             for place in range(count)
         )
@@ -169,6 +171,11 @@ def _swinging() -> StepFacts:
             "the slower backward pass of two ranks",
             _job(_windows(gradients=0.1), {1: _windows(gradients=0.24)}, hosts=1).only((0, 1)),
             ranks=(1,),
+        ),
+        Fails(
+            "rank 0 logs, and the others wait for its flag as long",
+            _job(_windows(gradients=0.1, other=0.13, waited=0.12), {0: _windows(gradients=0.1, other=0.13)}),
+            ranks=(0,),
         ),
         Passes("a backward pass that is as slow on all ranks", _job(_windows(gradients=0.24), {})),
         Passes("gradients of one rank that were timed", _job(_windows(), {1: _windows(gradients=0.24)})),
@@ -347,13 +354,15 @@ def _lags(
 
 
 def _parts(windows: Mapping[int, Window]) -> dict[int, dict[str, float]]:
-    """The parts of each rank, with the reduction apart where the gradients of all ranks were timed."""
+    """The parts of each rank, with its waits apart where the gradients of all ranks were timed."""
     parts = {rank: parts_of(window) | {REDUCTION: 0.0} for rank, window in windows.items()}
     if all(window.gradients is not None for window in windows.values()):
         for rank, window in windows.items():
             whole = parts[rank]["backward"]
             parts[rank]["backward"] = own = min(whole, window.gradients or 0.0)
-            parts[rank][REDUCTION] = whole - own
+            waited = min(parts[rank]["other"], window.waited or 0.0)
+            parts[rank]["other"] -= waited
+            parts[rank][REDUCTION] = whole - own + waited
     return parts
 
 

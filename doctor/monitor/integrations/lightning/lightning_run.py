@@ -17,6 +17,9 @@ from doctor.monitor.watch_session import WatchSession
 BEFORE_FETCH = "_on_before_fetch"
 """The method a training loop calls before it fetches a batch (lightning/pytorch/loops/training_epoch_loop.py)."""
 
+BROADCAST = "_broadcast_sigterm_tensor"
+"""The method that it calls before that, in which all ranks wait for rank 0 to say whether a signal ends the run."""
+
 RUN_STAGE = "_run_stage"
 """The method a Trainer calls between setup and teardown (lightning/pytorch/trainer/trainer.py, _run)."""
 
@@ -83,6 +86,7 @@ class LightningRun(AdapterRun):
     def restore(self) -> None:
         """Restore the training loop and the Trainer."""
         vars(self._epoch_loop).pop(BEFORE_FETCH, None)
+        vars(self._epoch_loop).pop(BROADCAST, None)
         vars(self.trainer).pop(RUN_STAGE, None)
 
     def restore_after_close(self) -> None:
@@ -123,6 +127,9 @@ class LightningRun(AdapterRun):
         if callable(before) and not within and self.after == "data":
             self.after = "batch-end"
             setattr(self._epoch_loop, BEFORE_FETCH, functools.partial(_call_both, callback, before))
+            broadcast = getattr(self._epoch_loop, BROADCAST, None)
+            if callable(broadcast):
+                setattr(self._epoch_loop, BROADCAST, functools.partial(self.gradients.time_wait, broadcast))
 
     def check_start(self, stage: str) -> None:
         """Have all ranks evaluated once before the first batch of ``stage``."""
