@@ -16,7 +16,7 @@ from typing import Any
 
 from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
 
-TIME_EVERY = 0.02
+TIME_EVERY = 0.05
 """Seconds from one batch whose gradients were timed to the next one: the hook and the callback take some 30 µs, which
 short steps must not pay each time."""
 
