@@ -131,6 +131,21 @@ def waiting_row(stack: Sequence[Frame]) -> WaitingFunctions | None:
     return waiting_functions(frame.file, frame.function) if frame is not None else None
 
 
+def root_in(innermost: FrameType | None) -> int | None:
+    """The source or destination, within its group, of the call of torch.distributed that a running stack is in.
+
+    torch.distributed computes that number before it waits (``_canonicalize_group_rank``); ``None`` of a release that
+    does not, or of a call without a root.
+    """
+    while innermost is not None and forwards(innermost.f_code.co_filename, innermost.f_code.co_name):
+        innermost = innermost.f_back
+    if innermost is None or not is_of_collectives(innermost.f_code.co_filename):
+        return None
+    given = innermost.f_locals
+    root = given.get("group_src", given.get("group_dst"))
+    return root if isinstance(root, int) else None
+
+
 def waits_for_device(stack: Sequence[Frame]) -> bool:
     """Whether the innermost frame is a synchronization with the device."""
     return bool(stack) and synchronizes(stack[0].file, stack[0].function)

@@ -11,8 +11,7 @@ from types import FrameType
 import msgspec
 
 from doctor.core.facts import Frame, LeftLoop
-from doctor.core.frames import frame_of, frames_of_stack, waits_in
-from doctor.knowledge.waiting_functions import forwards, is_of_collectives
+from doctor.core.frames import frame_of, frames_of_stack, root_in, waits_in
 from doctor.monitor.telemetry.stacks.rank_conditions import with_conditions
 
 
@@ -54,19 +53,8 @@ def _statement(frame: Frame) -> str:
 
 
 def named_root(thread: int) -> int | None:
-    """Return the source or destination of the call of torch.distributed that a thread is in, within its group.
-
-    torch.distributed computes that number before it waits (``_canonicalize_group_rank``); ``None`` of a release that
-    does not, or of a call without a root.
-    """
-    frame = sys._current_frames().get(thread)
-    while frame is not None and forwards(frame.f_code.co_filename, frame.f_code.co_name):
-        frame = frame.f_back
-    if frame is None or not is_of_collectives(frame.f_code.co_filename):
-        return None
-    given = frame.f_locals
-    root = given.get("group_src", given.get("group_dst"))
-    return root if isinstance(root, int) else None
+    """Return the source or destination of the call of torch.distributed that a thread is in, within its group."""
+    return root_in(sys._current_frames().get(thread))
 
 
 def is_waiting_in_collective(thread: int) -> bool:
