@@ -164,7 +164,8 @@ class Plant(Accidents, Mishaps, Slips):
         if self.name == "slow_first" and self.passes == 1:
             seconds = 10.0 + 2.0 * self.rank
         time.sleep(seconds)
-        self.reads_long()
+        if self.name in slips.IN_MODEL:
+            getattr(self, self.name)()
         if self.strikes("forward_sleep"):
             self.note()
             time.sleep(LONG)

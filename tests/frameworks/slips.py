@@ -25,6 +25,8 @@ STRIKE_ON = ("slow_tracking",)
 """Plants that strike after each step from ``at`` on."""
 EVERY_STEP = ("set_order", "classes", "polls", "report_everywhere", "in_turn", "state_lost")
 """What every rank does after each step."""
+IN_MODEL = ("long_rows", "ragged")
+"""Work of the model in each forward pass in training."""
 SLOW_SERVER = """
 import http.server, time
 class Tracking(http.server.BaseHTTPRequestHandler):
@@ -197,11 +199,9 @@ class Slips:
             self.kept.extend((server, server.stdout.readline().decode().strip()))
         urllib.request.urlopen(f"http://127.0.0.1:{self.kept[1]}", b"loss=0.5", timeout=5).close()
 
-    def reads_long(self):
-        """Work of the model for longer rows: on one rank from some step on, or of other lengths on every rank."""
-        if self.name == "ragged":
-            compute(self.own.uniform(0, 0.03))
-        if self.name == "long_rows" and self.here and self.step >= self.at:
+    def long_rows(self):
+        """Compute more in the model, as for longer rows, from some step on."""
+        if self.here and self.step >= self.at:
             self.note()
             compute(0.06)
 
@@ -223,6 +223,10 @@ class Slips:
             threading.Timer(9, (self.folder / "ready").touch).start()
         while not (self.folder / "ready").exists():
             time.sleep(0.1)
+
+    def ragged(self):
+        """Compute in the model for rows of any length."""
+        compute(self.own.uniform(0, 0.03))
 
     def report_everywhere(self, model):
         """Report to Ray Train on all workers in every tenth step."""
