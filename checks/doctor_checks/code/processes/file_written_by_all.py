@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import PurePath
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import belongs_to_lightning, words_behind
@@ -323,7 +322,7 @@ def _has_program_for(script: Script, name: str) -> bool:
     modules, kind = script.modules, name.rpartition(".")[2]
     downloads = re.compile(rf"\b{re.escape(kind)}\([^()]*\bdownload\s?=\s?True")
     return modules is not None and any(
-        _FETCHES.search(PurePath(shown).stem) and shown != script.path and downloads.search(text)
+        _FETCHES.search(shown.rpartition("/")[2]) and shown != script.path and downloads.search(text)
         for shown, text in modules.mentioning(kind)
     )
 

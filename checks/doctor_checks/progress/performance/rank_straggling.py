@@ -404,7 +404,7 @@ def _finding(job: Job, ranks: tuple[Rank, ...], part: str, members: Mapping[int,
                 str(rank): {"own": one.own, "excess": one.excess, "others_wait": one.waited_in_all}
                 for rank, one in list(members.items())[:16]
             },
-            "others_wait_in": "data loading" if lag.wait == "data" else PHASES[lag.wait].removeprefix("in "),
+            "others_wait_in": _WAITS.get(lag.wait) or PHASES[lag.wait].removeprefix("in "),
             "goes_along_with": list(together),
             "largest_batch_units": {"own": units[0], "peers_median": units[1]},
         },
@@ -415,6 +415,7 @@ def _finding(job: Job, ranks: tuple[Rank, ...], part: str, members: Mapping[int,
     )
 
 
+_WAITS = {"data": "data loading", REDUCTION: "the reduction of gradients"}
 _WORDS = PHASES | {REDUCTION: "after its gradients are computed"}
 _LEAST_LOST, _LEAST_TIMES = 2.0, 3
 """Seconds that rare pauses or long steps of a rank must cost in total, and their minimum number, above one."""
