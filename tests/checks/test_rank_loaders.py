@@ -46,7 +46,7 @@ def test_who_deviates(counts, odd):
         (
             {0: 20, 1: 21, 2: 22},
             True,
-            "After 20 batches, ranks 1-2 wait for rank 0 until a collective times out. "
+            "After 20 batches, ranks 1 and 2 wait for rank 0 until a collective times out. "
             "If rank 0 continues with another epoch, gradients of different steps are averaged without an error.",
         ),
     ],

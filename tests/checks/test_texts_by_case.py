@@ -20,7 +20,7 @@ def texts_of(check_id, case_name):
 @each_case(
     ("check", "case", "text"),
     [
-        ("DATA001", "shards of different sizes, without a Trainer", "After 90 batches, ranks 1-2 wait for rank 0"),
+        ("DATA001", "shards of different sizes, without a Trainer", "After 90 batches, ranks 1 and 2 wait for rank 0"),
         ("DATA002", "observed, as the dataset makes the batches", "Make the dataset yield batches of the same size"),
         ("DATA004", "made for four ranks", "The ranks read only 2 of 4 shares"),
         ("DATA004", "created before the ranks were known", "Every rank reads the whole dataset"),
@@ -35,7 +35,7 @@ def texts_of(check_id, case_name):
         ("DATA011", "seed_everything(rank), which the Trainer's samplers use", "Call `seed_everything`"),
         ("RUN001", "dumps of all ranks but one", "it may have exited, or the dump was not collected"),
         ("RUN002", "calls printed by TORCH_DISTRIBUTED_DEBUG=DETAIL", "Pass a tensor of the same shape at"),
-        ("RUN004", "sys.exit(1) on all ranks", "Find the condition under which ranks 0-1 exit at train.py:42"),
+        ("RUN004", "sys.exit(1) on all ranks", "Find the condition under which ranks 0 and 1 exit at train.py:42"),
         ("RUN005", "a third of the step on all ranks", "per rank if the hosts have free CPUs"),
         ("RUN007", "both ranks of a job of two", "The parameters differ between ranks 0 and 1 after step 50"),
         ("RUN014", "a wider layer on one rank", "DDP raises an error when it wraps the model"),

@@ -152,7 +152,8 @@ def test_outside_of_with_loops_run_as_they_are() -> None:
     ],
 )
 def test_without_a_process_group_the_variables_tell(environ: dict[str, str], who: tuple[int, int]) -> None:
-    assert torch_rank(environ) == who
+    found = torch_rank(environ)
+    assert (found.rank, found.world_size) == who
 
 
 def test_where_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
