@@ -32,7 +32,9 @@ def group(tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def telemetry() -> RankTelemetry:
-    return RankTelemetry()
+    made = RankTelemetry()
+    made.progress.has_peers = True
+    return made
 
 
 @pytest.fixture
@@ -90,6 +92,12 @@ def test_every_pass_of_a_batch_is_timed_or_none(telemetry: RankTelemetry, timed:
     assert batches
     assert all(batches.count(one) == 3 for one in batches)
     assert len(set(batches)) <= lasted / TIME_EVERY + 2
+
+
+def test_nothing_is_timed_in_a_run_of_one_rank(telemetry: RankTelemetry, timed: list[tuple[int, float]]) -> None:
+    telemetry.progress.has_peers = False
+    list(_batches(telemetry, torch.nn.Linear(4, 1), 4))
+    assert not timed
 
 
 def test_a_pass_within_another_one_is_part_of_it(telemetry: RankTelemetry) -> None:

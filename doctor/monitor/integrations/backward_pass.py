@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import sys
 import threading
@@ -65,8 +66,8 @@ class GradientTimer:
     order in which they were queued. One that is queued at the start of the pass comes before it. Only a hook that runs
     within the pass may queue one: that of the loss, which leaves the gradient as it is.
 
-    Of a batch, all passes are timed or none. Not on a GPU, where the host only launches kernels, and not where torch
-    compiles the backward pass with its hooks.
+    Of a batch, all passes are timed or none. Not in a run of one rank, nor on a GPU, where the host only launches
+    kernels, and not where torch compiles the backward pass with its hooks.
 
     Attributes:
         due: the time of the monotonic clock from which :meth:`begin` has to be called.
@@ -82,6 +83,9 @@ class GradientTimer:
 
     def begin(self, root: Any) -> None:
         """Time the pass that begins at ``root``, if its batch is one of those that are timed. (step path)"""
+        if not self._telemetry.has_peers:
+            self.due = math.inf
+            return
         batch, self._since = self._telemetry.batches_begun, monotonic()
         self._leave()
         if batch != self._timed:

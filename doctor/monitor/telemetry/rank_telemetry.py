@@ -87,6 +87,11 @@ class RankTelemetry:
         return self._batches_begun
 
     @property
+    def has_peers(self) -> bool:
+        """Whether other ranks may wait for this one. (step path)"""
+        return self._progress.has_peers
+
+    @property
     def times_device(self) -> bool:
         """Whether training batches run on a CUDA device. (step path)"""
         return self._steps.device is not None
