@@ -616,7 +616,7 @@ def test_each_call_site_of_the_waiting_ranks_is_named_if_there_are_few() -> None
     asleep = process(3, SLEEP)
     two = [process(0, ALL_REDUCE), process(1, inside("barrier", at(70, "validate"))), process(2, ALL_REDUCE)]
     assert _summary("RUN001", *two, asleep) == (
-        "Rank 3 is stuck at train.py:58 (step); ranks 0, 2 have waited at least 3 s in all_reduce at train.py:41 "
+        "Rank 3 is stuck at train.py:58 (step); ranks 0 and 2 have waited at least 3 s in all_reduce at train.py:41 "
         "(train), rank 1 in barrier at train.py:70 (validate)"
     )
     many = [process(rank, inside("barrier", at(70 + rank)), world=6) for rank in range(5)]

@@ -68,7 +68,7 @@ def test_srun_overlap_attaches_to_the_step_of_a_job(slurm_cluster: Callable[...,
         assert report["stacks"]["job"].startswith("scenes.py · launched by slurm · 4 ranks · 2 hosts attached · job 1")
         assert done.returncode == 1
         part = cluster.srun(["--overlap", "--jobid", "1", "-N", "1", "-n", "1", "-w", "node0"], ATTACH, timeout=90)
-        assert json.loads(part.stdout)["stacks"]["notes"] == ["not attached: ranks 2-3 (1 host)"], part
+        assert json.loads(part.stdout)["stacks"]["notes"] == ["not attached: ranks 2 and 3 (1 host)"], part
         assert part.returncode == 3
         assert job.poll() is None
     finally:
@@ -99,7 +99,7 @@ def test_without_a_launcher_hosts_meet_in_a_folder_by_what_the_ranks_state(
         assert (first.returncode, second.returncode, second.stdout) == (1, 1, "")
 
         alone = hosts[1].run(ATTACH, timeout=90)
-        assert json.loads(alone.stdout)["stacks"]["notes"] == ["not attached: ranks 0-1 (1 host)"]
+        assert json.loads(alone.stdout)["stacks"]["notes"] == ["not attached: ranks 0 and 1 (1 host)"]
         late = hosts[0].run([*ATTACH[:-1], "3", *share], timeout=90)
         assert json.loads(late.stdout)["coverage"]["ranks_seen"] == 2
         assert late.returncode == 3, late
@@ -195,5 +195,5 @@ def test_ray_reads_the_trainers_of_all_nodes(tmp_path: Path) -> None:
         done = cluster.run([*ATTACH, "--ray", "auto", "--locals"], timeout=90)
         report = json.loads(done.stdout)
         assert [(check, ranks) for check, ranks, _, _ in findings(report)] == [("RUN001", [1])], done
-        assert report["stacks"]["notes"] == ["rank numbers guessed by the locals of its stack: ranks 0-1"]
+        assert report["stacks"]["notes"] == ["rank numbers guessed by the locals of its stack: ranks 0 and 1"]
         assert done.returncode == 1

@@ -5,6 +5,7 @@ import time
 
 from doctor.cluster.membership.protocol import LeaderAnnouncement
 from doctor.cluster.transport.codec import decode
+from doctor.core.job import LastSeen
 from tests.cluster.ranks import CODE, LIMIT, TIMEOUT, hurry, judges, new_ranks, run, start, until, wait_for
 from tests.cluster.scenes import CARRIERS, Scenes
 from tests.lab.speed import NEVER, slowness
@@ -103,7 +104,7 @@ def test_a_member_is_killed_before_it_sends_its_facts(place):
     dies_at(ranks[1], "append", "facts")
     assert run(*ranks) == [1, None, 1]
     assert ranks[0].job.absent == (1,)
-    assert ranks[0].job.last_seen == ((1, "node0", "joined"),)
+    assert ranks[0].job.last_seen == (LastSeen(1, "node0", "joined"),)
 
 
 @SCENES.scene()

@@ -11,7 +11,7 @@ from doctor.cluster.gather.protocol import MemberFacts, ProbeResult
 from doctor.cluster.membership.protocol import JoinRequest, LeaderAnnouncement
 from doctor.cluster.transport.codec import encode, pack_member
 from doctor.core.facts import SECTIONS, Reach
-from doctor.core.job import Member, build_job
+from doctor.core.job import LastSeen, Member, build_job
 from doctor.facts import HostFacts, LaunchFacts, Missing, ReachFacts
 from doctor.testing import healthy
 from tests.cluster.boards import folder_boards
@@ -78,7 +78,7 @@ def test_a_rank_with_a_join_request_is_expected(board, roll):
     hello(board, 1)
     roll.look()
     assert roll.expected_soon
-    assert roll.last_seen((), {}) == ((1, "node0", "joined"),)
+    assert roll.last_seen((), {}) == (LastSeen(1, "node0", "joined"),)
     bring(board, facts_of(1))
     roll.look()
     assert not roll.expected_soon
@@ -119,7 +119,7 @@ def test_probe_results_are_merged(board, roll):
     roll.look()
     [arrival] = roll.in_order
     roll._members[arrival.token] = with_section(roll._members[arrival.token], reach[0])
-    assert roll.last_seen([arrival], {}) == ((0, "node0", "answered"),)
+    assert roll.last_seen([arrival], {}) == (LastSeen(0, "node0", "answered"),)
     measured = ProbeResult(token(0), 0, pack_member(with_section(Member(0, {}, identity(MEMBERS[0])), reach[1])))
     board.append("nonce/measured", encode(measured))
     roll.look()
@@ -184,7 +184,7 @@ def test_join_requests_of_an_earlier_gather(board):
     later.recall(encode(LeaderAnnouncement("nonce", 0, 1.0)))
     board.append("later/facts", encode(facts_of(1)))
     later.look()
-    assert later.last_seen((), {}) == ((0, "node0", "joined"),)
+    assert later.last_seen((), {}) == (LastSeen(0, "node0", "joined"),)
 
 
 @pytest.mark.parametrize("call", [None, b"", b"ended by nobody"])
