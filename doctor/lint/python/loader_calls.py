@@ -74,16 +74,20 @@ def evaluates(name: str) -> bool | None:
 
 
 class LoaderCall(NamedTuple):
-    """``name``: the variable of the loader or the function that returns it; ``evaluates``: as in :func:`evaluates`."""
+    """``name``: the variable of the loader or the function that returns it (``is_returned``); ``evaluates``: as in
+    :func:`evaluates`."""
 
     call: ast.Call
     name: str
     evaluates: bool | None
+    is_returned: bool = False
 
     @property
     def title(self) -> str:
         """Its name in reports."""
-        return f"{self.name or 'the loader'} (line {self.call.lineno})"
+        if self.is_returned and self.name:
+            return f"The loader that {self.name} returns (line {self.call.lineno})"
+        return f"{self.name or 'The loader'} (line {self.call.lineno})"
 
 
 def loaders(script: Script) -> Iterator[LoaderCall]:
@@ -94,7 +98,13 @@ def loaders(script: Script) -> Iterator[LoaderCall]:
         maker = _function_name(script, call)
         if not purposes and _MAKERS.match(maker):
             purposes = {evaluates(maker)}
-        yield LoaderCall(call, name, purposes.pop() if len(purposes) == 1 else None)
+        purpose = purposes.pop() if len(purposes) == 1 else None
+        yield LoaderCall(call, name, purpose, bool(name) and name == maker and _is_returned(script, call))
+
+
+def _is_returned(script: Script, node: ast.AST) -> bool:
+    outer = next(one for one in script.around(node) if isinstance(one, (ast.stmt, ast.Lambda)))
+    return isinstance(outer, (ast.Return, ast.Lambda))
 
 
 def target_name(script: Script, node: ast.AST) -> str:

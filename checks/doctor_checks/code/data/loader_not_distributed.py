@@ -106,8 +106,8 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
     """Ask whether the training data loader shards the data across ranks.
 
     Why it hurts: an epoch takes as long as on one rank, and contains each sample once per rank.
-    Fix: Pass `sampler=DistributedSampler(dataset)` to the loader instead of `shuffle=True`, and call its
-    `set_epoch(epoch)` before each epoch.
+    Fix: Pass `sampler=DistributedSampler(dataset)` to the loader instead of `shuffle=True`, and call
+    `loader.sampler.set_epoch(epoch)` at the start of each epoch.
     """
     # The call that makes ranks train one model; DeepSpeed distributes data that it is given
     engines = (call for call in script.calls("deepspeed.initialize") if not script.is_given(call, "training_data", 3))
@@ -127,7 +127,7 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
                 loader.call,
                 f"{loader.title} has no distributed sampler: every rank trains on all of `{named}`",
                 fix=f"Pass `sampler=DistributedSampler({given})` to the loader{_instead_of(script, loader.call)}, and "
-                "call its `set_epoch(epoch)` before each epoch.",
+                f"call `{_variable(script, loader.call)}.sampler.set_epoch(epoch)` at the start of each epoch.",
                 evidence=(("wrapped_at_line", wrapper.lineno),),
                 severity=Severity.WARNING
                 if _has_other_launch(script, wrapper) or _is_alternative(script, loader.call)
@@ -139,7 +139,18 @@ def _instead_of(script: Script, loader: ast.Call) -> str:
     sampler = script.argument(loader, "sampler", 3)
     if sampler is not None:
         return f" instead of `sampler={script.text_of(sampler, 40)}`"
-    return " instead of `shuffle=True`" if script.value(script.argument(loader, "shuffle", 2)) is True else ""
+    shuffle = script.argument(loader, "shuffle", 2)
+    if shuffle is None or script.value(shuffle) is not True:
+        return ""
+    text = script.text_of(shuffle, 40)
+    return f" instead of `shuffle={text}`" if shuffle not in loader.args else f" instead of `{text}` (shuffle)"
+
+
+def _variable(script: Script, loader: ast.Call) -> str:
+    """The variable that the loader is assigned to; `loader` if it has none."""
+    statement = script.parent(loader)
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    return script.text_of(target) if isinstance(target, (ast.Name, ast.Attribute)) else "loader"
 
 
 def _has_other_launch(script: Script, wrapper: ast.Call) -> bool:

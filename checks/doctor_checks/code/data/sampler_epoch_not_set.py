@@ -140,15 +140,13 @@ def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Vi
             handed = list(_handed(script, loop))
             made = [script.values_of(source) for source in handed or [loop.source]]
             is_once = all(_is_one_epoch(script, one) for one in repeated)
-            if_any = ", if it is a DistributedSampler" if _is_alternative(script, sampler) else ""
             yield Violation(
                 sampler,
                 f"{name}.set_epoch() is never called: every epoch of the loop at line {repeated[0].lineno} uses the "
                 "same order",
                 severity=Severity.INFO if is_once else None,
                 preview=is_once,
-                fix=f"Call `{_statement(script, sampler, repeated[0], fed)}` as the first statement of the loop at "
-                f"line {repeated[0].lineno}{if_any}.",
+                fix=_fix(script, sampler, repeated[0], fed),
                 edits=tuple(_edit(script, sampler, repeated, fed))
                 if all(
                     len(values) == 1 and isinstance(values[0], ast.Call) and _uses(script, values[0], sampler)
@@ -157,6 +155,15 @@ def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Vi
                 else (),
             )
             return
+
+
+def _fix(script: Script, sampler: ast.Call, epochs: ast.For | ast.While, fed: str) -> str:
+    statement = _statement(script, sampler, epochs, fed)
+    if _is_alternative(script, sampler):
+        statement = f"if isinstance({statement.partition('.set_epoch')[0]}, DistributedSampler): {statement}"
+    if isinstance(epochs, ast.For) and ast.unparse(epochs.target) == "_":
+        return f"Rename `_` in line {epochs.lineno} to `epoch`, and start the loop with `{statement}`."
+    return f"Call `{statement}` as the first statement of the loop at line {epochs.lineno}."
 
 
 def _is_alternative(script: Script, sampler: ast.Call) -> bool:
@@ -298,6 +305,7 @@ def _uses(script: Script, loader: ast.Call, sampler: ast.Call) -> bool:
 def _statement(script: Script, sampler: ast.Call, epochs: ast.For | ast.While, loader: str) -> str:
     name = target_name(script, sampler)
     counter = epochs.target.id if isinstance(epochs, ast.For) and isinstance(epochs.target, ast.Name) else "epoch"
+    counter = "epoch" if counter == "_" else counter
     is_kept = isinstance(script.parent(sampler), ast.Assign) and script.scope_of(epochs, name) is not None
     return f"{name if is_kept else f'{loader}.sampler'}.set_epoch({counter})"
 
@@ -309,6 +317,8 @@ def _edit(
     epochs = repeated[0]
     if len(repeated) > 1 or not isinstance(epochs, ast.For) or not isinstance(epochs.target, ast.Name):
         return
+    if epochs.target.id == "_":
+        return  # a name that the loop may assign again, for example by `for _, batch in loader`
     if "range" not in script.text_of(epochs.iter) or depends_on_ranks(script, sampler):
         return
     if any(isinstance(one, (ast.If, ast.IfExp)) for one in script.around(sampler)):
