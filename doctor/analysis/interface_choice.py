@@ -451,6 +451,12 @@ def setting_text(setting: Setting) -> str:
     return f"{setting.name}={value} ({setting.source}{line})"
 
 
+def link_command(device: str) -> str:
+    """The command that shows the cable and the link of an RDMA device. ``ibstat`` shows only the state and the rate of
+    the local port; mlxlink (NVIDIA firmware tools) also shows the module (``-m``) and error counters (``-c``)."""
+    return f"sudo mlxlink -d {device} -m -c" if device.startswith("mlx5") else f"ibstat {device}"
+
+
 def hosts_text(names: Iterable[str]) -> str:
     """``node1``, ``node1 and node2``, or ``node1 and 3 more hosts``."""
     first, *others = dict.fromkeys(names)

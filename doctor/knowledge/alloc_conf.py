@@ -38,13 +38,14 @@ class OptionInfo(msgspec.Struct, frozen=True):
 
 class AllocConfFault(msgspec.Struct, frozen=True):
     """The fault of a value. ``text`` completes ``NAME …``; ``option``: the option, empty if it is unknown; ``fix``: a
-    replacement for the option; ``value``: or for the whole value; ``harmless``: torch accepts it, with a warning or
+    replacement for the option; ``value``: or for the whole value; ``alternative``: another one; ``harmless``: torch accepts it, with a warning or
     without effect; ``ignored``: without effect, and without a warning."""
 
     text: str
     option: str = ""
     fix: str = ""
     value: str = ""
+    alternative: str = ""
     harmless: bool = False
     ignored: bool = False
 
@@ -218,9 +219,11 @@ def _conflicts(options: dict[str, str], torch: str | None) -> Iterator[AllocConf
     native = [key for key in options if key in _options() and _options()[key].native]
     if options.get("backend", "").endswith("MallocAsync") and native:
         kept = ",".join(f"{key}:{value}" for key, value in options.items() if key not in native)
+        others = ",".join(f"{key}:{value}" for key, value in options.items() if key != "backend")
         yield AllocConfFault(
             f"has backend:{options['backend']}, which ignores {', '.join(native)}",
             value=kept,
+            alternative=others,
             harmless=True,
         )
     if options.get("expandable_segments") == "True" and "max_split_size_mb" in options:

@@ -17,6 +17,7 @@ from doctor.testing import Fails, Passes, healthy
 
 CUDA_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 GENERAL_VARIABLE = "PYTORCH_ALLOC_CONF"
+HIP_VARIABLE = "PYTORCH_HIP_ALLOC_CONF"
 _SOUND = (
     "max_split_size_mb:512, garbage_collection_threshold:0.8,roundup_power2_divisions:[256:1,512:2,>:8],"
     "expandable_segments:False,pinned_use_background_threads:False"
@@ -29,14 +30,17 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
     severity=Severity.ERROR,
     needs=(EnvironmentFacts,),
     impacts={
-        r"which ignores": "PyTorch runs without the option.",
+        r"which ignores": (
+            "The memory pool of the CUDA driver decides how memory is split and reused, and a failure that the option "
+            "should prevent may still occur."
+        ),
         r"no benefit": "None: expandable segments avoid the fragmentation that max_split_size_mb limits.",
         r"unknown option|which requires|supports only|on ROCm it is": (
-            "PyTorch rejects the option with an error at the first use of CUDA on every rank."
+            "PyTorch rejects the option with an error at the first use of CUDA."
         ),
         r"which fails with": "The rank fails when the allocator collects unused segments.",
         r"must be|quotation marks|separate option and value": (
-            "PyTorch rejects the value with an error at the first use of CUDA on every rank."
+            "PyTorch rejects the value with an error at the first use of CUDA."
         ),
     },
     cases=lambda: (
@@ -106,14 +110,28 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
             "the spelling of CUDA on a build for ROCm that knows its own alone",
             healthy()
             .alter(SoftwareFacts, torch=TorchBuild("2.1.0+rocm5.6", hip="5.6.31061"))
-            .environ(PYTORCH_CUDA_ALLOC_CONF="release_lock_on_cudamalloc:True"),
+            .environ(PYTORCH_HIP_ALLOC_CONF="release_lock_on_cudamalloc:True"),
             ranks=(0, 1),
+        ),
+        Fails(
+            "a name that a build for ROCm of torch 2.4 does not read",
+            healthy()
+            .alter(SoftwareFacts, torch=TorchBuild("2.4.1+rocm6.1", hip="6.1.40091"))
+            .environ(PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:512"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+        Passes(
+            "both names on that build",
+            healthy()
+            .alter(SoftwareFacts, torch=TorchBuild("2.4.1+rocm6.1", hip="6.1.40091"))
+            .environ(PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:512", PYTORCH_HIP_ALLOC_CONF="max_split_size_mb:512"),
         ),
         Passes(
             "the same on a build that knows both",
             healthy()
             .alter(SoftwareFacts, torch=TorchBuild("2.2.0+rocm5.7", hip="5.7.31921"))
-            .environ(PYTORCH_CUDA_ALLOC_CONF="release_lock_on_cudamalloc:True"),
+            .environ(PYTORCH_HIP_ALLOC_CONF="release_lock_on_cudamalloc:True"),
         ),
         Fails(
             "the two names with different values",
@@ -190,10 +208,12 @@ def allocator_setting_invalid(job: Job) -> Iterator[Verdict]:
     Fix: Write option:value pairs separated by commas, for example `export
     PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
     """
-    for (cuda, general, torch, is_rocm), ranks in group_by_value(
+    for (cuda, hip, general, torch, is_rocm), ranks in group_by_value(
         job, EnvironmentFacts, lambda own, identical: _values(own, identical.find(SoftwareFacts)), also=(SoftwareFacts,)
     ):
-        if cuda is not None:
+        if is_rocm and torch is not None and within(torch, before="2.5"):
+            yield from _of_hipified(cuda, hip, torch, ranks)
+        elif cuda is not None:
             yield from _complaints(CUDA_VARIABLE, cuda, torch, is_rocm, ranks)
         if general is None:
             continue
@@ -217,14 +237,32 @@ def allocator_setting_invalid(job: Job) -> Iterator[Verdict]:
 
 def _values(
     environment: EnvironmentFacts, software: SoftwareFacts | None
-) -> tuple[str | None, str | None, str | None, bool]:
+) -> tuple[str | None, str | None, str | None, str | None, bool]:
     torch = software.torch if software else None
     return (
         environment.get(CUDA_VARIABLE),
+        environment.get(HIP_VARIABLE),
         environment.get(GENERAL_VARIABLE),
         torch.version if torch else None,
         bool(torch and torch.hip),
     )
+
+
+def _of_hipified(cuda: str | None, hip: str | None, torch: str, ranks: tuple[int, ...]) -> Iterator[Finding]:
+    """Builds for ROCm in which hipify also replaced the name in getenv(): their error on exhausted memory names
+    PYTORCH_HIP_ALLOC_CONF up to 2.4.1 (https://github.com/pytorch/pytorch/issues/138002). Later ones read both names
+    (c10/cuda/CUDAAllocatorConfig.h)."""
+    if hip is not None:
+        yield from _complaints(HIP_VARIABLE, hip, torch, True, ranks)
+    elif cuda is not None:
+        yield Finding(
+            f"PyTorch {torch} reads {HIP_VARIABLE} instead of {CUDA_VARIABLE}",
+            ranks=ranks,
+            evidence={"value": cuda, "torch": torch},
+            effect="The allocator uses its defaults.",
+            fix=f"export {HIP_VARIABLE}={shlex.quote(cuda)}",
+            severity=Severity.INFO,
+        )
 
 
 def _ignored_segments(general: str, torch: str, ranks: tuple[int, ...]) -> Iterator[Finding]:
@@ -248,7 +286,7 @@ def _complaints(name: str, text: str, torch: str | None, is_rocm: bool, ranks: t
             f"{name} {complaint.text}",
             ranks=ranks,
             evidence={"value": text, "option": complaint.option, "torch": torch},
-            fix=f"export {name}={shlex.quote(complaint.value)}" if complaint.value else _fix(name, text, complaint),
+            fix=_fix(name, text, complaint),
             severity=_severity(complaint),
         )
 
@@ -261,6 +299,13 @@ def _severity(complaint: AllocConfFault) -> Severity | None:
 
 def _fix(name: str, text: str, complaint: AllocConfFault) -> str:
     option, problem = complaint.option, complaint.text
+    if complaint.alternative:
+        return (
+            f"Run `export {name}={shlex.quote(complaint.value)}` to keep the backend, or "
+            f"`export {name}={shlex.quote(complaint.alternative)}` to use the options."
+        )
+    if complaint.value:
+        return f"export {name}={shlex.quote(complaint.value)}"
     better = complaint.fix or _valid(option, problem)
     if not better and ("unknown option" in problem or "PyTorch" in problem):
         return _without(name, text, option)

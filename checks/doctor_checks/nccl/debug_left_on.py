@@ -189,7 +189,9 @@ def _detail(job: Job) -> Iterator[Finding]:
         yield Finding(
             f"TORCH_DISTRIBUTED_DEBUG=DETAIL is set on {ranks_in_words(detailed, 4)}, but not on the other ranks",
             ranks=found.odd,
-            effect="The run hangs: ranks with DETAIL wait for a comparison over Gloo that the other ranks never join.",
+            # _create_process_group_wrapper (distributed_c10d.py) connects all ranks of the group over Gloo.
+            effect=f"{ranks_in_words(detailed, 4).capitalize()} wait{'' if len(detailed) > 1 else 's'} in "
+            "init_process_group() for a Gloo group that the other ranks do not create, until the timeout.",
             fix=f"Unset TORCH_DISTRIBUTED_DEBUG on {ranks_in_words(detailed, 4)}, or set it to DETAIL on all ranks.",
             severity=Severity.ERROR,
         )

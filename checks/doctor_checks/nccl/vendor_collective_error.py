@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import msgspec
+
 from doctor.api import EventGroup, Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs
 from doctor.testing import Fails, Passes, logged
 
@@ -66,13 +68,15 @@ def vendor_collective_error(job: Job) -> Iterator[Verdict]:
     # A code is more specific than the lines without one that follow it.
     for group in [group for group in groups if group.value("code") in CODES] or groups[:1]:
         meaning, of_peer = CODES.get(group.value("code") or "", ("", False))
-        yield finding_from_logs(
+        finding = finding_from_logs(
             group,
             _claim(group, meaning),
-            ranks=() if of_peer else None,
+            ranks=() if of_peer else _rank_of_port(group),
             confidence=0.6 if of_peer else 0.85,
             fix=_fix(group),
         )
+        host = _HOST.search(group.first.text) if group.value("text7") else None
+        yield msgspec.structs.replace(finding, hosts=(host["host"],)) if host else finding
 
 
 def _fix(group: EventGroup) -> str:
@@ -94,7 +98,7 @@ def _fix(group: EventGroup) -> str:
     return ""
 
 
-_HOST = re.compile(r"\bhost: (?P<host>[\w.-]{1,253})")
+_HOST = re.compile(r"\bhost: (?P<host>[\w.-]{1,253})(?:, rank: (?P<rank>\d{1,7})\b)?")
 _OF_DEVICE = re.compile(r"\bDevice:(?P<device>\d{1,4})\b[^\n]{0,40}?\b(?P<code>ERR\d{5})\b")
 _SYNAPSE_CALL = re.compile(r"\b(?P<call>syn\w{1,60})\([^\n]{0,200}\) failed with synapse error")
 _DETAILS = re.compile(r"details: (?P<details>[^}\n]{1,80}?) ?\}")
@@ -105,6 +109,12 @@ def _is_of_oneccl(group: EventGroup) -> bool:
     return group.value("text7") is not None or "oneCCL" in text or "CCL_ERROR" in text
 
 
+def _rank_of_port(group: EventGroup) -> tuple[int, ...] | None:
+    """The rank in the message about a port; ``None``: those that logged it."""
+    found = _HOST.search(group.first.text) if group.value("text7") else None
+    return (int(found["rank"]),) if found and found["rank"] else None
+
+
 def _claim(group: EventGroup, meaning: str) -> str:
     text = group.value("text", "text2", "text3", "text4", "text5", "text6", "text8") or ""
     if code := group.value("code"):
@@ -113,6 +123,7 @@ def _claim(group: EventGroup, meaning: str) -> str:
         return f"HCCL failed: {call} returned {group.value('result')}"
     if port := group.value("text7"):
         details = found["details"] if (found := _DETAILS.search(port)) else port
+        details = "link training timed out" if details == "training timeout" else details
         of = f" of {found['host']}" if (found := _HOST.search(group.first.text)) else ""
         return f"oneCCL found a failed link between GPUs{of}: {details}"
     if group.value("text4"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from doctor.analysis.visible_devices import asks_to_share, has_own_gpus, on_processor, ordinal_of, uses_nccl, visible_to
 from doctor.api import (
     EventGroup,
@@ -37,8 +39,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             "has": "visible_devices",
         }
         values = {name: group.value(name) or "" for name in ("asked", "seen", "slot", "has")}
+        values["host"] = group.value("slot_host") or "the host"
         words, summary, fix = next((one for one in _STARTS if one[0] in text), ("", "", ""))
-        yield finding_from_logs(
+        finding = finding_from_logs(
             group,
             summary.format(**values) or f"{_who(group)}{seen}",
             effect="The job ends at startup." if words else "",
@@ -46,6 +49,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             evidence={key: value for name, key in names.items() if (value := group.value(name)) is not None},
             confidence=0.75 if has is not None else 0.95,
         )
+        host = group.value("slot_host")
+        yield msgspec.structs.replace(finding, hosts=(host,)) if host not in (None, "localhost") else finding
 
 
 def _who(group: EventGroup) -> str:
@@ -69,8 +74,8 @@ _STARTS = (
     ),
     (
         "No slot '",
-        "`--include` or `--exclude` of DeepSpeed names slot {slot}, which the host does not have",
-        "Remove slot {slot} from `--include` or `--exclude`, or correct the slots of the host in the hostfile.",
+        "`--include` or `--exclude` of DeepSpeed names slot {slot}, which {host} does not have",
+        "Remove slot {slot} of {host} from `--include` or `--exclude`, or correct the slots of {host} in the hostfile.",
     ),
 )
 """Words of errors of launchers and frameworks before ranks use CUDA -> a summary and a fix."""

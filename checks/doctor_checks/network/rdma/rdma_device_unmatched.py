@@ -367,16 +367,17 @@ def _finding(setting: Setting, named: list[str], active: list[str], identical: I
         f"{setting_text(setting)} {claim}",
         ranks=identical.ranks,
         evidence={"active_ports": active},
-        fix=_selecting(setting, devices) if active else _fix_of_port(named),
+        fix=_selecting(setting, devices, named[0].partition(" ")[0] if named else "") if active else _fix_of_port(named),
         source=source_of(setting),
         explains=("NET022",),
     )
 
 
-def _selecting(setting: Setting, devices: str) -> str:
+def _selecting(setting: Setting, devices: str, down: str) -> str:
+    up = f", or bring up {down} (cable, switch port)" if down else ""
     if source_of(setting):
-        return f"Remove NCCL_IB_HCA from {setting.source}, or set it to `={devices}` there."
-    return f"Run `unset NCCL_IB_HCA` or `export NCCL_IB_HCA='={devices}'`."
+        return f"Remove NCCL_IB_HCA from {setting.source}, or set it to `={devices}` there{up}."
+    return f"Run `unset NCCL_IB_HCA` or `export NCCL_IB_HCA='={devices}'`{up}."
 
 
 def _fix_of_port(named: list[str]) -> str:

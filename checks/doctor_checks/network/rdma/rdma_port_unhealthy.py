@@ -196,7 +196,7 @@ def _by_port(job: Job) -> Iterator[Finding]:
             device = f"{name}:{group.value('port')}" if name else None
             port = f"RDMA port {device}" if device else "an RDMA port"
             is_of_queue = "fatal event on QP" in group.first.text
-            link = f"the link of {name} with `ibstat {name}`" if name else "the links of the RDMA ports with `ibstat`"
+            link = f"the link of {name} with `{link_command(name)}`" if name else "the links of the RDMA ports with `ibstat`"
             yield finding_from_logs(
                 group,
                 f"A queue pair on {port} failed: {event}"
@@ -379,7 +379,10 @@ def rdma_port_unhealthy(job: Job, *, outlier_times: float = 100, least_errors: f
 
 def _fix_of_link(one: _ObservedRdmaPort) -> str:
     name = one.device.name
-    return f"On {one.host.name}, check the link of {name} with `ibstat {name}`, then replace its cable or transceiver."
+    return (
+        f"On {one.host.name}, check the link of {name} with `{link_command(name)}`, then replace its cable or "
+        "transceiver."
+    )
 
 
 def _fix_of_state(one: _ObservedRdmaPort) -> str:
@@ -391,8 +394,8 @@ def _fix_of_state(one: _ObservedRdmaPort) -> str:
             "the switch, or on one host with `sudo systemctl enable --now opensm`."
         )
     return (
-        f"On {one.host.name}, check the cable and the switch port of {name} with `ibstat {name}`, or exclude {name} on "
-        f"all hosts with `export NCCL_IB_HCA='^={name}'`."
+        f"On {one.host.name}, check the cable and the switch port of {name} with `{link_command(name)}`, or exclude "
+        f"{name} on all hosts with `export NCCL_IB_HCA='^={name}'`."
     )
 
 
@@ -497,7 +500,10 @@ def _unexpected(unlike: Mapping[BaselineDifference, list[_ObservedRdmaPort]]) ->
         deviation = BaselineDeviation((msgspec.structs.replace(row, what=names),), drifted=False)
         ranks = tuple(sorted({rank for one in ports for rank in one.ranks}))
         finding = deviation.finding(ranks, {"ports": len(ports)}, explains=("NET022",))
-        yield finding.extended({}, f"Check the cables and switch ports of {names} with `ibstat`.")
+        command = link_command(ports[0].device.name)
+        yield finding.extended(
+            {}, f"Check the cables and switch ports of {names}, on the hosts for example with `{command}`."
+        )
 
 
 def _names(ports: Sequence[_ObservedRdmaPort]) -> str:

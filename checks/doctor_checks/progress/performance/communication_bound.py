@@ -60,7 +60,7 @@ def communication_bound(
 ) -> Iterator[Verdict]:
     """Ask whether communication takes a large part of each step on all ranks.
 
-    Why it hurts: adding ranks hardly makes the job faster.
+    Why it hurts: during this part of each step, the ranks wait for data instead of computing.
     Fix: Accumulate gradients over several batches, or use larger batches.
     """
     # At 30 %, doubling the batch (or accumulation) saves 15 % of the time per sample. The estimate attributes any
@@ -97,15 +97,16 @@ def _finding(job: Job, seconds: float, total: float) -> Finding:
     link = _slowest_link(job)
     ideal = 2 * size / link if size and link else None
     effect = (
-        f"Adding ranks hardly makes the job faster. At the speed of the slowest link, an all-reduce of the gradients "
-        f"({mebibytes(size)}) takes {milliseconds(ideal)}."
-        if ideal
+        f"An all-reduce of the gradients ({mebibytes(size)}) takes {milliseconds(ideal)} at the {8 * link / 1e9:g} Gb/s "
+        f"of the slowest link; the other {milliseconds(seconds - ideal)} of each step are avoidable or other waiting."
+        if ideal and link and ideal < seconds
         else ""
     )
     return Finding(
         f"All ranks spend an estimated {milliseconds(seconds)} of each {milliseconds(total)} step "
         f"({seconds / total:.0%}) in communication",
         evidence={
+            "estimated_from": f"time of the backward pass beyond {BACKWARD_TO_FORWARD:g} times the forward pass",
             "gradient_bytes": size or None,
             "link_gbit_per_s": round(8 * link / 1e9, 3) if link else None,
         },
