@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from doctor.analysis.interface_choice import (
     active_rdma_ports,
@@ -23,6 +25,7 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
+    hosts_text,
     is_logged,
     merge,
     source_of,
@@ -36,6 +39,7 @@ from doctor.facts import (
     RdmaDevice,
     RdmaFacts,
     RdmaPort,
+    Setting,
     SoftwareFacts,
     TrainerFacts,
 )
@@ -131,8 +135,13 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
             "NCCL fails with `Failed to initialize any NET plugin`, and the job ends at startup."
         ),
         r"could not initialize any network": "The job ends when NCCL starts.",
-        r"no network plugin: NCCL uses sockets|needs v|cannot be loaded": (
+        r"no network plugin: NCCL uses sockets": (
             "NCCL silently uses TCP sockets between hosts, which are often more than ten times slower than RDMA."
+        ),
+        # src/plugin/net.cc (src/net.cc before 2.28): the internal networks are IB, then Socket.
+        r"needs v|cannot be loaded": (
+            "NCCL silently uses its built-in IB transport if the host has RDMA ports, otherwise TCP sockets, which are "
+            "often more than ten times slower."
         ),
         r"cannot use (?:the EFA|its) network plugin|plugin failed": (
             "NCCL fails when it starts, or falls back to TCP sockets, which are often more than ten times slower."
@@ -220,12 +229,25 @@ def network_plugin_unfit(job: Job) -> Iterator[Verdict]:
     """
     found: list[Finding] = []
     for nccl, identical in job.each(NcclFacts, also=_ALSO):
-        found += [*_missing(nccl, identical), *_stale(nccl, identical), *_network(nccl, identical)]
+        found += [*_missing(nccl, identical), *_stale(nccl, identical), *_network(job, nccl, identical)]
         found += _elastic_fabric(nccl, identical, job.is_multi_host)
         found += _absent_fabric(nccl, identical, job.is_multi_host)
-    yield from merge(found)
+    for finding in merge(found):
+        hosts = job.hosts_of(finding.ranks)
+        yield msgspec.structs.replace(
+            finding, **{name: _named(getattr(finding, name), hosts) for name in ("summary", "fix")}
+        )
     yield from _on_some_ranks(job)
     yield from _fabric_on_some_ranks(job)
+
+
+_HOSTS, _HAVE, _EACH = "{hosts}", "{have}", "{each}"
+"""Stand for the hosts of a finding and their verb until the findings of all hosts are merged."""
+
+
+def _named(text: str, hosts: Sequence[str]) -> str:
+    have, each = ("has", "") if len(hosts) == 1 else ("have", " each")
+    return text.replace(_HOSTS, hosts_text(hosts)).replace(_HAVE, have).replace(_EACH, each)
 
 
 _ALSO = (RdmaFacts, SoftwareFacts, GpuFacts, TrainerFacts, EnvironmentFacts)
@@ -323,32 +345,50 @@ def _stale(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
         offered = sorted(int(match[1]) for symbol in plugin.symbols if (match := pattern.search(symbol)))
         if not any(span[0] <= version <= span[1] for version in offered):
             has = ", ".join(f"v{version}" for version in offered) or "no plugin interface"
-            is_harmless = plugin.kind == "net" and _has_own_network(nccl, identical)
+            # src/plugin/tuner.cc: initialization succeeds without a tuner.
+            is_harmless = plugin.kind == "tuner" or _has_own_network(nccl, identical)
             yield Finding(
                 f"{plugin.path} provides interface {has}, but NCCL {release} needs v{span[0]} to v{span[1]}",
                 ranks=identical.ranks,
                 evidence={"interfaces": list(plugin.symbols)},
-                effect=_INTERNAL["net"] if is_harmless else "",
+                effect=_INTERNAL[plugin.kind] if is_harmless else "",
                 severity=Severity.INFO if is_harmless else None,
-                fix=f"Install a plugin for NCCL {release}, or run `export {VARIABLES[plugin.kind]}=none`.",
+                fix=f"Run `unset {VARIABLES[plugin.kind]}`, or install a plugin for NCCL {release}."
+                if plugin.requested
+                else f"Remove {plugin.path.rpartition('/')[0]} from LD_LIBRARY_PATH, or install a plugin for NCCL "
+                f"{release} there.",
             )
 
 
-def _network(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
+def _network(job: Job, nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
     """Report an NCCL_NET that NCCL cannot initialize; it must be IB, Socket or the name that a plugin declares."""
     setting = nccl.setting("NCCL_NET")
     name = setting.value.lower() if setting else ""
     if setting is None or name == "socket" or loaded_net_plugin(nccl) is not None:
         return
-    why = _why_no_rdma(nccl, identical) if name == "ib" else "no network plugin is found"
+    why = _why_no_rdma(nccl, identical) if name == "ib" else f"no network plugin is found on {_HOSTS}"
     if why is not None:
         yield Finding(
             f"{setting_text(setting)} cannot be used: {why}",
             ranks=identical.ranks,
             evidence={"plugins": [plugin.name for plugin in nccl.plugins]},
-            fix="unset NCCL_NET",
+            fix=_fix_of_network(job, setting),
             source=source_of(setting),
         )
+
+
+def _fix_of_network(job: Job, setting: Setting) -> str:
+    """How to fix an NCCL_NET that fails on some hosts: the plugin is missing there if others with the setting have it,
+    otherwise all hosts do without."""
+    name = setting.value.lower()
+    remove = "Run `unset NCCL_NET`" if source_of(setting) is None else f"Remove NCCL_NET from {setting.source}"
+    asking = [nccl for nccl, _ in job.each(NcclFacts) if (nccl.get("NCCL_NET") or "").lower() == name]
+    plugin = "aws-ofi-nccl" if name == "aws libfabric" else f"the plugin that provides {setting.value}"
+    if name != "ib" and any(loaded_net_plugin(nccl) is not None for nccl in asking):
+        return f"Install {plugin} on {_HOSTS}, or add its directory to LD_LIBRARY_PATH there."
+    if name == "ib":
+        return f"{remove} on all hosts that have the setting."
+    return f"{remove} on all hosts that have the setting, or install {plugin} on all hosts."
 
 
 def _why_no_rdma(nccl: NcclFacts, identical: IdenticalRanks) -> str | None:
@@ -356,10 +396,10 @@ def _why_no_rdma(nccl: NcclFacts, identical: IdenticalRanks) -> str | None:
         return "NCCL_IB_DISABLE disables it"
     missing, rdma = identical.missing(RdmaFacts), identical.find(RdmaFacts)
     if missing is not None:
-        return "the host has no RDMA device" if missing.lack.value == "absent" else None
+        return f"{_HOSTS} {_HAVE} no RDMA device" if missing.lack.value == "absent" else None
     if rdma is not None and rdma.verbs_library is False:
-        return "libibverbs is not installed"
-    return None if rdma is None or active_rdma_ports(rdma) else "no RDMA port is active"
+        return f"libibverbs is not installed on {_HOSTS}"
+    return None if rdma is None or active_rdma_ports(rdma) else f"no RDMA port of {_HOSTS} is active"
 
 
 def _elastic_fabric(nccl: NcclFacts, identical: IdenticalRanks, multi_host: bool) -> list[Finding]:
@@ -377,7 +417,7 @@ def _elastic_fabric(nccl: NcclFacts, identical: IdenticalRanks, multi_host: bool
         return []
     return [
         Finding(
-            f"The host has {_counted(devices)}, but no network plugin: NCCL uses sockets",
+            f"{_HOSTS} {_HAVE} {_counted(devices)}{_EACH}, but no network plugin: NCCL uses sockets",
             ranks=identical.ranks,
             effect="" if multi_host else "None while the job runs on one host.",
             severity=Severity.ERROR if multi_host else Severity.INFO,
@@ -400,12 +440,12 @@ def _absent_fabric(nccl: NcclFacts, identical: IdenticalRanks, multi_host: bool)
         return
     if rdma is None or not any(device.driver == "efa" for device in rdma.devices):
         yield Finding(
-            f"FI_PROVIDER={wanted} is set, but the host has no EFA device",
+            f"FI_PROVIDER={wanted} is set, but {_HOSTS} {_HAVE} no EFA device",
             ranks=identical.ranks,
             severity=Severity.ERROR if multi_host else Severity.INFO,
             evidence={"devices": [device.name for device in rdma.devices[:8]] if rdma else []},
             effect="NCCL uses sockets, or fails if NCCL_NET names the plugin.",
-            fix="Run `unset FI_PROVIDER` on hosts without EFA, or pass the EFA devices to the container with "
+            fix=f"Run `unset FI_PROVIDER` on {_HOSTS}, or pass the EFA devices to the container with "
             "`--device=/dev/infiniband`.",
         )
 
@@ -416,7 +456,7 @@ def _counted(devices: list[str]) -> str:
 
 def _closed_fabric(devices: list[str], identical: IdenticalRanks) -> Finding:
     return Finding(
-        f"NCCL cannot open {_counted(devices)}: the device file{'s are' if len(devices) > 1 else ' is'} missing",
+        f"NCCL cannot open {_counted(devices)} on {_HOSTS}: the device file{'s are' if len(devices) > 1 else ' is'} missing",
         ranks=identical.ranks,
         evidence={"devices": devices[:8], "missing": "/dev/infiniband/uverbs*"},
         effect="NCCL uses sockets, or fails if NCCL_NET names the plugin.",

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from doctor.analysis.interface_choice import (
     active_rdma_ports,
+    link_command,
     loaded_net_plugin,
     nccl_rdma_ports,
     setting_text,
@@ -367,7 +368,9 @@ def _finding(setting: Setting, named: list[str], active: list[str], identical: I
         f"{setting_text(setting)} {claim}",
         ranks=identical.ranks,
         evidence={"active_ports": active},
-        fix=_selecting(setting, devices, named[0].partition(" ")[0] if named else "") if active else _fix_of_port(named),
+        fix=_selecting(setting, devices, named[0].partition(" ")[0] if named else "")
+        if active
+        else _fix_of_port(named),
         source=source_of(setting),
         explains=("NET022",),
     )
@@ -383,4 +386,4 @@ def _selecting(setting: Setting, devices: str, down: str) -> str:
 def _fix_of_port(named: list[str]) -> str:
     port = named[0].partition(" ")[0] if named else ""
     device = port.partition(":")[0]
-    return f"Check the cable and the switch port of {port} with `ibstat {device}`." if named else ""
+    return f"Check the cable and the switch port of {port} with `{link_command(device)}`." if named else ""

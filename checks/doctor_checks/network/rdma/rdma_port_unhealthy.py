@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from doctor.analysis.interface_choice import link_command
 from doctor.analysis.logs.event_timeline import has_worked
 from doctor.analysis.stats.baseline import BaselineDifference
 from doctor.api import (
@@ -196,7 +197,11 @@ def _by_port(job: Job) -> Iterator[Finding]:
             device = f"{name}:{group.value('port')}" if name else None
             port = f"RDMA port {device}" if device else "an RDMA port"
             is_of_queue = "fatal event on QP" in group.first.text
-            link = f"the link of {name} with `{link_command(name)}`" if name else "the links of the RDMA ports with `ibstat`"
+            link = (
+                f"the link of {name} with `{link_command(name)}`"
+                if name
+                else "the links of the RDMA ports with `ibstat`"
+            )
             yield finding_from_logs(
                 group,
                 f"A queue pair on {port} failed: {event}"
@@ -501,9 +506,7 @@ def _unexpected(unlike: Mapping[BaselineDifference, list[_ObservedRdmaPort]]) ->
         ranks = tuple(sorted({rank for one in ports for rank in one.ranks}))
         finding = deviation.finding(ranks, {"ports": len(ports)}, explains=("NET022",))
         command = link_command(ports[0].device.name)
-        yield finding.extended(
-            {}, f"Check the cables and switch ports of {names}, on the hosts for example with `{command}`."
-        )
+        yield finding.extended({}, f"Check the cables and switch ports of {names}, for example with `{command}`.")
 
 
 def _names(ports: Sequence[_ObservedRdmaPort]) -> str:

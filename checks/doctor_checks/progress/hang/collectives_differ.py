@@ -656,6 +656,11 @@ def _fix(aspect: str, odd: MismatchGroup | None = None, others: MismatchGroup | 
         return f"Pass the same shape{at} on all ranks, unless the difference is intended."
     if aspect == "type" and odd is not None and others is not None:
         kinds = ", ".join(f"`{_TYPES.get(kind, kind)}`" for kind in others.entry.types)
+        if place and others.site.place and place != others.site.place:
+            return (
+                f"Make all ranks reach the same call, {place} or {others.site.place}; convert the tensor{at} to {kinds} "
+                "only if both lines reduce the same tensor."
+            )
         return f"Convert the tensor{at} to {kinds} on {ranks_in_words(odd.ranks)} before the call."
     if aspect == "type":
         return "Convert the tensor to the same type on all ranks before the call."
