@@ -38,8 +38,9 @@ class OptionInfo(msgspec.Struct, frozen=True):
 
 class AllocConfFault(msgspec.Struct, frozen=True):
     """The fault of a value. ``text`` completes ``NAME …``; ``option``: the option, empty if it is unknown; ``fix``: a
-    replacement for the option; ``value``: or for the whole value; ``alternative``: another one; ``harmless``: torch accepts it, with a warning or
-    without effect; ``ignored``: without effect, and without a warning."""
+    replacement for the option; ``value``: or for the whole value; ``alternative``: another one for the whole value;
+    ``harmless``: torch accepts it, with a warning or without effect; ``ignored``: without effect, and without a
+    warning."""
 
     text: str
     option: str = ""

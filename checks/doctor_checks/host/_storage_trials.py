@@ -49,8 +49,11 @@ _REMEDIES = {
         "namei -l {path}",
         "id",
     ),
-    "File exists": ("Use another directory, or move the file that has this name", "ls -l {path}"),
-    "Not a directory": ("Use another directory, or move the file that is part of this path", "namei -l {path}"),
+    "File exists": ("Use another directory, or rename the file that has this name", "mv {path} {path}.old"),
+    "Not a directory": (
+        "Use another directory, or move the file that is part of this path, which this command shows",
+        "namei -l {path}",
+    ),
     "Stale file handle": ("Unmount the file system{of}{at}, mount it again, and restart the job",),
     "Transport endpoint is not connected": (
         "Unmount the FUSE file system{of}{at}, mount it again, and restart the job",
@@ -70,7 +73,7 @@ _OF_HARDWARE = (
     "sudo dmesg -T | tail -n 50",
 )
 _WITHOUT_PATH = {
-    "ls -l {path}": "",
+    "mv {path} {path}.old": "",
     "df -h {path}": "df -h",
     "df -i {path}": "df -i",
     "findmnt -T {path}": "",

@@ -111,6 +111,9 @@ def _lack(group: EventGroup) -> str:
     return "is missing or inaccessible"
 
 
+_UNKNOWN_DEVICE = re.compile(r"device error: (?P<device>[\w:.-]{1,80}): unknown device")
+
+
 def _claim(event: Event) -> str:
     if "NVML: Unknown Error" in event.text:
         return _SHUT
@@ -119,7 +122,12 @@ def _claim(event: Event) -> str:
     if event.value("capability"):
         return "Docker cannot start containers with GPUs"
     if "nvidia-container-cli" in event.text:
-        return "The NVIDIA container runtime failed to set up the GPUs of a container"
+        unknown = _UNKNOWN_DEVICE.search(event.text)
+        return (
+            f"The NVIDIA container runtime failed: unknown device (GPU {unknown['device']})"
+            if unknown
+            else "The NVIDIA container runtime failed to set up the GPUs of a container"
+        )
     return "The container has no access to its GPUs"
 
 

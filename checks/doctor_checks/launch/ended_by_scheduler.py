@@ -248,7 +248,7 @@ def _by_signal(job: Job) -> Iterator[Finding]:
 
 
 _INTERRUPTED = (
-    "torchrun was interrupted (SIGINT, as by Ctrl-C in its terminal) and stopped its ranks",
+    "torchrun was interrupted (SIGINT, for example Ctrl-C) and stopped its ranks",
     "If it was stopped because it hung, run `doctor attach` on its hosts before the next interrupt.",
 )
 _FIX_OF_SIGNAL = (

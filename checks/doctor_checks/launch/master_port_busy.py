@@ -38,7 +38,8 @@ def _of_refusals(job: Job) -> Iterator[Finding]:
             confidence=0.95 if port else 0.85,
             fix=f"Use another port, or end the process that `ss -tlnp sport = :{port}` shows."
             if port
-            else "Use another port on all ranks (`export MASTER_PORT=29600`), or `torchrun --standalone` for one host.",
+            else "Find the port in the traceback and its listener with `ss -ltnp`, then end that process or change the "
+            "port on all hosts (torchrun reads `--master-port`).",
             explains=("NET006", "ENV015", "ENV005"),
         )
 

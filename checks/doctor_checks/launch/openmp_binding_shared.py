@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Verdict, check, merge
+from doctor.core.text import number_runs
 from doctor.facts import EnvironmentFacts, ProcessFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 
@@ -81,20 +82,30 @@ def _judge(local: LocalRanks) -> Iterator[Finding]:
             # A list of CPUs applies regardless of the CPU affinity of the process.
             cpus = () if bound[0] == "GOMP_CPU_AFFINITY" else process.cpus_allowed
             groups.setdefault((*bound, cpus), []).append(rank)
-    for (name, value, _), ranks in groups.items():
+    for (name, value, cpus), ranks in groups.items():
         shared = len(ranks) > 1
-        certain = name != "KMP_AFFINITY" or any(map(_loads_intel_openmp, ranks))
+        certain = name != "KMP_AFFINITY" or any(map(_intel_openmp, ranks))
         on = f"{len(ranks)} ranks" if shared else "each rank"
         verb = "binds" if certain else "may bind"
         yield Finding(
             f"{name}={value} {verb} OpenMP threads of {on} to {'the same CPUs' if shared else 'single CPUs'}",
             ranks=tuple(rank.number for rank in ranks),
-            evidence={name: value, "ranks_with_the_same_cpus": len(ranks) if shared else None},
+            evidence={
+                name: value,
+                "ranks_with_the_same_cpus": len(ranks) if shared else None,
+                "cpus": _ranges(cpus) if shared and cpus else None,
+                "openmp_library": next(filter(None, map(_intel_openmp, ranks)), None),
+            },
             effect=_effect(name, shared=shared, certain=certain),
             severity=None if shared and certain else Severity.INFO,
             fix=f"unset {name}" if name != "OMP_PROC_BIND" else "export OMP_PROC_BIND=false",
             explains=("HOST005",) if shared else (),
         )
+
+
+def _ranges(cpus: tuple[int, ...]) -> str:
+    """``0-3,8-11``, as taskset and /proc write lists of CPUs."""
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in number_runs(sorted(cpus)))
 
 
 def _effect(name: str, *, shared: bool, certain: bool) -> str:
@@ -118,7 +129,8 @@ def binding(environment: EnvironmentFacts) -> tuple[str, str] | None:
     return ("KMP_AFFINITY", value) if words & _BINDING_TYPES else None
 
 
-def _loads_intel_openmp(rank: Rank) -> bool:
-    """Whether an OpenMP library that reads KMP_* is preloaded; torch wheels for Linux bundle GNU's, which does not."""
+def _intel_openmp(rank: Rank) -> str | None:
+    """The preloaded OpenMP library that reads KMP_*; torch wheels for Linux bundle GNU's, which does not."""
     environment = rank.find(EnvironmentFacts)
-    return environment is not None and bool(re.search(r"lib(iomp5|omp)\b", environment.get("LD_PRELOAD") or ""))
+    found = re.search(r"[^\s:]*lib(?:iomp5|omp)\b[^\s:]*", (environment.get("LD_PRELOAD") or "") if environment else "")
+    return found[0] if found else None

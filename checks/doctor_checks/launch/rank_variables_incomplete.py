@@ -106,11 +106,15 @@ def rank_variables_incomplete(job: Job) -> Iterator[Verdict]:
     and MASTER_PORT together, or run `unset RANK WORLD_SIZE LOCAL_RANK` if they are stale.
     """
     incomplete = [(launch, identical) for launch, identical in job.each(LaunchFacts) if not _is_complete(launch.filled)]
+    lacking = {rank for _, identical in incomplete for rank in identical.ranks}
+    effect = ""
+    if lacking >= {rank.number for rank in job.ranks} and not job.ungathered:
+        effect = f"init_process_group() fails {'on every rank' if len(job.ranks) > 1 else 'in this process'}."
     yield from merge(
         finding
         for launch, identical in incomplete
         for judge in (_judge_numbers, _judge_missing)
-        for finding in judge(launch, identical)
+        for finding in judge(launch, identical, effect)
     )
     if incomplete:
         yield from merge(_judge_local_ranks(job))
@@ -122,7 +126,7 @@ def _is_complete(values: Mapping[str, str]) -> bool:
     return values.keys() >= COMPLETE and numbers.isdecimal() and len(numbers) <= LONGEST_NUMBER
 
 
-def _judge_numbers(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
+def _judge_numbers(launch: LaunchFacts, identical: IdenticalRanks, effect: str) -> Iterator[Finding]:
     values = launch.filled
     odd = [name for name in NUMBERS if not (text := values.get(name, "0")).isdecimal() or len(text) > LONGEST_NUMBER]
     wrong = {name: values[name] for name in odd if whole_number(values[name]) is None}
@@ -132,6 +136,7 @@ def _judge_numbers(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[F
             f"{shown} {'is not a number' if len(wrong) == 1 else 'are not numbers'}",
             ranks=identical.ranks,
             evidence={"variables": wrong},
+            effect=effect,
             fix=_fix_of_numbers(wrong),
         )
 
@@ -143,7 +148,7 @@ def _fix_of_numbers(wrong: Mapping[str, str]) -> str:
     return f"Set {' and '.join(wrong)} to {'an integer' if len(wrong) == 1 else 'integers'}."
 
 
-def _judge_missing(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
+def _judge_missing(launch: LaunchFacts, identical: IdenticalRanks, effect: str) -> Iterator[Finding]:
     values = launch.filled
     missing = [name for name in NEEDED if name not in values]
     if not missing or {"RANK", "WORLD_SIZE"} <= set(missing):
@@ -166,6 +171,7 @@ def _judge_missing(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[F
             "empty": empty,
             "launcher": launch.launcher,
         },
+        effect=effect,
         fix=f"Remove the command or code that {'empties' if empty == missing else 'unsets'} {conjunction(missing)} "
         f"after torchrun has set {'it' if len(missing) == 1 else 'them'}."
         if inner_launcher(launch) == "torchrun"

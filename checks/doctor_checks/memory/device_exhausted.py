@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from doctor.analysis.call_sites import place_of_frame
 from doctor.analysis.logs.oom_events import OomEvent, as_event_groups, exhaustions, numbers_of
 from doctor.analysis.logs.oom_message import LEAST_UNALLOCATED
-from doctor.analysis.visible_devices import mebibytes
 from doctor.api import Finding, Job, Rank, Severity, Verdict, check, finding_from_logs, ranks_in_words
+from doctor.core.text import byte_size
 from doctor.facts import Frame, Holder, MemorySnapshotFacts, RefusedAllocation
 from doctor.testing import Fails, JobBuilder, Passes, logged, running
 from doctor_checks.memory._device_memory_settings import (
@@ -122,12 +122,12 @@ def device_exhausted(job: Job) -> Iterator[Verdict]:
             refused = snapshot.refused[-1]
             most = snapshot.holders[0] if snapshot.holders else None
             holder = (
-                f"; tensors from {place_of_frame(most.frame)} hold {mebibytes(most.size)}"
+                f"; tensors from {place_of_frame(most.frame)} hold {byte_size(most.size)}"
                 if most and most.frame
                 else ""
             )
             yield Finding(
-                f"GPU {refused.device} ran out of memory allocating {mebibytes(refused.size)}{holder}",
+                f"GPU {refused.device} ran out of memory allocating {byte_size(refused.size)}{holder}",
                 ranks=silent,
                 evidence={
                     "snapshot": snapshot.path,
@@ -145,6 +145,11 @@ def device_exhausted(job: Job) -> Iterator[Verdict]:
             )
 
 
+def _size(count: int | None) -> str:
+    """As in the evidence, so that both have the same figure."""
+    return "an unknown size" if count is None else byte_size(count)
+
+
 def _effect(ranks: tuple[int, ...]) -> str:
     """The impact, which names the ranks if they are known and do not end the job all together."""
     if not ranks:
@@ -156,20 +161,20 @@ def _effect(ranks: tuple[int, ...]) -> str:
 
 def _holders(snapshot: MemorySnapshotFacts) -> list[str]:
     named = [holder for holder in snapshot.holders if holder.frame][:3]
-    return [f"{place_of_frame(holder.frame)}: {mebibytes(holder.size)} in {holder.blocks} blocks" for holder in named]
+    return [f"{place_of_frame(holder.frame)}: {byte_size(holder.size)} in {holder.blocks} blocks" for holder in named]
 
 
 def _finding(job: Job, found: tuple[OomEvent, ...]) -> Finding:
     first = found[0]
     group = first.shortage
     gpu = f"GPU {group.device}" if group.device is not None else "A GPU"
-    wanted = f" allocating {mebibytes(group.wanted)}" if group.wanted else ""
+    wanted = f" allocating {byte_size(group.wanted)}" if group.wanted else ""
     reason = _REASONS["size" if first.cause == "demand" and group.allocated is None else first.cause].format(
-        allocated=mebibytes(group.allocated),
-        total=mebibytes(group.total),
-        others=mebibytes(group.other_bytes),
-        unused=mebibytes(group.reserved_unallocated),
-        allowed=mebibytes(group.allowed),
+        allocated=_size(group.allocated),
+        total=_size(group.total),
+        others=_size(group.other_bytes),
+        unused=_size(group.reserved_unallocated),
+        allowed=_size(group.allowed),
     )
     rank = next((rank for rank in job.ranks if rank.number == first.rank), None)
     snapshot = rank.find(MemorySnapshotFacts) if rank else None
@@ -178,7 +183,7 @@ def _finding(job: Job, found: tuple[OomEvent, ...]) -> Finding:
     effect = _effect(as_event_groups(found).ranks)
     for words, (claim, advice) in _OF_VLLM.items():
         if words in first.event.text:
-            summary, fix = claim.format(wanted=mebibytes(group.wanted), free=mebibytes(group.free)), advice
+            summary, fix = claim.format(wanted=_size(group.wanted), free=_size(group.free)), advice
             effect = "The engine of vLLM does not start."
     caught = all(one.is_caught for one in found)
     return finding_from_logs(
@@ -207,6 +212,6 @@ def _fix(job: Job, one: OomEvent, rank: Rank | None) -> str:
     if one.cause == "fragmented" and command:
         return command
     if is_large and command and not uses_expandable_segments(rank):
-        use = f"and let the allocator use the {mebibytes(unused)} that are reserved but unallocated"
+        use = f"and let the allocator use the {byte_size(unused)} that are reserved but unallocated"
         return f"{as_sentence(first).rstrip('.')}, {use}:\n{command}"
     return as_sentence(advice)

@@ -63,6 +63,9 @@ _NOT_SEEN = (
     "Check on the affected host that the driver works and which GPUs are visible:\n"
     "nvidia-smi -L\necho $CUDA_VISIBLE_DEVICES"
 )
+_NO_DRIVER = (
+    "Check on the affected host that the driver works, and in a container start it with `--gpus all`:\nnvidia-smi -L"
+)
 _NO_MPI = "Request the backend nccl or gloo instead of mpi, which PyTorch wheels do not contain."
 
 
@@ -71,7 +74,12 @@ def _fix_of_log(group: EventGroup) -> str:
     if backend == "mpi":
         return _NO_MPI
     if device == "xpu":
-        return "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/xpu"
+        return (
+            "Install a build with XPU support, or select the installed backend if this host has no Intel GPU:\n"
+            "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/xpu"
+        )
+    if group.value("driver"):
+        return _NO_DRIVER
     if other := group.value("device2"):
         return f"Install a PyTorch build or extension that has a torch.distributed backend for {other}."
     return "" if backend or device or "_cuda_setDevice" in group.first.text else _NOT_SEEN
@@ -81,11 +89,11 @@ def _summary_and_confidence(group: EventGroup) -> tuple[str, float]:
     """What is missing, and the confidence that the torch build causes it: torch cannot distinguish hidden devices from
     absent ones."""
     if backend := group.value("backend"):
-        return f"The job requests {backend}, but PyTorch is built without it", 0.95
+        return f"The job requests {backend}, but PyTorch is built without {backend} support", 0.95
     if "_cuda_setDevice" in group.first.text:
-        return "The job requests CUDA, but PyTorch is built without it", 0.7
+        return "The job requests CUDA, but PyTorch is built without CUDA support", 0.7
     if device := group.value("device"):
-        return f"The job requests {device.upper()}, but PyTorch is built without it", 0.95
+        return f"The job requests {device.upper()}, but PyTorch is built without {device.upper()} support", 0.95
     if device := group.value("device2"):
         return f"No torch.distributed backend is registered for the device type {device}", 0.8
     if group.value("driver"):
@@ -171,7 +179,8 @@ def backend_unavailable(job: Job) -> Iterator[Verdict]:
             yield _finding(
                 torch,
                 identical,
-                f"The job requests {', '.join(lacking).upper()}, but PyTorch {torch.version} is built without it",
+                f"The job requests {', '.join(lacking).upper()}, but PyTorch {torch.version} is built without "
+                f"{'its' if len(lacking) == 1 else 'their'} support",
             )
         elif without_cuda and _has_gpus(identical):
             yield _finding(

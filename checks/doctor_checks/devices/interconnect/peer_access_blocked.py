@@ -258,8 +258,28 @@ _PATHS = {
     "single-switch": "a PCIe switch",
     "multiple-switches": "PCIe switches",
     "host-bridge": "a PCIe host bridge",
-    "system": "the CPU socket link",
+    "system": "path SYS",
 }
+
+_LEVELS = {
+    "single-switch": "PIX",
+    "multiple-switches": "PXB",
+    "host-bridge": "PHB",
+    "system": "SYS",
+    "nvlink": "NVLink",
+}
+"""The paths as ``nvidia-smi topo -m`` and NCCL_P2P_LEVEL name them."""
+
+
+def _effect(links: list[PeerLink]) -> str:
+    """By default, NCCL uses peer access up to PXB (ncclTopoCheckP2p in NCCL's src/graph/paths.cc)."""
+    level = _LEVELS.get(links[0].path or "", "")
+    if level not in ("PHB", "SYS") or any(link.path != links[0].path for link in links):
+        return ""
+    return (
+        f"NCCL uses peer access on this path only with `NCCL_P2P_LEVEL={level}`, or with two GPUs on AMD CPUs; otherwise it "
+        "copies through host memory anyway. Other programs that request peer access may fail."
+    )
 
 
 def _fix(link: PeerLink, host: str) -> str:
@@ -291,7 +311,7 @@ def _finding(
         ranks=tuple(sorted({rank for index in ends for rank in users[index][1]})),
         evidence={
             "pairs": [
-                {"gpus": [link.first, link.second], "path": _PATHS.get(link.path or "", link.path)}
+                {"gpus": [link.first, link.second], "path": _LEVELS.get(link.path or "", link.path)}
                 | {"read": _STATES.get(link.read or "", link.read), "write": _STATES.get(link.write or "", link.write)}
                 for link in links[:64]
             ],
@@ -299,6 +319,7 @@ def _finding(
             "iommu_setting": host.iommu_setting if host else None,
             "pci_access_control": host.pci_access_control if host else None,
         },
+        effect=_effect(links),
         fix=_fix(links[0], local.name),
         severity=severity,
     )

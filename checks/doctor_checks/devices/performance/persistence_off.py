@@ -43,8 +43,9 @@ def persistence_off(job: Job) -> Iterator[Verdict]:
         if note := hidden_of_gpus(local, "persistence"):
             yield Unknown(note.reason, local.ranks, note.unhide)
         if off:
+            gpus = f"{len(off)} GPUs" if len(off) > 1 else f"GPU {off[0].gpu.index}"
             finding = Finding(
-                f"Persistence mode is off on {len(off)} GPU{'s' if len(off) > 1 else ''} of {local.name}",
+                f"Persistence mode is off on {gpus} of {local.name}",
                 ranks=tuple(sorted({rank for share in off for rank in share.ranks})),
                 evidence={"gpus": [share.gpu.index for share in off], "model": off[0].gpu.name},
             )

@@ -159,7 +159,7 @@ def _broken(job: Job, broken: Sequence[BrokenCollective]) -> Finding:
     elif first.backend:
         what += f" over {backend_name(first.backend)}"
     claim = f"{what} {how}{of}:"
-    summary = f"{claim} {textwrap.shorten(first.error, max(_LONGEST - len(claim), 30), placeholder=' …')}"
+    summary = f"{claim} {textwrap.shorten(_shown_error(first.error), max(_LONGEST - len(claim), 30), placeholder=' …')}"
     if "Duplicate GPU" in first.error:
         summary = f"{claim.removesuffix(f'{of}:')}: {ranks_in_words(ranks)} share a GPU"
     if mesh := _MESH.match(first.error):
@@ -177,12 +177,24 @@ _MESH = re.compile(r"the mesh (?P<axes>\S+) has (?P<size>\d+) ranks, the job (?P
 """The error of a probe whose ``--mesh`` does not fit the job."""
 
 
+_EXPIRED = re.compile(r"Timed out waiting (?P<ms>\d{1,12})ms for (?P<operation>\w+) operation")
+"""The error of a rank that waits for another one (gloo/transport/tcp/unbound_buffer.cc)."""
+
+
+def _shown_error(error: str) -> str:
+    found = _EXPIRED.search(error)
+    return f"{found['operation']} timed out after {int(found['ms']) / 1000:g} s" if found else error
+
+
 def _fix_of_broken(job: Job, first: BrokenCollective, ranks: tuple[int, ...]) -> str:
     who = f"{ranks_in_words(ranks)} on {', '.join(job.hosts_of(ranks)[:4])}"
     if "Duplicate GPU" in first.error:
         return "Give each rank its own GPU with `torch.cuda.set_device(local_rank)`."
     if mesh := _MESH.match(first.error):
         return f"Pass a mesh of {mesh['world']} ranks with `--mesh`."
+    if first.backend == "gloo" and _EXPIRED.search(first.error):  # the rank runs, and reported it
+        between = f"connections between {who}" if len(ranks) > 1 else f"connection of {who} to the other ranks"
+        return f"Check the Gloo {between}: the interface (GLOO_SOCKET_IFNAME) and the firewall."
     if re.search("did not join|no answer|imed out", first.error):
         verb = "is" if len(ranks) == 1 else "are"
         return f"Check that {who} {verb} running and can connect to the other ranks."

@@ -456,7 +456,8 @@ def _counted(devices: list[str]) -> str:
 
 def _closed_fabric(devices: list[str], identical: IdenticalRanks) -> Finding:
     return Finding(
-        f"NCCL cannot open {_counted(devices)} on {_HOSTS}: the device file{'s are' if len(devices) > 1 else ' is'} missing",
+        f"NCCL cannot open {_counted(devices)} on {_HOSTS}: "
+        f"the device file{'s are' if len(devices) > 1 else ' is'} missing",
         ranks=identical.ranks,
         evidence={"devices": devices[:8], "missing": "/dev/infiniband/uverbs*"},
         effect="NCCL uses sockets, or fails if NCCL_NET names the plugin.",

@@ -89,8 +89,8 @@ def _by_store(job: Job) -> Iterator[Finding]:
 
 _CONSEQUENCES = ("NET004", "NET006", "ENV015")
 _IF_SEVERAL = (
-    "In a job on several hosts, other hosts receive the address 127.0.0.1 and connect to themselves, and the job hangs or "
-    "fails at startup."
+    "In a job on several hosts, other hosts receive the address 127.0.0.1 and connect to themselves, and the job hangs "
+    "or fails at startup."
 )
 _ALONE = "None while all ranks run on this host; a job on several hosts would hang at startup."
 

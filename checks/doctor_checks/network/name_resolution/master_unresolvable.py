@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from doctor.analysis.interface_choice import names_unknown
 from doctor.analysis.logs.event_timeline import names_itself, set_up_after
@@ -17,6 +17,7 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
+    hosts_text,
     merge,
 )
 from doctor.facts import MasterFacts
@@ -49,7 +50,7 @@ def _unknown(group: EventGroup, name: str | None, confidence: float, error: str 
         group,
         f"{f'Host name {name}' if name else 'A host name'} does not resolve{reason}",
         effect=_effect(name, by_launcher=by_launcher),
-        fix=_fix(name, why, by_launcher=by_launcher),
+        fix=_fix(name, why, by_launcher=by_launcher, hosts=group.hosts),
         confidence=confidence,
         explains=("NET006", "ENV015", "ENV005"),
     )
@@ -70,13 +71,17 @@ _LAUNCHERS = re.compile(r"^(?:ssh|srun|pdsh@[^:]+): |HYDU_|\bmpi(?:run|exec)\b")
 """Beginnings of lines of launchers, which look up the hosts that they start processes on."""
 
 
-def _fix(name: str | None, error: str, *, by_launcher: bool) -> str:
+def _fix(name: str | None, error: str, *, by_launcher: bool, hosts: Sequence[str] = ()) -> str:
+    place = (
+        hosts_text(hosts) if hosts else "the host that runs the launcher" if by_launcher else "the host of this rank"
+    )
     if name is None and by_launcher:
         return "Add the names of all hosts to DNS, or to /etc/hosts on the host that launches the job."
     if name is None:
         return "Set MASTER_ADDR to the IP address of rank 0's host, or add the host to DNS or /etc/hosts."
     if error.startswith("Temporary failure"):
-        return f"Add {name} to /etc/hosts, or correct the name servers in /etc/resolv.conf."
+        # EAI_AGAIN of getaddrinfo(3): the name server gave no answer, so the name itself may be right.
+        return f"Correct the name servers in /etc/resolv.conf on {place}, or add {name} to /etc/hosts there."
     if by_launcher:
         return f"Use the IP address of {name} in the hostfile, or add the name to DNS or /etc/hosts."
     return f"Use the IP address instead of {name}, or add the name to DNS or to /etc/hosts on all hosts."

@@ -35,6 +35,13 @@ class _Lookup(msgspec.Struct, frozen=True):
     what: str
     seconds: float
     error: str | None
+    own: bool = False
+
+
+_OWN = " (the host's own name)"
+_OF_OWN_NAME = (
+    "Gloo and torchrun look up the host's own name when they start, so each process group and each start takes longer."
+)
 
 
 @check(
@@ -92,10 +99,11 @@ def name_lookup_slow(job: Job, *, seconds: float = 1.0) -> Iterator[Verdict]:
         about = worst.what.partition("lookup of ")[2]
         least = "at least " if (worst.error or "").startswith("no answer") else ""
         yield Finding(
-            f"{kind} of {about} takes {least}{worst.seconds:.1f} s on {hosts_text(name for name, _, _ in hosts)}",
+            f"{kind} of {about}{_OWN if worst.own else ''}"
+            f" takes {least}{worst.seconds:.1f} s on {hosts_text(name for name, _, _ in hosts)}",
             ranks=tuple(sorted({rank for _, _, identical in hosts for rank in identical.ranks})),
             severity=severity,
-            effect="" if job.is_multi_host else _ALONE,
+            effect=_ALONE if not job.is_multi_host else _OF_OWN_NAME if worst.own else "",
             fix=f"Add {about.rpartition('=')[2]} and its {'name' if kind.startswith('Reverse') else 'address'} to "
             f"/etc/hosts on {hosts_text(name for name, _, _ in hosts)}, or remove unresponsive name servers from "
             "/etc/resolv.conf.",
@@ -106,7 +114,7 @@ def name_lookup_slow(job: Job, *, seconds: float = 1.0) -> Iterator[Verdict]:
 def _lookups(host: HostFacts, identical: IdenticalRanks) -> Iterator[_Lookup]:
     for name in host.names:
         if name.seconds is not None:
-            yield _Lookup(f"lookup of {name.name}", name.seconds, name.error)
+            yield _Lookup(f"lookup of {name.name}", name.seconds, name.error, own=True)
     for reverse in host.reverse:
         if reverse.seconds is not None:
             yield _Lookup(f"reverse lookup of {reverse.address}", reverse.seconds, reverse.error)

@@ -368,16 +368,14 @@ def _finding(setting: Setting, named: list[str], active: list[str], identical: I
         f"{setting_text(setting)} {claim}",
         ranks=identical.ranks,
         evidence={"active_ports": active},
-        fix=_selecting(setting, devices, named[0].partition(" ")[0] if named else "")
-        if active
-        else _fix_of_port(named),
+        fix=_selecting(setting, devices, named) if active else _fix_of_port(named),
         source=source_of(setting),
         explains=("NET022",),
     )
 
 
-def _selecting(setting: Setting, devices: str, down: str) -> str:
-    up = f", or bring up {down} (cable, switch port)" if down else ""
+def _selecting(setting: Setting, devices: str, named: list[str]) -> str:
+    up = f", or bring up {named[0].partition(' ')[0]} (cable, switch port)" if named else ""
     if source_of(setting):
         return f"Remove NCCL_IB_HCA from {setting.source}, or set it to `={devices}` there{up}."
     return f"Run `unset NCCL_IB_HCA` or `export NCCL_IB_HCA='={devices}'`{up}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 
 from doctor.analysis.gpu_activity import activity_text
 from doctor.analysis.hang.diagnosis import Diagnosis
@@ -99,7 +100,7 @@ def _location(found: Diagnosis, rank_state: RankState) -> str:
     if failure is None or rank_state.rank in found.ranks or text != rank_state.state:
         return text
     message = failure.message.strip().partition("\n")[0]
-    return f"{text}: {terminated(message)[:_MOST_OF_ERROR]}"
+    return f"{text}: {textwrap.shorten(terminated(message), _MOST_OF_ERROR, placeholder=' …')}"
 
 
 def terminated(message: str) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from doctor.analysis.call_sites import place_of_frame
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
-from doctor.analysis.hang.exits import RunEnd
+from doctor.analysis.hang.exits import RunEnd, nature_of
 from doctor.analysis.logs.event_timeline import parse_count
 from doctor.analysis.logs.root_event import (
     LOST_PEERS,
@@ -546,13 +546,11 @@ def _effect(job: Job, found: Diagnosis, ending: RunEnd) -> str:
     who, others = ranks_in_words(ending.ranks), ending.consequences or found.waiting
     exits = ending.failure.kind == "SystemExit" and ending.failure.message in ("", "0", "None", "SystemExit: 0")
     start = f"{who.capitalize()} ends as if its work were complete, and " if exits else ""
-    ends = (found.states.ranks[rank].failure for rank in ending.consequences if rank in found.states.ranks)
+    ends = [found.states.ranks[rank].failure for rank in ending.consequences if rank in found.states.ranks]
     if any(one is not None and one.message.startswith("ended by signal 15") for one in ends):
         rest = f"the launcher then terminates {ranks_in_words(others)}."
     elif ending.consequences:
-        rest = (
-            f"{ranks_in_words(others)} then fail{'' if len(others) > 1 else 's'} with a lost connection or a timeout."
-        )
+        rest = f"{ranks_in_words(others)} then fail{'' if len(others) > 1 else 's'} with {_how_they_end(ends)}."
     elif others:
         awaited = "it" if start else who
         rest = f"{ranks_in_words(others)} wait{'' if len(others) > 1 else 's'} for {awaited} until the timeout."
@@ -561,6 +559,13 @@ def _effect(job: Job, found: Diagnosis, ending: RunEnd) -> str:
     else:
         return ""
     return start + (rest if start else rest[:1].upper() + rest[1:])
+
+
+def _how_they_end(failures: Sequence[Failure | None]) -> str:
+    natures = {nature_of(one) if one is not None else "" for one in failures}
+    if natures == {"peer"}:
+        return "a lost connection"
+    return "a timeout" if natures == {"timeout"} else "a lost connection or a timeout"
 
 
 def _is_of_process(failure: Failure | None) -> bool:

@@ -97,8 +97,8 @@ def _finding(job: Job, seconds: float, total: float) -> Finding:
     link = _slowest_link(job)
     ideal = 2 * size / link if size and link else None
     effect = (
-        f"An all-reduce of the gradients ({mebibytes(size)}) takes {milliseconds(ideal)} at the {8 * link / 1e9:g} Gb/s "
-        f"of the slowest link; the other {milliseconds(seconds - ideal)} of each step are avoidable or other waiting."
+        f"At the {8 * link / 1e9:g} Gb/s of the slowest link, an all-reduce of the gradients ({mebibytes(size)}) takes "
+        f"{milliseconds(ideal)}; each step spends {milliseconds(seconds - ideal)} more."
         if ideal and link and ideal < seconds
         else ""
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from doctor.api import LaunchFile, Violation, rule
 from doctor.knowledge.interface_syntax import is_loopback_name
+from doctor.lint.launch.launch_file import Launch
 from doctor.lint.launch.partial_text import IN_STEP, is_known, names_in, shown
 from doctor.lint.launch.process_launches import (
     endpoint_of,
@@ -96,8 +97,23 @@ def master_disagrees_in_files(file: LaunchFile) -> Iterator[Violation]:
                 launch.place,
                 f"Host {number} uses master {master.rstrip(':')}, but host {first} (line {line}) uses "
                 f"{other.rstrip(':')}",
+                fix=_fix_of_master(launch, number, master, other),
                 evidence=(("master", master.rstrip(":")), (f"master_of_host_{first}", other.rstrip(":"))),
             )
+
+
+def _fix_of_master(launch: Launch, number: str, own: str, wanted: str) -> str:
+    """The options of this command with the master that the first one uses; empty if variables set it."""
+    command, (host, _, port) = launch.command, wanted.rpartition(":")
+    if command.host_port and launch.option(command.host_port) is not None:
+        options = {command.host_port: wanted.rstrip(":")}
+    else:
+        own_host, _, own_port = own.rpartition(":")
+        options = {command.master: host if host != own_host else "", command.port: port if port != own_port else ""}
+    given = [(name, value) for name, value in options.items() if value]
+    if not given or any(launch.option(name) is None for name, _ in given):
+        return ""
+    return f"Use `{' '.join(f'--{name} {value}' for name, value in given)}` in the command of host {number}."
 
 
 _OWN_HOST = frozenset({f"{IN_STEP}HOSTNAME", f"{IN_STEP}SLURMD_NODENAME"})
