@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 
 import msgspec
@@ -79,6 +79,10 @@ class Finding(msgspec.Struct, frozen=True):
     def extended(self, evidence: Mapping[str, object], fix: str) -> Finding:
         """This finding with more evidence, and another fix unless that is empty."""
         return msgspec.structs.replace(self, evidence={**self.evidence, **evidence}, fix=fix or self.fix)
+
+    def reworded(self, reword: Callable[[str], str]) -> Finding:
+        """This finding with another summary and fix, each made from its own."""
+        return msgspec.structs.replace(self, summary=reword(self.summary), fix=reword(self.fix))
 
 
 def capitalized(summary: str) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import msgspec
-
 from doctor.api import EventGroup, Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs
 from doctor.testing import Fails, Passes, logged
 
@@ -68,15 +66,15 @@ def vendor_collective_error(job: Job) -> Iterator[Verdict]:
     # A code is more specific than the lines without one that follow it.
     for group in [group for group in groups if group.value("code") in CODES] or groups[:1]:
         meaning, of_peer = CODES.get(group.value("code") or "", ("", False))
-        finding = finding_from_logs(
+        host = _HOST.search(group.first.text) if group.value("text7") else None
+        yield finding_from_logs(
             group,
             _claim(group, meaning),
-            ranks=() if of_peer else _rank_of_port(group),
+            ranks=() if of_peer else (int(host["rank"]),) if host and host["rank"] else None,
+            hosts=(host["host"],) if host else (),
             confidence=0.6 if of_peer else 0.85,
             fix=_fix(group),
         )
-        host = _HOST.search(group.first.text) if group.value("text7") else None
-        yield msgspec.structs.replace(finding, hosts=(host["host"],)) if host else finding
 
 
 def _fix(group: EventGroup) -> str:
@@ -107,12 +105,6 @@ _DETAILS = re.compile(r"details: (?P<details>[^}\n]{1,80}?) ?\}")
 def _is_of_oneccl(group: EventGroup) -> bool:
     text = group.first.text
     return group.value("text7") is not None or "oneCCL" in text or "CCL_ERROR" in text
-
-
-def _rank_of_port(group: EventGroup) -> tuple[int, ...] | None:
-    """The rank in the message about a port; ``None``: those that logged it."""
-    found = _HOST.search(group.first.text) if group.value("text7") else None
-    return (int(found["rank"]),) if found and found["rank"] else None
 
 
 def _claim(group: EventGroup, meaning: str) -> str:

@@ -77,10 +77,12 @@ def finding_from_logs(
     confidence: float = 0.9,
     explains: tuple[str, ...] = (),
     symptoms: bool = True,
+    hosts: tuple[str, ...] = (),
 ) -> Finding:
-    """A finding with the lines of the events as its evidence. ``ranks``: by default those that logged the message.
-    ``symptoms``: it explains :data:`SYMPTOMS` too. A finding of severity info explains nothing, because the job can
-    live with it."""
+    """A finding with the lines of the events as its evidence.
+
+    ``ranks``: by default those that logged the message. ``hosts``: those that the message names. ``symptoms``: it
+    explains :data:`SYMPTOMS` too. A finding of severity info explains nothing, because the job can live with it."""
     consequences = () if severity is Severity.INFO else (*explains, *(SYMPTOMS if symptoms else ()))
     blamed = group.ranks if ranks is None else ranks
     shown = {**(evidence or {}), "said": list(dict.fromkeys(map(line_of, group.events)))[:SHOWN]}
@@ -90,7 +92,7 @@ def finding_from_logs(
     return Finding(
         summary,
         ranks=blamed,
-        hosts=() if blamed else group.hosts,
+        hosts=hosts or (() if blamed else group.hosts),
         evidence=shown,
         effect=effect,
         fix=fix,

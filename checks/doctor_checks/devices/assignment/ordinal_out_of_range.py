@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from doctor.analysis.visible_devices import asks_to_share, has_own_gpus, on_processor, ordinal_of, uses_nccl, visible_to
 from doctor.api import (
     EventGroup,
@@ -41,16 +39,15 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         values = {name: group.value(name) or "" for name in ("asked", "seen", "slot", "has")}
         values["host"] = group.value("slot_host") or "the host"
         words, summary, fix = next((one for one in _STARTS if one[0] in text), ("", "", ""))
-        finding = finding_from_logs(
+        yield finding_from_logs(
             group,
             summary.format(**values) or f"{_who(group)}{seen}",
             effect="The job ends at startup." if words else "",
             fix=fix.format(**values),
             evidence={key: value for name, key in names.items() if (value := group.value(name)) is not None},
             confidence=0.75 if has is not None else 0.95,
+            hosts=(values["host"],) if values["host"] not in ("the host", "localhost") else (),
         )
-        host = group.value("slot_host")
-        yield msgspec.structs.replace(finding, hosts=(host,)) if host not in (None, "localhost") else finding
 
 
 def _who(group: EventGroup) -> str:

@@ -277,8 +277,8 @@ def _effect(links: list[PeerLink]) -> str:
     if level not in ("PHB", "SYS") or any(link.path != links[0].path for link in links):
         return ""
     return (
-        f"NCCL uses peer access on this path only with `NCCL_P2P_LEVEL={level}`, or with two GPUs on AMD CPUs; otherwise it "
-        "copies through host memory anyway. Other programs that request peer access may fail."
+        f"NCCL uses peer access on this path only with `NCCL_P2P_LEVEL={level}`, or with two GPUs on AMD CPUs; "
+        "otherwise it copies through host memory anyway. Other programs that request peer access may fail."
     )
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
-
-import msgspec
 
 from doctor.analysis.interface_choice import (
     active_rdma_ports,
@@ -233,16 +232,13 @@ def network_plugin_unfit(job: Job) -> Iterator[Verdict]:
         found += _elastic_fabric(nccl, identical, job.is_multi_host)
         found += _absent_fabric(nccl, identical, job.is_multi_host)
     for finding in merge(found):
-        hosts = job.hosts_of(finding.ranks)
-        yield msgspec.structs.replace(
-            finding, **{name: _named(getattr(finding, name), hosts) for name in ("summary", "fix")}
-        )
+        yield finding.reworded(functools.partial(_named, hosts=job.hosts_of(finding.ranks)))
     yield from _on_some_ranks(job)
     yield from _fabric_on_some_ranks(job)
 
 
 _HOSTS, _HAVE, _EACH = "{hosts}", "{have}", "{each}"
-"""Stand for the hosts of a finding and their verb until the findings of all hosts are merged."""
+"""Replaced by the hosts of a finding and their verb when the findings of all hosts are merged."""
 
 
 def _named(text: str, hosts: Sequence[str]) -> str:
