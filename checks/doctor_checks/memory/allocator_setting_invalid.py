@@ -302,7 +302,7 @@ def _fix(name: str, text: str, complaint: AllocConfFault) -> str:
     if complaint.alternative:
         return (
             f"Run `export {name}={shlex.quote(complaint.value)}` to keep the backend, or "
-            f"`export {name}={shlex.quote(complaint.alternative)}` to use the options."
+            f"`export {name}={shlex.quote(complaint.alternative)}` to use {problem.partition('which ignores ')[2]}."
         )
     if complaint.value:
         return f"export {name}={shlex.quote(complaint.value)}"

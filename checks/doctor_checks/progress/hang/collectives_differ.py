@@ -659,7 +659,7 @@ def _fix(aspect: str, odd: MismatchGroup | None = None, others: MismatchGroup | 
         if place and others.site.place and place != others.site.place:
             return (
                 f"Make all ranks reach the same call, {place} or {others.site.place}; convert the tensor{at} to "
-                f"{kinds} only if both lines reduce the same tensor."
+                f"{kinds} only if both lines pass the same tensor."
             )
         return f"Convert the tensor{at} to {kinds} on {ranks_in_words(odd.ranks)} before the call."
     if aspect == "type":

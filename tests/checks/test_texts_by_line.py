@@ -1,0 +1,101 @@
+"""Titles, hosts, impacts and fixes that follow from one line of a log, or from the hosts and settings of a job."""
+
+import pytest
+
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.check_runner import examine_job
+from doctor.facts import NcclFacts, NcclPlugin
+from doctor.testing import healthy, logged
+from tests.lab.cases import each_case
+
+CHECKS = {check.id: check for check in builtin_checks()}
+FSDP = "ERROR: expected to be in states [<TrainingState_.IDLE: 1>] but current state is TrainingState_.BACKWARD_PRE"
+ONECCL = (
+    "2026:01:02-03:04:05:( 4242) |CCL_WARN| host: node1, rank: 0, local_port_id: { 65559 0 1 }, port issue: { status: "
+    "failed, details: training timeout }"
+)
+OOM = (
+    "RuntimeError: CUDA out of memory. Tried to allocate 3.05 GiB (GPU 2; 31.75 GiB total capacity; 29.80 GiB already "
+    "allocated; 1.10 GiB free; 30.02 GiB reserved in total by PyTorch)"
+)
+IMAGE = 'Warning  Failed  3s  kubelet  Failed to pull image "repo/train:1": rpc error: code = NotFound'
+VOLUME = 'Warning  FailedMount  5s  kubelet  MountVolume.SetUp failed for volume "pvc-1" : mount failed: exit status 32'
+SSH = "ssh: Could not resolve hostname worker-0: Temporary failure in name resolution"
+
+
+def finding_of(check_id, sketch):
+    (result,) = examine_job(sketch.job(), CheckRegistry((CHECKS[check_id],)))
+    return result.findings[0]
+
+
+def texts_of(check_id, sketch):
+    finding = finding_of(check_id, sketch)
+    return f"{finding.summary} | {finding.effect} | {finding.fix}"
+
+
+@each_case(
+    ("check", "line", "text"),
+    [
+        ("NCCL015", ONECCL, "link training timed out"),
+        ("GPU002", "ValueError: No slot '4' specified on host 'node7'", "slot 4, which node7 does not have"),
+        ("MEM011", OOM, "allocating 3.05 GiB"),
+        ("RUN018", IMAGE, "Failed to pull image repo/train:1 (NotFound)"),
+        ("RUN018", IMAGE, "image repo/train:1, for which the registry reports NotFound"),
+        ("RUN018", "      Reason:       ImagePullBackOff", "tag of the image, and the pull secret"),
+        ("RUN018", VOLUME, "FailedMount of volume pvc-1 (mount failed: exit status 32)"),
+        ("RUN018", FSDP, "If an error precedes this line"),
+        ("GPU018", "RuntimeError: CUDA error: peer access is not supported between these two devices", "all GPUs"),
+        ("GPU021", "RuntimeError: Found no NVIDIA driver on your system.", "`--gpus all`"),
+        ("GPU021", "AssertionError: Torch not compiled with XPU enabled", "built without XPU support"),
+        ("GPU021", "AssertionError: Torch not compiled with XPU enabled", "has no Intel GPU"),
+        ("HOST009", "nvidia-container-cli: device error: 0: unknown device: unknown", "unknown device (GPU 0)"),
+        ("NET004", SSH, "name servers in /etc/resolv.conf on the host that runs the launcher"),
+        ("ENV008", "OSError: [Errno 98] Address already in use", "its listener with `ss -ltnp`"),
+    ],
+)
+def test_a_finding_says_what_its_line_shows(check, line, text):
+    assert text in texts_of(check, logged(line))
+
+
+def test_the_driver_has_no_setting_of_visible_devices():
+    assert "VISIBLE" not in finding_of("GPU021", logged("RuntimeError: Found no NVIDIA driver on your system.")).fix
+
+
+@pytest.mark.parametrize(
+    ("check", "line", "ranks", "hosts"),
+    [
+        ("NCCL015", ONECCL, (0,), ("node1",)),
+        ("GPU002", "ValueError: No slot '4' specified on host 'node7'", (), ("node7",)),
+    ],
+)
+def test_a_finding_names_the_ranks_and_hosts_of_its_line(check, line, ranks, hosts):
+    finding = finding_of(check, logged(line))
+    assert (finding.ranks, finding.hosts) == (ranks, hosts)
+
+
+PLUGIN = (NcclPlugin("net", "libnccl-net.so", path="/opt/ofi/libnccl-net.so", symbols=("ncclNetPlugin_v8",)),)
+TUNER = (NcclPlugin("tuner", "libnccl-tuner.so", path="/opt/t/libnccl-tuner.so", symbols=("ncclTunerPlugin_v1",)),)
+AWS = healthy(2, 1).environ(NCCL_NET="AWS Libfabric")
+
+
+@each_case(
+    ("sketch", "text"),
+    [
+        (AWS.alter(NcclFacts, ranks=(0,), plugins=PLUGIN), "Install aws-ofi-nccl on node1, or add its directory"),
+        (AWS, "`unset NCCL_NET` on all hosts that have the setting, or install aws-ofi-nccl on all hosts"),
+        (healthy(2, 1).environ(NCCL_NET="IB"), "node0 and node1 have no RDMA device"),
+        (healthy(2, 1).environ(ranks=(1,), NCCL_NET="IB"), "node1 has no RDMA device"),
+        (healthy(2, 1).alter(NcclFacts, plugins=TUNER), "None: NCCL uses its internal tuner"),
+    ],
+)
+def test_a_network_that_nccl_cannot_use_names_its_hosts(sketch, text):
+    assert text in texts_of("NET026", sketch)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "effect"),
+    [((0, 1), "init_process_group() fails on every rank."), ((1,), "ranks that have all of them wait")],
+)
+def test_ranks_wait_for_others_only_if_these_have_all_variables(ranks, effect):
+    found = finding_of("ENV001", healthy().launched(ranks=ranks, MASTER_ADDR=""))
+    assert effect in found.effect
