@@ -99,3 +99,48 @@ def test_a_network_that_nccl_cannot_use_names_its_hosts(sketch, text):
 def test_ranks_wait_for_others_only_if_these_have_all_variables(ranks, effect):
     found = finding_of("ENV001", healthy().launched(ranks=ranks, MASTER_ADDR=""))
     assert effect in found.effect
+
+
+def text_of_case(check_id, name):
+    (case,) = [case for case in CHECKS[check_id].cases() if case.name == name]
+    return texts_of(check_id, case.sketch)
+
+
+@each_case(
+    ("check", "case", "text"),
+    [
+        ("GPU008", "off on a server", "GPU 0 of node1"),
+        ("GPU018", "switched off by a driver setting", "only with `NCCL_P2P_LEVEL=SYS`"),
+        ("NET001", "Gloo falls back to loopback, and then can't reach the others", "also shows failed connections"),
+        ("NET018", "the selected port is down", "or bring up mlx5_0:1 (cable, switch port)"),
+        ("NET020", "all ports of a lone host at half the rate of the capture", "`sudo mlxlink -d mlx5_0 -m -c`"),
+        ("NET024", "the first name server is dead", "Gloo and torchrun look up the host's own name"),
+        ("NET026", "a stale plugin is found first", "Remove /opt/old from LD_LIBRARY_PATH"),
+        ("NET027", "two wait for one another, the rest for them", "ranks 2 and 3: recv timed out after 8 s"),
+        ("NET027", "two wait for one another, the rest for them", "connections between ranks 2 and 3 on node0"),
+        ("NCCL007", "DETAIL on one rank alone", "Rank 2 waits in init_process_group()"),
+        ("RUN002", "integers among floats, which the back end adds up without an error", "only if both lines pass the"),
+        ("RUN004", "log of an error on one rank, and of peers that lose it", "then fail with a lost connection."),
+        ("RUN013", "a backward pass of nine times the forward pass", "takes 64 ms; each step spends 286 ms more"),
+        (
+            "HOST004",
+            "a file in the place of the directory",
+            "mv /home/me/runs/checkpoints /home/me/runs/checkpoints.old",
+        ),
+        (
+            "MEM007",
+            "a backend that has no segments to expand",
+            "`export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`",
+        ),
+        ("MEM007", "a name that a build for ROCm of torch 2.4 does not read", "export PYTORCH_HIP_ALLOC_CONF="),
+    ],
+)
+def test_a_finding_says_what_its_case_shows(check, case, text):
+    assert text in text_of_case(check, case)
+
+
+def test_the_library_and_the_cpus_of_a_binding_are_evidence():
+    (case,) = [case for case in CHECKS["ENV022"].cases() if case.name == "the same with that library"]
+    evidence = finding_of("ENV022", case.sketch).evidence
+    assert evidence["openmp_library"] == "/opt/lib/libiomp5.so"
+    assert evidence["cpus"].startswith("0-")

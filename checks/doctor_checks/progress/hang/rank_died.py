@@ -45,7 +45,9 @@ from doctor_checks.progress.hang._native_crashes import native_crashes
 from doctor_checks.progress.hang._ras_suspects import ras_suspects
 from doctor_checks.progress.hang._stall_text import stall_evidence, stall_ranks, stall_waiters, terminated
 
-_CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:27845. This is typically caused by a remote worker"
+_CLOSED = (
+    "[pair.cc:553] Connection closed by peer [127.0.0.1]:27845. This is typically caused by a remote worker crashing."
+)
 _TIMED_OUT = "[pair.cc:1] Timed out waiting 1800000ms for recv operation to complete"
 _CONSEQUENCES = ("RUN001", "RUN002", "RUN003", "RUN006", "RUN010", "RUN012", "RUN015", "RUN016")
 _CRASHED = "Child process with PID 42 terminated with code -11. Forcefully terminating all other processes"
