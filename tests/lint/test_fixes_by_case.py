@@ -11,10 +11,10 @@ from tests.lab.cases import each_case
 def texts_of(id_, case_name):
     for rule in builtin_rules():
         for case in rule.cases() if rule.id == id_ else ():
-            if case.name == case_name:
-                is_script = case.path.endswith(".py")
-                file = Script(case.path, case.text) if is_script else read_launch_file(case.path, case.text)
-                return [f"{one.message} | {one.fix}" for one in rule.violations(file)]
+            if case.title == case_name:
+                is_script = case.name.endswith(".py")
+                file = Script(case.name, case.text) if is_script else read_launch_file(case.name, case.text)
+                return [f"{one.summary} | {one.fix}" for one in rule.violations(file)]
     raise AssertionError(case_name)
 
 
@@ -32,7 +32,7 @@ def texts_of(id_, case_name):
             "`if isinstance(sampler, DistributedSampler): sampler.set_epoch(epoch)`",
         ),
         ("ENV006", "accelerate", "Use `--main_process_ip a` in the command of host 1."),
-        ("ENV006", "another port on the second host", "Use `--master_port 29500` in the command of host 1."),
+        ("ENV006", "another port on the second host", "Use `--master-port 29500` in the command of host 1."),
     ],
 )
 def test_a_fix_names_what_its_case_has(id_, case, text):
