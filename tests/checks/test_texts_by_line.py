@@ -20,6 +20,10 @@ OOM = (
 )
 IMAGE = 'Warning  Failed  3s  kubelet  Failed to pull image "repo/train:1": rpc error: code = NotFound'
 VOLUME = 'Warning  FailedMount  5s  kubelet  MountVolume.SetUp failed for volume "pvc-1" : mount failed: exit status 32'
+DEVICES = (
+    "Warning  UnexpectedAdmissionError  kubelet  Allocate failed due to requested number of devices unavailable for "
+    "nvidia.com/gpu. Requested: 8, Available: 7, which is unexpected"
+)
 SSH = "ssh: Could not resolve hostname worker-0: Temporary failure in name resolution"
 
 
@@ -43,6 +47,7 @@ def texts_of(check_id, sketch):
         ("RUN018", IMAGE, "image repo/train:1, for which the registry reports NotFound"),
         ("RUN018", "      Reason:       ImagePullBackOff", "tag of the image, and the pull secret"),
         ("RUN018", VOLUME, "FailedMount of volume pvc-1 (mount failed: exit status 32)"),
+        ("RUN018", DEVICES, "UnexpectedAdmissionError (nvidia.com/gpu: Requested: 8, Available: 7)"),
         ("RUN018", FSDP, "If an error precedes this line"),
         ("GPU018", "RuntimeError: CUDA error: peer access is not supported between these two devices", "all GPUs"),
         ("GPU021", "RuntimeError: Found no NVIDIA driver on your system.", "`--gpus all`"),
