@@ -116,7 +116,7 @@ def text_of_case(check_id, name):
     [
         ("GPU008", "off on a server", "GPU 0 of node1"),
         ("GPU018", "switched off by a driver setting", "only with `NCCL_P2P_LEVEL=SYS`"),
-        ("NET001", "Gloo falls back to loopback, and then can't reach the others", "also shows failed connections"),
+        ("NET001", "Gloo falls back to loopback, and then can't reach the others", "In a job on several hosts, other"),
         ("NET018", "the selected port is down", "or bring up mlx5_0:1 (cable, switch port)"),
         ("NET020", "all ports of a lone host at half the rate of the capture", "`sudo mlxlink -d mlx5_0 -m -c`"),
         ("NET024", "the first name server is dead", "Gloo and torchrun look up the host's own name"),

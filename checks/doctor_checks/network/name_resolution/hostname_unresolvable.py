@@ -38,7 +38,7 @@ def _by_fallback(job: Job) -> Iterator[Finding]:
                 "A host's own name does not resolve to one of its addresses, so "
                 f"{'Gloo' if group.kind == 'gloo.loopback' else 'torch.distributed.rpc'} uses loopback",
                 severity=None if broken or spans_hosts(job) else Severity.INFO,
-                effect=_BROKEN if broken else "" if spans_hosts(job) else _ALONE,
+                effect="" if broken or spans_hosts(job) else _ALONE,
                 confidence=0.85 if broken else 0.7,
                 explains=("NET009", "NET013"),
             )
@@ -88,7 +88,6 @@ def _by_store(job: Job) -> Iterator[Finding]:
 
 
 _CONSEQUENCES = ("NET004", "NET006", "ENV015")
-_BROKEN = "Other hosts receive the address 127.0.0.1 and connect to themselves; the log also shows failed connections."
 _ALONE = "None while all ranks run on this host; a job on several hosts would hang at startup."
 
 
@@ -114,8 +113,8 @@ def _fix(names: Sequence[str]) -> str:
             "startup."
         ),
         r"uses loopback": (
-            "In a job on several hosts, other hosts receive the address 127.0.0.1 and connect to themselves, and the job "
-            "hangs or fails at startup."
+            "In a job on several hosts, other hosts receive the address 127.0.0.1 and connect to themselves, and the "
+            "job hangs or fails at startup."
         ),
         r"Gloo cannot resolve": (
             "init_process_group() fails on this host, and the other ranks wait for it until the timeout."
