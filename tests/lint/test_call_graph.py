@@ -214,3 +214,113 @@ NEEDS = {"nets/train.py": "from losses import Loss\n" + of_main(HANG), "common/l
 )
 def test_modules_in_folders_that_are_not_on_the_path(tmp_path, files, expected):
     assert found(tmp_path, NEEDS | files) == expected
+
+
+LACKS = {
+    "train.py": "from tools.nce import Loss\nfrom tools.log import note\n" + of_main(HANG),
+    "tools/__init__.py": "",
+    "tools/log.py": "def note():\n    pass\n",
+}
+FROM_BELOW = {"jobs/train.py": LACKS["train.py"], "train.py": ""}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, ["info"]),
+        ({"train.py": "import tools.nce\n" + of_main(HANG)}, ["info"]),
+        ({"train.py": "from tools import nce\n" + of_main(HANG)}, ["info"]),
+        ({"train.py": "from tools.nce.loss import Loss\n" + of_main(HANG)}, ["info"]),
+        (FROM_BELOW, ["info"]),
+        (FROM_BELOW | {"jobs/train.py": "import tools.nce\n" + of_main(HANG)}, ["error"]),
+        ({"tools/nce.py": "class Loss:\n    pass\n"}, ["error"]),
+        ({"tools/nce/loss.py": "class Loss:\n    pass\n"}, ["error"]),
+        ({"tools/nce.cpython-312-x86_64-linux-gnu.so": ""}, ["error"]),
+        ({"tools/nce.pyx": ""}, ["error"]),
+        ({"more/nce.py": ""}, ["error"]),
+        ({"tools/__init__.py": "from tools.log import *\n"}, ["error"]),
+        ({"tools/__init__.py": "__path__.append('/opt/tools')\n"}, ["error"]),
+        ({"tools/__init__.py": "def __getattr__(name):\n    return name\n"}, ["error"]),
+        ({".gitignore": "nce*\n"}, ["error"]),
+        ({".gitignore": "tools/*\n"}, ["error"]),
+        ({".gitignore": "*.pyc\n__pycache__/*\n"}, ["info"]),
+        ({".gitmodules": '[submodule "nce"]\n\tpath = tools/nce\n'}, ["error"]),
+        ({"make.py": "open('tools/nce.py', 'w').write('')\n"}, ["error"]),
+        ({"make.py": "Extension('tools.nce', [])\n"}, ["error"]),
+        ({"setup.py": "import setuptools\n"}, ["error"]),
+        ({"README.md": "```\ntorchrun train.py\n```\n"}, ["error"]),
+        ({"run.sh": "#!/bin/bash\ntorchrun train.py\n"}, ["error"]),
+        ({"train.py": "import sys\nsys.path.insert(0, '/opt')\n" + LACKS["train.py"]}, ["error"]),
+        ({"train.py": "try:\n    import tools.nce\nexcept ImportError:\n    pass\n" + of_main(HANG)}, ["error"]),
+    ],
+)
+def test_modules_that_a_package_of_the_project_lacks(tmp_path, files, expected):
+    assert found(tmp_path, LACKS | files) == expected
+
+
+def using(body, head="import tools.log as log\n", before=""):
+    return head + HEAD + WAIT + f"\ndef main():\n{indented(body)}\n\nif __name__ == '__main__':\n{before}    main()\n"
+
+
+STOPS = {
+    "a call": using("log.join()\nwait()\n"),
+    "a test": using("if log.is_main():\n    print()\nwait()\n"),
+    "a branch before": using("if print():\n    log.note()\nlog.join()\nwait()\n"),
+    "a function before": using("setup()\nwait()\n") + "\ndef setup():\n    log.join()\n",
+    "in the program": using("wait()\n", before="    log.join()\n"),
+    "in the module": "import tools.log as log\nlog.join()\n" + of_main(HANG),
+    "in the function": "import tools.log as log\n" + HEAD + f"def main():\n    log.join()\n{indented(HANG)}\nmain()\n",
+}
+RUNS = {
+    "a name that there is": using("log.note()\nwait()\n"),
+    "a branch": using("if print():\n    log.join()\nwait()\n"),
+    "a condition": using("x = print() and log.join()\nwait()\n"),
+    "an attempt": using("try:\n    log.join()\nexcept AttributeError:\n    pass\nwait()\n"),
+    "too late": using("wait()\nlog.join()\n"),
+    "too late in a branch": using("if print():\n    wait()\nlog.join()\n"),
+    "too late by another function": using("again()\nlog.join()\n") + "\ndef again():\n    wait()\n",
+    "too late in the program": using("log.join()\n", before="    wait()\n"),
+    "a function that may return": using("setup()\nwait()\n")
+    + "\ndef setup():\n    if print():\n        return\n    log.join()\n",
+    "a class body": using("log.join()\nwait()\n").replace("\ndef main", "\nclass Run:\n    wait()\n\ndef main"),
+    "a default": using("log.join()\nwait()\n").replace("def main()", "def main(x=wait())"),
+    "a decorator": using("log.join()\nwait()\n").replace("def wait", "@start\ndef wait"),
+    "another one of the name": using("log.join()\nwait()\n", "import tools.log as log\nlog = start(log)\n"),
+    "one that is set": using("log.join()\nwait()\n", "import tools.log as log\nlog.join = print\n"),
+    "a computed name": using("log.join()\nwait()\n") + "\neval('wait()')\n",
+    "another module": using("log.join()\nwait()\n", "import logs as log\n"),
+}
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_every_run_stops_before(tmp_path, name):
+    files = LACKS | {"train.py": STOPS[name]}
+    (one,) = findings(tmp_path, files)
+    assert one.severity.value == "info"
+    assert "every run stops before: log." in one.evidence["flow"][-1]["note"]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_some_run_goes_on(tmp_path, name):
+    assert found(tmp_path, LACKS | {"train.py": RUNS[name]}) in (["error"], ["warning"])
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tools/log.py": "from tools.more import *\n"},
+        {"tools/log.py": "def __getattr__(name):\n    return name\n"},
+        {"tools/log.py": "if print():\n    def join():\n        pass\n"},
+        {"tools/__init__.py": "from tools.log import Log as log\n"},
+        {"other.py": "import tools.log\ntools.log.join = print\n"},
+        {"other.py": "from train import wait\nwait()\n"},
+        {"run.ipynb": '{"cells": [{"cell_type": "code", "source": ["import train"]}], "metadata": {}, "nbformat": 4}'},
+    ],
+)
+def test_names_that_a_module_may_have_and_other_importers(tmp_path, files):
+    assert found(tmp_path, LACKS | {"train.py": STOPS["a call"]} | files) in (["error"], ["warning"])
+
+
+def test_methods_that_find_attributes_are_no_names_of_their_module(tmp_path):
+    files = {"tools/log.py": "class Log:\n    def __getattr__(self, name):\n        return self\n"}
+    assert found(tmp_path, LACKS | {"train.py": STOPS["a call"]} | files) == ["info"]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 
 MODULE_NAMES = frozenset({"__file__", "__name__", "__doc__", "__spec__", "__path__", "__all__", "__version__"})
-_DYNAMIC = ("import *", "__getattr__", "globals()", "exec(", "sys.modules", "setattr(", "vars()", "locals()")
+_DYNAMIC = ("import *", "globals()", "exec(", "sys.modules", "setattr(", "vars()", "locals()")
 """Ways to give a module names that its text does not show."""
+_OF_A_MODULE = re.compile(r"(?<!\.)\b__getattr__\b(?!\(\s*self\b)")
+"""The function that finds the attributes of a module, which has no ``self``."""
 
 
 def names_in(text: str) -> frozenset[str] | None:
     """Every name that a module binds anywhere; ``None`` if its text does not tell, or it is not valid Python."""
-    if any(word in text for word in _DYNAMIC):
+    if any(word in text for word in _DYNAMIC) or _OF_A_MODULE.search(text) is not None:
         return None
     try:
         tree = ast.parse(text)
@@ -56,12 +59,21 @@ def failing_import(text: str, names_of: Callable[[str, str], tuple[bool, frozens
 
 def imports_at_top(text: str) -> list[tuple[str, list[str]]]:
     """The dotted modules that a module imports names from at its top level, with the names."""
-    try:
-        body = ast.parse(text).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
     return [
         ("." * one.level + (one.module or ""), [name.name for name in one.names])
-        for one in body
+        for one in _statements(text)
         if isinstance(one, ast.ImportFrom) and one.names[0].name != "*"
     ]
+
+
+def modules_at_top(text: str) -> list[str]:
+    """The dotted modules that a module imports, or imports names from, at its top level."""
+    plain = (name.name for one in _statements(text) if isinstance(one, ast.Import) for name in one.names)
+    return [*(module for module, _ in imports_at_top(text)), *plain]
+
+
+def _statements(text: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
+from doctor.lint.engine.absent_modules import may_appear, may_give
 from doctor.lint.engine.discovery import LintTarget, UnreadableFile, read_text
-from doctor.lint.engine.imported_names import failing_import, imports_at_top, names_in
+from doctor.lint.engine.imported_names import failing_import, imports_at_top, modules_at_top, names_in
 from doctor.lint.engine.project_requirements import is_copied, is_installed, is_required, is_root, may_install, pages_of
 from doctor.lint.python.project.imported_functions import ModuleSummary
 from doctor.lint.python.project.module_summary import summary_of
@@ -192,10 +193,75 @@ class ProjectFiles:
                         module
                         for module, names in imports_at_top(text)
                         if self._is_out_of_reach(location, module, names)
+                        or any(self.lacks(location, module, name) for name in names)
                     ),
-                    "",
+                    next((module for module in modules_at_top(text) if self._is_absent(location, module)), ""),
                 )
         return bool(self.memo[key])
+
+    def lacks(self, importer: str, module: str, name: str) -> bool:
+        """Whether a module of the project is the one that a file imports, which nothing that shows starts, and surely
+        has no such name."""
+        is_module, names = self._names_of(importer, module, name)
+        if is_module or names is None or name in names or not self._is_meant(importer, module):
+            return False
+        package, _, own = module.rpartition(".")
+        if package.strip("."):  # the package may give its own name to something else
+            given = self._names_of(importer, package, own)[1]
+            if given is None or own in given:
+                return False
+        return not self._may_be_repaired(importer) and not self._may_appear(importer, module, name)
+
+    def _is_absent(self, importer: str, module: str) -> bool:
+        """Whether a package of the project is surely the one that a file imports from, and has no module of a name."""
+        package = module.rpartition(".")[0] if module.strip(".").count(".") else module[: -len(module.lstrip("."))]
+        name = module.rpartition(".")[2]
+        if not package or not name or self._locate(importer, module) is not None:
+            return False
+        is_new = name not in self._names
+        return (is_new and self.lacks(importer, package, name)) or self._is_absent(importer, package)
+
+    def _may_be_repaired(self, location: str) -> bool:
+        """Whether a launch file of the same folder or a page names a file, whose errors will then be repaired."""
+        name = os.path.basename(location)  # noqa: PTH119 - as above
+        return self._is_started(location) or any(name in text for text in self.pages(location))
+
+    def _is_meant(self, importer: str, module: str) -> bool:
+        """Whether an import is of the project, and not of a distribution: it is relative, its package is a folder or
+        file beside an importer that is in no package, or the importer has another import from it that succeeds."""
+        if module.startswith("."):
+            return True
+        head = module.partition(".")[0]
+        located = self._locate(importer, head) if head and head not in sys.stdlib_module_names else None
+        texts = (self._text(importer), *map(self._text, self._scanned(importer)[1]))
+        if located is None or any(map(_ADDS_TO_PATH.search, texts)):
+            return False
+        folder = os.path.dirname(importer)  # noqa: PTH120 - as above
+        package = os.path.join(folder, "__init__.py")  # noqa: PTH118 - as above
+        beside = {os.path.join(folder, f"{head}.py"), os.path.join(folder, head, "__init__.py")}  # noqa: PTH118
+        if located in beside and package not in self._targets:
+            return True
+        others = [one for one in imports_at_top(texts[0]) if one[0].partition(".")[0] == head]
+        return any(self._has_all(importer, *one) for one in others)
+
+    def _has_all(self, importer: str, module: str, names: list[str]) -> bool:
+        known = self._names_of(importer, module, names[0])[1]
+        return known is not None and known.issuperset(names)
+
+    def _may_appear(self, importer: str, module: str, name: str) -> bool:
+        """Whether a name of a module may be that of a module which is built, downloaded or left out of the project, or
+        be given to it by another file."""
+        place = self._locate(importer, module)
+        target = self._targets.get(place or "")
+        if place is None or target is None or is_installed(target.path, target.root):
+            return True
+        texts = [text for _, text in self.mentioning(name)]
+        texts += (*self.notebooks(name), *(text for text in self.pages(importer) if name in text))
+        if any(may_give(name, text) for text in texts):
+            return True
+        is_package = os.path.basename(place) == "__init__.py"  # noqa: PTH119 - as above
+        root = Path(os.path.abspath(target.root))  # noqa: PTH100 - as above
+        return is_package and ("__path__" in self._text(place) or may_appear(Path(place).parent, root, name))
 
     def _is_started(self, location: str) -> bool:
         """Whether a launch file of the same folder names a module: an error in its imports will be repaired."""

@@ -104,6 +104,10 @@ class ProjectModules(Protocol):
         """Whether a module that no launch file names imports a name from a module of the project that has none of that
         name, or every module of the project that imports it does."""
 
+    def lacks(self, importer: str, module: str, name: str) -> bool:
+        """Whether a module of the project is the one that a file imports, which nothing that shows starts, and surely
+        has no such name."""
+
 
 class Script(EnvironmentSource):
     """``path`` as shown; ``text`` of the file; ``releases``: of distributions, installed or given; ``processors``: of

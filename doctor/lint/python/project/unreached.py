@@ -7,6 +7,7 @@ import re
 from pathlib import PurePath
 
 from doctor.lint.python.project.call_graph import CallGraph
+from doctor.lint.python.project.failing_start import stopped_before
 from doctor.lint.python.project.left_over import is_old_copy, left_over_folder
 from doctor.lint.python.script import Script, per_script
 
@@ -37,6 +38,8 @@ def unreached(script: Script, line: int) -> str:
         return "its name says that this file is an old copy, and nothing in the project imports or starts it"
     if script.path.endswith(".ipynb") or modules.installs(script.location) or not _has_programs(script):
         return ""
+    if (missing := stopped_before(script, line)) and not _may_be_imported(script):
+        return f"every run stops before: {missing} does not exist"
     if is_imported_nowhere(script):
         return "nothing in the project imports or starts this file"
     name = CallGraph(modules, script.location).unreached_at(script.path, line)
@@ -67,6 +70,20 @@ def is_imported_nowhere(script: Script) -> bool:
             return False
     pages = modules.pages(script.location)
     return not any(named.search(text) for text in pages) and not _is_installed_as(script, place)
+
+
+@per_script
+def _may_be_imported(script: Script) -> bool:
+    """Whether another file, a notebook or a page of a project imports a script."""
+    modules, place = script.modules, PurePath(script.location)
+    if modules is None:
+        return True
+    texts = [text for shown, text in modules.mentioning(place.stem) if shown != script.path]
+    texts += modules.pages(script.location)
+    in_cell = re.compile(rf"\b(?:from|import)\s[^\n]*\b{re.escape(place.stem)}\b")
+    return any(may_import(place, text) for text in texts) or any(
+        in_cell.search(text) for text in modules.notebooks(place.stem)
+    )
 
 
 def may_import(place: PurePath, text: str) -> bool:
