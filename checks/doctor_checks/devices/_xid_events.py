@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
@@ -46,6 +46,7 @@ class XidReport(msgspec.Struct, frozen=True):
                 "kernel_log": self.last.text,
                 "process_id": self.last.pid,
             },
+            effect=_effect(self.known, [self.last.text]),
             fix=fix or _fix(self.code, self.known, self.device, local.name),
             severity=severity,
         )
@@ -94,11 +95,27 @@ class LoggedXid(msgspec.Struct, frozen=True):
             self.events,
             f"Xid {self.code}{where}: {self.known.meaning}",
             evidence={"xid": self.code, **({"device": self.device} if self.device else {})},
+            effect=_effect(self.known, [event.text for event in self.events.events]),
             fix=_fix(self.code, self.known, self.device, host),
             severity=severity,
             confidence=0.9 if self.device else 0.75,
             explains=explains,
         )
+
+
+_PROCESS = lazy_compile(r"\bpid='?(?P<pid>\d{1,10})'?, name=(?P<name>[^\s,]{1,64})")
+
+
+def _effect(known: Xid, lines: Sequence[str]) -> str:
+    """The process that a contained error ends, if all lines name the same one."""
+    found = {match[0]: match for line in lines if (match := _PROCESS.search(line))}
+    if "contained to one program" not in known.meaning or len(found) != 1:
+        return ""
+    (process,) = found.values()
+    return (
+        f"Process {process['pid']} ({process['name']}) used the damaged memory and ends. If it is a rank, the other "
+        "ranks wait for it until their timeout."
+    )
 
 
 _OF_KERNELS = (13, 31, 43, 69)

@@ -222,9 +222,10 @@ def _missing(group: EventGroup, path: str | None) -> _Claim:
         )
     if group.value("path7"):
         return _Claim(
-            f"Directory {path} contains no checkpoint",
+            f"{path} contains no {_TRACKER}: no checkpoint was loaded",
             "The job ends at startup.",
-            "Correct `--load`, or remove `--exit-on-missing-checkpoint` to start without a checkpoint.",
+            f"Correct `--load`, write the number of an existing iteration to {_TRACKER}, or remove "
+            "`--exit-on-missing-checkpoint` to start without a checkpoint.",
         )
     if group.value("path6"):
         return _Claim(
@@ -239,6 +240,8 @@ def _missing(group: EventGroup, path: str | None) -> _Claim:
     )
 
 
+_TRACKER = "latest_checkpointed_iteration.txt"
+"""The file in which Megatron names the checkpoint to load (megatron/training/checkpointing.py)."""
 _CLAIMS = dict(zip(_KINDS, (_refused, _unwritten, _damaged, _missing), strict=True))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.launch_origin import launch_number, starts_tasks_unlaunched
+from doctor.analysis.launch_origin import launch_number, starts_tasks_unlaunched, whole_number
 from doctor.api import Finding, Job, Severity, Verdict, check
 from doctor.facts import LaunchFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy
@@ -35,29 +35,51 @@ from doctor.testing import Fails, JobBuilder, Passes, healthy
 def srun_missing(job: Job) -> Iterator[Verdict]:
     """Ask whether a process in an allocation of several tasks was started by srun or another launcher.
 
-    Why it hurts: Lightning reads SLURM_NTASKS, assumes that this process is task 0, starts no others, and waits at
-    "Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/N" until the timeout.
-    Fix: Start with `srun python train.py`, or with torchrun in a job with `--ntasks-per-node=1`.
+    Why it hurts: Lightning assumes that this process is the task of SLURM_PROCID, starts no others, and waits at
+    "Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/N" until the timeout. Without SLURM_NTASKS_PER_NODE, it raises
+    RuntimeError.
+    Fix: Start with `srun --ntasks-per-node=N python train.py`, or with torchrun in a job with `--ntasks-per-node=1`.
     """
     for launch, identical in job.each(LaunchFacts):
         if not starts_tasks_unlaunched(job, launch):
             continue
-        tasks, name = launch_number(launch, "SLURM_NTASKS"), launch.get("SLURM_JOB_NAME")
+        names = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_JOB_NAME")
         yield Finding(
             f"SLURM_NTASKS={launch.get('SLURM_NTASKS')}, but srun did not start this process (no SLURM_STEP_ID)",
             ranks=identical.ranks,
-            evidence={
-                "SLURM_NTASKS": launch.get("SLURM_NTASKS"),
-                "SLURM_STEP_ID": launch.get("SLURM_STEP_ID"),
-                "SLURM_JOB_NAME": name,
-                "launcher": launch.launcher,
-            },
-            effect="Lightning reads SLURM_NTASKS, assumes that this process is task 0, starts no others, and waits at "
-            f'"Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/{tasks or "N"}" until the timeout.',
-            fix=f"Start all {tasks or 'the'} tasks with `srun python train.py`, or in an interactive shell run "
-            "`export SLURM_JOB_NAME=interactive` first.",
+            evidence={**{name: launch.get(name) for name in names}, "launcher": launch.launcher},
+            effect=_effect(launch),
+            fix=_fix(launch),
             explains=() if "SLURM_STEP_NUM_TASKS" in launch.filled else ("ENV010",),
         )
+
+
+def _effect(launch: LaunchFacts) -> str:
+    """What SLURMEnvironment of Lightning 2.6 does (lightning/fabric/plugins/environments/slurm.py)."""
+    if not launch.get("SLURM_NTASKS_PER_NODE"):
+        return "Lightning raises RuntimeError, because SLURM_NTASKS is set without SLURM_NTASKS_PER_NODE."
+    task = launch.get("SLURM_PROCID")
+    if task is None:
+        return "Lightning reads the number of the task from SLURM_PROCID, which is not set, and raises KeyError."
+    return (
+        f"Lightning assumes that this process is task {task} (SLURM_PROCID), starts no others, and waits at "
+        f'"Initializing distributed: GLOBAL_RANK: {task}, MEMBER: '
+        f'{_member(task)}/{launch.get("SLURM_NTASKS")}" until the timeout.'
+    )
+
+
+def _member(task: str) -> str:
+    number = whole_number(task)
+    return "N" if number is None else str(number + 1)
+
+
+def _fix(launch: LaunchFacts) -> str:
+    tasks, hosts = launch_number(launch, "SLURM_NTASKS"), launch_number(launch, "SLURM_NNODES")
+    per_host = str(tasks // hosts) if tasks and hosts and tasks % hosts == 0 else "GPUS_PER_HOST"
+    return (
+        f"Start {f'all {tasks}' if tasks else 'the'} tasks with `srun --ntasks-per-node={per_host} python train.py`, "
+        "or in an interactive shell run `export SLURM_JOB_NAME=interactive` first."
+    )
 
 
 def _allocation() -> JobBuilder:

@@ -16,8 +16,8 @@ _TRANSFORMERS = (
     "or set gradient_checkpointing=True"
 )
 _LIGHTNING = (
-    "lower the batch_size of the DataLoader and raise Trainer(accumulate_grad_batches=...) by the same factor, or set "
-    'Trainer(precision="bf16-mixed")'
+    "lower the batch_size of the DataLoader and raise `Trainer(accumulate_grad_batches=...)` by the same factor, or "
+    'set `Trainer(precision="bf16-mixed")`'
 )
 _DEEPSPEED = (
     "lower train_micro_batch_size_per_gpu and raise gradient_accumulation_steps by the same factor in the DeepSpeed "
@@ -40,7 +40,7 @@ _BY_EVALUATION: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (
         ("loops/evaluation_loop.py", "loops/prediction_loop.py"),
         (),
-        'lower the batch_size of the evaluation DataLoader, or set Trainer(precision="bf16-mixed")',
+        'lower the batch_size of the evaluation DataLoader, or set `Trainer(precision="bf16-mixed")`',
     ),
 )
 """Parts of paths, functions (empty: any) and settings of evaluation, whose batch size is separate."""

@@ -16,7 +16,7 @@ from doctor.analysis.visible_devices import (
 from doctor.api import Finding, Job, LocalRanks, Rank, Severity, Skip, Unknown, Verdict, check, ranks_in_words
 from doctor.facts import Gpu, GpuFacts, GpuProcess, HostFacts, MigDevice, MissingReason, ProcessFacts, RunMemoryFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, running
-from doctor_checks.memory._device_memory_settings import allocations, as_sentence, end_processes, smaller_batch
+from doctor_checks.memory._device_memory_settings import as_sentence, end_processes, smaller_batch
 
 GIB = 1 << 30
 
@@ -40,7 +40,7 @@ def _in_run(*ranks: int, peak: int, foreign: int = GIB, retries: int = 0) -> Job
     needs=(GpuFacts, ProcessFacts),
     or_needs=(RunMemoryFacts,),
     impacts={
-        r"retried": (
+        r"\d retr(?:y|ies)$": (
             'Each retry empties the cache and blocks the rank. A slightly larger batch may fail with "CUDA out '
             'of memory".'
         ),
@@ -152,10 +152,12 @@ def _judge_run(job: Job, rank: Rank, facts: RunMemoryFacts, limit: float) -> Ite
     if used <= limit * total:
         return
     short = bool(facts.retries or facts.failures)
-    refused = f", {allocations(facts.retries or 0)} retried" if short else ""
+    retries = facts.retries or 0
+    refused = f", {retries} {'retry' if retries == 1 else 'retries'}" if short else ""
+    others = f", others {mebibytes(foreign)}" if foreign else ""
     yield Finding(
-        f"GPU of rank {rank.number} on {rank.host.name} is nearly full: {mebibytes(used)} of {mebibytes(total)} at the "
-        f"peak{refused}",
+        f"GPU of rank {rank.number} on {rank.host.name} is nearly full: peak {mebibytes(facts.peak_allocated)}"
+        f"{others} of {mebibytes(total)}{refused}",
         ranks=(rank.number,),
         evidence={
             "peak_allocated_bytes": facts.peak_allocated,

@@ -155,13 +155,25 @@ def exhaustion_forecast(job: Job, *, horizon: float = 30, least_batches: float =
                 "by_rank": {str(leak.holder.rank.number): _leak_evidence(leak) for leak in leaks[:16]},
                 "seconds_a_batch": first.seconds_a_step,
             },
-            effect=f'Rank {first.holder.rank.number} then fails with "CUDA out of memory", and the other ranks wait '
-            "for it until their timeout.",
+            effect=_effect(job, leaks, first),
             fix=_LEAK_FIX,
             explains=("MEM003", "MEM006", "MEM011"),
         )
     for holder, need in needs:
         yield _need_finding(holder, need)
+
+
+def _effect(job: Job, leaks: Sequence[_Leak], first: _Leak) -> str:
+    """Ranks whose intervals overlap may fail in the same batch."""
+    together = [leak for leak in leaks if leak.steps.soonest <= first.steps.latest]
+    if len(together) == job.world_size:
+        return 'All ranks then fail with "CUDA out of memory" at about the same batch.'
+    who = ranks_in_words(tuple(leak.holder.rank.number for leak in together), 4)
+    several = len(together) > 1
+    return (
+        f'{who[:1].upper()}{who[1:]} then fail{"" if several else "s"} with "CUDA out of memory", and the other ranks '
+        f"wait for {'them' if several else 'it'} until their timeout."
+    )
 
 
 class _RankMemoryUse(msgspec.Struct, frozen=True):

@@ -155,7 +155,8 @@ def _finding(peak: int, free: int, members: list[tuple[Rank, VisibleDevice]]) ->
             "largest_batch_that_fits": largest,
             "devices": [device.label for _, device in members[:16]],
         },
-        fix=f"Use a batch size of at most {largest}, and gradient accumulation to keep the effective batch size."
+        fix=f"Use a batch size of at most {largest} per rank, and gradient accumulation to keep the effective batch "
+        "size."
         if largest
         else "",
         explains=("MEM011",),

@@ -97,8 +97,10 @@ def _bus_error(job: Job) -> Iterator[Finding]:
         if not is_logged(job, "shm.full"):
             yield finding_from_logs(
                 group,
-                "A process crashed with a bus error: /dev/shm is probably full",
+                "A process crashed with a bus error, often because /dev/shm is full",
                 ranks=group.ranks or ended_by_signal(job, "SIGBUS"),
+                fix="Check with `df -h /dev/shm` while the job runs whether it is full, and if so, enlarge it: in a "
+                "container with `docker run --ipc=host`, in Kubernetes with an emptyDir of `medium: Memory`.",
                 confidence=0.75,
                 explains=_CONSEQUENCES,
             )

@@ -59,7 +59,7 @@ def timeout_unfit(job: Job) -> Iterator[Verdict]:
     )
     for (limit, together, timeout, origin), ranks in key:
         if limit is not None and together and timeout > limit > 0:
-            call = "DDPStrategy" if origin.endswith("Trainer") else "init_process_group"
+            call = "DDPStrategy" if origin.endswith("strategy") else "init_process_group"
             yield Finding(
                 f"Process-group timeout ({timeout} s, {origin}) exceeds the job's time limit ({limit} s)",
                 ranks=ranks,
@@ -80,7 +80,7 @@ def _timeout(trainer: TrainerFacts | None, software: SoftwareFacts | None, *, nc
     )
     seconds = _seconds(stated or "")
     if seconds is not None:
-        return seconds, "argument of the Trainer"
+        return seconds, "argument of the strategy"
     torch = software.torch.version if software and software.torch else ""
     short = nccl and not within(torch, before="2.2")
     return (600, "PyTorch's default for NCCL") if short else (1800, "PyTorch's default")

@@ -36,9 +36,6 @@ def _without_nvlink(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
             "Hosts that share an NVLink domain communicate over the network, which is several times slower."
         ),
         r"not used: ": "None on this host, whose GPUs communicate over NVLink.",
-        r"no GPU is visible": (
-            "The GPUs of a host communicate over a slower path. Only a line logged at NCCL_DEBUG=INFO shows it."
-        ),
         r"off shared memory": (
             "GPUs without peer access communicate over the network even within a host, at a fraction of the speed. "
             "Only a line logged at NCCL_DEBUG=INFO shows it."
@@ -206,7 +203,7 @@ def _lost(nccl: NcclFacts, gpus: GpuFacts, *, guarded: bool) -> Iterator[Lost]:
 def _lost_elsewhere(nccl: NcclFacts) -> Iterator[Lost]:
     """If no GPU is visible (login node, batch script, no driver), the variable still reaches the training host. Most
     hosts do not support NVLS."""
-    where = "on hosts with several GPUs (no GPU is visible here)"
+    where = "within hosts (no GPU is visible here)"
     if off := _switch(nccl, "NCCL_P2P_DISABLE", 1) or _nearest_level(nccl):
         yield off, f"peer-to-peer access {where}", None
     if shm := _switch(nccl, "NCCL_SHM_DISABLE", 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from doctor.api import EventGroup, Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs
+from doctor.api import EventGroup, Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs, ranks_in_words
 from doctor.testing import Fails, Passes, logged
 
 CODES = {
@@ -80,8 +80,8 @@ def vendor_collective_error(job: Job) -> Iterator[Verdict]:
 def _fix(group: EventGroup) -> str:
     code = group.value("code")
     if code:
-        return (
-            f"Find the first error in ~/ascend/log/debug/plog on all hosts, and look up {code} in the HCCL user guide."
+        return _FIXES.get(code) or (
+            f"Find the first error in {_LOGS} on all hosts, and look up {code} in the HCCL user guide."
         )
     if group.value("text7"):
         host = found["host"] if (found := _HOST.search(group.first.text)) else "the host"
@@ -96,6 +96,14 @@ def _fix(group: EventGroup) -> str:
     return ""
 
 
+_LOGS = "~/ascend/log/debug/plog"
+_FIXES = {
+    "EI0002": f"Find the rank that failed or hangs by the first error in {_LOGS} of all hosts, or raise "
+    "HCCL_EXEC_TIMEOUT if a rank only takes longer.",
+    "EI0006": f"Find the rank that failed or started late by the first error in {_LOGS} of all hosts, or raise "
+    "HCCL_CONNECT_TIMEOUT if ranks only start slowly.",
+}
+"""For codes of a rank that did not answer in time."""
 _HOST = re.compile(r"\bhost: (?P<host>[\w.-]{1,253})(?:, rank: (?P<rank>\d{1,7})\b)?")
 _OF_DEVICE = re.compile(r"\bDevice:(?P<device>\d{1,4})\b[^\n]{0,40}?\b(?P<code>ERR\d{5})\b")
 _SYNAPSE_CALL = re.compile(r"\b(?P<call>syn\w{1,60})\([^\n]{0,200}\) failed with synapse error")
@@ -110,7 +118,8 @@ def _is_of_oneccl(group: EventGroup) -> bool:
 def _claim(group: EventGroup, meaning: str) -> str:
     text = group.value("text", "text2", "text3", "text4", "text5", "text6", "text8") or ""
     if code := group.value("code"):
-        return f"HCCL failed with {code}: {meaning or text}"
+        who = f" on {ranks_in_words(group.ranks)}" if group.ranks else ""
+        return f"HCCL failed with {code}{who}: {meaning or text}"
     if call := group.value("call"):
         return f"HCCL failed: {call} returned {group.value('result')}"
     if port := group.value("text7"):

@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from doctor.analysis.interface_choice import hosts_text
 from doctor.analysis.visible_devices import DEVICE_SECTIONS, cuda_devices, gpu_of, on_processor
 from doctor.api import Finding, Job, Rank, Scope, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import Gpu, GpuFacts, SoftwareFacts, TorchBuild
+from doctor.knowledge.releases import within
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 
 _BUILT = ("sm_75", "sm_80", "sm_86", "sm_90")
@@ -130,12 +132,34 @@ def _sufficient(capability: str) -> str:
     return own if own == first else f"{first} or {own}"
 
 
+def _fix(capability: str, torch: str, hosts: tuple[str, ...]) -> str:
+    where, wheels = hosts_text(hosts), _wheels(capability, torch)
+    if wheels is None:
+        return (
+            f"On {where}, install a PyTorch build whose `torch.cuda.get_arch_list()` includes "
+            f"{_sufficient(capability)}."
+        )
+    return (
+        f"On {where}, install the build of PyTorch that has it:\npip install torch=={torch.partition('+')[0]} "
+        f"--index-url https://download.pytorch.org/whl/{wheels}"
+    )
+
+
+def _wheels(capability: str, torch: str) -> str | None:
+    """The folder of wheels of the same release with code for a GPU (pytorch .ci/manywheel/build_cuda.sh): CUDA 12.8
+    brought code for Blackwell, and builds for CUDA 12.6 kept that for Maxwell and Pascal."""
+    major = int(capability.partition(".")[0])
+    if major in (10, 12) and within(torch, "2.7", before="2.11"):
+        return "cu128"
+    return "cu126" if major in (5, 6) and within(torch, "2.7", before="2.11") else None
+
+
 def _finding(capability: str, members: list[Rank]) -> Finding:
     gpu: Gpu | None = gpu_of(members[0])
     software = members[0].find(SoftwareFacts)
     torch = software.torch if software else None
     return Finding(
-        f"PyTorch {torch.version if torch else ''} has no code for sm_{capability.replace('.', '')}"
+        f"This build of PyTorch {torch.version if torch else ''} has no code for sm_{capability.replace('.', '')}"
         f" ({gpu.name if gpu else 'GPU'})",
         ranks=tuple(sorted(rank.number for rank in members)),
         evidence={
@@ -143,5 +167,5 @@ def _finding(capability: str, members: list[Rank]) -> Finding:
             "gpu": gpu.name if gpu else None,
             "architectures": list(torch.architectures or ()) if torch else [],
         },
-        fix=f"Install a PyTorch build whose `torch.cuda.get_arch_list()` includes {_sufficient(capability)}.",
+        fix=_fix(capability, torch.version if torch else "", tuple(dict.fromkeys(rank.host.name for rank in members))),
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from doctor.analysis.interface_choice import hosts_text
 from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import Package, Requirement, SoftwareFacts, TorchBuild
 from doctor.knowledge.releases import lightning_release
@@ -89,7 +90,7 @@ def lightning_torch_unfit(job: Job) -> Iterator[Verdict]:
             elif tested := _newer_than_tested(version, software.torch.version):
                 found.setdefault(msgspec.structs.replace(misfit, tested=tested), []).extend(identical.ranks)
     for misfit, ranks in found.items():
-        yield _finding(misfit, tuple(ranks))
+        yield _finding(job, misfit, tuple(ranks))
     if not judged:
         yield Skip("Lightning and torch are not both installed")
 
@@ -122,27 +123,33 @@ def _newer_than_tested(lightning: str, torch: str) -> str | None:
     return line.release.tested if tested and own and own > tested else None
 
 
-def _fix(misfit: _Misfit) -> str:
-    """A newer torch if it is older than required, else a newer Lightning."""
+def _fix(job: Job, misfit: _Misfit, where: str) -> str:
+    """The torch of the other ranks, a newer torch if it is older than required, else a newer Lightning."""
+    builds = [software.torch for software, _ in job.facts(SoftwareFacts) if software.torch]
+    usual = {torch.version.partition("+")[0] for torch in builds if fits(torch.version, misfit.specifier)}
+    if len(usual) == 1:
+        return f'Install the PyTorch of the other ranks{where}:\npip install "torch=={usual.pop()}"'
     parts = [part for part in misfit.specifier.split(",") if part.lstrip().startswith(">")]
     if any(fits(misfit.torch, part) is False for part in parts):
         return f'pip install "torch{misfit.specifier}"'
     return f"pip install -U {misfit.package}"
 
 
-def _finding(misfit: _Misfit, ranks: tuple[int, ...]) -> Finding:
+def _finding(job: Job, misfit: _Misfit, ranks: tuple[int, ...]) -> Finding:
+    where = "" if len(ranks) == job.world_size else f" on {hosts_text(job.hosts_of(ranks))}"
     evidence = {misfit.package: misfit.version, "torch": misfit.torch, "requires": misfit.specifier}
     if misfit.tested:
         return Finding(
-            f"{misfit.package} {misfit.version} was tested up to torch {misfit.tested}; {misfit.torch} is installed",
+            f"{misfit.package} {misfit.version} was tested up to torch {misfit.tested}; {misfit.torch} is installed"
+            f"{where}",
             ranks=ranks,
             severity=Severity.INFO,
             evidence={**evidence, "tested_up_to": misfit.tested},
             fix=f"Run `pip install -U {misfit.package}` if problems occur.",
         )
     return Finding(
-        f"{misfit.package} {misfit.version} requires torch {misfit.specifier}; {misfit.torch} is installed",
+        f"{misfit.package} {misfit.version} requires torch {misfit.specifier}; {misfit.torch} is installed{where}",
         ranks=ranks,
         evidence=evidence,
-        fix=_fix(misfit),
+        fix=_fix(job, misfit, where),
     )

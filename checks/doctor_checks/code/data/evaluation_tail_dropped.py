@@ -133,6 +133,7 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
                 fix=f"Evaluate the last samples separately: `Subset({script.text_of(data, 40) if data else 'dataset'}, "
                 f"range(len({target_name(script, call) or 'sampler'}) * world_size, "
                 f"len({script.text_of(data, 40) if data else 'dataset'})))`.",
+                effect="The metric leaves out the dropped samples, so it depends on the number of ranks.",
                 severity=Severity.INFO,
             )
 

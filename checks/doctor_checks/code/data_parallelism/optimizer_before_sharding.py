@@ -43,9 +43,15 @@ def optimizer_before_sharding(script: Script) -> Iterator[Violation]:
                     made,
                     f"{script.text_of(made.func)} holds parameters of {script.text_of(_model(taken), 30)}, which "
                     f"{script.text_of(wrapped.func)} replaces at line {wrapped.lineno}",
-                    fix=f"Create the optimizer after line {wrapped.lineno}.",
+                    fix=_fix(script, made, taken, wrapped),
                 )
                 break
+
+
+def _fix(script: Script, made: ast.Call, taken: ast.Call, wrapped: ast.Call) -> str:
+    is_kept = made not in script.around(taken) and not _is_lazy(script, taken)
+    earlier = f"Call `{script.text_of(taken.func, 40)}()` and create" if is_kept else "Create"
+    return f"{earlier} the optimizer after line {wrapped.lineno}."
 
 
 def _taken_from(script: Script, made: ast.Call) -> Iterator[ast.Call]:

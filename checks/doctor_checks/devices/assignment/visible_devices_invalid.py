@@ -119,6 +119,7 @@ def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
                     "read_by_cuda": _before(listed.entries, fault),
                     "gpus_of_host": [gpu.uuid or gpu.index for gpu in gpus.gpus] if gpus else None,
                 },
+                effect=_effect_of_absent(listed.entries, fault),
                 fix=fix_of_fault(fault, text or "") or _fix_of_absent(fault, len(gpus.gpus) if gpus else 0),
                 explains=("GPU002", "GPU004"),
             )
@@ -132,6 +133,19 @@ def _before(entries: Sequence[str], fault: VisibleListFault) -> list[str]:
     if fault.kind != "absent":
         return list(entries)
     return list(takewhile(lambda entry: entry != fault.entry, entries))
+
+
+def _effect_of_absent(entries: Sequence[str], fault: VisibleListFault) -> str:
+    if fault.kind != "absent":
+        return ""
+    left = len(_before(entries, fault))
+    if not left:
+        return f'CUDA ignores {fault.entry} and all entries after it: ranks find no GPU ("No CUDA GPUs are available").'
+    visible = "only cuda:0 is visible" if left == 1 else f"only cuda:0 to cuda:{left - 1} are visible"
+    return (
+        f"CUDA ignores {fault.entry} and all entries after it, so {visible}. A rank that selects cuda:{left} fails "
+        'with "invalid device ordinal".'
+    )
 
 
 def _fix_of_absent(fault: VisibleListFault, there: int) -> str:

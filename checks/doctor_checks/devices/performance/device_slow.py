@@ -160,9 +160,10 @@ def device_slow(
     # 0.6: GPUs of one model differ by about 10 % in clock, and ranks that share CPUs by 20 %. Four robust deviations:
     # if the peers themselves differ widely, none of them is an outlier. 0.2: a rank without peers is compared with its
     # own PCIe link, of which a healthy GPU reaches about 85 %, and a virtual machine or a shared switch less.
-    broken = dict(_errors(job))
-    for rank, error in broken.items():
-        yield _cannot_compute(job, rank, error) if _blames_device(error) else Unknown(error, (rank,))
+    broken = dict(_failed(job))
+    for rank, sample in broken.items():
+        error = sample.error or ""
+        yield _cannot_compute(job, rank, sample) if _blames_device(error) else Unknown(error, (rank,))
     for near in slow_neighbours(job, least_share=speed_share, least_confidence=0.5):
         finding = _slow_messages(near)
         yield with_trials(job, finding, "collective", otherwise=finding.fix, unit="B/s")
@@ -183,25 +184,29 @@ def device_slow(
         yield with_trials(job, _finding(job, found), "device")
 
 
-def _errors(job: Job) -> Iterator[tuple[int, str]]:
+def _failed(job: Job) -> Iterator[tuple[int, DeviceSpeed]]:
     for facts, identical in job.facts(DeviceSpeedFacts):
         for sample in facts.samples:
             if sample.error is not None:
-                yield from ((rank, sample.error) for rank in identical.ranks)
+                yield from ((rank, sample) for rank in identical.ranks)
 
 
 def _blames_device(error: str) -> bool:
     return "CUDA error" in error and not any(words in error for words in COMES_WITH_OTHERS)
 
 
-def _cannot_compute(job: Job, rank: int, error: str) -> Finding:
-    hosts = job.hosts_of((rank,))
+def _cannot_compute(job: Job, rank: int, sample: DeviceSpeed) -> Finding:
+    error, host = sample.error or "", ", ".join(job.hosts_of((rank,)))
     return Finding(
-        f"Rank {rank} on {', '.join(hosts)} cannot compute: {error[error.index('CUDA error') :]}",
+        f"Rank {rank} on {host} cannot compute on {sample.device}: {error[error.index('CUDA error') :]}",
         ranks=(rank,),
         severity=Severity.ERROR,
-        evidence={"error": error, "exclude": list(hosts)},
-        fix=f"Exclude {', '.join(hosts)} until it is repaired, and check there:\n"
+        evidence={
+            "device": f"{sample.device} ({sample.name})" if sample.name else sample.device,
+            "error": error,
+            "exclude": [host],
+        },
+        fix=f"Exclude {host} (`srun --exclude={host}` in SLURM) until it is repaired, and check there:\n"
         "sudo dmesg -T | grep -i xid\n"
         "nvidia-smi -q -d ECC,ROW_REMAPPER",
     )

@@ -204,13 +204,17 @@ def _only_at_home(master: MasterFacts, identical: IdenticalRanks, others: list[M
     ranks reach it, but no other host can use the value. A name that resolves to 127.0.1.1 there can be passed on.
     """
     interfaces = identical.find(InterfaceFacts)
-    known = [one.address for one in others]
-    known += [one.addresses[0].address for one in (good_interfaces(interfaces) if interfaces else ())]
+    good = good_interfaces(interfaces) if interfaces else ()
+    known = [one.address for one in others] + [one.addresses[0].address for one in good]
     return Finding(
         f"MASTER_ADDR={master.address} works only on the host of rank 0",
         ranks=identical.ranks,
         severity=Severity.INFO,
-        evidence={"MASTER_ADDR": master.address, "elsewhere": sorted({one.address for one in others})[:8]},
+        evidence={
+            "MASTER_ADDR": master.address,
+            "elsewhere": sorted({one.address for one in others})[:8],
+            "interface": f"{good[0].name} ({good[0].addresses[0].address})" if good else None,
+        },
         effect="Other hosts that receive this address, for example from a shared script, connect to themselves and "
         "never join the job.",
         fix=f"Use one address on all hosts:\nexport MASTER_ADDR={shlex.quote(known[0])}" if known else "",

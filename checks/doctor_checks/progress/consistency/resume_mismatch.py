@@ -36,14 +36,14 @@ _FLAT = (
     compares_ranks=False,
     impacts={
         r"different steps": (
-            "Ranks run different numbers of steps, and those that run more wait in a collective that the others never "
-            "join."
+            "The ranks load different optimizer states, and different parameters if nothing synchronizes them, so the "
+            "replicas may diverge. Ranks that run more steps wait in a collective that the others never join."
         ),
         r"random number states are missing": (
             "The ranks without a saved state draw different random numbers than in the first run, so the run is not "
             "reproduced exactly."
         ),
-        r"sharded differently|sharding differs|saved with|ZeRO stage 3": (
+        r"sharded differently|sharding differs|another shape|saved with|ZeRO stage 3": (
             "The checkpoint does not load, and the run cannot resume."
         ),
     },
@@ -150,19 +150,24 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
         of_shards = tuple(one for one in group.events if _is_of_shard(one))
         if of_shards:
             first = of_shards[0]
-            name = first.value("key") or first.value("key2")
+            name = first.value("key") or first.value("key2") or "A tensor"
             is_zero = first.value("now") == "torch.Size([0])"
+            is_flat = bool(_OF_SHARDS.search(name))
             yield finding_from_logs(
                 EventGroup(group.kind, of_shards),
                 f"{name} is empty in this job, probably because ZeRO stage 3 has sharded it"
                 if is_zero
-                else f"{name} in the checkpoint is sharded differently than in this job",
+                else f"{name} in the checkpoint is sharded differently than in this job"
+                if is_flat
+                else f"{name} in the checkpoint has another shape than in this job",
                 ranks=(),
                 evidence=_sizes(first),
                 fix="Load the parameters inside `deepspeed.zero.GatheredParameters(params, modifier_rank=0)`."
                 if is_zero
                 else "Resume with the same number of ranks and the same wrapping as when the checkpoint was saved, or "
-                "load a full state dict.",
+                "load a full state dict."
+                if is_flat
+                else "Load with the wrapping and the state-dict type with which the checkpoint was saved.",
                 confidence=0.75,
             )
     yield from _steps(job)

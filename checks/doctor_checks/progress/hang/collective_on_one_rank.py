@@ -79,10 +79,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             others = ranks_in_words(tuple(sorted(missed)))
             yield finding_from_logs(
                 group,
-                f"Only {ranks_in_words(who)} called {operation}; {others} did not",
+                f"Only {ranks_in_words(who)} reached {operation}; {others} did not arrive in time",
                 ranks=who,
                 effect=f"{ranks_in_words(who).capitalize()} waits for {others} and fails at the timeout.",
-                fix=dict(_FIXES)["barrier"] if operation == "BARRIER" else "",
+                fix=f"Find in the logs and stacks of {others} whether they failed, were slow or skipped the call, and "
+                "move the call out of any condition on the rank.",
                 evidence={"missing": sorted(missed)[:64]},
                 confidence=0.6,
             )

@@ -214,7 +214,8 @@ def _of_timeouts(job: Job, group: EventGroup) -> Finding:
         f"{call} timed out{who}; the logs do not show which rank was missing",
         ranks=(),
         evidence={name: value for name, value in known.items() if value},
-        fix=_collect(job),
+        # A blocking wait aborts the communicator itself, and writes no dump (WorkNCCL::wait, ProcessGroupNCCL.cpp).
+        fix=_collect(job) + ("\nunset TORCH_NCCL_BLOCKING_WAIT NCCL_BLOCKING_WAIT" if group.value("work") else ""),
         severity=Severity.WARNING,  # a failure that is seen, and not explained
         confidence=0.4,
         explains=("RUN012", "RUN016"),

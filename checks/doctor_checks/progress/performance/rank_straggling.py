@@ -568,8 +568,8 @@ def _fix(job: Job, part: str, units: tuple[int | None, float | None], number: in
     if part == "data":
         whose = "their" if len(numbers) > 1 else "its"
         return (
-            f"Use more DataLoader workers on {ranks_in_words(numbers)}, or read {whose} data from local storage if the "
-            f"storage of {host} is slow."
+            f"Compare the storage that {ranks_in_words(numbers)} read{'' if len(numbers) > 1 else 's'}, the CPU load "
+            f"of {host} and {whose} CPU affinity (`taskset -p PID`) with those of the other ranks."
         )
     if part in ("forward", "backward") and _waits((rank,)) is WAITS_ON_GPU:
         return (

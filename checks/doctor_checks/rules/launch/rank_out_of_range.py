@@ -8,7 +8,7 @@ from doctor.api import FileFails, FilePasses, LaunchFile, Violation, rule
 from doctor.lint.launch.launch_file import Launch
 from doctor.lint.launch.manifest import Manifest
 from doctor.lint.launch.partial_text import whole_number
-from doctor.lint.launch.process_launches import hosts_of, option_name, rank_of_host, starts_of, uses_node_rank
+from doctor.lint.launch.process_launches import hosts_of, rank_of_host, starts_of, uses_node_rank
 from doctor.testing.script_cases import shell_fails, shell_passes
 from doctor_checks.launch.rank_out_of_range import rank_out_of_range
 
@@ -49,7 +49,8 @@ def rank_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
                 start.launch.place,
                 f"The node rank is {number}, but "
                 + ("the job has 1 host" if hosts == 1 else f"the {hosts} hosts are numbered 0-{hosts - 1}"),
-                fix=_fix_of_hosts(start.launch, hosts),
+                effect=_effect(start.launch),
+                fix=_fix(hosts),
                 evidence=(("node_rank", number), ("hosts", hosts)),
             )
     if isinstance(file, Manifest):
@@ -60,17 +61,23 @@ def rank_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
                     place.place,
                     f"machine_rank={number} is not below num_machines={machines}: "
                     + ("the only valid machine rank is 0" if machines == 1 else f"machine ranks are 0-{machines - 1}"),
-                    fix=_fix("machine_rank", "num_machines", machines),
+                    fix=_fix(machines),
                     evidence=(("machine_rank", number), ("num_machines", machines)),
                 )
 
 
-def _fix_of_hosts(launch: Launch, hosts: int) -> str:
-    command = launch.command
-    return _fix(option_name(launch, command.node_rank), option_name(launch, command.hosts), hosts)
+def _effect(launch: Launch) -> str:
+    """For agents of torchrun and of launchers on top of it: they do not check the node rank (``_assign_worker_ranks``,
+    torch/distributed/elastic/agent/server/api.py)."""
+    if not launch.command.rendezvous:
+        return ""
+    return (
+        f"{launch.program} does not reject the node rank: this host waits for ranks that the host of node rank 0 never "
+        "assigns to it, and fails at the timeout."
+    )
 
 
-def _fix(name: str, count: str, hosts: int) -> str:
+def _fix(hosts: int) -> str:
     if hosts == 1:
-        return f"Set {name} to 0, or set {count} to the number of hosts."
-    return f"Number the hosts from 0 to {hosts - 1} with {name}."
+        return "Set the node rank to 0, or set the number of hosts to that of the job."
+    return f"Number the hosts from 0 to {hosts - 1}."

@@ -31,7 +31,7 @@ def _precisions(root: YamlNode) -> Iterator[Contradiction]:
         yield Contradiction(
             later(half, brain),
             f"DeepSpeed rejects fp16 and {name} in the same configuration",
-            f'Set `"fp16": {{"enabled": false}}` on GPUs with bfloat16 (Ampere and later), else disable {name}.',
+            f"Set `fp16.enabled` to false on GPUs with bfloat16 (Ampere and later), else disable {name}.",
         )
 
 
@@ -58,14 +58,14 @@ def _offloads(root: YamlNode, stage: int) -> Iterator[Contradiction]:
         yield Contradiction(
             parameters,
             f"offload_param has no effect with ZeRO stage {stage}: parameters stay on the GPU",
-            'Set `"stage": 3`, or remove `offload_param`.',
+            "Set `stage` to 3, or remove `offload_param`.",
             is_refused=False,
         )
     if states is not None and stage == 0:
         yield Contradiction(
             states,
             "offload_optimizer has no effect with ZeRO stage 0: optimizer states stay on the GPU",
-            'Set `"stage": 2`, or remove `offload_optimizer`.',
+            "Set `stage` to 2, or remove `offload_optimizer`.",
             is_refused=False,
         )
     ratio = root.get("zero_optimization", "offload_optimizer", "ratio")
@@ -74,7 +74,7 @@ def _offloads(root: YamlNode, stage: int) -> Iterator[Contradiction]:
         yield Contradiction(
             ratio,
             f"DeepSpeed rejects offload_optimizer.ratio {part:g} with ZeRO stage {stage}",
-            'Set `"stage": 3`, or remove `ratio`.',
+            "Set `stage` to 3, or remove `ratio`.",
         )
 
 
