@@ -153,6 +153,10 @@ _CONSEQUENCES = ("GPU010", "GPU019", "GPU022")
                 name="dmesg.txt",
             ),
         ),
+        Fails(
+            "logged by the driver, without the process",
+            logged("[86400.5] NVRM: Xid (PCI:0000:0f:00): 94, Contained: SM (0x1). RST: No", name="dmesg.txt"),
+        ),
     ),
 )
 def memory_errors(job: Job, *, remapped_rows: int = 512, retired_pages: int = 60) -> Iterator[Verdict]:

@@ -43,7 +43,7 @@ _FLAT = (
             "The ranks without a saved state draw different random numbers than in the first run, so the run is not "
             "reproduced exactly."
         ),
-        r"sharded differently|sharding differs|another shape|saved with|ZeRO stage 3": (
+        r"sharded differently|sharding differs|different shape|saved with|ZeRO stage 3": (
             "The checkpoint does not load, and the run cannot resume."
         ),
     },
@@ -159,7 +159,7 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
                 if is_zero
                 else f"{name} in the checkpoint is sharded differently than in this job"
                 if is_flat
-                else f"{name} in the checkpoint has another shape than in this job",
+                else f"{name} in the checkpoint has a different shape than in this job",
                 ranks=(),
                 evidence=_sizes(first),
                 fix="Load the parameters inside `deepspeed.zero.GatheredParameters(params, modifier_rank=0)`."
