@@ -79,6 +79,7 @@ def _ranks(estimate: Estimate) -> Iterator[dict[str, Section]]:
         device_peak=estimate.high_bytes,
         # Not every run loads a checkpoint; the report notes what loading one takes in addition.
         host_peak=(host.total - host.checkpoint) // max(1, host.ranks),
+        batch_size=estimate.batch_size or None,
         largest_batch=estimate.largest_batch,
     )
     for rank in range(ranks):

@@ -61,6 +61,47 @@ def test_the_fix_of_an_eviction_names_the_pod(text, named):
     assert f"kubectl describe pod {named}" in finding.fix
 
 
+@each_case(
+    ("text", "check_id", "named"),
+    [
+        (
+            'Warning  FailedMount  5s  kubelet  MountVolume.SetUp failed for volume "pvc-1" : mount failed',
+            "RUN018",
+            "FailedMount, volume pvc-1 | Find the reason in the events of `kubectl describe pod POD`, and correct the "
+            "claim or the storage server of the volume pvc-1.",
+        ),
+        (
+            "Warning  FailedMount  5s  kubelet  Unable to attach or mount volumes: unmounted volumes=[data], timed out",
+            "RUN018",
+            "FailedMount, volume data | ",
+        ),
+        ('Failed  3s  kubelet  Failed to pull image "repo/train:1": rpc error', "RUN018", "pull image repo/train:1 | "),
+        ("      Reason:       ImagePullBackOff", "RUN018", "could not start a pod: ImagePullBackOff | "),
+        (
+            "Work WorkNCCL(SeqNum=1, OpType=BROADCAST, NumelIn=1, NumelOut=1, Timeout(ms)=600000) timed out in "
+            "blocking wait.",
+            "RUN001",
+            "unset TORCH_NCCL_BLOCKING_WAIT NCCL_BLOCKING_WAIT",
+        ),
+        ("Bus error (core dumped)", "MEM010", "often because /dev/shm is full | Check with `df -h /dev/shm`"),
+        (
+            "node01:1:5 [0] graph/xml.cc:20 NCCL WARN XML Parse error : unterminated XML.",
+            "NCCL014",
+            "or if they are not set, replace /var/run/nvidia-topologyd/virtualTopology.xml",
+        ),
+        (
+            "AssertionError: req MetadataIndex(fqn='a.weight', offset=torch.Size([0, 0]), index=0) mismatch sizes "
+            "torch.Size([8]) vs torch.Size([8, 4])",
+            "RUN017",
+            "a.weight in the checkpoint has a different shape than in this job | Load with the wrapping",
+        ),
+    ],
+)
+def test_a_declared_fix_names_what_the_line_shows(text, check_id, named):
+    (finding,) = findings_of(text, check_id)
+    assert named in f"{finding.summary} | {finding.fix}"
+
+
 def test_a_process_started_during_an_import_gives_one_finding():
     (finding,) = findings_of("An attempt has been made to start a new process before the current process", "ENV013")
     assert "``" not in finding.summary + finding.fix

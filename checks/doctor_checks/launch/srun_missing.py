@@ -30,6 +30,16 @@ from doctor.testing import Fails, JobBuilder, Passes, healthy
             ranks=(0,),
         ),
         Fails("the shell of salloc in a named job", _allocation().launched(without=("SLURM_PROCID",)), ranks=(0,)),
+        Fails(
+            "a batch script of four tasks per host",
+            _allocation().launched(SLURM_NTASKS_PER_NODE="4", SLURM_NNODES="1"),
+            ranks=(0,),
+        ),
+        Fails(
+            "the shell of salloc in a named job with tasks per host",
+            _allocation().launched(SLURM_NTASKS_PER_NODE="4", SLURM_NNODES="1", without=("SLURM_PROCID",)),
+            ranks=(0,),
+        ),
     ),
 )
 def srun_missing(job: Job) -> Iterator[Verdict]:

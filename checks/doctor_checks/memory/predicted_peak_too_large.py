@@ -46,7 +46,7 @@ def _begins(floor: int | None, *, free: int, measured: bool = False) -> JobBuild
         Passes("only host memory was estimated", healthy(per_host=2).put(EstimateFacts(host_peak=8 * GIB))),
         Fails(
             "too large for every GPU",
-            healthy(per_host=2).put(EstimateFacts(device_peak=91 * GIB, largest_batch=12)),
+            healthy(per_host=2).put(EstimateFacts(device_peak=91 * GIB, batch_size=16, largest_batch=12)),
             ranks=(0, 1),
         ),
         Fails(
@@ -144,6 +144,7 @@ def _free(device: VisibleDevice) -> int | None:
 def _finding(peak: int, free: int, members: list[tuple[Rank, VisibleDevice]]) -> Finding:
     estimate = members[0][0].find(EstimateFacts)
     largest = estimate.largest_batch if estimate else None
+    now = f" (now {estimate.batch_size})" if estimate and estimate.batch_size else ""
     labels = dict.fromkeys(device.label for _, device in members)
     where = next(iter(labels)) if len(labels) == 1 else "each GPU"
     return Finding(
@@ -155,8 +156,8 @@ def _finding(peak: int, free: int, members: list[tuple[Rank, VisibleDevice]]) ->
             "largest_batch_that_fits": largest,
             "devices": [device.label for _, device in members[:16]],
         },
-        fix=f"Use a batch size of at most {largest} per rank, and gradient accumulation to keep the effective batch "
-        "size."
+        fix=f"Use a batch size of at most {largest} per rank{now}, and gradient accumulation to keep the effective "
+        "batch size."
         if largest
         else "",
         explains=("MEM011",),

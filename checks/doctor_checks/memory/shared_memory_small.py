@@ -86,9 +86,12 @@ def _refusal(text: str, pid: str | None) -> tuple[str, str]:
         if "Permission denied" in text:
             return "NCCL cannot create shared memory: permission denied for /dev/shm", "sudo chmod 1777 /dev/shm"
         is_sure = "No space" in text or "Disk quota" in text
-        return f"NCCL cannot allocate shared memory: /dev/shm is {'' if is_sure else 'probably '}full", ""
+        return (
+            f"NCCL cannot allocate shared memory: /dev/shm is {'' if is_sure else 'probably '}full",
+            "" if is_sure else _FIX_OF_GUESS,
+        )
     if "worker" in text or "insufficient shared memory" in text.lower():
-        return f"A DataLoader worker{f' (pid {pid})' if pid else ''} crashed: /dev/shm is probably full", ""
+        return f"A DataLoader worker{f' (pid {pid})' if pid else ''} crashed: /dev/shm is probably full", _FIX_OF_GUESS
     return "A tensor or array could not be written to shared memory: /dev/shm is full", ""
 
 
@@ -99,8 +102,7 @@ def _bus_error(job: Job) -> Iterator[Finding]:
                 group,
                 "A process crashed with a bus error, often because /dev/shm is full",
                 ranks=group.ranks or ended_by_signal(job, "SIGBUS"),
-                fix="Check with `df -h /dev/shm` while the job runs whether it is full, and if so, enlarge it: in a "
-                "container with `docker run --ipc=host`, in Kubernetes with an emptyDir of `medium: Memory`.",
+                fix=_FIX_OF_GUESS,
                 confidence=0.75,
                 explains=_CONSEQUENCES,
             )
@@ -138,6 +140,11 @@ def _little(group: EventGroup) -> str:
 
 
 _CONSEQUENCES = ("DATA012", "MEM012")
+_FIX_OF_GUESS = (
+    "Check with `df -h /dev/shm` while the job runs whether it is full, and if so, enlarge it: in a container with "
+    "`docker run --ipc=host`, in Kubernetes with an emptyDir of `medium: Memory`."
+)
+"""For messages that do not show that it is full, or that the process runs in a container."""
 
 
 _SHARING = ("multiprocessing/heap.py", "multiprocessing/shared_memory.py", "multiprocessing/reductions.py")

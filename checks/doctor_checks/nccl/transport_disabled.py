@@ -36,6 +36,10 @@ def _without_nvlink(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
             "Hosts that share an NVLink domain communicate over the network, which is several times slower."
         ),
         r"not used: ": "None on this host, whose GPUs communicate over NVLink.",
+        r"peer-to-peer access within hosts": (
+            "GPUs that have peer access to each other communicate through host memory instead, at a fraction of the "
+            "speed. Only a line logged at NCCL_DEBUG=INFO shows it."
+        ),
         r"off shared memory": (
             "GPUs without peer access communicate over the network even within a host, at a fraction of the speed. "
             "Only a line logged at NCCL_DEBUG=INFO shows it."

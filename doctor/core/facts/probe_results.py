@@ -284,11 +284,13 @@ class TrialFacts(Section, frozen=True, kw_only=True):
 
 
 class EstimateFacts(Section, frozen=True, kw_only=True):
-    """The estimated peaks of this rank's device memory and host memory, in bytes."""
+    """The estimated peaks of this rank's device memory and host memory, in bytes. ``batch_size``: samples of a
+    micro-batch of one rank, for which the estimate was made; ``largest_batch``: those that fit."""
 
     key: ClassVar[str] = "estimate"
     origin: ClassVar[Origin] = "measured"
 
     device_peak: int | None = None
     host_peak: int | None = None
+    batch_size: int | None = None
     largest_batch: int | None = None
