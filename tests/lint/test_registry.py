@@ -105,6 +105,28 @@ def _hits_the_marked_lines(rule, case):
         assert isinstance(hit.place, SourceLocation)
 
 
+@pytest.mark.parametrize(
+    ("rule_id", "title", "text"),
+    [
+        ("CODE015", "its sampler", "so it depends on the number of ranks. |"),
+        (
+            "CODE034",
+            "parameters that were taken before",
+            "Call `self.model.parameters()` and create the optimizer after",
+        ),
+        ("CODE034", "the wrapper last", "| Create the optimizer after line 5."),
+        ("CODE035", "parameters to the CPU in stage 2", "| Set `stage` to 3, or remove `offload_param`."),
+        ("CODE035", "fp16 and bf16", "| Set `fp16.enabled` to false"),
+        ("ENV002", "counted from one", "torchrun does not reject the node rank"),
+        ("ENV002", "counted from one", "| Number the hosts from 0 to 1."),
+    ],
+)
+def test_texts_say_what_their_case_shows(rule_id, title, text):
+    cases = [(rule, case) for rule in RULES if rule.id == rule_id for case in rule.cases() if case.title == title]
+    hits = [hit for rule, case in cases for hit in hits_of(rule, case)]
+    assert text in " ".join(f"{hit.effect} | {hit.fix}" for hit in hits)
+
+
 def _is_fixed(rule, case):
     """``--fix`` turns a bad case into the text that the case gives, which needs no further fix."""
     edits = [hit.edits for hit in hits_of(rule, case) if hit.edits]

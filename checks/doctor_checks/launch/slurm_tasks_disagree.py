@@ -364,7 +364,7 @@ def _judge_numbers(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[F
                 evidence={name: number, count_name: count, **_slurm_variables(launch)},
                 effect=f"Scripts and Lightning use {name} and {count_name} as rank and world size, so "
                 "init_process_group() rejects the rank or blocks until the timeout.",
-                fix=f"unset {name} {count_name}\nsrun --ntasks={max(count, 1)} python train.py",
+                fix=f"unset {name} {count_name}\nsrun python train.py",
             )
 
 

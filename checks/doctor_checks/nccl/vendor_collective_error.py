@@ -96,14 +96,20 @@ def _fix(group: EventGroup) -> str:
     return ""
 
 
+_FIX_OF_LEFT_OVERS = "End the processes of the other run, which `npu-smi info` lists."
 _LOGS = "~/ascend/log/debug/plog"
 _FIXES = {
     "EI0002": f"Find the rank that failed or hangs by the first error in {_LOGS} of all hosts, or raise "
     "HCCL_EXEC_TIMEOUT if a rank only takes longer.",
+    "EI0004": "Correct the rank table, so that it lists the devices of this job.",
+    "EI0005": "Call the collective with the same arguments on all ranks.",
     "EI0006": f"Find the rank that failed or started late by the first error in {_LOGS} of all hosts, or raise "
     "HCCL_CONNECT_TIMEOUT if ranks only start slowly.",
+    "EI0013": "Check the process of the peer, and with `hccn_tool -i 0 -link -g` the links of the devices that the "
+    "message names.",
+    "EJ0001": _FIX_OF_LEFT_OVERS,
+    "EJ0003": _FIX_OF_LEFT_OVERS,
 }
-"""For codes of a rank that did not answer in time."""
 _HOST = re.compile(r"\bhost: (?P<host>[\w.-]{1,253})(?:, rank: (?P<rank>\d{1,7})\b)?")
 _OF_DEVICE = re.compile(r"\bDevice:(?P<device>\d{1,4})\b[^\n]{0,40}?\b(?P<code>ERR\d{5})\b")
 _SYNAPSE_CALL = re.compile(r"\b(?P<call>syn\w{1,60})\([^\n]{0,200}\) failed with synapse error")
