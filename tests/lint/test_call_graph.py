@@ -129,6 +129,83 @@ def test_a_package_may_offer_a_function_to_others(tmp_path):
     assert found(tmp_path, files) == ["warning"]
 
 
+FIND = "from setuptools import find_packages, setup\n\nsetup(name='lib', packages=find_packages({}))\n"
+DEEP = {"lib/part/train.py": of_main(WAIT), "lib/part/__init__.py": "", "net.py": "import torch\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"setup.py": FIND.format("")}, ["info"]),
+        ({"setup.py": FIND.format("exclude=['tests']")}, ["info"]),
+        ({"setup.cfg": "[options]\npackages = find:\n"}, ["info"]),
+        ({"setup.py": FIND.format(""), "lib/__init__.py": ""}, ["warning"]),
+        ({"setup.py": FIND.format("where='lib'")}, ["warning"]),
+        ({"setup.py": FIND.format("").replace("find_", "find_namespace_")}, ["warning"]),
+        ({"setup.py": FIND.format("").replace("))", ") + ['lib.part'])")}, ["warning"]),
+        ({"setup.cfg": "[options]\npackages = find_namespace:\n"}, ["warning"]),
+        ({"setup.py": FIND.format(""), "lib/setup.py": FIND.format("")}, ["warning"]),
+    ],
+)
+def test_a_package_that_setuptools_does_not_find_has_no_callers_elsewhere(tmp_path, files, expected):
+    assert found(tmp_path, DEEP | files) == expected
+
+
+RUN = "if __name__ == '__main__':\n    wait()\n"
+PLAIN = "def wait():\n    pass\n"
+EXPORT = "from lib.other import wait\n"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"lib/__init__.py": EXPORT, "run.py": f"from lib import wait\n\n{RUN}"},
+        {"lib/__init__.py": EXPORT.replace("lib", ""), "run.py": f"from lib import wait\n\n{RUN}"},
+        {"lib/__init__.py": "", "lib/use.py": f"from .other import wait\n\n{RUN}"},
+        {"lib/__init__.py": "from .train import wait\n", "run.py": f"from lib.other import wait\n\n{RUN}"},
+        {"lib/__init__.py": "from .train import wait\n\n__all__ = ['wait']\n"},
+        {"lib/use.py": "from .train import wait\n\n\ndef use():\n    wait()\n"},
+        {"lib/use.py": "from .train import wait\n", "run.py": f"from lib.other import wait\n\n{RUN}"},
+    ],
+)
+def test_an_import_of_the_same_name_from_another_module_is_no_use(tmp_path, files):
+    files = {"lib/train.py": of_main(WAIT), "lib/other.py": PLAIN} | files
+    assert found(tmp_path, files) == ["info"]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"lib/__init__.py": "from lib.train import wait\n", "run.py": f"from lib import wait\n\n{RUN}"},
+        {"lib/__init__.py": "from .train import wait\n", "run.py": "import lib\n\nlib.wait()\n"},
+        {"lib/__init__.py": "from .train import wait\n", "run.py": f"from lib import *\n\n{RUN}"},
+        {"lib/__init__.py": "from .train import wait as pause\n"},
+        {"lib/__init__.py": "from .train import wait\n", "run.py": "import lib\n\ngetattr(lib, name)()\n"},
+        {"lib/__init__.py": "from .train import wait\n", "run.py": "import_module(f'lib.{name}')\n"},
+        {"lib/__init__.py": "from .train import wait\n", "README.md": "```\nfrom lib import wait\n```\n"},
+        {"lib/__init__.py": "from .train import *\n", "run.py": f"from lib import wait\n\n{RUN}"},
+        {"lib/__init__.py": "import lib.train\n", "run.py": "import lib\n\nlib.train.wait()\n"},
+        {
+            "lib/__init__.py": "",
+            "tools.py": "from lib.train import wait\n",
+            "run.py": f"from tools import wait\n\n{RUN}",
+        },
+        {"run.py": f"try:\n    from lib.other import wait\nexcept ImportError:\n    from lib.train import wait\n{RUN}"},
+        {"lib/__init__.py": "from .gone import wait\n", "run.py": f"from lib import wait\n\n{RUN}"},
+        {"other/lib/train.py": PLAIN, "run.py": f"from lib.train import wait\n\n{RUN}"},
+    ],
+)
+def test_an_import_that_may_be_of_the_module_is_a_use(tmp_path, files):
+    files = {"lib/train.py": of_main(WAIT), "lib/other.py": PLAIN} | files
+    assert found(tmp_path, files) in (["error"], ["warning"])
+
+
+def test_members_that_an_object_finds_by_name_are_no_names_of_its_module(tmp_path):
+    own = "    def keep(self):\n        self.__dict__['kept'] = 1\n\n"
+    files = {"train.py": of_main(METHOD.replace("    def", f"{own}    def", 1)), "net.py": "import torch\n"}
+    assert found(tmp_path, files) == ["info"]
+
+
 def test_of_a_part_of_a_repository_the_callers_are_unknown(tmp_path):
     (tmp_path / ".git").mkdir()
     (tmp_path / "part").mkdir()

@@ -14,7 +14,15 @@ from typing import Any
 from doctor.lint.engine.absent_modules import may_appear, may_give
 from doctor.lint.engine.discovery import LintTarget, UnreadableFile, read_text
 from doctor.lint.engine.imported_names import failing_import, imports_at_top, modules_at_top, names_in
-from doctor.lint.engine.project_requirements import is_copied, is_installed, is_required, is_root, may_install, pages_of
+from doctor.lint.engine.project_requirements import (
+    is_copied,
+    is_installed,
+    is_packaged,
+    is_required,
+    is_root,
+    may_install,
+    pages_of,
+)
 from doctor.lint.python.project.imported_functions import ModuleSummary
 from doctor.lint.python.project.module_summary import summary_of
 from doctor.lint.python.script import Script
@@ -81,6 +89,19 @@ class ProjectFiles:
         """Whether there is a module of that dotted name, as a file at ``importer`` imports it."""
         return self._locate(importer, module) is not None
 
+    def named(self, importer: str, module: str) -> tuple[str, ...]:
+        """The shown paths of the modules that a dotted name may mean in the file that is shown as ``importer``; of an
+        absolute one, all that end with it."""
+        key = ("named", importer if module.startswith(".") else "", module)
+        if key not in self.memo:
+            target = self._shown.get(importer)
+            found = self._alike(module)
+            if module.startswith(".") and target is not None:
+                found = [self._locate(os.path.abspath(target.path), module) or ""]  # noqa: PTH100 - as above
+            self.memo[key] = tuple(self._targets[one].shown for one in found if one in self._targets)
+        found_before: tuple[str, ...] = self.memo[key]
+        return found_before
+
     def mentioning(self, word: str, *, launches: bool = False) -> tuple[tuple[str, str], ...]:
         """The shown path and the text of each script and launch file with a word; ``launches``: of launch files."""
         key = ("mentioning", word, str(launches))
@@ -134,7 +155,7 @@ class ProjectFiles:
         """Whether the file at ``location`` is of a package that its project installs, which others may import."""
         target = self._targets.get(location)
         beside = os.path.join(os.path.dirname(location), "__init__.py")  # noqa: PTH118, PTH120 - as above
-        return target is None or (beside in self._targets and is_installed(target.path, target.root))
+        return target is None or (beside in self._targets and is_packaged(target.path, target.root))
 
     def pages(self, location: str) -> tuple[str, ...]:
         """The texts of the pages, Dockerfiles and Makefiles that may show how the file at ``location`` is started."""
@@ -276,11 +297,8 @@ class ProjectFiles:
         import, in every module of the project that may be meant."""
         if self._locate(importer, module) is None:
             return False, None
-        tail = f"{os.sep}{module.lstrip('.').replace('.', os.sep)}"
-        alike = [path for path in self._targets if path.endswith((f"{tail}.py", f"{tail}{os.sep}__init__.py"))]
-        alike = alike if module.lstrip(".") else [self._locate(importer, module) or ""]
         names: set[str] = set()
-        for path in alike:
+        for path in self._alike(module) if module.lstrip(".") else [self._locate(importer, module) or ""]:
             key = ("names", path)
             if key not in self.memo:
                 self.memo[key] = names_in(self._text(path)) if path in self._targets else None
@@ -289,6 +307,11 @@ class ProjectFiles:
             names |= self.memo[key]
         below = self._locate(importer, f"{module}{'' if module.endswith('.') else '.'}{name}")
         return below is not None or name in self._names, frozenset(names)
+
+    def _alike(self, module: str) -> list[str]:
+        """The modules whose path ends with a dotted name."""
+        tail = f"{os.sep}{module.lstrip('.').replace('.', os.sep)}"
+        return [path for path in self._targets if path.endswith((f"{tail}.py", f"{tail}{os.sep}__init__.py"))]
 
     def _is_out_of_reach(self, importer: str, module: str, names: list[str]) -> bool:
         """Whether a module that is neither beside the importer nor below a folder above it is one of the project which

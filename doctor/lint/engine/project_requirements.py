@@ -83,6 +83,14 @@ _CITES = re.compile(r"@(?:article|inproceedings|misc|software)\s*\{", re.IGNOREC
 _PACKAGING = frozenset({"setup.py", "setup.cfg"})
 _BUILDS = re.compile(r"^\[(?:build-system|tool\.(?:poetry|setuptools|hatch|flit|pdm)\b)", re.MULTILINE)
 """Tables of a pyproject.toml that builds a package."""
+_FINDS = re.compile(r"\bpackages\s*=\s*(?:(?:setuptools\.)?find_packages\(\s*(?:\)|(?:in|ex)clude\b)|find:)")
+"""``find_packages()`` from the folder of the file, in setup.py or setup.cfg."""
+_FINDS_MORE = re.compile(
+    r"namespace|package_dir|py_modules|\bwhere\s*=|packages\s*=\s*[^fs\s]|^\[tool\.(?!setuptools_scm)|"
+    r"packages\s*=[^\n]*\)\s*\+",
+    re.MULTILINE,
+)
+"""Packages and modules that it does not find: named ones, and those of other folders."""
 _BOUND = re.compile(r"[ \t]*(?P<sign>={1,3}|~=|<=|<|\^|)[ \t]*(?P<release>\d[\d.]{0,20})")
 
 
@@ -209,16 +217,39 @@ def is_copied(folder: Path) -> bool:
 @lru_cache(maxsize=256)
 def is_installed(path: Path, root: Path) -> bool:
     """Whether a folder from that of ``path`` up to ``root`` has a file that installs packages."""
-    for folder in folders_of(path.parent, root):
-        if not _PACKAGING.isdisjoint(_names(folder)):
-            return True
-        file = folder / "pyproject.toml"
-        try:
-            if _BUILDS.search(read_text(LintTarget(file, str(file), "config", file)).text):
-                return True
-        except UnreadableFile:
-            continue
-    return False
+    return any(map(_installs, folders_of(path.parent, root)))
+
+
+@lru_cache(maxsize=256)
+def _installs(folder: Path) -> bool:
+    if not _PACKAGING.isdisjoint(_names(folder)):
+        return True
+    file = folder / "pyproject.toml"
+    try:
+        return _BUILDS.search(read_text(LintTarget(file, str(file), "config", file)).text) is not None
+    except UnreadableFile:
+        return False
+
+
+def is_packaged(path: Path, root: Path) -> bool:
+    """Whether what installs packages from a folder has that of ``path`` among them, as far as it shows."""
+    own = Path(os.path.abspath(path))  # noqa: PTH100 - Path.absolute keeps ".."
+    return any(_installs(one) and not _is_left_out(own, one) for one in folders_of(path.parent, root))
+
+
+def _is_left_out(path: Path, folder: Path) -> bool:
+    """Whether setuptools has to find the packages below a folder and does not find that of ``path``, since
+    ``find_packages()`` goes through no folder without ``__init__.py``."""
+    if all("__init__.py" in _names(one) for one in path.parents if one != folder and one.is_relative_to(folder)):
+        return False
+    texts = []
+    for name in _names(folder):
+        if name in _PACKAGING or name == "pyproject.toml":
+            try:
+                texts.append(read_text(LintTarget(folder / name, name, "config", folder)).text)
+            except UnreadableFile:
+                return False
+    return any(map(_FINDS.search, texts)) and not any(map(_FINDS_MORE.search, texts))
 
 
 @lru_cache(maxsize=256)

@@ -60,6 +60,10 @@ class ProjectModules(Protocol):
     def has(self, importer: str, module: str) -> bool:
         """Whether the project has a module of that dotted name, as a file at ``importer`` imports it."""
 
+    def named(self, importer: str, module: str) -> tuple[str, ...]:
+        """The shown paths of the modules that a dotted name may mean in the file that is shown as ``importer``; of an
+        absolute one, all that end with it."""
+
     def mentioning(self, word: str, *, launches: bool = False) -> tuple[tuple[str, str], ...]:
         """The shown path and the text of each script and launch file with a word; ``launches``: of launch files."""
 

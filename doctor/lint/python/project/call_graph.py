@@ -14,6 +14,8 @@ from doctor.lint.python.script import FunctionNode, ProjectModules, last_name, p
 Definition = FunctionNode | ast.ClassDef
 MOST_READ = 12
 """Files with a name that are parsed; one that more of them have is not followed."""
+MOST_IMPORTS = 4
+"""Imports in a row that a name is followed through."""
 MOST_STEPS = 60
 """Definitions that are looked at for one place."""
 _PLAIN_BASES = frozenset({"object", "Module", "ABC", "Enum", "Dataset", "IterableDataset", "Protocol"})
@@ -34,6 +36,12 @@ _BY_NAME = re.compile(
     r"[^,\n]{1,80},\s*(?![\"']\w+[\"']\s*[,)])"
 )
 """Code that may use a function or method whose name is computed."""
+_LOOKS_UP = ("getattr", "__dict__", "getmembers", "vars(", "eval(", "exec(")
+"""Words of the code above that may find a name in another module."""
+_REGISTERS = ("__subclasses__", "__init_subclass__", "metaclass=", "LightningCLI", "import_module", "__import__")
+"""Words of projects in which a class may be used once its module is imported, or modules have computed names."""
+_SELF = re.compile(r"\bself\.__dict__|\b(?:vars\(self\)|getattr\(self,)")
+"""What finds members of an object, and no names of a module."""
 _PLACE = re.compile(r"^[\w.]*[.:]")
 
 
@@ -44,6 +52,13 @@ class Use(NamedTuple):
     kind: str
     around: tuple[Definition, ...]
     of: str
+
+
+class Exported(NamedTuple):
+    """A definition of a module that others may import: the shown path of its file, and its name."""
+
+    path: str
+    name: str
 
 
 class ModuleNames:
@@ -78,7 +93,7 @@ class ModuleNames:
             begin = place[0] if place else ""
             self.uses[node.value[len(begin) :]].append(Use("text", around, begin))
         elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
+            module = "." * node.level + (node.module or "")
             for one in node.names:
                 if one.name == "*":
                     self.stars.append(module)
@@ -154,7 +169,7 @@ class CallGraph:
     def _is_global_reached(self, path: str, definition: Definition, steps: tuple[Definition, ...]) -> bool:
         """Whether a function or class of a module is used in a place that is reached."""
         own, name, stem = self.names(path), definition.name, PurePath(path).stem
-        if own is None or _BY_NAME.search(own.text) or self._is_named_outside(name, stem):
+        if own is None or _BY_NAME.search(_without_self(own.text)) or self._is_named_outside(name, stem):
             return True
         uses = (one for one in own.uses[name] if definition not in one.around)
         if any(one.kind in ("name", "text") and _is_of_file(one) and self._runs(path, one, steps) for one in uses):
@@ -164,10 +179,27 @@ class CallGraph:
         others = [shown for shown in others if re.search(rf"\b{re.escape(name)}\b", self._modules.text_at(shown))]
         if stem == "__init__" or len(others) > MOST_READ * 4:
             return True
-        others = [shown for shown in others if self._may_import(shown, places)]
+        target = Exported(path, name)
+        others = self._importers(others, target, places)
         if len(others) > MOST_READ:
             return True
-        return any(self._uses_of_other(shown, name, places, steps) for shown in others)
+        return any(self._uses_of_other(shown, target, places, steps) for shown in others)
+
+    def _importers(self, files: list[str], target: Exported, places: set[str]) -> list[str]:
+        """The files that may import what is defined in ``target``, also from others that import it, whose names are
+        added to ``places``."""
+        found: list[str] = []
+        for _ in range(MOST_IMPORTS):
+            more = [shown for shown in files if shown not in found and self._may_import(shown, places)]
+            if not more or len(found) > MOST_READ:
+                break
+            found += more
+            for shown in more:
+                module = self.names(shown)
+                uses = module.uses[target.name] if module is not None else ()
+                if any(one.kind == "import" and self._is_import_of(shown, one, target, places) for one in uses):
+                    places.add(_module_name(shown))
+        return found
 
     def _may_import(self, shown: str, places: set[str]) -> bool:
         """Whether a file imports from a module or a package of one of these names, or looks names up."""
@@ -175,21 +207,85 @@ class CallGraph:
         words = "|".join(map(re.escape, filter(None, places)))
         return re.search(rf"^\s*(?:from|import)\b[^\n]*\b(?:{words})\b|^\s*from\s+\.+\s+import", text, re.M) is not None
 
-    def _uses_of_other(self, shown: str, name: str, places: set[str], steps: tuple[Definition, ...]) -> bool:
+    def _uses_of_other(self, shown: str, target: Exported, places: set[str], steps: tuple[Definition, ...]) -> bool:
         module = self.names(shown)
         if module is None:
             return True
-        has_star = any(not one or one.rpartition(".")[2] in places for one in module.stars)
-        for one in module.uses[name]:
-            is_use = (
-                (one.kind == "import" and (not one.of or one.of.rpartition(".")[2] in places))
-                or (one.kind == "attribute" and one.of in module.imported)
-                or (one.kind == "name" and has_star)
-                or (one.kind == "text" and (one.of != "" or _BY_NAME.search(module.text) is not None))
-            )
-            if is_use and (one.kind == "import" or self._runs(shown, one, steps)):
+        has_star = any(_is_of(one, places) for one in module.stars)
+        for one in module.uses[target.name]:
+            if one.kind == "import":
+                is_import = self._is_import_of(shown, one, target, places)
+                is_used = is_import and self._is_import_used(shown, one, target.name, steps)
+            else:
+                is_use = (
+                    (one.kind == "attribute" and (one.of in module.imported or one.of in places))
+                    or (one.kind == "name" and has_star)
+                    or (one.kind == "text" and (one.of != "" or _BY_NAME.search(module.text) is not None))
+                )
+                is_used = is_use and self._runs(shown, one, steps)
+            if is_used:
                 return self._modules.can_run(shown)
         return False
+
+    def _is_import_of(self, shown: str, use: Use, target: Exported, places: set[str]) -> bool:
+        """Whether an import may be of ``target``: one that cannot be followed is, if its module has a name of it."""
+        leads = self._leads_to(shown, use.of, target, MOST_IMPORTS)
+        return _is_of(use.of, places) if leads is None else leads
+
+    def _leads_to(self, shown: str, module: str, target: Exported, depth: int) -> bool | None:
+        """Whether the name of ``target`` in a module, as a file imports it, is what is defined there; ``None`` if that
+        is unknown. An absolute import may be of each module of the project that ends with its name."""
+        found = self._modules.named(shown, module)
+        if target.path in found:
+            return True
+        if not found or not depth:
+            return None
+        answers = [self._exports(one, target, depth - 1) for one in found]
+        return True if True in answers else None if None in answers else False
+
+    def _exports(self, shown: str, target: Exported, depth: int) -> bool | None:
+        """Whether the name of ``target`` in another file is what is defined there; ``None`` if that is unknown."""
+        module = self.names(shown)
+        if module is None or module.stars or _BY_NAME.search(_without_self(module.text)):
+            return None
+        imports = [one for one in module.uses[target.name] if one.kind == "import" and not one.around]
+        is_defined = any(one.name == target.name and not around for one, around in module.around.items())
+        if imports:
+            answers = [self._leads_to(shown, one.of, target, depth) for one in imports]
+            return True if True in answers else None if None in answers else False
+        return False if is_defined else None
+
+    def _is_import_used(self, shown: str, use: Use, name: str, steps: tuple[Definition, ...]) -> bool:
+        """Whether an import is more than one for others, and of what nothing reached uses. Those others are among the
+        files that import it in turn, unless they look names up."""
+        module = self.names(shown)
+        if module is None or module.imported.get(name) != f"{use.of}.{name}":
+            return True
+        if _BY_NAME.search(_without_self(module.text)):
+            return True
+        if any(one.kind == "name" and self._runs(shown, one, steps) for one in module.uses[name]):
+            return True
+        return self._may_be_looked_up(shown, name)
+
+    def _may_be_looked_up(self, shown: str, name: str) -> bool:
+        """Whether a program may find a name of a module without naming it, or a notebook or page names it."""
+        registers = any(next(iter(self._modules.mentioning(word)), None) for word in _REGISTERS)
+        if registers or self._is_named_outside(name, _module_name(shown)):
+            return True
+        texts = (one for word in _LOOKS_UP for one in self._modules.mentioning(word))
+        return any(_BY_NAME.search(_without_self(text)) and self._holds(user, shown) for user, text in texts)
+
+    def _holds(self, user: str, shown: str) -> bool:
+        """Whether a file imports a module as such, or a package around it."""
+        module = self.names(user)
+        if module is None:
+            return True
+        imported = (self._modules.named(user, one) for one in (*module.imported.values(), *module.stars))
+        packages = (PurePath(one) for found in imported for one in found)
+        return any(
+            one == PurePath(shown) or (one.stem == "__init__" and PurePath(shown).is_relative_to(one.parent))
+            for one in packages
+        )
 
     def _is_method_reached(
         self, path: str, method: FunctionNode, owner: ast.ClassDef, steps: tuple[Definition, ...]
@@ -266,3 +362,18 @@ class CallGraph:
 def _is_of_file(use: Use) -> bool:
     """Whether a use in the own file is one: texts only with a path to it."""
     return use.kind == "name" or use.of != ""
+
+
+def _is_of(module: str, places: set[str]) -> bool:
+    """Whether the module of an import has one of these names, or is only a package around the file."""
+    last = module.rpartition(".")[2]
+    return not last or last in places
+
+
+def _module_name(shown: str) -> str:
+    place = PurePath(shown)
+    return place.parent.name if place.stem == "__init__" else place.stem
+
+
+def _without_self(text: str) -> str:
+    return _SELF.sub("", text)
