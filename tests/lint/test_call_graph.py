@@ -165,7 +165,10 @@ EXPORT = "from lib.other import wait\n"
         {"lib/__init__.py": "from .train import wait\n", "run.py": f"from lib.other import wait\n\n{RUN}"},
         {"lib/__init__.py": "from .train import wait\n\n__all__ = ['wait']\n"},
         {"lib/use.py": "from .train import wait\n\n\ndef use():\n    wait()\n"},
-        {"lib/use.py": "from .train import wait\n", "run.py": f"from lib.other import wait\n\n{RUN}"},
+        {
+            "lib/use.py": "from .train import wait\n\n\ndef use():\n    wait()\n",
+            "run.py": f"from lib.other import wait\n\n{RUN}",
+        },
     ],
 )
 def test_an_import_of_the_same_name_from_another_module_is_no_use(tmp_path, files):
@@ -191,6 +194,7 @@ def test_an_import_of_the_same_name_from_another_module_is_no_use(tmp_path, file
             "run.py": f"from tools import wait\n\n{RUN}",
         },
         {"run.py": f"try:\n    from lib.other import wait\nexcept ImportError:\n    from lib.train import wait\n{RUN}"},
+        {"restore.py": "import torch\nfrom lib.train import wait\n\ntorch.load('all.pt')\n"},
         {"lib/__init__.py": "from .gone import wait\n", "run.py": f"from lib import wait\n\n{RUN}"},
         {"other/lib/train.py": PLAIN, "run.py": f"from lib.train import wait\n\n{RUN}"},
     ],

@@ -248,6 +248,8 @@ class CallGraph:
         module = self.names(shown)
         if module is None or module.stars or _BY_NAME.search(_without_self(module.text)):
             return None
+        if module.imported.get(target.name, target.name).rpartition(".")[2] != target.name:
+            return None
         imports = [one for one in module.uses[target.name] if one.kind == "import" and not one.around]
         is_defined = any(one.name == target.name and not around for one, around in module.around.items())
         if imports:
@@ -256,14 +258,16 @@ class CallGraph:
         return False if is_defined else None
 
     def _is_import_used(self, shown: str, use: Use, name: str, steps: tuple[Definition, ...]) -> bool:
-        """Whether an import is more than one for others, and of what nothing reached uses. Those others are among the
-        files that import it in turn, unless they look names up."""
+        """Whether what a file imports is used in a place that is reached, or by others that look names up. Those that
+        import it in turn are judged by their own uses. A module that does not use its import may need it all the same,
+        to restore objects; a package offers it."""
         module = self.names(shown)
         if module is None or module.imported.get(name) != f"{use.of}.{name}":
             return True
         if _BY_NAME.search(_without_self(module.text)):
             return True
-        if any(one.kind == "name" and self._runs(shown, one, steps) for one in module.uses[name]):
+        uses = [one for one in module.uses[name] if one.kind == "name"]
+        if any(self._runs(shown, one, steps) for one in uses) or not (uses or PurePath(shown).stem == "__init__"):
             return True
         return self._may_be_looked_up(shown, name)
 
