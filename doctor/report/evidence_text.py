@@ -42,6 +42,7 @@ _CAUSES_IN_SUMMARY = {"demand", "fragmented", "limit", "others", "size", "skew",
 _FOR_PROGRAMS = {
     "busy_with",
     "column",
+    "component",
     "end_column",
     "end_line",
     "fixable",

@@ -76,6 +76,7 @@ def library_error(job: Job) -> Iterator[Verdict]:
             yield finding_from_logs(
                 group,
                 f"{group.value('component')} failed: {_RANK.sub('', group.value('said') or '')}",
+                evidence={"component": group.value("component")},  # ranks it as a message of software
                 fix=_fix(group.value("component") or ""),
                 confidence=0.5,
             )
