@@ -67,13 +67,13 @@ def test_the_fix_of_an_eviction_names_the_pod(text, named):
         (
             'Warning  FailedMount  5s  kubelet  MountVolume.SetUp failed for volume "pvc-1" : mount failed',
             "RUN018",
-            "FailedMount, volume pvc-1 | Find the reason in the events of `kubectl describe pod POD`, and correct the "
-            "claim or the storage server of the volume pvc-1.",
+            "FailedMount of volume pvc-1 (mount failed) | Find the reason in the events of `kubectl describe pod POD`, "
+            "and correct the claim or the file server of the volume pvc-1.",
         ),
         (
             "Warning  FailedMount  5s  kubelet  Unable to attach or mount volumes: unmounted volumes=[data], timed out",
             "RUN018",
-            "FailedMount, volume data | ",
+            "FailedMount of volume data | ",
         ),
         ('Failed  3s  kubelet  Failed to pull image "repo/train:1": rpc error', "RUN018", "pull image repo/train:1 | "),
         ("      Reason:       ImagePullBackOff", "RUN018", "could not start a pod: ImagePullBackOff | "),

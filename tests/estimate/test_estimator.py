@@ -187,7 +187,7 @@ def test_what_fits_is_ok_and_its_twin_is_not():
     for batch, code, state in ((largest, 0, Status.PASS), (largest + 1, 1, Status.FAIL)):
         report = judged(asked(TrainingPlan(batch_size=batch)))
         assert (report.exit_code, status(report, "MEM005")) == (code, state)
-    assert f"at most {largest}," in report.result("MEM005").findings[0].fix
+    assert f"at most {largest} per rank (now" in report.result("MEM005").findings[0].fix
 
 
 def test_nothing_fits():

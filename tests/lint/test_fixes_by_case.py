@@ -22,7 +22,7 @@ def texts_of(id_, case_name):
     ("id_", "case", "text"),
     [
         ("CODE010", "a method makes loader and sampler", "call `batches.sampler.set_epoch(epoch)` at the start"),
-        ("CODE010", "FSDP, in functions", "The loader that get_train_loader returns (line "),
+        ("CODE010", "FSDP, in functions", "Loader of get_train_loader (line "),
         ("CODE010", "FSDP, in functions", "instead of `True` (shuffle), and call `loader.sampler.set_epoch(epoch)`"),
         ("CODE010", "plain DDP with a shuffling loader", "instead of `shuffle=True`"),
         ("CODE011", "made in a branch, where no line fits all", "Rename `_` in line "),

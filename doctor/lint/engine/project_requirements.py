@@ -91,7 +91,7 @@ _FINDS_MORE = re.compile(
     re.MULTILINE,
 )
 """Packages and modules that it does not find: named ones, and those of other folders."""
-_BOUND = re.compile(r"[ \t]*(?P<sign>={1,3}|~=|<=|<|\^|)[ \t]*(?P<release>\d[\d.]{0,20})")
+_BOUND = re.compile(r"[ \t]*(?:(?P<sign>={1,3}|~=|<=|<|\^)[ \t]*)?(?P<release>\d[\d.]{0,20})")
 
 
 def required_releases(path: Path, root: Path, *, shown: bool = True) -> Mapping[str, str]:

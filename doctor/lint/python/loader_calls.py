@@ -86,7 +86,7 @@ class LoaderCall(NamedTuple):
     def title(self) -> str:
         """Its name in reports."""
         if self.is_returned and self.name:
-            return f"The loader that {self.name} returns (line {self.call.lineno})"
+            return f"Loader of {self.name} (line {self.call.lineno})"
         return f"{self.name or 'The loader'} (line {self.call.lineno})"
 
 

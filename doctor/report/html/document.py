@@ -153,7 +153,9 @@ def _moment(at: float) -> datetime.datetime | None:
         return None
 
 
-_SECTION = re.compile(r'<section id="([\w-]+)"[^>]*>\s*<h2[^>]*>(.*?)(?:<span class="count">.*?)?</h2>', re.DOTALL)
+_SECTION = re.compile(
+    r'<section id="([\w-]+)"[^>]{0,200}>\s*<h2[^>]{0,200}>((?:(?!</h2>|<span class="count">).){0,400})', re.DOTALL
+)
 
 
 def sections_of(body: Markup) -> list[tuple[str, str]]:

@@ -125,7 +125,7 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
             given = named if isinstance(data, (ast.Name, ast.Attribute)) else "dataset"
             yield Violation(
                 loader.call,
-                f"{loader.title} has no distributed sampler: every rank trains on all of `{named}`",
+                f"{loader.title} has no distributed sampler: each rank trains on all of {named}",
                 fix=f"Pass `sampler=DistributedSampler({given})` to the loader{_instead_of(script, loader.call)}, and "
                 f"call `{_variable(script, loader.call)}.sampler.set_epoch(epoch)` at the start of each epoch.",
                 evidence=(("wrapped_at_line", wrapper.lineno),),
