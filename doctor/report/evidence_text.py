@@ -437,7 +437,7 @@ def _mapping(name: str, values: Mapping[object, object], here: str = "these rank
         return _range_of(name, values)
     if {"memory_of", "bytes_a_second", "bytes_now", "watched_seconds"} <= values.keys():
         return _growth(values)
-    if {"own", "excess", "others_wait"} == values.keys():
+    if {"own", "excess", "others_wait"} <= values.keys():
         own, excess = (_value("step_seconds", values[name]) for name in ("own", "excess"))
         return f"{own}, {excess} more than its peers"
     if name in _VALUES_ARE_RANKS and all(isinstance(ranks, (list, tuple)) for ranks in values.values()):

@@ -317,7 +317,7 @@ def test_evidence_that_is_empty_takes_no_line_and_where_ranks_stand_takes_one_ea
         ),
         (
             "seconds_a_step_by_rank",
-            {"3": {"own": 0.19, "excess": 0.09, "others_wait": 0.08}},
+            {"3": {"own": 0.19, "excess": 0.09, "others_wait": 0.08, "step": 0.4}},
             "time in this phase per step: rank 3 (190 ms, 90 ms more than its peers)",
         ),
         ("said_by_rank", {"0": "a", "1": "b", "4": "a"}, "errors by rank: ranks 0, 4: a; rank 1: b"),

@@ -401,7 +401,7 @@ def _finding(job: Job, ranks: tuple[Rank, ...], part: str, members: Mapping[int,
         ranks=numbers,
         evidence={
             "seconds_a_step_by_rank": {
-                str(rank): {"own": one.own, "excess": one.excess, "others_wait": one.waited_in_all}
+                str(rank): {"own": one.own, "excess": one.excess, "others_wait": one.waited_in_all, "step": one.total}
                 for rank, one in list(members.items())[:16]
             },
             "others_wait_in": _WAITS.get(lag.wait) or PHASES[lag.wait].removeprefix("in "),
