@@ -8,12 +8,12 @@ import msgspec
 
 from doctor.analysis.attached_job import AttachedRank, attached_ranks
 from doctor.analysis.hang.stack_groups import call_tree, stack_groups
-from doctor.analysis.launch_origin import ranks_in_words
 from doctor.analysis.process_movement import movement_of
 from doctor.analysis.step_rate import step_rate
 from doctor.core.facts import AttachedProcess, AttachFacts, ProgressFacts
 from doctor.core.job import Job
 from doctor.core.report_document import RankStacks, RunOutcome
+from doctor.core.text import ranks_in_words
 
 MOST_NOTES = 16
 

@@ -25,7 +25,7 @@ from doctor.core.facts import LaunchFacts, SlurmFacts, TrainerFacts
 from doctor.core.job import Job, Rank
 from doctor.core.logs.event_groups import EventGroup
 from doctor.core.section_table import IdenticalRanks
-from doctor.core.text import conjunction, lazy_compile, number_runs
+from doctor.core.text import lazy_compile
 from doctor.knowledge.launcher_index import BY_NAME, BY_PRECEDENCE, COUNTED, PARENTS
 from doctor.knowledge.launchers import FIRST_SPECIAL_STEP, INTERACTIVE_JOBS, LAUNCHERS, Launcher, ProcessCount
 
@@ -318,20 +318,6 @@ def devices_asked(process: Rank | IdenticalRanks) -> int | None:
     """The number of devices per host that the Trainer is configured to use; ``None`` if it is unset or ``auto``."""
     trainer = process.find(TrainerFacts)
     return trainer.devices if trainer else None
-
-
-def ranks_in_words(ranks: tuple[int, ...], most: int = 8) -> str:
-    """Ranks as text with folded ranges: ``rank 3``, ``ranks 0 and 2``, ``ranks 0-7, 9 and 4 more``."""
-    ordered = sorted(set(ranks))
-    runs = number_runs(ordered)
-    words = [word for first, last in runs[:most] for word in _words_of_run(first, last)]
-    left = sum(last - first + 1 for first, last in runs[most:])
-    return f"rank{'' if len(ordered) == 1 else 's'} " + conjunction([*words, f"{left} more"] if left else words)
-
-
-def _words_of_run(first: int, last: int) -> list[str]:
-    """The words of consecutive numbers: two of them are no range."""
-    return [f"{first}-{last}"] if last > first + 1 else [str(number) for number in range(first, last + 1)]
 
 
 def joined_ranks(group: EventGroup) -> dict[int, int]:

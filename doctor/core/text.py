@@ -31,6 +31,12 @@ def number_runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return runs
 
 
+def ranges(numbers: Iterable[int]) -> str:
+    """Return ``0-7,9`` for integers in any order."""
+    runs = number_runs(sorted(set(numbers)))
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+
+
 def byte_size(count: float) -> str:
     """Return a count of bytes in binary units, with three significant digits."""
     unit = 0
@@ -60,6 +66,20 @@ _PATTERN_METHODS = ("search", "match", "fullmatch", "finditer", "findall", "spli
 def conjunction(words: Sequence[str]) -> str:
     """Words as a list in a sentence: ``a``, ``a and b``, ``a, b and c``."""
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def ranks_in_words(ranks: tuple[int, ...], most: int = 8) -> str:
+    """Ranks as text with folded ranges: ``rank 3``, ``ranks 0 and 2``, ``ranks 0-7, 9 and 4 more``."""
+    ordered = sorted(set(ranks))
+    runs = number_runs(ordered)
+    parts = [word for first, last in runs[:most] for word in _words_of_run(first, last)]
+    left = sum(last - first + 1 for first, last in runs[most:])
+    return f"rank{'' if len(ordered) == 1 else 's'} " + conjunction([*parts, f"{left} more"] if left else parts)
+
+
+def _words_of_run(first: int, last: int) -> list[str]:
+    """The words of consecutive numbers: two of them are no range."""
+    return [f"{first}-{last}"] if last > first + 1 else [str(number) for number in range(first, last + 1)]
 
 
 def counted(number: int, noun: str) -> str:

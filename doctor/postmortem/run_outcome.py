@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 
-from doctor.analysis.launch_origin import ranks_in_words
 from doctor.analysis.logs.error_lines import NAN, STEP, Place, is_strong, orderly_ends, unexplained_lines
 from doctor.analysis.logs.root_event import CRASH, EXCEPTION, nature_of_exception
 from doctor.core.facts import Event, LogEvidence, ProgressFacts, RecorderFacts
 from doctor.core.job import Job
 from doctor.core.report_document import Kind, LastStep, QuotedLine, RunOutcome
+from doctor.core.text import ranks_in_words
 
 MOST_LINES = 10
 """The maximum number of quoted lines that look like errors."""

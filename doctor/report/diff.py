@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from doctor.core.diff.captures import Difference
-from doctor.report.formatting import as_json, markdown_table, ranges, spelt_out
+from doctor.core.text import ranges
+from doctor.report.formatting import as_json, markdown_table, spelt_out
 
 
 def render_difference(differences: Sequence[Difference], before: str, after: str, form: str) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from doctor.core.text import byte_size, lazy_compile
-from doctor.report.formatting import ranges
+from doctor.core.text import byte_size, lazy_compile, ranges
 
 _MOST_ITEMS = 12
 _BYTES = lazy_compile(r"(?:^|_)bytes(?:_a_(?P<per>[a-z]+)|_now|_left|_of_one)?(?:_by_\w+)?$")

@@ -9,6 +9,7 @@ import msgspec
 
 from doctor.core.finding import Severity
 from doctor.core.report_document import CheckResult, Report, ReportFinding
+from doctor.core.text import ranges
 from doctor.report.evidence_text import evidence_lines
 from doctor.report.formatting import (
     INLINE_CODE,
@@ -16,7 +17,6 @@ from doctor.report.formatting import (
     fix_parts,
     place,
     printable,
-    ranges,
     shortened,
     state_of,
 )

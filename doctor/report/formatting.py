@@ -15,7 +15,7 @@ from doctor.core.decoding import prepared
 from doctor.core.finding import Severity, Status
 from doctor.core.job import UNKNOWN_HOST
 from doctor.core.report_document import CheckResult, Report, ReportFinding, RunOutcome
-from doctor.core.text import counted, lazy_compile
+from doctor.core.text import counted, lazy_compile, ranges
 
 _UNPRINTABLE = lazy_compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, except tabs and line breaks, and characters that change the direction of text."""
@@ -151,17 +151,6 @@ def fix_parts(fix: str) -> tuple[str, list[str]]:
     if not rest:
         return ("", [fix]) if _BARE_COMMAND.fullmatch(fix) else (fix, [])
     return (first, rest) if first.endswith(":") else ("", [first, *rest])
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Return ``0-7,9`` for integers in any order."""
-    spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
 def some(words: Sequence[str], most: int = 4) -> str:

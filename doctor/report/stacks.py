@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.core.report_document import CallNode, RankStacks, StackGroup
-from doctor.report.formatting import ranges
+from doctor.core.text import ranges
 
 MOST_ROWS = 60
 """Rows of a tree in a report for people to read; JSON has all of them."""

@@ -9,12 +9,12 @@ from doctor.analysis.launch_origin import (
     inner_launcher,
     is_left_alone,
     most_tasks,
-    ranks_in_words,
     slurm_step,
     starts_tasks_unlaunched,
     whole_number,
 )
 from doctor.core.facts import Claim, LaunchFacts, SlurmFacts, Variable
+from doctor.core.text import ranks_in_words
 from doctor.testing.cases import healthy
 
 STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"}

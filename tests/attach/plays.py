@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
-from doctor.analysis.launch_origin import ranks_in_words
+from doctor.core.text import ranks_in_words
 from tests.attach.jobs import Attached, TrainingJob, running
 from tests.attach.places import PLACES
 

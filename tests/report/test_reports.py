@@ -10,10 +10,10 @@ from doctor.api import Finding, Scope, Severity, Skip, Source, check
 from doctor.core.check_registry import CheckRegistry
 from doctor.core.report_document import ReportInput
 from doctor.core.settings import IgnoreEntry, Settings
-from doctor.core.text import byte_size
+from doctor.core.text import byte_size, ranges
 from doctor.facts import HostFacts, SoftwareFacts
 from doctor.report.evidence_text import evidence_lines
-from doctor.report.formatting import cell, ranges, some
+from doctor.report.formatting import cell, some
 from doctor.report.machine_formats import render_github, render_json, render_junit
 from doctor.report.markdown import render_markdown
 from doctor.report.narrative import commands

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Verdict, check, merge
-from doctor.core.text import number_runs
+from doctor.core.text import ranges
 from doctor.facts import EnvironmentFacts, ProcessFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 
@@ -93,7 +93,7 @@ def _judge(local: LocalRanks) -> Iterator[Finding]:
             evidence={
                 name: value,
                 "ranks_with_the_same_cpus": len(ranks) if shared else None,
-                "cpus": _ranges(cpus) if shared and cpus else None,
+                "cpus": ranges(cpus) if shared and cpus else None,
                 "openmp_library": next(filter(None, map(_intel_openmp, ranks)), None),
             },
             effect=_effect(name, shared=shared, certain=certain),
@@ -101,11 +101,6 @@ def _judge(local: LocalRanks) -> Iterator[Finding]:
             fix=f"unset {name}" if name != "OMP_PROC_BIND" else "export OMP_PROC_BIND=false",
             explains=("HOST005",) if shared else (),
         )
-
-
-def _ranges(cpus: tuple[int, ...]) -> str:
-    """``0-3,8-11``, as taskset and /proc write lists of CPUs."""
-    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in number_runs(sorted(cpus)))
 
 
 def _effect(name: str, *, shared: bool, certain: bool) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from doctor.analysis.launch_origin import ranks_in_words
 from doctor.analysis.stats.rank_roles import uses_lightning
 from doctor.core.job import Job
 from doctor.core.report_document import LossCause
+from doctor.core.text import ranks_in_words
 
 
 class LossWords(msgspec.Struct, frozen=True):

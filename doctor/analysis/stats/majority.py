@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from doctor.analysis.launch_origin import ranks_in_words
 from doctor.analysis.stats.baseline import BaselineDifference, BaselineValue
 from doctor.core.facts import (
     DriverFacts,
@@ -27,7 +26,7 @@ from doctor.core.facts import (
     SoftwareFacts,
 )
 from doctor.core.job import Group, Host, Job, Rank
-from doctor.core.text import counted
+from doctor.core.text import counted, ranks_in_words
 
 S = TypeVar("S", bound=Section)
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from doctor.analysis.launch_origin import ranks_in_words
 from doctor.cluster.gather.member_table import MemberTable
 from doctor.cluster.gather.protocol import (
     ANNOUNCEMENT,
@@ -30,6 +29,7 @@ from doctor.cluster.transport.signing import RejectedMessages
 from doctor.cluster.transport.store import StoreLost
 from doctor.core.background import start_daemon
 from doctor.core.job import Job, build_job
+from doctor.core.text import ranks_in_words
 
 if TYPE_CHECKING:
     from doctor.cluster.gather.probe_schedule import ProbeRound, ProbeSchedule

@@ -16,7 +16,6 @@ from typing import BinaryIO
 
 import msgspec
 
-from doctor.analysis.launch_origin import ranks_in_words
 from doctor.cluster.gather.coordinator import Coordinator, MemberRegistry
 from doctor.cluster.gather.probe_schedule import ProbeSchedule, probe_schedule
 from doctor.cluster.ray.cluster_address import RayUnreachable
@@ -30,6 +29,7 @@ from doctor.cluster.transport.store import KeyValueStore, StoreLost, first_line
 from doctor.collectors.base import Machine
 from doctor.core.capture import to_document
 from doctor.core.decoding import prepared
+from doctor.core.text import ranks_in_words
 
 LOOK_EVERY = 0.25
 """Seconds between two polls for finished tasks."""

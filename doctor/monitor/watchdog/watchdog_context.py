@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from doctor.analysis.launch_origin import ranks_in_words
 from doctor.cluster.membership.leadership import acknowledge
 from doctor.cluster.transport.codec import encode
 from doctor.cluster.transport.failover import FailoverStore
 from doctor.cluster.transport.signing import RejectedMessages
 from doctor.core.facts import ProgressFacts
 from doctor.core.files.own_folder import OwnFile
+from doctor.core.text import ranks_in_words
 from doctor.monitor.watchdog.admission import RunNamespace
 from doctor.monitor.watchdog.decision import Decision, EvaluateJob, OnRecovery, RankSource, WriteLine
 from doctor.monitor.watchdog.local_peers.peer_observation import LocalPeerProbe

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from doctor.analysis.hang.stack_groups import call_tree, stack_groups
-from doctor.analysis.launch_origin import ranks_in_words
 from doctor.core.facts import ProgressFacts
 from doctor.core.job import Job
 from doctor.core.report_document import RankStacks
+from doctor.core.text import ranks_in_words
 
 
 def collected_stacks(job: Job) -> RankStacks | None:

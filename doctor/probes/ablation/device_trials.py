@@ -16,7 +16,7 @@ from doctor.analysis.visible_devices import gpu_of, local_rank_of, processor_ask
 from doctor.collectors.base import read_text
 from doctor.core.facts import DeviceSpeed, GpuFacts, ProcessFacts, Trial
 from doctor.core.message_bounds import Number, Processors, Rate
-from doctor.core.text import number_runs
+from doctor.core.text import ranges
 from doctor.probes.ablation.experiments import TrialRequest
 from doctor.probes.ablation.trials import ROUNDS, USUAL_SHARE, is_improvement, not_tried
 from doctor.probes.base import ProbeContext, ProbeParticipant, StageOrders
@@ -132,10 +132,10 @@ def _changes(order: DeviceOrder, proc: Path) -> Iterator[_Change]:
         time.sleep(LOOK_SECONDS)
         found = free_processors(order.pinned, before, times_of(read_text(proc / "stat") or ""))
         if found:
-            yield _Change(f"processors {_listed(found)}", _bound(found, order.rank), found)
+            yield _Change(f"processors {ranges(found)}", _bound(found, order.rank), found)
         return
     if order.near:
-        yield _Change(f"processors near the GPU ({_listed(order.near)})", _bound(order.near, order.rank), order.near)
+        yield _Change(f"processors near the GPU ({ranges(order.near)})", _bound(order.near, order.rank), order.near)
     if order.other is not None:
         changes: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": str(order.other), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         task = msgspec.structs.replace(order.task, local_rank=0)
@@ -143,13 +143,7 @@ def _changes(order: DeviceOrder, proc: Path) -> Iterator[_Change]:
 
 
 def _bound(processors: Sequence[int], rank: int) -> str:
-    return f"taskset -c {_listed(processors)} <command>  # for rank {rank}"
-
-
-def _listed(processors: Sequence[int]) -> str:
-    """Format processors as taskset takes them: ``0-3,8``."""
-    runs = number_runs(sorted(processors))
-    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+    return f"taskset -c {ranges(processors)} <command>  # for rank {rank}"
 
 
 Times = Mapping[int, tuple[int, int]]

@@ -7,12 +7,12 @@ from contextlib import suppress
 
 import msgspec
 
-from doctor.analysis.launch_origin import ranks_in_words
 from doctor.analysis.trial_selection import AGAIN
 from doctor.core.decoding import prepared
 from doctor.core.facts import CollectiveFacts, Trial
 from doctor.core.job import Job
 from doctor.core.message_bounds import Rate, Text, shortened
+from doctor.core.text import ranks_in_words
 from doctor.probes.ablation.experiments import TrialRequest, is_right
 from doctor.probes.ablation.setting_variants import ExperimentRow, SettingVariant, variant_of, variants_for
 from doctor.probes.ablation.trials import USUAL_SHARE, gains, is_improvement, not_tried, recording_orders

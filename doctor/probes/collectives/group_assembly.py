@@ -8,12 +8,11 @@ from typing import NamedTuple
 import msgspec
 
 from doctor.analysis.fabric.pairing import RankSlot, partners_of, places_on_hosts
-from doctor.analysis.launch_origin import ranks_in_words
 from doctor.analysis.visible_devices import backend_asked, local_rank_of, processor_asked
 from doctor.core.decoding import prepared
 from doctor.core.facts import MasterFacts
 from doctor.core.job import Job
-from doctor.core.text import counted
+from doctor.core.text import counted, ranks_in_words
 from doctor.probes.base import ProbeParticipant
 from doctor.probes.collectives.group_limits import MEASURED, MOST_BYTES
 from doctor.probes.collectives.group_steps import AxisMembership, GroupsNotRun, JoinGroup, TorchCapabilities

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from doctor.analysis.launch_origin import ranks_in_words
 from doctor.core.decoding import prepared
 from doctor.core.facts import CollectiveResult, CollectiveTiming
+from doctor.core.text import ranks_in_words
 from doctor.probes.collectives.backend_errors import LOST, error_text
 from doctor.probes.collectives.collective_timing import AxisTimer
 from doctor.probes.collectives.group_steps import (

@@ -16,7 +16,7 @@ from doctor.core.facts import LogEvidence
 from doctor.core.finding import Severity, Status
 from doctor.core.job import Job
 from doctor.core.report_document import Report, ReportFinding
-from doctor.core.text import byte_size
+from doctor.core.text import byte_size, ranges
 from doctor.report.evidence_text import evidence_lines
 from doctor.report.formatting import (
     CODE_EVIDENCE,
@@ -27,7 +27,6 @@ from doctor.report.formatting import (
     job_words,
     place,
     printable,
-    ranges,
     sentence,
     spelt_out,
     state_of,

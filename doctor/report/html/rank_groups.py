@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from doctor.report.formatting import ranges, some
+from doctor.core.text import ranges
+from doctor.report.formatting import some
 from doctor.report.rank_table import RankRow, TableCell
 
 EACH = 32

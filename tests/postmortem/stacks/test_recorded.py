@@ -14,10 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
-from doctor.analysis.launch_origin import ranks_in_words
 from doctor.cli.main import app
 from doctor.core.facts import ProgressFacts
 from doctor.core.frames import NATIVE_CODE
+from doctor.core.text import ranks_in_words
 from doctor.postmortem.file_kinds import kind_of
 from doctor.postmortem.run_reader import read_runs
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from doctor.core.facts import Event, PointInTime, ProgressFacts, RecorderFacts
 from doctor.core.job import UNKNOWN_HOST, Job, Rank
-from doctor.report.formatting import ranges
+from doctor.core.text import ranges
 from doctor.report.narrative import Narrative, quotes
 from doctor.report.rank_table import call_words, is_done, place_words
 
