@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from doctor.core.finding import Severity
 from doctor.core.job import Job
 from doctor.core.report_document import CandidateCause, CheckResult, Report, ReportFinding
-from doctor.core.text import lazy_compile
+from doctor.core.text import lazy_compile, ranges, ranks_in_words
 from doctor.report.formatting import (
     INLINE_CODE,
     UNEXPLAINED,
@@ -19,7 +19,6 @@ from doctor.report.formatting import (
     fix_parts,
     named_hosts,
     place,
-    ranges,
     unclear_outcome,
     why_inconclusive,
 )
@@ -128,9 +127,15 @@ def claim(finding: ReportFinding, report: Report) -> str:
     if not unnamed or len(unnamed) > _MOST_HOSTS:
         return _sentence(summary, finding.hosts)
     hosts = ", ".join(unnamed)
-    if mention is None or _MANY_AND.sub(",", mention["ranks"]) != ranges(finding.ranks):
+    if mention is None or not _is_all_of(mention["ranks"], finding.ranks):
         return _sentence(f"{summary} ({hosts})", finding.hosts)
     return _sentence(f"{summary[: mention.end()]} on {hosts}{summary[mention.end() :]}")
+
+
+def _is_all_of(named: str, ranks: Sequence[int]) -> bool:
+    """Whether a summary names just these ranks: ``0-3,6``, ``0-3 and 6`` or ``2 and 3``."""
+    words = ranks_in_words(tuple(ranks)).partition(" ")[2]
+    return _MANY_AND.sub(",", named) in (ranges(ranks), _MANY_AND.sub(",", words))
 
 
 def _sentence(text: str, hosts: Collection[str] = ()) -> str:
