@@ -16,7 +16,7 @@ from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.rank_state import JobState, RankState
 from doctor.core.facts import Collective
 
-ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+_ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 """Operations with a source or destination."""
 
 
@@ -42,7 +42,7 @@ def ranks_by_root(states: JobState) -> Diagnosis | None:
 def _call_with_root(one: RankState, states: JobState) -> Collective | None:
     """The call that a rank waits in with its root, as a rank of the job; ``None`` if one of them is not known."""
     call, root = one.wait, one.progress.root if one.progress else None
-    if call is None or root is None or call.operation not in ROOTED or not one.waits:
+    if call is None or root is None or call.operation not in _ROOTED or not one.waits:
         return None
     members = states.members.get(call.group, ())
     return replace(call, root=members[root]) if 0 <= root < len(members) else None

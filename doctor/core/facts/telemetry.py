@@ -379,8 +379,7 @@ class Window(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     that calls them. ``gradients``: of ``backward``, until the gradients of this rank are computed, before a wrapper
     waits for those of others, and ``waited``: of ``other``, for another rank; of some of the batches, and not on a GPU.
     ``mean`` of the totals: equal on ranks that synchronize, even if only in every eighth batch because of gradient
-    accumulation. ``means``: of data, forward,
-    backward, optimizer and other, which also show rare long steps."""
+    accumulation. ``means``: of data, forward, backward, optimizer and other, which also show rare long steps."""
 
     first_step: int
     steps: int

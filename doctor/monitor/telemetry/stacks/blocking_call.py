@@ -66,7 +66,8 @@ _EVENT, _FUTURE = "an event or a condition (threading)", "a future (Future.resul
 _END_OF_THREAD = "the end of a thread (Thread.join)"
 OF_THREADS = (_EVENT, _FUTURE, _END_OF_THREAD)
 """What another thread of the process has to bring about."""
-FROM_TERMINAL, ROOM_IN_TERMINAL = "input from a terminal", "room in a terminal"
+OWN_LOCK = "a lock of its own process"
+"""Start of the words of such a wait."""
 _BY_STACK = (
     ("/queue.py", "get", "an item of a queue (queue.get)"),
     ("/queue.py", "put", "room in a queue (queue.put)"),
@@ -100,7 +101,7 @@ def blocking_call(native_id: int, stack: Sequence[Frame], pid: int | None = None
     number, argument = system_call(process / "task" / str(native_id) / "syscall")
     kind = _CALLS.get(platform.machine(), {}).get(number if number is not None else -1, "")
     if kind == "futex":
-        return "a lock of its own process (threading.Lock, or a lock in native code)"
+        return f"{OWN_LOCK} (threading.Lock, or a lock in native code)"
     if kind == "child":
         return "the end of a child process"
     if _is_at(process / "task" / str(native_id) / "wchan", _OPENS_PIPE):
@@ -127,8 +128,8 @@ def _of_file(kind: str, link: str, native_id: int, proc: Path) -> str:
     if link.startswith("socket:"):
         return _of_socket(kind, link, proc)
     if link.startswith(("/dev/pts/", "/dev/tty")):
-        what = f"{ROOM_IN_TERMINAL}, whose output is stopped (Ctrl-S) or not read" if kind == "write" else FROM_TERMINAL
-        return f"{what} ({plain(link)})"
+        stopped = "room in a terminal, whose output is stopped (Ctrl-S) or not read"
+        return f"{stopped if kind == 'write' else 'input from a terminal'} ({plain(link)})"
     return f"the file {plain(link)}" if link.startswith("/") else ""
 
 

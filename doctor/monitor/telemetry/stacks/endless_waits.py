@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from doctor.collectors.base import read_text
 from doctor.core.frames import frames_of_stack, waits_in
-from doctor.monitor.telemetry.stacks.blocking_call import OF_THREADS, blocking_call
+from doctor.monitor.telemetry.stacks.blocking_call import OF_THREADS, OWN_LOCK, blocking_call
+from doctor.monitor.telemetry.stacks.stillness import nanoseconds_run
 
 ENDLESS = ", which no other thread can bring about"
 WHOSE_THREAD = ", whose thread waits for "
@@ -29,7 +29,7 @@ _STANDS = (
     *OF_THREADS,
     "an item of a queue (queue.get)",
     "room in a queue (queue.put)",
-    "a lock of its own process",
+    OWN_LOCK,
     "a lock on ",
     "room in a pipe",
     "the other end of a named pipe",
@@ -43,8 +43,8 @@ _OF_ITEM = {"future", "fn", "args", "kwargs"}
 """Attributes of a ``_WorkItem``, whose dictionary is an object of its own before Python 3.11."""
 _LONGEST, _MOST_THREADS = 4, 256
 """Threads of a chain of waits that are named, and threads that are looked at for a deadlock."""
-_LOCK, _MOMENT = "a lock of its own process", 0.05
-"""Start of the words of such a wait, and seconds in which a thread that only waits for the interpreter's lock runs."""
+_MOMENT = 0.05
+"""Seconds in which a thread that only waits for the interpreter's lock runs."""
 _TIMED = ("wait", "join", "_wait_for_tstate_lock")
 """Functions of ``threading`` that may have a timeout."""
 
@@ -91,15 +91,14 @@ def _awaited_by(thread: int, frames: dict[int, FrameType], native: dict[int | No
 def _waits_for(native_id: int, frame: FrameType) -> str:
     """Return what a thread waits for; nothing if it waited for the interpreter's lock, which this thread had."""
     words = blocking_call(native_id, frames_of_stack(frame))
-    return "" if words.startswith(_LOCK) and _computes(native_id) else words
+    return "" if words.startswith(OWN_LOCK) and _computes(native_id) else words
 
 
 def _computes(native_id: int) -> bool:
-    """Return whether a thread of this process has run within :data:`_MOMENT` (proc_pid_schedstat; in nanoseconds)."""
-    path = Path("/proc/self/task", str(native_id), "schedstat")
-    before = (read_text(path) or "").partition(" ")[0]
+    """Return whether a thread of this process has run within :data:`_MOMENT`; also if that is unknown."""
+    before = nanoseconds_run(native_id)
     time.sleep(_MOMENT)
-    return not before or before != (read_text(path) or "").partition(" ")[0]
+    return before is None or before != nanoseconds_run(native_id)
 
 
 def _worker_for(waiting: FrameType | None, frames: dict[int, FrameType]) -> int | None:

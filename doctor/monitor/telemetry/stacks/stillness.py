@@ -27,17 +27,23 @@ that waits for a locked database is woken 10 times a second (``sqliteDefaultBusy
 a loop of small forward passes with pauses of 50 ms more than 0.5 %."""
 
 
+def nanoseconds_run(native_id: int) -> int | None:
+    """Return the CPU time of a thread of this process (proc_pid_schedstat); ``None`` if it is unknown."""
+    path = Path("/proc/self/task", str(native_id), "schedstat")
+    return parse_int((read_text(path) or "").partition(" ")[0])
+
+
 class Stillness:
     """The stillness of one thread of this process, from one look to the next."""
 
     def __init__(self, thread: int, native_id: int) -> None:
         self._thread = thread
-        self._task = Path("/proc/self/task", str(native_id))
+        self._native_id = native_id
         self._key: Hashable = None
         self._since = 0.0
         self._cpu = 0.0
         self._switched = 0
-        self._ran: float | None = None
+        self._ran: int | None = None
 
     def look(self, *, in_one_call: bool = False, naps: bool = False) -> float:
         """Return the seconds for which the thread has been still; takes some microseconds.
@@ -50,26 +56,21 @@ class Stillness:
             self._key = None
             return 0.0
         now, cpu, key = time.monotonic(), time.process_time(), self._position()
-        ran = self._seconds_run() if naps else None
+        ran = nanoseconds_run(self._native_id) if naps else None
         woken = switches - self._switched > self._most_switches(now - self._since, ran, naps=naps)
         if woken or key != self._key or cpu - self._cpu > CPU_SHARE * (now - self._since) + CPU_SECONDS:
             self._key, self._since, self._cpu, self._switched, self._ran = key, now, cpu, switches, ran
         return now - self._since
 
-    def _most_switches(self, seconds: float, ran: float | None, *, naps: bool) -> float:
+    def _most_switches(self, seconds: float, ran: int | None, *, naps: bool) -> float:
         if not naps:
             return 0.0
-        polls = ran is not None and self._ran is not None and ran - self._ran <= POLLING_SHARE * (seconds + 1.0)
+        polls = ran is not None and self._ran is not None and ran - self._ran <= POLLING_SHARE * (seconds + 1.0) * 1e9
         return (POLLS if polls else NAPS) * (seconds + 1.0)
-
-    def _seconds_run(self) -> float | None:
-        """Return the CPU time of the thread (proc_pid_schedstat, in nanoseconds); ``None`` if it is unknown."""
-        nanoseconds = parse_int((read_text(self._task / "schedstat") or "").partition(" ")[0])
-        return None if nanoseconds is None else nanoseconds / 1e9
 
     def _switches(self) -> int | None:
         try:
-            lines = (self._task / "status").read_text().splitlines()
+            lines = Path("/proc/self/task", str(self._native_id), "status").read_text().splitlines()
         except OSError:
             return None
         line = next((line for line in lines if line.startswith("voluntary_ctxt_switches:")), "")
