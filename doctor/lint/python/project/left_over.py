@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from doctor.lint.python.script import Script, per_script
+from doctor.lint.python.script import ProjectModules, Script, per_script
 
 _OLD = re.compile(
     r"^_?(?:archived?s?|old|olds|legacy|deprecated|depreciated|obsolete|outdated|unused|backups?|bak|attic|graveyard|"
@@ -55,12 +55,9 @@ def is_old_copy(script: Script) -> bool:
     return not others and not any(stem in text for text in (*modules.notebooks(stem), *modules.pages(script.location)))
 
 
-def _outside(script: Script, folder: str) -> Iterator[str]:
-    """The texts of scripts and launch files with the name of a folder that are not below one of that name."""
-    modules = script.modules
-    for shown, text in modules.mentioning(folder) if modules is not None else ():
-        if folder not in PurePath(shown).parts:
-            yield text
+def _outside(modules: ProjectModules, folder: str, word: str, *, launches: bool = False) -> Iterator[str]:
+    """The texts of scripts and launch files with a word that are not below a folder of that name."""
+    return (text for shown, text in modules.mentioning(word, launches=launches) if folder not in PurePath(shown).parts)
 
 
 def _is_used_from_outside(script: Script, folder: str) -> bool:
@@ -73,7 +70,7 @@ def _is_used_from_outside(script: Script, folder: str) -> bool:
         rf"\bcd\s+[\w./-]*\b{word}\b|-m\s+[\w.]*\b{word}\.",
         re.MULTILINE,
     )
-    texts = (*_outside(script, folder), *modules.notebooks(folder), *modules.pages_at_root(script.location))
+    texts = (*_outside(modules, folder, folder), *modules.notebooks(folder), *modules.pages_at_root(script.location))
     return any(used.search(text) for text in texts)
 
 
@@ -86,8 +83,8 @@ def _is_library(script: Script, folder: str) -> bool:
     place = PurePath(script.location)
     own = re.compile(rf"(?<![\w-]){re.escape(place.name)}\b|\b{re.escape(folder)}\.[\w.]*\b{re.escape(place.stem)}\b")
     imported = re.compile(rf"^\s*(?:from|import)\s+\.*{re.escape(folder)}\b", re.MULTILINE)
-    launches = (text for shown, text in modules.mentioning(".py", launches=True) if folder not in PurePath(shown).parts)
-    if not any(map(_STARTS.search, (*pages, *launches))) or not any(map(imported.search, _outside(script, folder))):
+    starts = map(_STARTS.search, (*pages, *_outside(modules, folder, ".py", launches=True)))
+    if not any(starts) or not any(map(imported.search, _outside(modules, folder, folder))):
         return False
-    named = [text for shown, text in modules.mentioning(place.stem) if folder not in PurePath(shown).parts]
-    return not any(own.search(text) for text in (*named, *pages, *modules.notebooks(place.stem)))
+    named = (*_outside(modules, folder, place.stem), *pages, *modules.notebooks(place.stem))
+    return not any(map(own.search, named))
