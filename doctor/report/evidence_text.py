@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from doctor.core.text import byte_size, lazy_compile, ranges
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 _MOST_ITEMS = 12
 _BYTES = lazy_compile(r"(?:^|_)bytes(?:_a_(?P<per>[a-z]+)|_now|_left|_of_one)?(?:_by_\w+)?$")
@@ -456,11 +460,17 @@ def _mapping(name: str, values: Mapping[object, object], here: str = "these rank
     return _separator(pairs).join(pairs)
 
 
+def _keys_by_value(values: Mapping[K, V]) -> dict[V, list[K]]:
+    """The keys with each value, in their order."""
+    keys: dict[V, list[K]] = {}
+    for key, value in values.items():
+        keys.setdefault(value, []).append(key)
+    return keys
+
+
 def _by_equal_value(name: str, values: Mapping[str, object]) -> str:
     """Ranks with equal values together: ``ranks 0-3 (growth 2 MiB per batch, limit 79 GiB)``."""
-    keys: dict[str, list[str]] = {}
-    for key, value in values.items():
-        keys.setdefault(_value(name, value), []).append(key)
+    keys = _keys_by_value({key: _value(name, value) for key, value in values.items()})
     what = _KEYS[found["what"]] if (found := _BY.search(name)) is not None else "rank"
     return "; ".join(f"{_numbered(what, same)} ({text})" for text, same in keys.items())
 
@@ -475,17 +485,13 @@ def _numbered(what: str, keys: Sequence[str]) -> str:
 
 def _by_message(values: Mapping[object, object]) -> str:
     """Ranks with the same message together: ``ranks 0-1: timed out; rank 2: refused``."""
-    ranks: dict[str, list[int]] = {}
-    for rank, message in values.items():
-        ranks.setdefault(str(message), []).append(int(str(rank)))
+    ranks = _keys_by_value({int(str(rank)): str(message) for rank, message in values.items()})
     return "; ".join(f"{_ranks(same)}: {message}" for message, same in ranks.items())
 
 
 def _by_link(values: Mapping[object, object]) -> str:
     """Links with equal values together: ``2 on links 0-17``."""
-    links: dict[object, list[int]] = {}
-    for link, value in values.items():
-        links.setdefault(value, []).append(int(str(link)))
+    links = _keys_by_value({int(str(link)): value for link, value in values.items()})
     return ", ".join(f"{value} on link{'' if len(same) == 1 else 's'} {ranges(same)}" for value, same in links.items())
 
 
