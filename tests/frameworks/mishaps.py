@@ -34,12 +34,13 @@ ON = ("copytree",)
 ON_ALL = ("ema", "generate", "monitored", "naps")
 """What every rank does after each step."""
 SERVER = """
-import http.server, sys
-left = int(sys.argv[1])
+import http.server, sys, time
+left, seconds = int(sys.argv[1]), float(sys.argv[2])
 class Tracking(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         global left
         left -= 1
+        time.sleep(seconds)
         self.send_response(503 if left >= 0 else 200)
         self.end_headers()
     def log_message(self, *_):
@@ -48,15 +49,15 @@ server = http.server.HTTPServer(("127.0.0.1", 0), Tracking)
 print(server.server_port, flush=True)
 server.serve_forever()
 """
-"""A tracking server that is not available for the first requests."""
+"""A tracking server that is not available for the first requests, and takes some seconds for each."""
 HOLDER = """
 import sqlite3, sys, time
 base = sqlite3.connect(sys.argv[1])
 base.execute("BEGIN EXCLUSIVE")
 print(flush=True)
-time.sleep(1000)
+time.sleep(float(sys.argv[2]))
 """
-"""A process that keeps a database locked."""
+"""A process that keeps a database locked for some seconds."""
 LIMITER = """
 import os, signal, sys, time
 while True:
@@ -128,7 +129,10 @@ class Mishaps:
 
     def sqlite(self, model):
         """Write to a database that another process keeps locked."""
-        with started(HOLDER, str(self.folder / "runs.db")), sqlite3.connect(self.folder / "runs.db", 1000) as base:
+        with (
+            started(HOLDER, str(self.folder / "runs.db"), "1000"),
+            sqlite3.connect(self.folder / "runs.db", 1000) as base,
+        ):
             base.execute("CREATE TABLE losses (value REAL)")
 
     def grandchild(self, model):
@@ -312,7 +316,7 @@ def started(program, *arguments, says=True):
 @contextlib.contextmanager
 def served(refused):
     """The address of a tracking server in another process, which refuses so many requests."""
-    process = started(SERVER, str(refused))
+    process = started(SERVER, str(refused), "0")
     try:
         yield f"http://127.0.0.1:{process.first_line}"
     finally:

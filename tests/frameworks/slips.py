@@ -15,6 +15,7 @@ import urllib.request
 
 import torch
 import torch.distributed as dist
+from mishaps import HOLDER, SERVER
 
 STRIKE_ONCE = (
     "bus_error", "histograms", "baton", "xoff", "import_lock", "cpu_time", "finally_barrier", "fork_lock",
@@ -27,28 +28,6 @@ EVERY_STEP = ("set_order", "classes", "polls", "report_everywhere", "in_turn", "
 """What every rank does after each step."""
 IN_MODEL = ("long_rows", "ragged")
 """Work of the model in each forward pass in training."""
-SLOW_SERVER = """
-import http.server, time
-class Tracking(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        time.sleep(0.06)
-        self.send_response(200)
-        self.end_headers()
-    def log_message(self, *_):
-        pass
-server = http.server.HTTPServer(("127.0.0.1", 0), Tracking)
-print(server.server_port, flush=True)
-server.serve_forever()
-"""
-"""A tracking server that takes its time."""
-OWNER = """
-import sqlite3, sys, time
-base = sqlite3.connect(sys.argv[1])
-base.execute("BEGIN EXCLUSIVE")
-print(flush=True)
-time.sleep(4)
-"""
-"""A process that keeps a database locked for 4 seconds."""
 CYCLE = """
 import threading
 reader = threading.Thread(target=lambda: __import__("labels").NAMES)
@@ -195,7 +174,7 @@ class Slips:
     def slow_tracking(self, model):
         """Send the loss to a tracking server that takes 60 ms to answer."""
         if not self.kept:
-            server = subprocess.Popen([sys.executable, "-S", "-c", SLOW_SERVER], stdout=subprocess.PIPE)
+            server = subprocess.Popen([sys.executable, "-S", "-c", SERVER, "0", "0.06"], stdout=subprocess.PIPE)
             self.kept.extend((server, server.stdout.readline().decode().strip()))
         urllib.request.urlopen(f"http://127.0.0.1:{self.kept[1]}", b"loss=0.5", timeout=5).close()
 
@@ -210,7 +189,7 @@ class Slips:
     def sqlite_frees(self, model):
         """Write to a database that another process keeps locked for 4 seconds."""
         path = str(self.folder / "runs.db")
-        with subprocess.Popen([sys.executable, "-S", "-c", OWNER, path], stdout=subprocess.PIPE) as owner:
+        with subprocess.Popen([sys.executable, "-S", "-c", HOLDER, path, "4"], stdout=subprocess.PIPE) as owner:
             owner.stdout.readline()
             with contextlib.closing(sqlite3.connect(path, 1000)) as base:
                 base.execute("CREATE TABLE losses (value REAL)")
