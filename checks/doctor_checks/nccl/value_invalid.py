@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl
@@ -320,7 +321,7 @@ def _files(job: Job) -> Iterator[Finding]:
                     ranks=identical.ranks,
                     evidence={"error": file.error},
                     fix=f'export NCCL_CONF_FILE="$HOME/{named[2:]}"'
-                    if named.startswith("~/")
+                    if named.startswith("~/") and shlex.quote(named[2:]) == named[2:]
                     else "Unset NCCL_CONF_FILE, or set it to the absolute path of an existing file.",
                     severity=Severity.WARNING,
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -139,8 +140,9 @@ def _fix(capability: str, torch: str, hosts: tuple[str, ...]) -> str:
             f"On {where}, install a PyTorch build whose `torch.cuda.get_arch_list()` includes "
             f"{_sufficient(capability)}."
         )
+    wanted = shlex.quote(f"torch=={torch.partition('+')[0]}")
     return (
-        f"On {where}, install the build of PyTorch that has it:\npip install torch=={torch.partition('+')[0]} "
+        f"On {where}, install the build of PyTorch that has it:\npip install {wanted} "
         f"--index-url https://download.pytorch.org/whl/{wheels}"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from doctor.api import Finding, Job, Scope, Severity, Skip, Verdict, check
@@ -68,7 +69,8 @@ def two_lightnings(job: Job) -> Iterator[Verdict]:
             f"lightning {new} and pytorch-lightning {old} are both installed",
             ranks=tuple(ranks),
             evidence={"lightning": new, "pytorch-lightning": old},
-            fix=f"Run `pip install pytorch-lightning=={new}`, or uninstall pytorch-lightning if nothing imports it.",
+            fix=f"Run `pip install {shlex.quote(f'pytorch-lightning=={new}')}`, or uninstall pytorch-lightning if "
+            "nothing imports it.",
         )
     yield from _mixed(job)
     if not installed:
