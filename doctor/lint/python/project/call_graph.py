@@ -42,6 +42,8 @@ _REGISTERS = ("__subclasses__", "__init_subclass__", "metaclass=", "LightningCLI
 """Words of projects in which a class may be used once its module is imported, or modules have computed names."""
 _SELF = re.compile(r"\bself\.__dict__|\b(?:vars\(self\)|getattr\(self,)")
 """What finds members of an object, and no names of a module."""
+_TESTS = re.compile(r"(?:^|[/\\])(?:tests?|examples?|demos?|docs?)(?:[/\\]|_)|(?:^|[/\\])test_|_test\.py$")
+"""Paths of files that use a package as others do."""
 _PLACE = re.compile(r"^[\w.]*[.:]")
 
 
@@ -111,6 +113,7 @@ class CallGraph:
     def __init__(self, modules: ProjectModules, location: str) -> None:
         self._modules = modules
         self._location = location
+        self._is_installed = modules.installs(location)
         self._reached: set[Definition] = set()
         self._count = 0
 
@@ -164,12 +167,15 @@ class CallGraph:
         return found
 
     def _runs(self, path: str, use: Use, steps: tuple[Definition, ...]) -> bool:
-        return not use.around or self.is_reached(path, use.around[-1], steps)
+        is_test = self._is_installed and _TESTS.search(path) is not None  # pytest calls what it finds there
+        return not use.around or is_test or self.is_reached(path, use.around[-1], steps)
 
     def _is_global_reached(self, path: str, definition: Definition, steps: tuple[Definition, ...]) -> bool:
         """Whether a function or class of a module is used in a place that is reached."""
         own, name, stem = self.names(path), definition.name, PurePath(path).stem
         if own is None or _BY_NAME.search(_without_self(own.text)) or self._is_named_outside(name, stem):
+            return True
+        if self._is_installed and self._is_offered(path, definition, own):
             return True
         uses = (one for one in own.uses[name] if definition not in one.around)
         if any(one.kind in ("name", "text") and _is_of_file(one) and self._runs(path, one, steps) for one in uses):
@@ -184,6 +190,30 @@ class CallGraph:
         if len(others) > MOST_READ:
             return True
         return any(self._uses_of_other(shown, target, places, steps) for shown in others)
+
+    def _is_offered(self, path: str, definition: Definition, own: ModuleNames) -> bool:
+        """Whether an installed package offers a function or class of a module to others: ``__all__`` or a page names
+        it, or a package around it imports the module or all its names."""
+        name = definition.name
+        if any(one.kind == "text" and not one.around for one in own.uses[name]):
+            return True
+        stem, word = PurePath(path).stem, re.escape(name)
+        kind = "class" if isinstance(definition, ast.ClassDef) else "def"
+        defined = re.compile(rf"^{kind} {word}\b", re.MULTILINE)
+        is_only = sum(defined.search(text) is not None for _, text in self._modules.mentioning(f"{kind} {name}")) == 1
+        named = re.compile(rf"\b{word}\b" if kind == "class" else rf"[`.:]{word}\b|\b{word}\(|import\b.*\b{word}\b")
+        pages = (text for text in self._modules.pages(self._location) if is_only or stem in text)
+        if any(named.search(text) for text in pages):
+            return True
+        packages = [shown for shown, _ in self._modules.mentioning(stem) if PurePath(shown).name == "__init__.py"]
+        return any(self._gives_module(shown, path) for shown in packages)
+
+    def _gives_module(self, package: str, path: str) -> bool:
+        """Whether a package imports a module as such, or all its names."""
+        module = self.names(package)
+        return module is None or any(
+            path in self._modules.named(package, one) for one in (*module.imported.values(), *module.stars)
+        )
 
     def _importers(self, files: list[str], target: Exported, places: set[str]) -> list[str]:
         """The files that may import what is defined in ``target``, also from others that import it, whose names are
@@ -269,6 +299,8 @@ class CallGraph:
         uses = [one for one in module.uses[name] if one.kind == "name"]
         if any(self._runs(shown, one, steps) for one in uses) or not (uses or PurePath(shown).stem == "__init__"):
             return True
+        if self._is_installed and not uses:
+            return True
         return self._may_be_looked_up(shown, name)
 
     def _may_be_looked_up(self, shown: str, name: str) -> bool:
@@ -301,6 +333,8 @@ class CallGraph:
             return True
         if _BY_NAME.search(own.text) or self._is_named_outside(name, ""):
             return True
+        if self._is_installed and not name.startswith("_"):
+            return True  # what is offered may be called
         files = [shown for shown, _ in self._modules.mentioning(name) if shown.endswith(".py") and shown != path]
         spelled = re.compile(rf"\.\s*{re.escape(name)}\b|[\"']{re.escape(name)}[\"']")
         files = [one for one in files if spelled.search(self._modules.text_at(one))]

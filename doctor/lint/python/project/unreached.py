@@ -26,7 +26,7 @@ _PREPARES = re.compile(
 
 def unreached(script: Script, line: int) -> str:
     """Why no start of the project runs a line of a script, which then fails in no run; empty if one does, or that is
-    unknown: of a file alone, of a part of a repository, and of what a package offers to others."""
+    unknown: of a file alone, of a part of a repository, and of what an installed package offers to others."""
     modules = script.modules
     if modules is None or modules.is_one_file or not script.location or not modules.is_whole(script.location):
         return ""
@@ -36,9 +36,10 @@ def unreached(script: Script, line: int) -> str:
         return f"nothing outside {folder} imports or starts this file"
     if is_old_copy(script):
         return "its name says that this file is an old copy, and nothing in the project imports or starts it"
-    if script.path.endswith(".ipynb") or modules.installs(script.location) or not _has_programs(script):
+    is_offered = modules.installs(script.location)
+    if script.path.endswith(".ipynb") or not (is_offered or _has_programs(script)):
         return ""
-    if (missing := stopped_before(script, line)) and not _may_be_imported(script):
+    if not is_offered and (missing := stopped_before(script, line)) and not _may_be_imported(script):
         return f"every run stops before: {missing} does not exist"
     if is_imported_nowhere(script):
         return "nothing in the project imports or starts this file"
