@@ -18,10 +18,10 @@ MOST_IMPORTS = 4
 """Imports in a row that a name is followed through."""
 MOST_STEPS = 60
 """Definitions that are looked at for one place."""
-_PLAIN_BASES = frozenset({"object", "Module", "ABC", "Enum", "Dataset", "IterableDataset", "Protocol"})
-_CALLED_BY_TORCH = frozenset({"forward", "backward", "extra_repr", "run", "step", "state_dict", "load_state_dict"})
+PLAIN_BASES = frozenset({"object", "Module", "ABC", "Enum", "Dataset", "IterableDataset", "Protocol"})
+CALLED_BY_TORCH = frozenset({"forward", "backward", "extra_repr", "run", "step", "state_dict", "load_state_dict"})
 """Methods that the plain bases call, or that are called through an optimizer or a runner of another library."""
-_INERT = frozenset(
+INERT = frozenset(
     {
         *("staticmethod", "classmethod", "property", "cached_property", "abstractmethod", "no_grad", "inference_mode"),
         *("enable_grad", "contextmanager", "lru_cache", "cache", "compile", "dataclass", "wraps", "override", "final"),
@@ -145,7 +145,7 @@ class CallGraph:
         around = module.around.get(definition, ())
         if around and not self.is_reached(path, around[-1], steps):
             return False
-        if any(last_name(one) not in _INERT for one in definition.decorator_list):
+        if any(last_name(one) not in INERT for one in definition.decorator_list):
             return True
         if around and isinstance(around[-1], ast.ClassDef) and not isinstance(definition, ast.ClassDef):
             return self._is_method_reached(path, definition, around[-1], steps)
@@ -329,7 +329,7 @@ class CallGraph:
         """Whether a method of a class that is reached is called, or a base may call it."""
         name, own = method.name, self.names(path)
         is_special = name.startswith("__") and name.endswith("__")
-        if is_special or name in _CALLED_BY_TORCH or own is None or not self._are_bases_known(path, owner, 4):
+        if is_special or name in CALLED_BY_TORCH or own is None or not self._are_bases_known(path, owner, 4):
             return True
         if _BY_NAME.search(own.text) or self._is_named_outside(name, ""):
             return True
@@ -359,7 +359,7 @@ class CallGraph:
         module = self.names(path)
         for base in owner.bases:
             name = last_name(base)
-            if name in _PLAIN_BASES:
+            if name in PLAIN_BASES:
                 continue
             found = list(self._classes(path, name, module))
             if not found or not all(self._are_bases_known(shown, one, depth - 1) for shown, one in found):

@@ -9,14 +9,14 @@ from pathlib import PurePath
 from doctor.lint.python.script import ProjectModules, Script, per_script
 
 _OLD = re.compile(
-    r"^_?(?:archived?s?|old|olds|legacy|deprecated|depreciated|obsolete|outdated|unused|backups?|bak|attic|graveyard|"
+    r"^_?(?:archived?s?|old|olds|legacy|deprecated|depreciated|obsolete|outdated|unused|useless|backups?|bak|attic|graveyard|"
     r"trash|dont_use|do_not_use)(?:[_-]?(?:code|codes|scripts?|versions?|files?|experiments?|stuff|src|models?))?$|"
     r"^(?:code|codes|scripts?|versions?|files?|experiments?|src)[_-]?(?:old|archived?|backup|bak|legacy|deprecated)$",
     re.IGNORECASE,
 )
 """Names of folders that say that what is in them is kept for reference."""
 _OLD_COPY = re.compile(
-    r"(?:^|[_\-. (])(?:backups?|bak|old|legacy|deprecated|obsolete|outdated|unused)(?:$|[_\-. (\d])|"
+    r"(?:^|[_\-. (])(?:backups?|bak|old|legacy|deprecated|obsolete|outdated|unused|useless)(?:$|[_\-. (\d])|"
     r"[_\-. ]copy[ _]?\(?\d*\)?$",
     re.IGNORECASE,
 )

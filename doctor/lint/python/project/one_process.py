@@ -11,6 +11,7 @@ from pathlib import PurePath
 from doctor.core.finding import Severity
 from doctor.lint.engine.rule import FlowStep, Violation
 from doctor.lint.python.project.launch_counts import LAUNCHERS, STARTS_RANKS, is_started_as_one
+from doctor.lint.python.project.left_defaults import outcome
 from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
 from doctor.lint.python.project.options import is_one_everywhere
 from doctor.lint.python.project.unreached import unreached
@@ -66,17 +67,16 @@ def _as_started(script: Script, rule: str, severity: Severity, violation: Violat
 
 
 def never_runs(script: Script, node: ast.AST) -> bool:
-    """Whether a place is in the branch of a constant condition that is never taken, or of a parameter that is false in
-    every call, below a statement that leaves its block, or in a private function of the module that nothing in its file
-    or its project names."""
+    """Whether a place is in a branch that no run takes, since its condition is constant or depends on arguments that
+    every call leaves at their default, below a statement that leaves its block, or in a private function of the module
+    that nothing in its file or its project names."""
     inner = node
     for outer in script.around(node):
-        if isinstance(outer, ast.If) and isinstance(outer.test, ast.Constant):
-            if inner in (outer.orelse if outer.test.value else outer.body):
+        if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test:
+            is_in_body = inner is outer.body or inner in _block_of(outer, inner, "body")
+            if outcome(script, outer.test) is (not is_in_body):
                 return True
-        if isinstance(outer, (ast.If, ast.IfExp)) and _is_in_body(outer, inner) and _is_never_given(script, outer.test):
-            return True
-        if any(isinstance(one, _LEAVING) for one in _above(outer, inner)):
+        if any(_leaves(script, one) for one in _above(outer, inner)):
             return True
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)) and _is_never_named(script, outer):
             return True
@@ -84,37 +84,11 @@ def never_runs(script: Script, node: ast.AST) -> bool:
     return False
 
 
-def _is_in_body(outer: ast.If | ast.IfExp, inner: ast.AST) -> bool:
-    return inner in outer.body if isinstance(outer, ast.If) else inner is outer.body
-
-
-def _is_never_given(script: Script, test: ast.expr) -> bool:
-    """Whether a condition is a parameter with the default ``False`` of a function of the module, which only this file
-    calls, never with that parameter."""
-    function = script.function_of(test)
-    if not isinstance(test, ast.Name) or not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return False
-    arguments = function.args
-    named = [*arguments.posonlyargs, *arguments.args]
-    defaults = dict(zip([one.arg for one in named[::-1]], arguments.defaults[::-1], strict=False))
-    defaults |= {
-        one.arg: value for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value
-    }
-    default = defaults.get(test.id)
-    if not isinstance(default, ast.Constant) or default.value is not False or script.modules is None:
-        return False
-    if not isinstance(script.parent(function), ast.Module) or function.decorator_list:
-        return False
-    bound = [one for one in script.inside(function, ast.Name) if one.id == test.id and isinstance(one.ctx, ast.Store)]
-    place = next((at for at, one in enumerate(named) if one.arg == test.id), len(named))
-    calls = [one for one in script.all(ast.Call) if script.definition(one.func) is function]
-    uses = [one for one in script.all(ast.Name) if one.id == function.name and isinstance(one.ctx, ast.Load)]
-    given = (
-        script.is_open(one) or len(one.args) > place or any(word.arg == test.id for word in one.keywords)
-        for one in calls
-    )
-    is_called_alone = bool(calls) and len(uses) == len(calls)
-    return is_called_alone and not bound and not any(given) and not _is_used_elsewhere(script, function.name)
+def _leaves(script: Script, statement: ast.stmt) -> bool:
+    """Whether a statement leaves its block in every run."""
+    if isinstance(statement, ast.If) and statement.body and isinstance(statement.body[-1], _LEAVING):
+        return outcome(script, statement.test) is True
+    return isinstance(statement, _LEAVING)
 
 
 def _above(outer: ast.AST, inner: ast.AST) -> list[ast.stmt]:
@@ -123,8 +97,8 @@ def _above(outer: ast.AST, inner: ast.AST) -> list[ast.stmt]:
     return block[: block.index(inner)] if isinstance(inner, ast.stmt) and inner in block else []
 
 
-def _block_of(outer: ast.AST, inner: ast.AST) -> list[ast.stmt]:
-    blocks = (getattr(outer, name, None) for name in ("body", "orelse", "finalbody"))
+def _block_of(outer: ast.AST, inner: ast.AST, *names: str) -> list[ast.stmt]:
+    blocks = (getattr(outer, name, None) for name in names or ("body", "orelse", "finalbody"))
     return next((one for one in blocks if isinstance(one, list) and inner in one), [])
 
 

@@ -1,0 +1,218 @@
+"""Values that conditions have in every run of a project: of arguments that each of its calls leaves at their default."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+
+from doctor.lint.python.project.call_graph import CALLED_BY_TORCH, INERT, PLAIN_BASES
+from doctor.lint.python.script import UNKNOWN, FunctionNode, ProjectModules, Script, last_name, parsed
+
+MOST_READ = 40
+"""Files with a name that are parsed."""
+DEPTH = 4
+"""Names that are followed to the argument of a call."""
+_OPERATORS: dict[type[ast.cmpop], Callable[[object, object], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}
+_IS_PATH = re.compile(r"(?:\w+[.:])+\w+$|[A-Z]\w*$")
+"""Texts by which a program may find a function or class."""
+_SETS_BY_NAME = re.compile(r"\bsetattr\(|__dict__|\bvars\(|save_hyperparameters")
+
+
+class Uses:
+    """How a file uses names: calls by their last name, other reads, attributes that are set, texts, bases."""
+
+    def __init__(self, text: str) -> None:
+        self.calls: dict[str, list[ast.Call]] = defaultdict(list)
+        self.reads: Counter[str] = Counter()
+        self.stores: Counter[str] = Counter()
+        for node in ast.walk(parsed(text)):
+            if isinstance(node, ast.Call) and (name := last_name(node.func)):
+                self.calls[name].append(node)
+                self.reads[name] -= 1
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _IS_PATH.match(node.value):
+                self.reads[re.split(r"[.:]", node.value)[-1]] += 1
+            elif isinstance(node, ast.alias) and node.asname not in (None, node.name):
+                self.reads[node.name.rpartition(".")[2]] += 1
+            for one in _without_effect(node):
+                self.reads[last_name(one)] -= 1
+            if isinstance(node, (ast.Name, ast.Attribute)):
+                name = node.id if isinstance(node, ast.Name) else node.attr
+                if isinstance(node.ctx, ast.Load):
+                    self.reads[name] += 1
+                elif isinstance(node, ast.Attribute):
+                    self.stores[name] += 1
+
+
+def _without_effect(node: ast.AST) -> Iterator[ast.AST]:
+    """The names and attributes that a node reads without calling them: ``super(Net, self)`` and annotations."""
+    read: list[ast.AST | None] = []
+    if isinstance(node, ast.Call) and last_name(node.func) in ("super", "isinstance", "issubclass"):
+        read += node.args
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        read.append(node.returns)
+    elif isinstance(node, (ast.arg, ast.AnnAssign)):
+        read.append(node.annotation)
+    inner = (one for part in read if part is not None for one in ast.walk(part))
+    yield from (one for one in inner if isinstance(one, (ast.Name, ast.Attribute)))
+
+
+def outcome(script: Script, test: ast.expr, depth: int = DEPTH) -> bool | None:
+    """What a condition is in every run, as far as it depends on arguments that all calls leave at their default; else
+    ``None``."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        inner = outcome(script, test.operand, depth)
+        return None if inner is None else not inner
+    if isinstance(test, ast.BoolOp):
+        ends = isinstance(test.op, ast.Or)
+        answers = [outcome(script, one, depth) for one in test.values]
+        return ends if ends in answers else None if None in answers else not ends
+    if isinstance(test, ast.Compare):
+        compare = _OPERATORS.get(type(test.ops[0])) if len(test.ops) == 1 else None
+        sides = [_value(script, one, depth) for one in (test.left, test.comparators[0])]
+        return compare(*sides) if compare is not None and UNKNOWN not in sides else None
+    value = _value(script, test, depth)
+    return None if value is UNKNOWN else bool(value)
+
+
+def _value(script: Script, node: ast.expr, depth: int) -> object:
+    if isinstance(node, ast.Constant):
+        return node.value
+    if not depth:
+        return UNKNOWN
+    if isinstance(node, ast.Name):
+        scope = script.bindings.scope_of(node, node.id)
+        bound = scope.names[node.id] if scope is not None else ()
+        return _bound_value(script, bound, depth)
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+        owner = script.class_of(node)
+        bound = script.bindings.members(owner).get(node.attr, ()) if owner is not None else ()
+        return UNKNOWN if _is_set_elsewhere(script, node.attr) else _bound_value(script, bound, depth)
+    return UNKNOWN
+
+
+def _bound_value(script: Script, bound: object, depth: int) -> object:
+    """The value of the only thing that a name is bound to. A literal is one for the user to change."""
+    one = bound[0] if isinstance(bound, (list, tuple)) and len(bound) == 1 else None
+    if isinstance(one, ast.arg):
+        return _left_default(script, one)
+    if isinstance(one, (ast.Name, ast.Attribute)):
+        return _value(script, one, depth - 1)
+    if isinstance(one, (ast.BoolOp, ast.UnaryOp, ast.Compare)):
+        answer = outcome(script, one, depth - 1)
+        return UNKNOWN if answer is None else answer
+    return UNKNOWN
+
+
+def _is_set_elsewhere(script: Script, attribute: str) -> bool:
+    """Whether more than one statement of the project sets an attribute of that name, or one may by a computed name."""
+    if _SETS_BY_NAME.search(script.text) or script.modules is None:
+        return True
+    uses = list(_uses_of(script, attribute))
+    return None in uses or sum(one.stores[attribute] for one in uses if one is not None) != 1
+
+
+def _left_default(script: Script, parameter: ast.arg) -> object:
+    """The default of a parameter, a literal, if each call in the project leaves it, and there is one."""
+    function = script.function_of(parameter)
+    modules = script.modules
+    if function is None or modules is None or isinstance(function, ast.Lambda):
+        return UNKNOWN
+    default, place = _default_of(function, parameter)
+    name = _called_as(script, function)
+    if not isinstance(default, ast.Constant) or not name:
+        return UNKNOWN
+    if not name.startswith("_") and script.location and modules.installs(script.location):
+        return UNKNOWN
+    key = ("left default", script.path, name, parameter.arg, str(function.lineno))
+    if key not in modules.memo:
+        is_static = any(last_name(one) == "staticmethod" for one in function.decorator_list)
+        is_bound = isinstance(script.parent(function), ast.ClassDef) and not is_static
+        is_left = _is_left(script, name, parameter.arg, place - is_bound)
+        modules.memo[key] = default.value if is_left else UNKNOWN
+    found: object = modules.memo[key]
+    return found
+
+
+def _default_of(function: FunctionNode, parameter: ast.arg) -> tuple[ast.expr | None, int]:
+    """The default of a parameter, and its place among those that may be given by position."""
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args]
+    if parameter in named:
+        place = named.index(parameter)
+        from_end = place - len(named)
+        has_one = -from_end <= len(arguments.defaults)
+        return (arguments.defaults[from_end] if has_one else None), place
+    if parameter in arguments.kwonlyargs:
+        return arguments.kw_defaults[arguments.kwonlyargs.index(parameter)], len(named) + 1
+    return None, 0
+
+
+def _called_as(script: Script, function: FunctionNode) -> str:
+    """The name by which calls have a function; empty if others than the project's calls may call it."""
+    owner = script.parent(function)
+    if any(last_name(one) not in INERT - {"staticmethod"} for one in function.decorator_list):
+        return ""
+    if isinstance(owner, ast.Module):
+        return function.name
+    if not isinstance(owner, ast.ClassDef) or owner.decorator_list:
+        return ""
+    if function.name == "__init__":
+        return owner.name
+    is_plain = function.name not in CALLED_BY_TORCH and all(last_name(one) in PLAIN_BASES for one in owner.bases)
+    return function.name if is_plain and not function.name.startswith("__") else ""
+
+
+def _is_left(script: Script, name: str, parameter: str, place: int) -> bool:
+    """Whether each use of a function or class in the project is a call without an argument."""
+    modules = script.modules
+    if modules is None or any(name in text for text in modules.notebooks(name)):
+        return False
+    word = re.compile(rf"\b{re.escape(name)}\b")
+    others = [text for _, text in modules.mentioning(name, launches=True)]
+    pages = modules.pages(script.location) if script.location else ()
+    others += [text for text in pages if re.search(rf"\b{re.escape(parameter)}\s?[=:]", text)]
+    if any(map(word.search, others)):
+        return False
+    uses = list(_uses_of(script, name))
+    if any(one is None or one.reads[name] > 0 for one in uses):
+        return False
+    calls = [call for one in uses if one is not None for call in one.calls[name]]
+    return bool(calls) and not any(_may_give(script, one, parameter, place) for one in calls)
+
+
+def _may_give(script: Script, call: ast.Call, parameter: str, place: int) -> bool:
+    return script.is_open(call) or len(call.args) > place or any(one.arg == parameter for one in call.keywords)
+
+
+def _uses_of(script: Script, name: str) -> Iterator[Uses | None]:
+    """The uses in the script and each other file of the project that has a name; ``None`` for one that cannot be
+    read."""
+    modules = script.modules
+    files = {script.path: script.text}
+    files |= {shown: text for shown, text in modules.mentioning(name) if shown.endswith(".py")} if modules else {}
+    word = re.compile(rf"\b{re.escape(name)}\b")
+    having = [(shown, text) for shown, text in files.items() if word.search(text)]
+    if modules is None or len(having) > MOST_READ:
+        yield None
+        return
+    for shown, text in having:
+        yield _uses_in(modules, shown, text)
+
+
+def _uses_in(modules: ProjectModules, shown: str, text: str) -> Uses | None:
+    key = ("uses of names", shown)
+    if key not in modules.memo:
+        try:
+            modules.memo[key] = Uses(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            modules.memo[key] = None
+    found: Uses | None = modules.memo[key]
+    return found
