@@ -46,6 +46,7 @@ train(build(), read(), parser.parse_args().num_epochs)
 
 def found(folder, files):
     for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     asked = LintRequest(BOOK, Settings(preview=True), {one.id: one.family for one in BOOK.rules}, Releases({}))
     report = build_report(lint_paths([folder], asked), asked, started=time.time())
@@ -80,9 +81,25 @@ def test_one_micro_step_in_all_configurations_wastes_nothing(tmp_path, files, se
         ({"run.sh": "torchrun train.py --num_epochs 1\n", "README.md": "    torchrun train.py\n"}, "warning"),
         ({"run.sh": "torchrun train.py --num_epochs 1\n", "more.sh": "torchrun a.py --num_epochs 9\n"}, "warning"),
         ({"run.sh": "torchrun train.py --num_epochs $EPOCHS\n"}, "warning"),
+        ({"run.sh": "EPOCHS=1\ntorchrun train.py --num_epochs $EPOCHS\n"}, "info"),
+        ({"run.sh": "EPOCHS=1\nEPOCHS=9\ntorchrun train.py --num_epochs $EPOCHS\n"}, "warning"),
         ({"run.sh": "torchrun other.py --num_epochs 1\n"}, "warning"),
         ({}, "warning"),
     ],
 )
 def test_one_epoch_in_all_commands_has_one_order(tmp_path, files, severity):
     assert found(tmp_path, {"train.py": SHUFFLES, **files}) == [("CODE011", severity)]
+
+
+@pytest.mark.parametrize(
+    ("files", "severity"),
+    [
+        ({"second/run.sh": "torchrun train.py --num_epochs 1\n"}, "info"),
+        ({"second/run.sh": "torchrun train.py --num_epochs 2\n"}, "warning"),
+        ({"second/run.sh": "echo\n"}, "warning"),
+    ],
+)
+def test_the_commands_in_the_folder_of_a_program_are_its_own(tmp_path, files, severity):
+    one = SHUFFLES.replace("type=int, default=3", "\n    type=int,\n    default=1,\n")
+    first = {"first/run.sh": "torchrun train.py --num_epochs 9\n", "first/train.py": "print()\n"}
+    assert found(tmp_path, {"second/train.py": one, **first, **files}) == [("CODE011", severity)]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable, Iterator
+from pathlib import PurePath
+from typing import NamedTuple
 
-from doctor.lint.python.script import Script, last_name
+from doctor.lint.python.script import ProjectModules, Script, last_name
 
 _OF_SETTINGS = re.compile(
     r"^_?(?:args?|opts?|options|configs?|cfg|conf|hparams|flags|params|settings|self)$", re.IGNORECASE
@@ -48,27 +51,67 @@ def is_one_everywhere(script: Script, option: str) -> bool:
     given = re.compile(rf"(?<![\w-])(?:--)?(?:\w+\.)*{spelled}[\"']?(?:\s?[:=]\s?|[ \t]+)[\"']?([^\s\"',;}}]+)")
     stated = re.compile(rf"(?<![\w-])(?:--)?(?:\w+\.)*{spelled}[\"'`]?(?:\s?[:=]\s?|[ \t]+)[\"'`]?(\d+)")
     written = re.compile(rf"\b{option}[\"']?\]?\s?[:=]\s?(\d+)\b")
-    spellings = {option, option.replace("_", "-")}
-    launches = [text for one in spellings for _, text in modules.mentioning(one, launches=True)]
-    programs = [text for shown, text in modules.mentioning(option) if shown.endswith(".py")]
-    pages = modules.pages(script.location) if script.location else ()
-    found = [one for text in launches for one in given.findall(text)]
-    others = [one for text in pages for one in stated.findall(text)]
+    declared = re.compile(rf"[\"']--{spelled}[\"']([^)]{{0,200}})")
+    texts = _texts_of_starts(script)
+    own = texts.own and declared.search(script.text) is not None
+    launches = texts.launches if own else [text for _, text in _launches_with(modules, option)]
+    programs = [script.text] if own else [text for shown, text in modules.mentioning(option) if shown.endswith(".py")]
+    found = [_number(one, text) for text in launches for one in given.findall(text)]
+    others = [one for text in texts.pages for one in stated.findall(text)]
     others += [one for text in programs for one in written.findall(text)]
     if not found or any(one != "1" for one in (*found, *others)):
         return False
-    declared = re.compile(rf"[\"']--{spelled}[\"']([^\n]{{0,120}})")
     defaults = [one for text in programs for one in declared.findall(text)]
-    return all(re.search(r"default\s?=\s?1\b", one) for one in defaults) or _is_in_all_starts(script, given)
+    return all(re.search(r"default\s?=\s?1\b", one) for one in defaults) or _is_in_all_starts(script, texts, given)
 
 
-def _is_in_all_starts(script: Script, given: re.Pattern[str]) -> bool:
-    """Whether each command of the project that starts a script has an option."""
-    name = script.path.rpartition("/")[2]
-    texts = [text for _, text in script.modules.mentioning(name, launches=True)] if script.modules is not None else []
-    texts += script.modules.pages(script.location) if script.modules is not None and script.location else ()
+class _StartTexts(NamedTuple):
+    """The launch files and pages that may start a script; ``own``: they are those of its own folder, which has its
+    commands, while others may start a file of the same name."""
+
+    launches: list[str]
+    pages: list[str]
+    own: bool
+
+
+def _texts_of_starts(script: Script) -> _StartTexts:
+    modules, place = script.modules, PurePath(script.path)
+    if modules is None:
+        return _StartTexts([], [], own=False)
+    found = modules.mentioning(place.name, launches=True)
+    pages = list(modules.pages(script.location)) if script.location else []
+    below = [text for shown, text in found if PurePath(shown).is_relative_to(place.parent)]
+    is_inner = script.location and str(PurePath(script.location).parent) != modules.root_of(script.location)
+    if is_inner and _starts_in(place.name, below):
+        above = modules.pages_at_root(script.location)
+        return _StartTexts(below, [one for one in pages if one not in above], own=True)
+    return _StartTexts([text for _, text in found], pages, own=False)
+
+
+def _launches_with(modules: ProjectModules, option: str) -> Iterator[tuple[str, str]]:
+    """The launch files with an option in either spelling."""
+    for one in {option, option.replace("_", "-")}:
+        yield from modules.mentioning(one, launches=True)
+
+
+def _number(given: str, text: str) -> str:
+    """What a command gives; of a variable, the only value that its file gives it."""
+    name = given.strip("${}")
+    if not given.startswith("$") or not name.isidentifier():
+        return given
+    values = set(re.findall(rf"^[ \t]*(?:export[ \t]+)?{name}=[\"']?([^\s\"'#;]*)", text, re.MULTILINE))
+    return values.pop() if len(values) == 1 else given
+
+
+def _starts_in(name: str, texts: Iterable[str]) -> list[str]:
+    """The commands that start a file of that name."""
     lines = (line for text in texts for line in text.replace("\\\n", " ").splitlines() if name in line)
-    starts = [line for line in lines if _STARTS.search(line.partition(name)[0])]
+    return [line for line in lines if _STARTS.search(line.partition(name)[0])]
+
+
+def _is_in_all_starts(script: Script, texts: _StartTexts, given: re.Pattern[str]) -> bool:
+    """Whether each command of the project that starts a script has an option."""
+    starts = _starts_in(PurePath(script.path).name, (*texts.launches, *texts.pages))
     return bool(starts) and all(map(given.search, starts))
 
 
