@@ -21,7 +21,7 @@ from doctor.lint.python.project.unreached import is_program, may_import
 from doctor.lint.python.script import ProjectModules, Script, per_script
 from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER
 
-STARTS_RANKS = re.compile(r"\b(?:spawn|start_processes|notebook_launcher|debug_launcher|TorchTrainer|AutoExecutor)\(")
+STARTS_RANKS = re.compile(r"\b(?:spawn|start_processes|notebook_launcher|debug_launcher|TorchTrainer|AutoExecutor|idist\.Parallel)\(")
 _STARTS_PROGRAMS = re.compile(r"\b(?:launch|Popen|check_call|Process|LightningCLI|run_on_slurm)\(|subprocess\.run\(")
 LAUNCHERS = re.compile(
     r"accelerate launch|torchrun|torch\.distributed\.(?:launch|run)\b|\bdeepspeed (?:-|\w+\.py)|\bsrun\b|\bmpirun\b|"
@@ -51,6 +51,7 @@ def is_started_as_one(script: Script) -> bool:
         return False
     name = PurePath(script.path).name
     counts = [*_counts_of_files(modules, script.path), *_counts_of_pages(script, name)]
+    counts += _counts_of_python(script, modules)
     if counts or is_program(script):
         return _are_one(counts)
     programs = _programs_of(modules, script.path)
@@ -86,7 +87,7 @@ def _programs_of(modules: ProjectModules, path: str) -> list[str]:
 
 
 def _counts_of_files(modules: ProjectModules, path: str) -> Iterator[int | None]:
-    yield from _counts_of_launches(modules, PurePath(path).name)
+    yield from _counts_of_launches(modules, path)
     yield from _counts_of_lists(modules, path)
 
 
@@ -95,7 +96,7 @@ def _counts_of_pages(script: Script, name: str, *, is_own: bool = True) -> Itera
     ``python`` is one process of a script that starts no others. ``is_own``: the file is the script."""
     if script.modules is None or not script.location:
         return
-    plain = re.compile(rf"\bpython[\d.]*[ \t]+(?:-[uO][ \t]+)*(?:[\w./${{}}-]*/)?{re.escape(name)}(?![\w.])")
+    plain = _plain_start(name)
     for text in script.modules.pages(script.location):
         if name not in text:
             continue
@@ -112,6 +113,50 @@ def _counts_of_pages(script: Script, name: str, *, is_own: bool = True) -> Itera
 _OWN_LAUNCHERS = re.compile(
     r"torchrun|accelerate launch|torch\.distributed\.(?:launch|run)\b|deepspeed|horovod|\bsrun\b"
 )
+
+
+def _counts_of_python(script: Script, modules: ProjectModules) -> Iterator[int | None]:
+    """One for each command in the launch files and programs of the project that starts a script with ``python``, if
+    neither it nor what it imports starts ranks; ``None`` for those of jobs that may start several."""
+    name = PurePath(script.path).name
+    plain = _plain_start(name)
+    for shown, text in modules.mentioning(name):
+        if shown == script.path or not _is_nearest(modules, shown, script.path):
+            continue
+        runs = _RUNS_COMMAND if shown.endswith(".py") else _NOT_A_COMMENT
+        lines = [one for one in text.replace("\\\n", " ").splitlines() if name in one and plain.search(one)]
+        for line in lines:
+            if runs.search(line) and not _NAMES_LAUNCHER.search(line):
+                is_one = not (_JOBS.search(text) or _ASKS_FOR_MORE.search(line) or _may_start_ranks(script, modules))
+                yield 1 if is_one else None
+
+
+_RUNS_COMMAND = re.compile(r"\bos\.system\(|\bsubprocess\.|\bPopen\(|\bcheck_call\(|\brun\(")
+_NOT_A_COMMENT = re.compile(r"^\s*(?!#)\S")
+_JOBS = re.compile(r"\bsrun\b|\bmpirun\b|\bmpiexec\b|\bssh\b|#SBATCH|kind:|&\s*$", re.MULTILINE)
+"""Words of files whose commands run more than once at the same time."""
+
+
+def _may_start_ranks(script: Script, modules: ProjectModules) -> bool:
+    texts = modules.texts_around(script.location) if script.location else ()
+    return _names_other_start(script) or any(STARTS_RANKS.search(one) for one in texts)
+
+
+def _plain_start(name: str) -> re.Pattern[str]:
+    return re.compile(rf"\bpython[\d.]*[ \t]+(?:-[uO][ \t]+)*(?:[\w./${{}}-]*/)?{re.escape(name)}(?![\w.])")
+
+
+def _is_nearest(modules: ProjectModules, shown: str, path: str) -> bool:
+    """Whether of the files with one name, that at ``path`` is as near to a file that names it as any."""
+    place = PurePath(path)
+    others = (one for one in modules.named(shown, place.stem) if PurePath(one).name == place.name)
+    return all(_common(shown, one) <= _common(shown, path) for one in others)
+
+
+def _common(first: str, second: str) -> int:
+    """The number of folders that two paths have in common."""
+    pairs = zip(PurePath(first).parts, PurePath(second).parts, strict=False)
+    return next((count for count, (one, other) in enumerate(pairs) if one != other), 0)
 
 
 def _names_other_start(script: Script) -> bool:
@@ -143,9 +188,12 @@ def _count_of_command(modules: ProjectModules, line: str, name: str) -> int | No
     return counts[0] if len(counts) == 1 else None
 
 
-def _counts_of_launches(modules: ProjectModules, name: str) -> Iterator[int | None]:
+def _counts_of_launches(modules: ProjectModules, path: str) -> Iterator[int | None]:
     """The processes of each launcher in the project's files that starts a file; ``None`` if unknown."""
+    name = PurePath(path).name
     for shown, text in modules.mentioning(".py", launches=True):
+        if name in text and not _is_nearest(modules, shown, path):
+            continue
         if name in text and _has_one_gpu(text):
             yield 1  # several ranks cannot share it
         elif name in text:

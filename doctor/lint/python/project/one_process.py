@@ -18,7 +18,7 @@ from doctor.lint.python.project.unreached import unreached
 from doctor.lint.python.script import FunctionNode, Script, per_script
 from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, SAMPLER, TRAINER, several_ranks
 
-OF_SEVERAL_RANKS = frozenset(f"CODE{number:03}" for number in (*range(1, 9), *range(10, 18), 29, 30, 31, 32, 37, 41))
+OF_SEVERAL_RANKS = frozenset(f"CODE{number:03}" for number in (*range(1, 9), *range(10, 19), 29, 30, 31, 32, 37, 41))
 """Rules about what happens between ranks, or on each of them."""
 _NUMBER_OF_RANKS = re.compile(
     r"\b(?:device_count|world_?size|get_world_size|num_processes|nprocs|ws|n?_?gpus?)\b", re.IGNORECASE
