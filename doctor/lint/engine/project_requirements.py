@@ -103,9 +103,28 @@ def required_releases(path: Path, root: Path, *, shown: bool = True) -> Mapping[
     """
     found: dict[str, str] = {}
     for folder in folders_of(path.parent, root):
-        for name, bound in (_bounds_in(folder) if shown else _stated_in(folder)).items():
+        if own := files_of_part(path, folder):
+            bounds_here = {**(_lowest(_pages(folder)) if shown else {}), **_lowest(own)}
+        else:
+            bounds_here = {**(_bounds_in(folder) if shown else _stated_in(folder))}
+        for name, bound in bounds_here.items():
             found.setdefault(name, bound)
     return found
+
+
+_OF_PART = re.compile(r"^(?:requirements?|environment|env|conda)[-_.](?P<part>[a-z]{4,20})\.(?:txt|in|ya?ml)$")
+
+
+def files_of_part(path: Path, folder: Path) -> list[Path]:
+    """The requirement files of a folder that are named after a part of the project which has ``path``:
+    ``requirements_eval.txt`` of ``listen-eval-kit/run.py``. It has an environment of its own."""
+    own = Path(os.path.abspath(path))  # noqa: PTH100 - Path.absolute keeps ".."
+    if not own.is_relative_to(folder):
+        return []
+    words = set(re.split(r"[^a-z]+", own.relative_to(folder).with_suffix("").as_posix().lower()))
+    files = _requirement_files(folder)
+    named = ((file, _OF_PART.match(file.name.lower())) for file in files if file.parent == folder)
+    return [file for file, one in named if one is not None and one["part"] in words] if len(files) > 1 else []
 
 
 @lru_cache(maxsize=256)
@@ -302,14 +321,16 @@ def _is_environment(file: Path) -> bool:
 def is_installed_by(path: Path, root: Path, name: str) -> bool:
     """Whether a requirement file or a command of a page, in the folders from that of ``path`` up to its repository or
     to ``root``, installs a distribution (in lowercase with hyphens), of any release."""
-    return any(name in _installed_in(folder) for folder in folders_of(path.parent, root))
+    folders = folders_of(path.parent, root)
+    return any(name in _installed_in(folder, tuple(files_of_part(path, folder))) for folder in folders)
 
 
 @lru_cache(maxsize=256)
-def _installed_in(folder: Path) -> frozenset[str]:
-    """The distributions, and other words, in the requirement files of a folder and the commands of its pages."""
+def _installed_in(folder: Path, own: tuple[Path, ...]) -> frozenset[str]:
+    """The distributions, and other words, in the requirement files of a folder, or its ``own`` of a part of the
+    project, and in the commands of its pages."""
     found: set[str] = set()
-    for file in (*_requirement_files(folder), *_pages(folder)):
+    for file in (*(own or _requirement_files(folder)), *_pages(folder)):
         with suppress(UnreadableFile):
             text = read_text(LintTarget(file, str(file), "config", file)).text
             if _PAGES.match(file.name.lower()):

@@ -8,7 +8,13 @@ from pathlib import Path
 
 from doctor.knowledge.releases import release
 from doctor.lint.engine.project_environment import installed_in_project
-from doctor.lint.engine.project_requirements import bounds_below, is_installed_by, pages_of, required_releases
+from doctor.lint.engine.project_requirements import (
+    bounds_below,
+    files_of_part,
+    is_installed_by,
+    pages_of,
+    required_releases,
+)
 
 DISTRIBUTIONS = ("lightning", "pytorch-lightning", "torch", "transformers", "accelerate", "deepspeed", "ray")
 """Distributions whose releases rules may query."""
@@ -52,9 +58,14 @@ class Releases(Mapping[str, str]):
         return pages_of(*self._project) if self._project is not None else ()
 
     def elsewhere(self, name: str) -> Iterator[tuple[Path, str]]:
-        """The folders of the project whose requirement files limit a distribution, and the newest release permitted."""
-        for folder, bounds in bounds_below(self._project[1]) if self._project is not None and self.is_of_folder else ():
-            yield from ((folder, bounds[one]) for one in _names_of(name) if bounds.get(one))
+        """The folders of the project whose requirement files limit a distribution, and the newest release permitted;
+        without those with a file for the part of the project that has the script."""
+        if self._project is None or not self.is_of_folder:
+            return
+        file, root = self._project
+        for folder, bounds in bounds_below(root):
+            if not files_of_part(file, folder):
+                yield from ((folder, bounds[one]) for one in _names_of(name) if bounds.get(one))
 
     def is_certain(self, name: str) -> bool:
         """Whether the release of a distribution is more than that of the interpreter that runs lint: it is bounded, or

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 from doctor.lint.python.project.call_graph import CALLED_BY_TORCH, INERT, PLAIN_BASES
+from doctor.lint.python.project.options import switch_value
 from doctor.lint.python.script import UNKNOWN, FunctionNode, ProjectModules, Script, last_name, parsed
 
 MOST_READ = 40
@@ -64,20 +65,22 @@ def _without_effect(node: ast.AST) -> Iterator[ast.AST]:
     yield from (one for one in inner if isinstance(one, (ast.Name, ast.Attribute)))
 
 
-def outcome(script: Script, test: ast.expr, depth: int = DEPTH) -> bool | None:
+def outcome(script: Script, test: ast.expr, depth: int = DEPTH, *, options: bool = False) -> bool | None:
     """What a condition is in every run, as far as it depends on arguments that all calls leave at their default; else
-    ``None``."""
+    ``None``. ``options``: also on switches that each command of the project leaves off, or has."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        inner = outcome(script, test.operand, depth)
+        inner = outcome(script, test.operand, depth, options=options)
         return None if inner is None else not inner
     if isinstance(test, ast.BoolOp):
         ends = isinstance(test.op, ast.Or)
-        answers = [outcome(script, one, depth) for one in test.values]
+        answers = [outcome(script, one, depth, options=options) for one in test.values]
         return ends if ends in answers else None if None in answers else not ends
     if isinstance(test, ast.Compare):
         compare = _OPERATORS.get(type(test.ops[0])) if len(test.ops) == 1 else None
         sides = [_value(script, one, depth) for one in (test.left, test.comparators[0])]
         return compare(*sides) if compare is not None and UNKNOWN not in sides else None
+    if options and isinstance(test, ast.Attribute) and (answer := switch_value(script, test)) is not None:
+        return answer
     value = _value(script, test, depth)
     return None if value is UNKNOWN else bool(value)
 

@@ -49,6 +49,8 @@ def as_placed(script: Script, rule: str, severity: Severity, violation: Violatio
 def _as_started(script: Script, rule: str, severity: Severity, violation: Violation, at: ast.AST) -> Violation | None:
     if never_runs(script, at):
         return None
+    if never_runs(script, at, options=True):
+        return replace(violation, severity=Severity.INFO, preview=True)
     if rule not in OF_SEVERAL_RANKS:
         return violation
     if runs_in_one_process(script, at) or is_notebook_of_one_process(script):
@@ -66,17 +68,18 @@ def _as_started(script: Script, rule: str, severity: Severity, violation: Violat
     return violation
 
 
-def never_runs(script: Script, node: ast.AST) -> bool:
+def never_runs(script: Script, node: ast.AST, *, options: bool = False) -> bool:
     """Whether a place is in a branch that no run takes, since its condition is constant or depends on arguments that
     every call leaves at their default, below a statement that leaves its block, or in a private function of the module
-    that nothing in its file or its project names."""
+    that nothing in its file or its project names. ``options``: also where it depends on the switches of all commands
+    that the project shows."""
     inner = node
     for outer in script.around(node):
         if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test:
             is_in_body = inner is outer.body or inner in _block_of(outer, inner, "body")
-            if outcome(script, outer.test) is (not is_in_body):
+            if outcome(script, outer.test, options=options) is (not is_in_body):
                 return True
-        if any(_leaves(script, one) for one in _above(outer, inner)):
+        if any(_leaves(script, one, options=options) for one in _above(outer, inner)):
             return True
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)) and _is_never_named(script, outer):
             return True
@@ -84,10 +87,10 @@ def never_runs(script: Script, node: ast.AST) -> bool:
     return False
 
 
-def _leaves(script: Script, statement: ast.stmt) -> bool:
+def _leaves(script: Script, statement: ast.stmt, *, options: bool) -> bool:
     """Whether a statement leaves its block in every run."""
     if isinstance(statement, ast.If) and statement.body and isinstance(statement.body[-1], _LEAVING):
-        return outcome(script, statement.test) is True
+        return outcome(script, statement.test, options=options) is True
     return isinstance(statement, _LEAVING)
 
 

@@ -37,6 +37,55 @@ def switch_off_by_default(script: Script, test: ast.expr) -> str:
     return f"--{name}" if is_off and not _is_asked_for(script, name, spelled) else ""
 
 
+_OF_RANKS = re.compile(
+    r"rank|world|dist|ddp|fsdp|zero|gpu|cuda|device|parallel|multi|deepspeed|node|local|sync|launch|horovod|slurm|apex",
+    re.IGNORECASE,
+)
+"""Names of options that a launcher or the kind of job gives."""
+_GIVES_MORE = re.compile(r"\$[@*]|\$\{[@*]|\$\{?\w*(?:ARG|OPT|FLAG|PARAM|EXTRA|CMD|CONF)|\.\.\.", re.IGNORECASE)
+"""Parts of a command that may have more options."""
+
+
+def switch_value(script: Script, test: ast.Attribute) -> bool | None:
+    """The value of a switch of a program's own parser (``args.save_model``) in each command of the project that starts
+    it; ``None`` if they differ, or that is unknown, or there is none."""
+    modules, name = script.modules, test.attr
+    if modules is None or not _OF_SETTINGS.match(last_name(test.value)) or _OF_RANKS.search(name):
+        return None
+    default = _default_of_switch(script, name)
+    if default is None or _sets(script, name):
+        return None
+    spelled = re.compile(rf"--{name.replace('_', '[-_]')}\b")
+    texts = _texts_of_starts(script)
+    starts = _starts_in(PurePath(script.path).name, (*texts.launches, *texts.pages))
+    given = [spelled.search(one) is not None for one in starts]
+    if not starts or any(map(_GIVES_MORE.search, starts)) or any(given) != all(given):
+        return None
+    if any(given):
+        return not default
+    others = [text for shown, text in modules.mentioning(name) if shown != script.path]
+    others += [text for text in modules.notebooks(name)] + list(texts.pages)
+    is_named = re.compile(rf"--{name.replace('_', '[-_]')}\b(?![\"'])|[\"']{name}[\"']|^[ \t]*{name}:", re.MULTILINE)
+    return None if any(map(is_named.search, others)) else default
+
+
+def _default_of_switch(script: Script, name: str) -> bool | None:
+    """The default of a switch that the parser of a program has once."""
+    calls = [
+        call
+        for call in script.method_calls("add_argument")
+        if any(isinstance(one := script.value(arg), str) and _as_name(one) == name for arg in call.args)
+    ]
+    if len(calls) != 1 or script.is_open(calls[0]):
+        return None
+    action = script.value(script.argument(calls[0], "action"))
+    return {"store_true": False, "store_false": True}.get(action) if isinstance(action, str) else None
+
+
+def _as_name(option: str) -> str:
+    return option.lstrip("-").replace("-", "_") if option.startswith("--") else ""
+
+
 _STARTS = re.compile(r"\b(?:python[\d.]*|torchrun|launch|deepspeed|srun|mpirun)\b")
 
 
