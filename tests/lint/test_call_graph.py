@@ -124,13 +124,50 @@ def test_other_files_may_have_another_one(tmp_path, name):
     assert found(tmp_path, {"train.py": of_main(WAIT), "net.py": "import torch\n"} | NO_USES[name]) == ["info"]
 
 
-def test_a_package_may_offer_a_function_to_others(tmp_path):
-    files = {"lib/train.py": of_main(WAIT), "lib/__init__.py": "", "setup.py": "import setuptools\n"}
-    assert found(tmp_path, files) == ["warning"]
+SETUP = "import setuptools\n\nsetuptools.setup({})\n"
+ENTRY = "entry_points={'console_scripts': ['go=lib.train:wait']}"
+OFFERS = {
+    "the package imports it": {"lib/__init__.py": "from lib.train import wait\n"},
+    "the package imports all names": {"lib/__init__.py": "from .train import *\n"},
+    "the package imports the module": {"lib/__init__.py": "from . import train\n"},
+    "the module lists it": {"lib/train.py": of_main(WAIT + "\n__all__ = ['wait']\n")},
+    "a page": {"README.md": "Call `wait()` before the first step.\n"},
+    "a test": {"tests/test_train.py": "from lib.train import wait\n\ndef test_wait():\n    wait()\n"},
+    "an example": {"examples/run.py": "from lib.train import wait\n\ndef main():\n    wait()\n"},
+    "an entry point": {"setup.py": SETUP.format(ENTRY)},
+    "a setting": {"run.yaml": "call: lib.train.wait\n"},
+}
+KEEPS = {
+    "nothing": {},
+    "a page in words": {"README.md": "The ranks wait for each other.\n"},
+    "another function of the name": {
+        "lib/__init__.py": "from lib.other import wait\n",
+        "lib/other.py": "def wait():\n    pass\n",
+        "README.md": "Call `wait()` before the first step.\n",
+    },
+    "an import that nothing uses": {"lib/use.py": "from lib.train import wait\n\ndef use():\n    wait()\n"},
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "is_info"),
+    [*((one, False) for one in OFFERS.values()), *((one, True) for one in KEEPS.values())],
+    ids=[*OFFERS, *KEEPS],
+)
+def test_what_an_installed_package_offers_may_be_called(tmp_path, more, is_info):
+    files = {"lib/train.py": of_main(WAIT), "lib/__init__.py": "", "setup.py": SETUP.format("")}
+    assert (found(tmp_path, files | more) == ["info"]) == is_info
+
+
+def test_others_may_call_all_public_methods_of_a_class_that_a_package_offers(tmp_path):
+    files = {"lib/__init__.py": "from lib.train import Run\n", "setup.py": SETUP.format("")}
+    assert found(tmp_path, {"lib/train.py": of_main(METHOD), **files}) == ["warning"]
+    hidden = METHOD.replace("def wait", "def _wait")
+    assert found(tmp_path, {"lib/train.py": of_main(hidden), **files}) == ["info"]
 
 
 FIND = "from setuptools import find_packages, setup\n\nsetup(name='lib', packages=find_packages({}))\n"
-DEEP = {"lib/part/train.py": of_main(WAIT), "lib/part/__init__.py": "", "net.py": "import torch\n"}
+DEEP = {"lib/part/train.py": of_main(WAIT), "lib/part/__init__.py": "from .train import wait\n", "net.py": ""}
 
 
 @pytest.mark.parametrize(
@@ -139,12 +176,12 @@ DEEP = {"lib/part/train.py": of_main(WAIT), "lib/part/__init__.py": "", "net.py"
         ({"setup.py": FIND.format("")}, ["info"]),
         ({"setup.py": FIND.format("exclude=['tests']")}, ["info"]),
         ({"setup.cfg": "[options]\npackages = find:\n"}, ["info"]),
-        ({"setup.py": FIND.format(""), "lib/__init__.py": ""}, ["warning"]),
-        ({"setup.py": FIND.format("where='lib'")}, ["warning"]),
-        ({"setup.py": FIND.format("").replace("find_", "find_namespace_")}, ["warning"]),
-        ({"setup.py": FIND.format("").replace("))", ") + ['lib.part'])")}, ["warning"]),
-        ({"setup.cfg": "[options]\npackages = find_namespace:\n"}, ["warning"]),
-        ({"setup.py": FIND.format(""), "lib/setup.py": FIND.format("")}, ["warning"]),
+        ({"setup.py": FIND.format(""), "lib/__init__.py": ""}, ["error"]),
+        ({"setup.py": FIND.format("where='lib'")}, ["error"]),
+        ({"setup.py": FIND.format("").replace("find_", "find_namespace_")}, ["error"]),
+        ({"setup.py": FIND.format("").replace("))", ") + ['lib.part'])")}, ["error"]),
+        ({"setup.cfg": "[options]\npackages = find_namespace:\n"}, ["error"]),
+        ({"setup.py": FIND.format(""), "lib/setup.py": FIND.format("")}, ["error"]),
     ],
 )
 def test_a_package_that_setuptools_does_not_find_has_no_callers_elsewhere(tmp_path, files, expected):
@@ -231,6 +268,7 @@ STARTS = {"README.md": "```\ntorchrun --nproc-per-node=8 main.py\n```\n", "main.
     [
         ({"archive/train.py": of_main(HANG)}, ["info"]),
         ({"src/old_code/train.py": of_main(HANG)}, ["info"]),
+        ({"useless_code/train.py": of_main(HANG)}, ["info"]),
         ({"golden/train.py": of_main(HANG)}, ["error"]),
         ({"archive/train.py": of_main(HANG), "use.py": "from archive import train\n"}, ["error"]),
         ({"archive/train.py": of_main(HANG), "run.sh": "#!/bin/bash\ntorchrun archive/train.py\n"}, ["error"]),

@@ -106,13 +106,13 @@ def test_a_deadlock_in_a_function_that_nothing_calls_is_an_info(tmp_path, text, 
     assert found(tmp_path, {"train.py": joins} | called) == [("CODE005", "error")]
 
 
-def test_a_deadlock_in_a_package_that_nothing_calls_is_a_warning(tmp_path):
+def test_a_deadlock_in_a_package_that_offers_it_is_an_error(tmp_path):
     files = {
         "train.py": HEAD + JOINS + "def wait_here():\n" + indented(HANG),
-        "__init__.py": "",
+        "__init__.py": "from .train import wait_here\n",
         "setup.py": "from setuptools import setup\n\nsetup()\n",
     }
-    assert found(tmp_path, files) == [("CODE005", "warning")]
+    assert found(tmp_path, files) == [("CODE005", "error")]
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,11 @@ CONFIGURED = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nn
         (["export CUDA_VISIBLE_DEVICES=2\naccelerate launch ./train.py"], "info"),
         (["CUDA_VISIBLE_DEVICES=0,1 accelerate launch train.py"], "error"),
         (["torchrun --nproc_per_node=1 other.py"], "error"),
-        (["python train.py"], "error"),
+        (["python train.py"], "info"),
+        (["python train.py --gpus 4"], "error"),
+        (["srun bash inner.sh\npython train.py"], "error"),
+        (["# python train.py"], "error"),
+        (["python train.py", "torchrun train.py"], "error"),
         (["accelerate launch train.py", "srun python train.py"], "error"),
         ([], "error"),
     ],
@@ -321,6 +325,112 @@ train(read(){})
 def test_a_flag_that_no_call_sets_is_false(tmp_path, call, other, expected):
     files = {"train.py": FLAG.format(call), **({"other.py": other} if other else {})}
     assert [name for name, _ in found(tmp_path, files) if name == "CODE011"] == expected
+
+
+LOADER = """\
+import torch
+import torch.distributed as dist
+
+
+class Loader:
+    def __init__(self, path, restore=False, kind="best"):
+        self.restore = restore
+        self.kind = kind
+        {condition}
+            if dist.get_rank() == 0:
+                dist.barrier()
+
+
+dist.init_process_group()
+{call}
+"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "call", "other", "expected"),
+    [
+        ("if restore:", "Loader(path)", "", []),
+        ("if self.restore:", "Loader(path)", "", []),
+        ("if self.restore and path:", "Loader(path)", "", []),
+        ("if kind == 'last':", "Loader(path)", "", []),
+        ("if not (restore or self.kind != 'best'):", "Loader(path)", "", ["CODE005"]),
+        ("if restore:", "Loader(path, True)", "", ["CODE005"]),
+        ("if restore:", "Loader(path, restore=True)", "", ["CODE005"]),
+        ("if restore:", "Loader(*given)", "", ["CODE005"]),
+        ("if restore:", "make(Loader)", "", ["CODE005"]),
+        ("if restore or path:", "Loader(path)", "", ["CODE005"]),
+        ("if restore:", "Loader(path)", "from train import Loader\n\nLoader(path, restore=True)\n", ["CODE005"]),
+        ("if restore:", "Loader(path)", "from train import Loader as L\n\nL(path, restore=True)\n", ["CODE005"]),
+        ("if restore:", "Loader(path)", "from train import Loader\n\nclass Own(Loader):\n    pass\n", ["CODE005"]),
+        ("if self.restore:", "Loader(path)", "loader.restore = True\n", ["CODE005"]),
+    ],
+)
+def test_an_argument_that_every_call_leaves_has_its_default(tmp_path, condition, call, other, expected):
+    files = {"train.py": LOADER.format(condition=condition, call=call), "other.py": other}
+    assert [rule for rule, severity in found(tmp_path, files) if severity != "info"] == expected
+
+
+SWITCH = """\
+import argparse
+import torch
+import torch.distributed as dist
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--save-model", action="store_true")
+args = parser.parse_args()
+dist.init_process_group()
+if {test}:
+    if dist.get_rank() == 0:
+        dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "files", "is_info"),
+    [
+        ("args.save_model", {"run.sh": "torchrun train.py --lr 3\n"}, True),
+        ("args.save_model", {"README.md": "    torchrun train.py --lr 3\n"}, True),
+        ("not args.save_model", {"run.sh": "torchrun train.py --save-model\n"}, True),
+        ("args.save_model", {"run.sh": "torchrun train.py --save-model\n"}, False),
+        ("args.save_model", {"run.sh": "torchrun train.py\n", "more.sh": "torchrun train.py --save-model\n"}, False),
+        ("args.save_model", {"run.sh": "torchrun train.py $@\n"}, False),
+        ("args.save_model", {"run.sh": "torchrun other.py\n"}, False),
+        ("args.save_model", {"run.sh": "torchrun train.py\n", "README.md": "Add `--save-model`.\n"}, False),
+        ("args.save_model", {}, False),
+    ],
+)
+def test_a_switch_that_every_command_leaves_is_off(tmp_path, test, files, is_info):
+    ((_, severity),) = found(tmp_path, {"train.py": SWITCH.format(test=test), **files})
+    assert (severity == "info") == is_info
+
+
+@pytest.mark.parametrize(
+    ("other", "severity"),
+    [
+        ("import os\nos.system(f'python train.py --lr {lr}')\n", True),
+        ("import subprocess\nsubprocess.run('torchrun train.py', shell=True)\n", "error"),
+        ("# python train.py\n", "error"),
+        ("import os\nos.system('python train.py --gpus 8')\n", "error"),
+    ],
+)
+def test_a_program_that_starts_a_script_with_python_has_one_process(tmp_path, other, severity):
+    assert found(tmp_path, {"train.py": HEAD + JOINS + HANG, "all.py": other}) == [("CODE005", severity)]
+
+
+@pytest.mark.parametrize(
+    ("line", "severity"), [("!python train.py --lr 3", "info"), ("!torchrun --nproc_per_node=2 train.py", "error")]
+)
+def test_cells_of_a_notebook_say_how_many_processes_a_script_has(tmp_path, line, severity):
+    cell = f'{{"cells": [{{"cell_type": "code", "source": ["{line}\\n"]}}], "metadata": {{}}, "nbformat": 4}}'
+    assert found(tmp_path, {"train.py": HEAD + JOINS + HANG, "run.ipynb": cell}) == [("CODE005", severity)]
+
+
+def test_the_commands_of_another_folder_start_the_script_of_that_folder(tmp_path):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    one = {"first/train.py": "print()\n", "first/run.sh": "torchrun --nproc_per_node=8 train.py\n"}
+    two = {"second/train.py": HEAD + JOINS + HANG, "second/run.sh": "torchrun --nproc_per_node=1 train.py\n"}
+    assert found(tmp_path, one | two) == [("CODE005", "info")]
 
 
 def test_a_program_that_runs_srun_itself_needs_none(tmp_path):

@@ -177,3 +177,19 @@ def test_another_distribution_that_a_project_installs_limits_lightning(tmp_path,
     (tmp_path / name).write_text(text)
     found = Releases({}).of_project(tmp_path / "src" / "train.py", tmp_path)
     assert found["pytorch-lightning"] == (expected or Releases({})["pytorch-lightning"])
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("train.py", "2.4"),
+        ("eval.py", None),
+        ("listen-eval-kit/run.py", None),
+        ("evaluation/run.py", "2.4"),
+    ],
+)
+def test_a_part_of_a_project_may_have_requirements_of_its_own(tmp_path, file, expected):
+    (tmp_path / "requirements.txt").write_text("lightning==2.4\n")
+    (tmp_path / "requirements_eval.txt").write_text("torch\n")
+    assert required_releases(tmp_path / file, tmp_path).get("lightning") == expected
+    assert Releases({}).of_project(tmp_path / file, tmp_path).is_bounded("lightning") == bool(expected)

@@ -72,6 +72,7 @@ class ModuleNames:
         self.uses: dict[str, list[Use]] = defaultdict(list)
         self.imported: dict[str, str] = {}
         self.stars: list[str] = []
+        self.modules: list[str] = []  # that it imports, or all names of
         stack: list[tuple[ast.AST, tuple[Definition, ...]]] = [(parsed(text), ())]
         while stack:
             node, around = stack.pop()
@@ -99,12 +100,15 @@ class ModuleNames:
             for one in node.names:
                 if one.name == "*":
                     self.stars.append(module)
+                    self.modules.append(module)
                 else:
                     self.uses[one.name].append(Use("import", around, module))
                     self.imported[one.asname or one.name] = f"{module}.{one.name}"
+                    self.modules.append(f"{module}{'' if module.endswith('.') else '.'}{one.name}")
         elif isinstance(node, ast.Import):
             for one in node.names:
                 self.imported[one.asname or one.name.rpartition(".")[2]] = one.name
+                self.modules.append(one.name)
 
 
 class CallGraph:
@@ -167,7 +171,8 @@ class CallGraph:
         return found
 
     def _runs(self, path: str, use: Use, steps: tuple[Definition, ...]) -> bool:
-        is_test = self._is_installed and _TESTS.search(path) is not None  # pytest calls what it finds there
+        inner = path.removeprefix(self._modules.root_of(self._location))
+        is_test = self._is_installed and _TESTS.search(inner) is not None  # pytest calls what it finds there
         return not use.around or is_test or self.is_reached(path, use.around[-1], steps)
 
     def _is_global_reached(self, path: str, definition: Definition, steps: tuple[Definition, ...]) -> bool:
@@ -192,12 +197,14 @@ class CallGraph:
         return any(self._uses_of_other(shown, target, places, steps) for shown in others)
 
     def _is_offered(self, path: str, definition: Definition, own: ModuleNames) -> bool:
-        """Whether an installed package offers a function or class of a module to others: ``__all__`` or a page names
-        it, or a package around it imports the module or all its names."""
+        """Whether an installed package offers a function or class of a module to others: ``__all__``, an entry point or
+        a page names it, or a package around it imports the module or all its names."""
         name = definition.name
+        stem, word = PurePath(path).stem, re.escape(name)
         if any(one.kind == "text" and not one.around for one in own.uses[name]):
             return True
-        stem, word = PurePath(path).stem, re.escape(name)
+        if self._modules.may_install(self._location, f"{stem}:{name}".lower()):
+            return True
         kind = "class" if isinstance(definition, ast.ClassDef) else "def"
         defined = re.compile(rf"^{kind} {word}\b", re.MULTILINE)
         is_only = sum(defined.search(text) is not None for _, text in self._modules.mentioning(f"{kind} {name}")) == 1
@@ -211,9 +218,7 @@ class CallGraph:
     def _gives_module(self, package: str, path: str) -> bool:
         """Whether a package imports a module as such, or all its names."""
         module = self.names(package)
-        return module is None or any(
-            path in self._modules.named(package, one) for one in (*module.imported.values(), *module.stars)
-        )
+        return module is None or any(path in self._modules.named(package, one) for one in module.modules)
 
     def _importers(self, files: list[str], target: Exported, places: set[str]) -> list[str]:
         """The files that may import what is defined in ``target``, also from others that import it, whose names are

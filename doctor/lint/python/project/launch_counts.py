@@ -92,12 +92,12 @@ def _counts_of_files(modules: ProjectModules, path: str) -> Iterator[int | None]
 
 
 def _counts_of_pages(script: Script, name: str, *, is_own: bool = True) -> Iterator[int | None]:
-    """The processes of each command in the project's pages that starts a file of that name; ``None`` if unknown.
+    """The processes of each command in the project's pages and notebooks that starts a file; ``None`` if unknown.
     ``python`` is one process of a script that starts no others. ``is_own``: the file is the script."""
     if script.modules is None or not script.location:
         return
     plain = _plain_start(name)
-    for text in script.modules.pages(script.location):
+    for text in (*script.modules.pages(script.location), *script.modules.notebooks(name)):
         if name not in text:
             continue
         for line in text.replace("\\\n", " ").splitlines():
@@ -133,7 +133,7 @@ def _counts_of_python(script: Script, modules: ProjectModules) -> Iterator[int |
 
 _RUNS_COMMAND = re.compile(r"\bos\.system\(|\bsubprocess\.|\bPopen\(|\bcheck_call\(|\brun\(")
 _NOT_A_COMMENT = re.compile(r"^\s*(?!#)\S")
-_JOBS = re.compile(r"\bsrun\b|\bmpirun\b|\bmpiexec\b|\bssh\b|#SBATCH|kind:|&\s*$", re.MULTILINE)
+_JOBS = re.compile(r"\bsrun\b|\bmpirun\b|\bmpiexec\b|\bssh\b|#SBATCH|kind:|&\s*$|\bRANK=|WORLD_SIZE|MASTER_ADDR", re.MULTILINE)
 """Words of files whose commands run more than once at the same time."""
 
 
@@ -183,7 +183,7 @@ def _counts_of_lists(modules: ProjectModules, path: str) -> Iterator[int | None]
 
 def _count_of_command(modules: ProjectModules, line: str, name: str) -> int | None:
     """The processes of a launcher's command in a page."""
-    command = re.sub(r"^(?:RUN|CMD|ENTRYPOINT|[$>`\s-])+", "", line).rstrip("` ")
+    command = re.sub(r"^(?:RUN|CMD|ENTRYPOINT|[$>!%\"`\s-])+", "", line).rstrip("`\", ")
     counts = list(_counts_in(modules, "page.sh", f"{command}\n", name))
     return counts[0] if len(counts) == 1 else None
 
