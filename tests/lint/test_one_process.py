@@ -17,6 +17,7 @@ RULES = (
     "CODE005",
     "CODE007",
     "CODE022",
+    "CODE029",
     "CODE009",
     "CODE011",
     "CODE030",
@@ -391,6 +392,7 @@ if {test}:
         ("args.save_model", {"run.sh": "torchrun train.py --lr 3\n"}, True),
         ("args.save_model", {"README.md": "    torchrun train.py --lr 3\n"}, True),
         ("not args.save_model", {"run.sh": "torchrun train.py --save-model\n"}, True),
+        ("not args.save_model", {"run.sh": "# torchrun train.py\ntorchrun train.py --save-model\n"}, True),
         ("args.save_model", {"run.sh": "torchrun train.py --save-model\n"}, False),
         ("args.save_model", {"run.sh": "torchrun train.py\n", "more.sh": "torchrun train.py --save-model\n"}, False),
         ("args.save_model", {"run.sh": "torchrun train.py $@\n"}, False),
@@ -407,7 +409,7 @@ def test_a_switch_that_every_command_leaves_is_off(tmp_path, test, files, is_inf
 @pytest.mark.parametrize(
     ("other", "severity"),
     [
-        ("import os\nos.system(f'python train.py --lr {lr}')\n", True),
+        ("import os\nos.system(f'python train.py --lr {lr}')\n", "info"),
         ("import subprocess\nsubprocess.run('torchrun train.py', shell=True)\n", "error"),
         ("# python train.py\n", "error"),
         ("import os\nos.system('python train.py --gpus 8')\n", "error"),
@@ -423,6 +425,17 @@ def test_a_program_that_starts_a_script_with_python_has_one_process(tmp_path, ot
 def test_cells_of_a_notebook_say_how_many_processes_a_script_has(tmp_path, line, severity):
     cell = f'{{"cells": [{{"cell_type": "code", "source": ["{line}\\n"]}}], "metadata": {{}}, "nbformat": 4}}'
     assert found(tmp_path, {"train.py": HEAD + JOINS + HANG, "run.ipynb": cell}) == [("CODE005", severity)]
+
+
+@pytest.mark.parametrize(("count", "expected"), [("len(hosts)", "info"), ("len(sys.argv)", "warning")])
+def test_ranks_of_different_hosts_share_no_folder(tmp_path, count, expected):
+    text = (
+        f"import torch.distributed as dist\nfrom torchvision import datasets\n\nworld_size = {count}\n"
+        "dist.init_process_group('gloo', rank=rank, world_size=world_size)\n"
+        "data = datasets.MNIST('./data', train=True, download=True)\n"
+    )
+    files = {"train.py": text, "other.py": ""}
+    assert [one for rule, one in found(tmp_path, files) if rule == "CODE029"] == [expected]
 
 
 def test_the_commands_of_another_folder_start_the_script_of_that_folder(tmp_path):

@@ -59,6 +59,8 @@ def _as_started(script: Script, rule: str, severity: Severity, violation: Violat
         return None
     if rule == _OF_SAVED_DEVICE and _all_launches_bind(script):
         return None
+    if rule == _OF_SHARED_FOLDERS and _RANK_PER_HOST.search(script.text):
+        return replace(violation, severity=Severity.INFO, preview=True)
     if is_made_for_one(script) or cannot_run(script, at):
         return replace(violation, severity=Severity.INFO, preview=True)
     if violation.severity in (None, Severity.ERROR) and severity is Severity.ERROR:
@@ -185,6 +187,12 @@ _BOUND_BY_LAUNCH = re.compile(
 )
 """Options of Slurm, and variables, that let each task see one GPU: srun(1) on ``--gpus-per-task``, which implies
 ``--gpu-bind=per_task``."""
+_OF_SHARED_FOLDERS = "CODE029"
+_RANK_PER_HOST = re.compile(
+    r"\bworld_?size\s{0,3}=\s{0,3}len\(\s{0,3}[\w.]{0,40}(?:hosts?|nodes?|servers?|machines?|ips?|addresse?s?)\s{0,3}\)",
+    re.IGNORECASE,
+)
+"""Jobs with as many ranks as listed hosts: each rank has a host, and the folders there, of its own."""
 _RUNS_PYTHON = re.compile(r"\bpython|torchrun|launch|\bsrun\b|mpirun|deepspeed")
 _TAKES_GPU_OF_RANK = re.compile(
     r"set_device\([^)\n]{0,60}(?:rank|RANK|LOCALID)|device_ids=\[[^\]\n]{0,40}(?:rank|RANK|LOCALID)"

@@ -155,7 +155,7 @@ def _number(given: str, text: str) -> str:
 def _starts_in(name: str, texts: Iterable[str]) -> list[str]:
     """The commands that start a file of that name."""
     lines = (line for text in texts for line in text.replace("\\\n", " ").splitlines() if name in line)
-    return [line for line in lines if _STARTS.search(line.partition(name)[0])]
+    return [line for line in lines if _STARTS.search(line.partition(name)[0]) and not line.lstrip().startswith("#")]
 
 
 def _is_in_all_starts(script: Script, texts: _StartTexts, given: re.Pattern[str]) -> bool:
