@@ -392,7 +392,7 @@ if {test}:
         ("args.save_model", {"run.sh": "torchrun train.py --lr 3\n"}, True),
         ("args.save_model", {"README.md": "    torchrun train.py --lr 3\n"}, True),
         ("not args.save_model", {"run.sh": "torchrun train.py --save-model\n"}, True),
-        ("not args.save_model", {"run.sh": "# torchrun train.py\ntorchrun train.py --save-model\n"}, True),
+        ("not args.save_model", {"run.sh": "# torchrun train.py \\\ntorchrun train.py --save-model\n"}, True),
         ("args.save_model", {"run.sh": "torchrun train.py --save-model\n"}, False),
         ("args.save_model", {"run.sh": "torchrun train.py\n", "more.sh": "torchrun train.py --save-model\n"}, False),
         ("args.save_model", {"run.sh": "torchrun train.py $@\n"}, False),

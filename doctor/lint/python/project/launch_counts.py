@@ -117,18 +117,17 @@ _OWN_LAUNCHERS = re.compile(
 
 def _counts_of_python(script: Script, modules: ProjectModules) -> Iterator[int | None]:
     """One for each command in the launch files and programs of the project that starts a script with ``python``, if
-    neither it nor what it imports starts ranks; ``None`` for those of jobs that may start several."""
+    neither it nor what it imports starts ranks, else ``None``. In a job of a cluster, it may run more than once."""
     name = PurePath(script.path).name
     plain = _plain_start(name)
     for shown, text in modules.mentioning(name):
-        if shown == script.path or not _is_nearest(modules, shown, script.path):
+        if shown == script.path or _JOBS.search(text) or not _is_nearest(modules, shown, script.path):
             continue
         runs = _RUNS_COMMAND if shown.endswith(".py") else _NOT_A_COMMENT
         lines = [one for one in text.replace("\\\n", " ").splitlines() if name in one and plain.search(one)]
         for line in lines:
             if runs.search(line) and not _NAMES_LAUNCHER.search(line):
-                is_one = not (_JOBS.search(text) or _ASKS_FOR_MORE.search(line) or _may_start_ranks(script, modules))
-                yield 1 if is_one else None
+                yield None if _ASKS_FOR_MORE.search(line) or _may_start_ranks(script, modules) else 1
 
 
 _RUNS_COMMAND = re.compile(r"\bos\.system\(|\bsubprocess\.|\bPopen\(|\bcheck_call\(|\brun\(")

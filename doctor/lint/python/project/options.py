@@ -86,6 +86,7 @@ def _as_name(option: str) -> str:
     return option.lstrip("-").replace("-", "_") if option.startswith("--") else ""
 
 
+_COMMENT = re.compile(r"^[ \t]*#.*\n?", re.MULTILINE)
 _STARTS = re.compile(r"\b(?:python[\d.]*|torchrun|launch|deepspeed|srun|mpirun)\b")
 
 
@@ -154,8 +155,9 @@ def _number(given: str, text: str) -> str:
 
 def _starts_in(name: str, texts: Iterable[str]) -> list[str]:
     """The commands that start a file of that name."""
-    lines = (line for text in texts for line in text.replace("\\\n", " ").splitlines() if name in line)
-    return [line for line in lines if _STARTS.search(line.partition(name)[0]) and not line.lstrip().startswith("#")]
+    without_comments = (_COMMENT.sub("", text) for text in texts if name in text)  # "\\" does not continue them
+    lines = (line for text in without_comments for line in text.replace("\\\n", " ").splitlines() if name in line)
+    return [line for line in lines if _STARTS.search(line.partition(name)[0])]
 
 
 def _is_in_all_starts(script: Script, texts: _StartTexts, given: re.Pattern[str]) -> bool:
