@@ -21,7 +21,9 @@ from doctor.lint.python.project.unreached import is_program, may_import
 from doctor.lint.python.script import ProjectModules, Script, per_script
 from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER
 
-STARTS_RANKS = re.compile(r"\b(?:spawn|start_processes|notebook_launcher|debug_launcher|TorchTrainer|AutoExecutor|idist\.Parallel)\(")
+STARTS_RANKS = re.compile(
+    r"\b(?:spawn|start_processes|notebook_launcher|debug_launcher|TorchTrainer|AutoExecutor|idist\.Parallel)\("
+)
 _STARTS_PROGRAMS = re.compile(r"\b(?:launch|Popen|check_call|Process|LightningCLI|run_on_slurm)\(|subprocess\.run\(")
 LAUNCHERS = re.compile(
     r"accelerate launch|torchrun|torch\.distributed\.(?:launch|run)\b|\bdeepspeed (?:-|\w+\.py)|\bsrun\b|\bmpirun\b|"
@@ -132,7 +134,9 @@ def _counts_of_python(script: Script, modules: ProjectModules) -> Iterator[int |
 
 _RUNS_COMMAND = re.compile(r"\bos\.system\(|\bsubprocess\.|\bPopen\(|\bcheck_call\(|\brun\(")
 _NOT_A_COMMENT = re.compile(r"^\s*(?!#)\S")
-_JOBS = re.compile(r"\bsrun\b|\bmpirun\b|\bmpiexec\b|\bssh\b|#SBATCH|kind:|&\s*$|\bRANK=|WORLD_SIZE|MASTER_ADDR", re.MULTILINE)
+_JOBS = re.compile(
+    r"\bsrun\b|\bmpirun\b|\bmpiexec\b|\bssh\b|#SBATCH|kind:|&\s*$|\bRANK=|WORLD_SIZE|MASTER_ADDR", re.MULTILINE
+)
 """Words of files whose commands run more than once at the same time."""
 
 
@@ -182,7 +186,7 @@ def _counts_of_lists(modules: ProjectModules, path: str) -> Iterator[int | None]
 
 def _count_of_command(modules: ProjectModules, line: str, name: str) -> int | None:
     """The processes of a launcher's command in a page."""
-    command = re.sub(r"^(?:RUN|CMD|ENTRYPOINT|[$>!%\"`\s-])+", "", line).rstrip("`\", ")
+    command = re.sub(r"^(?:RUN|CMD|ENTRYPOINT|[$>!%\"`\s-])+", "", line).rstrip('`", ')
     counts = list(_counts_in(modules, "page.sh", f"{command}\n", name))
     return counts[0] if len(counts) == 1 else None
 

@@ -1,4 +1,4 @@
-"""Values that conditions have in every run of a project: of arguments that each of its calls leaves at their default."""
+"""Values that conditions have in every run of a project: of arguments that each call leaves at their default."""
 
 from __future__ import annotations
 

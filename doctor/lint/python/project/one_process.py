@@ -59,15 +59,20 @@ def _as_started(script: Script, rule: str, severity: Severity, violation: Violat
         return None
     if rule == _OF_SAVED_DEVICE and _all_launches_bind(script):
         return None
-    if rule == _OF_SHARED_FOLDERS and _RANK_PER_HOST.search(script.text):
-        return replace(violation, severity=Severity.INFO, preview=True)
-    if is_made_for_one(script) or cannot_run(script, at):
+    if _is_left_to_others(script, rule, at):
         return replace(violation, severity=Severity.INFO, preview=True)
     if violation.severity in (None, Severity.ERROR) and severity is Severity.ERROR:
         unseen = not _shows_ranks(script) or not _is_of_a_job(script) or not _has_the_host(script, rule)
         if unseen or _is_reached_nowhere(script, at):
             return replace(violation, severity=Severity.WARNING)
     return violation
+
+
+def _is_left_to_others(script: Script, rule: str, at: ast.AST) -> bool:
+    """Whether what needs several ranks, or a folder that they share, happens in no start that the project shows."""
+    if rule == _OF_SHARED_FOLDERS and _RANK_PER_HOST.search(script.text):
+        return True
+    return is_made_for_one(script) or cannot_run(script, at)
 
 
 def never_runs(script: Script, node: ast.AST, *, options: bool = False) -> bool:

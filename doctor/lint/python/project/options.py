@@ -64,7 +64,7 @@ def switch_value(script: Script, test: ast.Attribute) -> bool | None:
     if any(given):
         return not default
     others = [text for shown, text in modules.mentioning(name) if shown != script.path]
-    others += [text for text in modules.notebooks(name)] + list(texts.pages)
+    others += [*modules.notebooks(name), *texts.pages]
     is_named = re.compile(rf"--{name.replace('_', '[-_]')}\b(?![\"'])|[\"']{name}[\"']|^[ \t]*{name}:", re.MULTILINE)
     return None if any(map(is_named.search, others)) else default
 
