@@ -438,6 +438,44 @@ def test_ranks_of_different_hosts_share_no_folder(tmp_path, count, expected):
     assert [one for rule, one in found(tmp_path, files) if rule == "CODE029"] == [expected]
 
 
+PREPARES = """\
+from accelerate import Accelerator
+from net import Net, read
+
+
+def main():
+    accelerator = Accelerator()
+    model = Net()
+    model, loader = accelerator.prepare(model, read())
+    for batch in loader:
+        {use}
+    if accelerator.is_main_process:
+        accelerator.wait_for_everyone()
+
+
+main()
+"""
+NETWORK = "class Net(Module):\n    def __init__(self):\n        self.scheduler = make()\n\ndef read():\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    ("use", "other", "severity"),
+    [
+        ("model.scheduler.step()", {}, "info"),
+        ("model.state_dict()", {}, "error"),
+        ("model.module.scheduler.step()", {}, "error"),
+        ("loader.scheduler", {}, "error"),
+        ("model.other", {}, "error"),
+        ("model = accelerator.unwrap_model(model); model.scheduler", {}, "error"),
+        ("model.scheduler if accelerator.num_processes == 1 else model.module.scheduler", {}, "error"),
+        ("model.scheduler.step()", {"all.yaml": "distributed_type: DEEPSPEED\n"}, "error"),
+    ],
+)
+def test_a_program_that_reads_past_the_wrapper_works_in_one_process(tmp_path, use, other, severity):
+    files = {"train.py": PREPARES.format(use=use), "net.py": NETWORK, **other}
+    assert found(tmp_path, files) == [("CODE005", severity)]
+
+
 def test_the_commands_of_another_folder_start_the_script_of_that_folder(tmp_path):
     for name in ("first", "second"):
         (tmp_path / name).mkdir()

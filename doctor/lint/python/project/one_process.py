@@ -15,6 +15,7 @@ from doctor.lint.python.project.left_defaults import outcome
 from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
 from doctor.lint.python.project.options import is_one_everywhere
 from doctor.lint.python.project.unreached import unreached
+from doctor.lint.python.project.wrapped_model import uses_past_wrapper
 from doctor.lint.python.script import FunctionNode, Script, per_script
 from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, SAMPLER, TRAINER, several_ranks
 
@@ -72,7 +73,7 @@ def _is_left_to_others(script: Script, rule: str, at: ast.AST) -> bool:
     """Whether what needs several ranks, or a folder that they share, happens in no start that the project shows."""
     if rule == _OF_SHARED_FOLDERS and _RANK_PER_HOST.search(script.text):
         return True
-    return is_made_for_one(script) or cannot_run(script, at)
+    return is_made_for_one(script) or cannot_run(script, at) or uses_past_wrapper(script)
 
 
 def never_runs(script: Script, node: ast.AST, *, options: bool = False) -> bool:
