@@ -249,6 +249,36 @@ def test_the_engine_shows_the_line_that_is_hit(tmp_path):
     assert (found.place.line, found.code) == (7, "bf16: true")
 
 
+@pytest.mark.parametrize(
+    ("commands", "count"),
+    [
+        (["accelerate launch --config_file configs/all.yaml --use_deepspeed train.py"], 0),
+        (["accelerate launch --config_file configs/all.yaml \\\n  --use_deepspeed train.py"], 0),
+        (["accelerate launch --config_file all.yaml --use_fsdp train.py"], 1),
+        (
+            [
+                "accelerate launch --config_file all.yaml --use_deepspeed a.py",
+                "accelerate launch --config_file all.yaml b.py",
+            ],
+            1,
+        ),
+        (["accelerate launch --config_file other.yaml --use_deepspeed train.py"], 1),
+        ([], 1),
+    ],
+)
+def test_a_switch_of_the_command_goes_before_the_type_of_the_file(tmp_path, commands, count):
+    holds = {**ACCELERATE, "distributed_type": "MULTI_GPU", "deepspeed_config": {"zero_stage": 2}}
+    texts = {"all.yaml": yaml.safe_dump(holds), "run.sh": "#!/bin/bash\n" + "\n".join(commands) + "\n"}
+    targets = []
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        kind = "config" if name.endswith(".yaml") else "shell"
+        targets.append(LintTarget(tmp_path / name, name, kind, tmp_path))
+    known = {RULE.id: RULE.family}
+    judge = FileChecker(Rulebook((RULE,)), releases=Releases({}), processors=None, known=known, project=targets)
+    assert len(judge.judge(targets[0]).found) == count
+
+
 _WORDS = """
 fp16 bf16 bfloat16 enabled stage zero_optimization offload_param offload_optimizer device ratio deepspeed fsdp
 quantization_bit quantization_method finetuning_type pure_bf16 model_name_or_path do_train distributed_type

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from doctor.api import FileFails, FilePasses, Severity, Violation, rule
 from doctor.lint.launch.configs import contradictions_in
@@ -214,6 +216,8 @@ def configuration_contradicts_itself(file: Manifest) -> Iterator[Violation]:
     """
     for config in file.configs:
         for found in contradictions_in(config):
+            if "is ignored, because distributed_type" in found.claim and _is_asked_for(file, found.claim):
+                continue
             yield Violation(
                 found.at.place,
                 found.claim,
@@ -225,3 +229,16 @@ def configuration_contradicts_itself(file: Manifest) -> Iterator[Violation]:
                     *((("foreshadows", []),) if found.is_refused else ()),  # it ends before it uses any memory
                 ),
             )
+
+
+def _is_asked_for(file: Manifest, claim: str) -> bool:
+    """Whether each command of the project with a configuration has the switch for the section of a claim, which stands
+    before ``distributed_type`` (accelerate/commands/launch.py): ``--use_deepspeed``."""
+    if file.modules is None:
+        return False
+    name = PurePath(file.path).name
+    switch = re.compile(rf"--use[_-]{claim.partition('_config')[0]}\b")
+    texts = (text for _, text in file.modules.mentioning(name) if "accelerate" in text)
+    lines = (line for text in texts for line in text.replace("\\\n", " ").splitlines())
+    commands = [line for line in lines if name in line and "accelerate launch" in line and line.lstrip()[:1] != "#"]
+    return bool(commands) and all(map(switch.search, commands))
