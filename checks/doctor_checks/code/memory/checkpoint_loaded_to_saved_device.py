@@ -11,7 +11,8 @@ from doctor.lint.python.cuda import shows_one_gpu
 from doctor.lint.python.gpu_use import runs_alone, simulates_ranks, uses_gpus
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import is_run_by_all
-from doctor.lint.python.script import UNKNOWN, last_name
+from doctor.lint.python.saved_values import is_saved_without_tensors
+from doctor.lint.python.script import UNKNOWN
 from doctor.lint.python.training import WRAPPERS, only_infers, several_ranks
 from doctor.testing.script_cases import fails, passes
 
@@ -78,6 +79,11 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
         fails(
             "the file is saved with tensors",
             _SAVED_NUMBERS.replace(".item()", "").replace('state.pt")', 'state.pt")  # !', 1),
+        ),
+        passes("the file is saved with losses and the state of a sampler", _SAVED_PROGRESS),
+        fails(
+            "the file is saved with the state of an optimizer",
+            _SAVED_PROGRESS.replace("sampler.state_dict()", "optimizer.state_dict()").replace('.pt"))', '.pt"))  # !', 1),
         ),
         passes("states that are numbers, and an app that trains nothing", _NUMBERS),
         passes("ranks on CPUs, other functions of that name, and arguments that can't be told", _CPU_RANKS),
@@ -158,7 +164,7 @@ def _is_checkpoint(script: Script, call: ast.Call) -> bool:
     path = " ".join(script.text_of(one, 200) for one in sources)
     if _HELD_ON_CPU.search(path) or _OF_A_RANK.search(path) or "BytesIO" in path or _saved_here(script, call):
         return False
-    if _is_saved_with_numbers(script, call):
+    if call.args and is_saved_without_tensors(script, call.args[0]):
         return False
     if _goes_into_state(script, call):
         return True
@@ -179,29 +185,6 @@ def _saved_here(script: Script, call: ast.Call) -> bool:
         and rank_condition(script, one) is None
         for one in script.calls("torch.save")
     )
-
-
-def _is_saved_with_numbers(script: Script, call: ast.Call) -> bool:
-    """Whether the script itself saves a file of that name, with a dictionary whose entries are all ``….item()``."""
-    name = _file_name(script, call.args[0]) if call.args else ""
-    saves = [one.args for one in script.calls("torch.save") if len(one.args) > 1] if name else []
-    saved = [given[0] for given in saves if _file_name(script, given[1]) == name]
-    texts = {script.text_of(one) for one in saved}
-    assigned = [(target, one.value) for one in script.all(ast.Assign) for target in one.targets]
-    assigned += [(one.target, one.value) for one in script.all(ast.AugAssign)]
-    entries = [
-        value
-        for target, value in assigned
-        if isinstance(target, ast.Subscript) and script.text_of(target.value) in texts
-    ]
-    return bool(entries) and all(isinstance(one, ast.Call) and last_name(one.func) == "item" for one in entries)
-
-
-def _file_name(script: Script, path: ast.expr) -> str:
-    """The last part of a path as far as it is written: ``scores.bin`` of ``f"{folder}/scores.bin"``."""
-    last = path.values[-1] if isinstance(path, ast.JoinedStr) and path.values else path
-    known = script.value(last)
-    return known.rpartition("/")[2] if isinstance(known, str) else ""
 
 
 def _goes_into_state(script: Script, call: ast.Call) -> bool:
@@ -407,6 +390,21 @@ checkpoint = torch.load(f"{args.before}/state.pt")
 for name, weight in model.named_parameters():
     checkpoint[name] = (weight**2).mean().item()
 torch.save(checkpoint, f"{args.output}/state.pt")
+"""
+_SAVED_PROGRESS = """\
+import torch
+
+dist.init_process_group("nccl")
+model = DDP(build().cuda())
+total = 0.0
+if os.path.exists(folder):
+    progress = torch.load(os.path.join(folder, "progress_of_model.pt"))
+    sampler.load_state_dict(progress["sampler"])
+    total = progress["total"]
+for step in range(sampler.done, 100):
+    total += model(batch).sum().item()
+    entries = {"sampler": sampler.state_dict(), "total": total, "mean": total / step, "step": step}
+    save_atomically(entries, os.path.join(temporary, "progress_of_model.pt"))
 """
 _CPU_RANKS = """\
 import json

@@ -1,0 +1,164 @@
+"""What a file holds, by what the project saves under its name."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from doctor.lint.python.script import Script, last_name
+
+MOST_FILES = 4
+"""Other scripts with the name of a file that are read for what they save in it."""
+_NUMBERS = frozenset(
+    {
+        *("item", "tolist", "int", "float", "str", "len", "bool", "round", "format", "vars", "asdict", "to_dict"),
+        *("time", "perf_counter", "monotonic", "strftime", "isoformat", "getstate", "get_state", "get_rng_state"),
+        *("get_last_lr", "get_world_size", "get_rank"),
+    }
+)
+"""Calls that return numbers, texts and what Python and NumPy draw from."""
+_OF_PARTS = frozenset({"max", "min", "sum", "abs", "sorted", "dict", "list", "tuple", "set", "OrderedDict", "range"})
+"""Calls that return what their arguments are."""
+_ON_CPU = re.compile(r"sched|scaler|sampler|loader|rng|generator|random|counter|timer|progress|early_?stop", re.I)
+"""Objects whose ``state_dict()`` has numbers, or tensors on the CPU."""
+_SETTINGS = re.compile(
+    r"^_?(?:\w+_)?(?:args?|opts?|options|config|cfg|conf|h_?params|settings|flags)$|^(?:cur_?|start_?|last_?|best_?)?"
+    r"(?:epochs?|steps?|iters?|iteration)$|^global_step$|^batch_size$",
+    re.IGNORECASE,
+)
+
+
+def is_saved_without_tensors(script: Script, path: ast.expr) -> bool:
+    """Whether all that the script, or otherwise another one of its project, saves in a file of that name are numbers,
+    texts, settings and the states of samplers and the like."""
+    name = file_name(script, path)
+    if not name:
+        return False
+    own = [(script, one) for one in _saved_in(script, name)]
+    found = own or [(other, one) for other in _others(script, name) for one in _saved_in(other, name)]
+    return bool(found) and all(_has_no_tensors(where, one) for where, one in found)
+
+
+def file_name(script: Script, path: ast.expr) -> str:
+    """The last part of a path as far as it is written: ``scores.bin`` of ``f"{folder}/scores.bin"`` and of
+    ``os.path.join(folder, "scores.bin")``."""
+    last = path
+    for _ in range(3):
+        if isinstance(last, ast.Name) and len(values := script.values_of(last)) == 1:
+            last = values[0]
+        if isinstance(last, ast.JoinedStr) and last.values:
+            last = last.values[-1]
+        elif isinstance(last, ast.BinOp):
+            last = last.right
+        elif isinstance(last, ast.Call) and last.args and last_name(last.func) in ("join", "joinpath", "Path", "str"):
+            last = last.args[-1]
+    known = script.value(last)
+    return known.rpartition("/")[2] if isinstance(known, str) else ""
+
+
+def _others(script: Script, name: str) -> Iterator[Script]:
+    modules = script.modules
+    texts = modules.mentioning(name) if modules is not None and len(name) > 3 else ()
+    savers = [(at, text) for at, text in texts if at.endswith(".py") and "save(" in text and at != script.path]
+    for shown, text in savers[:MOST_FILES] if len(savers) <= MOST_FILES else ():
+        try:
+            yield Script(shown, text)
+        except (SyntaxError, ValueError, RecursionError):
+            return  # what it saves is not known; its own reading reports that
+
+
+def _saved_in(script: Script, name: str) -> Iterator[ast.expr]:
+    """What calls such as ``torch.save(state, path)`` save in a file of that name."""
+    for call in script.all(ast.Call):
+        if "save" not in last_name(call.func).lower():
+            continue
+        given = [*call.args, *(word.value for word in call.keywords)]
+        places = [one for one in given if file_name(script, one) == name]
+        objects = [one for one in given if one not in places]
+        if places and objects:
+            yield objects[0]
+
+
+def _has_no_tensors(script: Script, saved: ast.expr) -> bool:
+    if isinstance(saved, ast.Dict):
+        return _is_plain(script, saved, set())
+    entries = [*_entries(script, saved)]
+    made = [one for one in script.values_of(saved) if one is not saved and not _is_loaded(script, one)]
+    return bool(entries or made) and all(_is_plain(script, one, set()) for one in (*entries, *made))
+
+
+def _entries(script: Script, saved: ast.expr) -> Iterator[ast.expr]:
+    """The values of ``saved[...] = value``."""
+    text = script.text_of(saved)
+    pairs = [(target, one.value) for one in script.all(ast.Assign) for target in one.targets]
+    pairs += [(one.target, one.value) for one in script.all(ast.AugAssign)]
+    for target, value in pairs:
+        if isinstance(target, ast.Subscript) and script.text_of(target.value) == text:
+            yield value
+
+
+def _is_loaded(script: Script, node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and script.name(node.func) == "torch.load"
+
+
+def _is_plain(script: Script, node: ast.AST | str, seen: set[str]) -> bool:
+    """Whether a value holds no tensor of a GPU, as far as the file shows."""
+    if isinstance(node, (ast.Constant, ast.JoinedStr)):
+        return True
+    if isinstance(node, ast.Call):
+        return _returns_plain(script, node, seen)
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        return _is_bound_to_plain(script, node, seen)
+    if isinstance(node, ast.Subscript):
+        return any(_is_loaded(script, one) for one in script.values_of(node.value)) or _is_plain(
+            script, node.value, seen
+        )
+    if isinstance(node, ast.AugAssign):
+        return _is_plain(script, node.value, seen)
+    parts: list[ast.expr | None] | None = None
+    if isinstance(node, ast.Dict):
+        parts = [*node.values]
+    elif isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+        parts = [*node.elts]
+    elif isinstance(node, ast.BinOp):
+        parts = [node.left, node.right]
+    elif isinstance(node, ast.BoolOp):
+        parts = [*node.values]
+    elif isinstance(node, ast.Compare):
+        parts = [node.left, *node.comparators]
+    elif isinstance(node, ast.UnaryOp):
+        parts = [node.operand]
+    elif isinstance(node, ast.IfExp):
+        parts = [node.body, node.orelse]
+    return parts is not None and all(one is not None and _is_plain(script, one, seen) for one in parts)
+
+
+def _returns_plain(script: Script, call: ast.Call, seen: set[str]) -> bool:
+    last = last_name(call.func)
+    if last == "state_dict" and isinstance(call.func, ast.Attribute):
+        return _ON_CPU.search(script.text_of(call.func.value)) is not None
+    if last in _OF_PARTS and not isinstance(call.func, ast.Attribute):
+        return all(_is_plain(script, one, seen) for one in (*call.args, *(word.value for word in call.keywords)))
+    return last in _NUMBERS or _is_loaded(script, call)
+
+
+def _is_bound_to_plain(script: Script, node: ast.Name | ast.Attribute, seen: set[str]) -> bool:
+    text = script.text_of(node)
+    if text in seen:
+        return True  # of what the other values decide
+    seen.add(text)
+    root = last_name(node.value) if isinstance(node, ast.Attribute) else ""
+    if _SETTINGS.match(last_name(node)) or (root != "self" and _SETTINGS.match(root)):
+        return True
+    if isinstance(node, ast.Name):
+        scope = script.scope_of(node, node.id)
+        bound = scope.names[node.id] if scope is not None else []
+    else:
+        bound = [*script.values_of(node)] if root == "self" else []
+    return bool(bound) and all(_is_counted(one) or _is_plain(script, one, seen) for one in bound)
+
+
+def _is_counted(bound: ast.AST | str) -> bool:
+    """A number that a loop counts: ``for step in range(n)``."""
+    return isinstance(bound, ast.For) and isinstance(bound.target, ast.Name) and last_name(bound.iter) == "range"
