@@ -46,6 +46,11 @@ from doctor.testing.script_cases import fails, passes
         passes("a variable that is read when it is used", _AT_USE),
         passes("read again, and the value that it had before", _READ_AGAIN),
         passes("a group that meets by a URL, for other programs", _BY_URL),
+        fails("the rank, after a group that reads it", _RANK),
+        passes(
+            "the rank, for others, after a group that was given it",
+            _RANK.replace('"nccl")', '"nccl", rank=rank, world_size=world)').replace("  # !", ""),
+        ),
         passes("a cache that is empty before CUDA has started", _EMPTY),
     ),
 )
@@ -114,8 +119,17 @@ def _joining_by_variables(script: Script) -> Iterator[ast.Call]:
             yield call
 
 
+def _joining_without(script: Script, variable: str) -> Iterator[ast.Call]:
+    """Groups to which neither an argument nor a store says what the variable does."""
+    argument, place = _GIVEN_BY[variable]
+    for call in joins(script):
+        if not script.is_given(call, argument, place) and not script.is_given(call, "store"):
+            yield call
+
+
 _MEETING = ("MASTER_ADDR", "MASTER_PORT")
-_OF_THE_JOB = ("RANK", "WORLD_SIZE", "GLOO_SOCKET_IFNAME")
+_GIVEN_BY = {"RANK": ("rank", 4), "WORLD_SIZE": ("world_size", 3)}
+"""Variables that a group reads unless an argument gives the value."""
 _READ_BY_TORCH = ("TORCH_NCCL_", "NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT")
 _READ_BY_CUDA = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS")
 _READ_BY_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -124,7 +138,9 @@ _READ_BY_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 def _reader(variable: str) -> _VariableReader | None:
     if variable in _MEETING:
         return _VariableReader("the process group read it", _joining_by_variables)
-    if variable in _OF_THE_JOB or variable.startswith(_READ_BY_TORCH):
+    if variable in _GIVEN_BY:
+        return _VariableReader("the process group read it", lambda script: _joining_without(script, variable))
+    if variable == "GLOO_SOCKET_IFNAME" or variable.startswith(_READ_BY_TORCH):
         return _VariableReader("the process group read it", joins)
     if variable.startswith("NCCL_"):
         return _VariableReader("NCCL read it", _communicating)
@@ -335,6 +351,14 @@ def join(args):
     os.environ["MASTER_ADDR"] = host
     os.environ["MASTER_PORT"] = port
     dist.all_reduce(torch.zeros(1).cuda())
+"""
+_RANK = """\
+import torch.distributed as dist
+
+def join(rank, world):
+    dist.init_process_group("nccl")
+    os.environ["RANK"] = str(dist.get_rank())  # !
+    os.environ["WORLD_SIZE"] = str(world)  # !
 """
 _EMPTY = """\
 import torch

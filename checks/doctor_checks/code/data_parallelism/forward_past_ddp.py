@@ -9,7 +9,7 @@ from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import is_for_evaluation
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.training import ACCELERATOR, DDP, has_backward, is_test
-from doctor.lint.python.value_flow import computed_from
+from doctor.lint.python.value_flow import computed_from, origins
 from doctor.testing.script_cases import fails, passes
 
 _WITHOUT = ("no_grad", "inference_mode")
@@ -39,6 +39,13 @@ _WITHOUT = ("no_grad", "inference_mode")
             ),
         ),
         passes("a teacher, and a wrapper that is used elsewhere", _TEACHER),
+        passes("a fixed model that another one is trained against", _TARGET),
+        fails(
+            "a model that is trained together with another one",
+            _TARGET.replace("(patch.parameters())", "([*patch.parameters(), *judge.parameters()])").replace(
+                "(image + patch(image))", "(image + patch(image))  # !"
+            ),
+        ),
         passes("a unit test that compares both", _BARE_MODEL + "\ndef test_it(): pass\n", name="test_ddp.py"),
     ),
 )
@@ -60,7 +67,7 @@ def forward_past_ddp(script: Script) -> Iterator[Violation]:
         if not words or rank_condition(script, call) is not None:
             continue
         block = _training(script, call)
-        if block is not None and not _is_prepared(script, block, words):
+        if block is not None and not _is_prepared(script, block, words) and not _is_fixed(script, call, words, wraps):
             yield Violation(
                 call,
                 f"{script.text_of(call.func)}(...) bypasses the DDP wrapper `{words}`: gradients are not reduced",
@@ -195,6 +202,36 @@ def _is_prepared(script: Script, block: ast.AST, wrapper: str) -> bool:
     return False
 
 
+def _is_fixed(script: Script, call: ast.Call, wrapper: str, wraps: list[ast.Call]) -> bool:
+    """Whether no optimizer of the file has the parameters of the wrapped model, and one has those of another wrapped
+    one: the model is a part of the loss, such as a target that another network is trained against."""
+    trained = {name for one in script.all(ast.Call) for name in _optimized(script, one)}
+    others = {name for one in wraps for name in _names_of(script, one)}
+    own = {wrapper, *(ast.unparse(one) for node in _roots(call) for one in origins(script, node))}
+    own |= {name for one in wraps for name in _names_of(script, one) if not own.isdisjoint(_names_of(script, one))}
+    return own.isdisjoint(trained) and not (others - own).isdisjoint(trained)
+
+
+def _optimized(script: Script, call: ast.Call) -> Iterator[str]:
+    """The names of all that the parameters of an optimizer are computed from."""
+    if script.name(call.func).startswith("torch.optim.") and call.args:
+        for node in computed_from(script, call.args[0]):
+            if isinstance(node, (ast.Name, ast.Attribute)):
+                yield ast.unparse(node)
+
+
+def _names_of(script: Script, wrap: ast.Call) -> set[str]:
+    """The names of a model before and after it is wrapped."""
+    statement = script.parent(wrap)
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return {ast.unparse(one) for one in (*targets, *wrap.args[:1])}
+
+
+def _roots(call: ast.Call) -> Iterator[ast.Name]:
+    """The names that a call goes through, and those that they are given."""
+    yield from (one for one in ast.walk(call.func) if isinstance(one, ast.Name))
+
+
 _INNER_MODULE = """\
 model = DDP(Net().to(local_rank), device_ids=[local_rank])
 for x, y in loader:
@@ -282,6 +319,19 @@ if distributed:
     model = DDP(model)
 for x, y in loader:
     criterion(model(x), y).backward()
+"""
+_TARGET = """\
+def train(patch, judge, loader, optimizer):
+    for image, label in loader:
+        guess = judge.module(image + patch(image))
+        criterion(guess, label).backward()
+        optimizer.step()
+
+patch, judge = Patch().to(device), load("judge").to(device)
+optimizer = torch.optim.Adam(patch.parameters())
+judge = torch.nn.parallel.DistributedDataParallel(judge)
+patch = torch.nn.parallel.DistributedDataParallel(patch)
+train(patch, judge, loader, optimizer)
 """
 _TEACHER = """\
 student = DDP(Net())
