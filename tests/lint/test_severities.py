@@ -138,6 +138,12 @@ def train(net, loader, limit):
         if {test}:
             {leave}
 """
+_ASKED = """\
+class Saver:
+    def may_save(self, model):
+        if time.time() - self.last > self.interval:
+            dist.barrier()
+"""
 _SAVED = "dist.barrier()\n            dist.barrier()\n            return"
 _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
 
@@ -151,6 +157,7 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         ("CODE016", _STOPPED.format(test="time.time() - began > limit", leave="break"), Severity.ERROR),
         ("CODE008", _STOPPED.format(test="stopping", leave=_SAVED), Severity.WARNING),
         ("CODE008", _STOPPED.format(test="time.time() - began > limit", leave=_SAVED), Severity.ERROR),
+        ("CODE008", _ASKED, Severity.WARNING),
         ("CODE029", _RANKS.format(write='train(model)\ntorch.save(model, "last.pt")'), Severity.ERROR),
         ("CODE029", _RANKS.format(write='torch.save(features(model), "features.pt")'), Severity.WARNING),
         ("CODE029", _RANKS.format(write=_GATHERED), Severity.INFO),

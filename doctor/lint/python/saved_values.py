@@ -116,22 +116,24 @@ def _is_plain(script: Script, node: ast.AST | str, seen: set[str]) -> bool:
         )
     if isinstance(node, ast.AugAssign):
         return _is_plain(script, node.value, seen)
-    parts: list[ast.expr | None] | None = None
-    if isinstance(node, ast.Dict):
-        parts = [*node.values]
+    parts = [*_parts(node)] if isinstance(node, ast.expr) else []
+    return bool(parts) and all(one is not None and _is_plain(script, one, seen) for one in parts)
+
+
+def _parts(node: ast.expr) -> Iterator[ast.expr | None]:
+    """What a container holds, and an operation computes with."""
+    if isinstance(node, (ast.Dict, ast.BoolOp)):
+        yield from node.values
     elif isinstance(node, (ast.List, ast.Tuple, ast.Set)):
-        parts = [*node.elts]
+        yield from node.elts
     elif isinstance(node, ast.BinOp):
-        parts = [node.left, node.right]
-    elif isinstance(node, ast.BoolOp):
-        parts = [*node.values]
+        yield from (node.left, node.right)
     elif isinstance(node, ast.Compare):
-        parts = [node.left, *node.comparators]
+        yield from (node.left, *node.comparators)
     elif isinstance(node, ast.UnaryOp):
-        parts = [node.operand]
+        yield node.operand
     elif isinstance(node, ast.IfExp):
-        parts = [node.body, node.orelse]
-    return parts is not None and all(one is not None and _is_plain(script, one, seen) for one in parts)
+        yield from (node.body, node.orelse)
 
 
 def _returns_plain(script: Script, call: ast.Call, seen: set[str]) -> bool:

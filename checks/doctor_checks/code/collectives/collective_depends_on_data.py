@@ -131,7 +131,7 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
     return Violation(
         call,
         summary,
-        severity=Severity.WARNING if kind == "signal" else None,  # launchers signal all ranks: see `disagreement`
+        severity=Severity.WARNING if kind == "signal" or _is_asked_elsewhere(script, statement, kind) else None,
         evidence=(
             ("condition", script.text_of(test)),
             ("line_of_condition", test.lineno),
@@ -143,6 +143,12 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
             step_at(script, call, f"{word}: waits for all ranks"),
         ),
     )
+
+
+def _is_asked_elsewhere(script: Script, statement: ast.stmt, kind: str) -> bool:
+    """Whether a test of the clock is in no loop of its function: it may be evaluated once an epoch, right after ranks
+    have met, and only a limit within these milliseconds separates them. Launchers signal all ranks likewise."""
+    return kind == "time" and script.nearest(statement, ast.For, ast.While) is None
 
 
 _NAMES_DONE = """\

@@ -94,6 +94,13 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
         ),
         passes("a loader over what another one gave this rank", _NESTED),
         passes("each rank draws at random with its own seed, for a number of steps", _OWN_SEED),
+        passes(
+            "each rank draws with its own seed from a loader without an end",
+            _OWN_SEED.replace(
+                "    while step < total_steps:\n        for batch in loader:",
+                "    if True:\n        for batch in endless(loader):",
+            ).replace("step += 1", "step += 1\n            if step > total_steps:\n                break"),
+        ),
         fails(
             "the same seed on all ranks",
             _OWN_SEED.replace("seed + rank", "seed").replace("batch_size=8)", "batch_size=8)  # !"),
@@ -180,8 +187,18 @@ def _draws_by_rank(script: Script) -> bool:
     seeds = (script.argument(call, "seed", 0) for call in script.calls(*_SEEDS))
     if not any(seed is not None and mentions_ranks(words_behind(script, seed)) for seed in seeds):
         return False
-    around = [loop.epochs for loop in loops(script) if loop.trains]
-    return bool(around) and all(isinstance(one, ast.While) and _STEPS.search(ast.unparse(one.test)) for one in around)
+    around = [loop.epochs or loop.node for loop in loops(script) if loop.trains]
+    return bool(around) and all(_counts_steps(script, one) for one in around)
+
+
+def _counts_steps(script: Script, loop: ast.For | ast.While) -> bool:
+    """``while step < total``, ``for step in range(total_steps)``, or a loop over batches that ends so."""
+    if isinstance(loop, ast.While) and _STEPS.search(ast.unparse(loop.test)):
+        return True
+    if isinstance(loop, ast.For) and last_name(loop.iter) == "range":
+        return bool(_STEPS.search(ast.unparse(loop.iter)))
+    ends = (one.test for one in loop.body if isinstance(one, ast.If) and isinstance(one.body[-1], ast.Break))
+    return any(isinstance(test, ast.Compare) and _STEPS.search(ast.unparse(test)) for test in ends)
 
 
 _PARTS = re.compile(r"loader|sampler|shard|(?:^|_)dl$|chunk|files", re.IGNORECASE)

@@ -83,7 +83,9 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
         passes("the file is saved with losses and the state of a sampler", _SAVED_PROGRESS),
         fails(
             "the file is saved with the state of an optimizer",
-            _SAVED_PROGRESS.replace("sampler.state_dict()", "optimizer.state_dict()").replace('.pt"))', '.pt"))  # !', 1),
+            _SAVED_PROGRESS.replace("sampler.state_dict()", "optimizer.state_dict()").replace(
+                '.pt"))', '.pt"))  # !', 1
+            ),
         ),
         passes("states that are numbers, and an app that trains nothing", _NUMBERS),
         passes("ranks on CPUs, other functions of that name, and arguments that can't be told", _CPU_RANKS),
