@@ -72,6 +72,21 @@ scores = accelerator.gather(scores)
 with open("scores.json", "w") as file:
     json.dump(scores, file)
 """
+_NUMBERS = """\
+importance = {}
+train(model)
+for name, weight in model.named_parameters():
+    importance[name] = (weight**2).mean().item()
+torch.save(importance, "importance.pt")
+"""
+_EVALUATED = """\
+from torch.utils.data import DataLoader
+
+dist.init_process_group("nccl")
+test_loader = DataLoader(test_set, {size}, sampler=shares, drop_last=True)
+for batch in test_loader:
+    print(model(batch))
+"""
 _COPIED = """\
 with open(__file__) as source, open("runs/train.py", "w") as target:
     target.write(source.read())
@@ -160,6 +175,8 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         ("CODE008", _ASKED, Severity.WARNING),
         ("CODE029", _RANKS.format(write='train(model)\ntorch.save(model, "last.pt")'), Severity.ERROR),
         ("CODE029", _RANKS.format(write='torch.save(features(model), "features.pt")'), Severity.WARNING),
+        ("CODE029", _RANKS.format(write=_NUMBERS), Severity.WARNING),
+        ("CODE029", _RANKS.format(write=_NUMBERS.replace(".item()", "")), Severity.ERROR),
         ("CODE029", _RANKS.format(write=_GATHERED), Severity.INFO),
         ("CODE029", _RANKS.format(write='json.dump(vars(args), open("args.json", "w"))'), Severity.INFO),
         (
@@ -189,6 +206,11 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         ("CODE030", _PREPARED.format(work="snapshot_download(args.name)"), Severity.WARNING),
         ("CODE012", _SAMPLER.format(hosts="  # torchrun --nnodes 2"), Severity.ERROR),
         ("CODE012", _SAMPLER.format(hosts=""), Severity.WARNING),
+        ("CODE015", _EVALUATED.format(size=2), Severity.INFO),
+        ("CODE015", _EVALUATED.format(size=8), Severity.WARNING),
+        ("NCCL001", 'os.environ["CUDA_VISIABLE_DEVICES"] = "0"', Severity.INFO),
+        ("NCCL001", 'os.environ["CUDA_VISIABLE_DEVICES"] = "1"', Severity.WARNING),
+        ("NCCL001", 'dist.init_process_group("nccl")\nos.environ["CUDA_VISIABLE_DEVICES"] = "0"', Severity.WARNING),
         ("ENV007", _PORT + 'dist.init_process_group("nccl")\n', Severity.ERROR),
         ("ENV007", _PORT + "with Engine() as engine:\n    train(engine)\n", Severity.WARNING),
     ],

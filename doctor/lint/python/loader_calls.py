@@ -255,11 +255,15 @@ _CYCLES = lazy_compile(r"cycle|infinite|endless|forever", re.IGNORECASE)
 
 
 def is_endless(script: Script, loader: ast.Call, name: str) -> bool:
-    """Whether a loader is only read round and round, as a source of samples: ``cycle(DataLoader(…))``, or a loop over
-    it inside ``while True:``."""
+    """Whether a loader is only read as a source of samples: ``cycle(DataLoader(…))``, ``next(iter(loader))``, or a loop
+    over it inside ``while True:``."""
     outer = script.parent(loader)
     if isinstance(outer, ast.Call) and loader in outer.args and _CYCLES.search(last_name(outer.func)):
         return True
+    used: list[ast.Name | ast.Attribute] = [*script.all(ast.Name), *script.all(ast.Attribute)]
+    users = [script.parent(one) for one in used if name and last_name(one) == name and isinstance(one.ctx, ast.Load)]
+    if users and all(isinstance(one, ast.Call) and script.text_of(one.func) == "iter" for one in users):
+        return not any(isinstance(script.parent(one), (ast.For, ast.comprehension)) for one in users if one is not None)
     read = [loop for loop in script.all(ast.For) if name and last_name(unwrapped(loop.iter)) == name]
     return bool(read) and all(
         isinstance(outer := script.parent(loop), ast.While) and script.value(outer.test) is True for loop in read

@@ -18,6 +18,7 @@ _NUMBERS = frozenset(
     }
 )
 """Calls that return numbers, texts and what Python and NumPy draw from."""
+_FILLS = ("append", "extend", "update", "setdefault", "insert", "add")
 _OF_PARTS = frozenset({"max", "min", "sum", "abs", "sorted", "dict", "list", "tuple", "set", "OrderedDict", "range"})
 """Calls that return what their arguments are."""
 _ON_CPU = re.compile(r"sched|scaler|sampler|loader|rng|generator|random|counter|timer|progress|early_?stop", re.I)
@@ -37,7 +38,7 @@ def is_saved_without_tensors(script: Script, path: ast.expr) -> bool:
         return False
     own = [(script, one) for one in _saved_in(script, name)]
     found = own or [(other, one) for other in _others(script, name) for one in _saved_in(other, name)]
-    return bool(found) and all(_has_no_tensors(where, one) for where, one in found)
+    return bool(found) and all(has_no_tensors(where, one) for where, one in found)
 
 
 def file_name(script: Script, path: ast.expr) -> str:
@@ -80,11 +81,16 @@ def _saved_in(script: Script, name: str) -> Iterator[ast.expr]:
             yield objects[0]
 
 
-def _has_no_tensors(script: Script, saved: ast.expr) -> bool:
+def has_no_tensors(script: Script, saved: ast.expr) -> bool:
+    """Whether a value that is saved holds numbers, texts, settings and the states of samplers alone."""
     if isinstance(saved, ast.Dict):
         return _is_plain(script, saved, set())
+    text = script.text_of(saved)
+    if any(script.text_of(one.func).rpartition(".")[0] == text for one in script.method_calls(*_FILLS)):
+        return False
     entries = [*_entries(script, saved)]
     made = [one for one in script.values_of(saved) if one is not saved and not _is_loaded(script, one)]
+    made = [one for one in made if not (isinstance(one, ast.Dict) and not one.keys)]
     return bool(entries or made) and all(_is_plain(script, one, set()) for one in (*entries, *made))
 
 

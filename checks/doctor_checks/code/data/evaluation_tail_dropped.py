@@ -22,11 +22,12 @@ from doctor.lint.python.training import SAMPLER, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
 
 _WHOLE_BATCHES = re.compile(
-    r"fp8|float8|torch_xla|transformer_engine|static_shape|fsdp|fully_?shard|PipelineModule|Schedule(?:GPipe|\w*1F1B)",
+    r"fp8|float8|torch_xla|transformer_engine|static_shape|fsdp|fully_?shard|PipelineModule|Schedule(?:GPipe|\w*1F1B)|"
+    r"contrastive|info_?nce|nt_?xent|clip_?loss",
     re.IGNORECASE,
 )
-"""Files whose kernels or pipelines need full batches in evaluation too, or whose ranks synchronize in each forward
-pass."""
+"""Files whose kernels or pipelines need full batches in evaluation too, whose ranks synchronize in each forward pass,
+or whose loss compares the samples of a batch, so that its value depends on their number."""
 
 
 @rule(
@@ -76,6 +77,20 @@ pass."""
             "stages of a pipeline, whose buffers have the size of a batch",
             _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)", "net = PipelineModule(layers=layers)"),
         ),
+        passes(
+            "batches for a look at the results",
+            _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)") + "batch = next(iter(test_loader))\n",
+        ),
+        fails(
+            "batches for a look, and a test",
+            _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)  # !")
+            + "batch = next(iter(test_loader))\ntest(test_loader)\n",
+        ),
+        ),
+        passes(
+            "a loss that compares the samples of a batch",
+            _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)", "loss = InfoNCE()"),
+        ),
         passes("one sample a batch", _script("DataLoader(test_set, sampler=shares, drop_last=True)")),
         passes(
             "the samplers' rest by itself",
@@ -119,6 +134,7 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
             yield Violation(
                 loader.call,
                 f"{loader.title} drops up to {batch} on each rank (drop_last=True)",
+                severity=Severity.INFO if size == 2 else None,  # one sample of each rank at most
             )
     for call in script.calls(SAMPLER):
         data = script.argument(call, "dataset", 0)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import belongs_to_lightning, words_behind
 from doctor.lint.python.reachable_functions import run_by_all
+from doctor.lint.python.saved_values import has_no_tensors
 from doctor.lint.python.script import FunctionNode, last_name
 from doctor.lint.python.single_rank import excludes, may_run_alone, ways_to
 from doctor.lint.python.training import (
@@ -400,11 +401,13 @@ _DUMPS = frozenset({"dump", "dumps", "safe_dump", "save", "write"})
 
 
 def _severity_of(script: Script, call: ast.Call, *, infers: bool) -> Severity | None:
-    """Checkpoints and arrays are errors, short texts warnings, and copies of one file say the same from all ranks."""
+    """Checkpoints and arrays are errors, short texts and numbers warnings, and copies of one file say the same from all
+    ranks."""
     if _is_of_debug_run(script, call):
         return Severity.INFO
     if script.name(call.func) in _WRITERS:
-        return Severity.WARNING if infers else None
+        saves_numbers = script.name(call.func) == "torch.save" and call.args and has_no_tensors(script, call.args[0])
+        return Severity.WARNING if infers or saves_numbers else None
     return Severity.INFO if _is_copy(script, call) or _is_same(script, call) else Severity.WARNING
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Violation, rule
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
 from doctor.knowledge.environment_variables import misspelled
 from doctor.knowledge.environment_variables import nearest as nearest_variable
 from doctor.lint.launch.launch_file import EnvironmentSource
+from doctor.lint.python.training import several_ranks
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 from doctor_checks.nccl.variable_unknown import is_unknown_variable, unknown_summary, variable_unknown
 
@@ -27,6 +28,7 @@ spec:
     reads=EnvironmentSource,
     cases=lambda: (
         fails("in a script", 'os.environ["NCCL_DEBGU"] = "INFO"  # !\n'),
+        fails("visible GPUs, with a letter too many", 'os.environ["CUDA_VISIABLE_DEVICES"] = "0"  # !\n'),
         passes("in a script, for a library of the project", 'os.environ["MYLIB_DEBGU"] = "INFO"\n'),
         shell_fails("a letter is missing", "export NCCL_SOKET_IFNAME=eth0  # !", "torchrun train.py"),
         shell_fails("zeroes of Gloo", "export GL00_SOCKET_IFNAME=bond0  # !", "torchrun train.py"),
@@ -58,4 +60,12 @@ def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
                 setting.place,
                 unknown_summary(name, near),
                 fix=f"Replace `{name}` with `{near}`.",
+                severity=Severity.INFO if _is_the_default(file, near, setting.known_value) else None,
             )
+
+
+def _is_the_default(file: EnvironmentSource, variable: str, value: str | None) -> bool:
+    """Whether what was meant is in effect anyway: a program of one process that means to see GPU 0 uses it."""
+    return (
+        variable == "CUDA_VISIBLE_DEVICES" and value == "0" and isinstance(file, Script) and several_ranks(file) is None
+    )
