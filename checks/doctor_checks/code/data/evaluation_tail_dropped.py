@@ -86,7 +86,6 @@ or whose loss compares the samples of a batch, so that its value depends on thei
             _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)  # !")
             + "batch = next(iter(test_loader))\ntest(test_loader)\n",
         ),
-        ),
         passes(
             "a loss that compares the samples of a batch",
             _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)", "loss = InfoNCE()"),
