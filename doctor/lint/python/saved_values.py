@@ -8,6 +8,11 @@ from collections.abc import Iterator
 
 from doctor.lint.python.script import Script, last_name
 
+_PUBLISHED = re.compile(r"-(?!20\d{6}\.)[0-9a-f]{8}\.pth?$")
+"""``resnet50-19c8e357.pth``, a name with the hash that ``torch.hub.load_state_dict_from_url`` checks; torchvision loads
+these without ``map_location``, with or without a GPU."""
+_OF_GPUS = re.compile(r"cuda|gpu|device|accelerat|trainer|deepspeed|fabric|\.to\(|backward|\bfit\(", re.IGNORECASE)
+"""Words of programs that may use GPUs, also through a library that trains."""
 MOST_FILES = 4
 """Other scripts with the name of a file that are read for what they save in it."""
 _NUMBERS = frozenset(
@@ -30,15 +35,16 @@ _SETTINGS = re.compile(
 )
 
 
-def is_saved_without_tensors(script: Script, path: ast.expr) -> bool:
-    """Whether all that the script, or otherwise another one of its project, saves in a file of that name are numbers,
-    texts, settings and the states of samplers and the like."""
+def is_saved_without_gpu(script: Script, path: ast.expr) -> bool:
+    """Whether no tensor of a GPU is in a file: it has the name of published weights, which load on any machine, or all
+    that the script, or otherwise another one of its project, saves under its name are numbers, texts, settings and the
+    states of samplers and the like, or what a script without a word of GPUs has."""
     name = file_name(script, path)
-    if not name:
-        return False
+    if not name or _PUBLISHED.search(name):
+        return bool(name)
     own = [(script, one) for one in _saved_in(script, name)]
     found = own or [(other, one) for other in _others(script, name) for one in _saved_in(other, name)]
-    return bool(found) and all(has_no_tensors(where, one) for where, one in found)
+    return bool(found) and all(has_no_tensors(where, one) or not _OF_GPUS.search(where.text) for where, one in found)
 
 
 def file_name(script: Script, path: ast.expr) -> str:

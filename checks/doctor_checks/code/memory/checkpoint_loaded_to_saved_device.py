@@ -11,7 +11,7 @@ from doctor.lint.python.cuda import shows_one_gpu
 from doctor.lint.python.gpu_use import runs_alone, simulates_ranks, uses_gpus
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import is_run_by_all
-from doctor.lint.python.saved_values import is_saved_without_tensors
+from doctor.lint.python.saved_values import is_saved_without_gpu
 from doctor.lint.python.script import UNKNOWN
 from doctor.lint.python.training import WRAPPERS, only_infers, several_ranks
 from doctor.testing.script_cases import fails, passes
@@ -86,6 +86,12 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
             _SAVED_PROGRESS.replace("sampler.state_dict()", "optimizer.state_dict()").replace(
                 '.pt"))', '.pt"))  # !', 1
             ),
+        ),
+        passes("published weights, by the hash in their name", _WEIGHTS_OF.replace("NAME", "resnet50-19c8e357.pth")),
+        fails(
+            "weights of a run, by its date",
+            _WEIGHTS_OF.replace("NAME", "resnet50-20261129.pth").replace("))", "))  # !"),
+            fixed={'.pth")': '.pth", map_location="cpu")'},
         ),
         passes("states that are numbers, and an app that trains nothing", _NUMBERS),
         passes("ranks on CPUs, other functions of that name, and arguments that can't be told", _CPU_RANKS),
@@ -166,7 +172,7 @@ def _is_checkpoint(script: Script, call: ast.Call) -> bool:
     path = " ".join(script.text_of(one, 200) for one in sources)
     if _HELD_ON_CPU.search(path) or _OF_A_RANK.search(path) or "BytesIO" in path or _saved_here(script, call):
         return False
-    if call.args and is_saved_without_tensors(script, call.args[0]):
+    if call.args and is_saved_without_gpu(script, call.args[0]):
         return False
     if _goes_into_state(script, call):
         return True
@@ -407,6 +413,14 @@ for step in range(sampler.done, 100):
     total += model(batch).sum().item()
     entries = {"sampler": sampler.state_dict(), "total": total, "mean": total / step, "step": step}
     save_atomically(entries, os.path.join(temporary, "progress_of_model.pt"))
+"""
+_WEIGHTS_OF = """\
+import torch
+
+dist.init_process_group("nccl")
+net = build().cuda()
+net.load_state_dict(torch.load("weights/NAME"))
+model = DDP(net)
 """
 _CPU_RANKS = """\
 import json

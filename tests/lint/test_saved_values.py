@@ -1,0 +1,63 @@
+"""Checkpoints that another program of the project saves: what it saves decides where they are loaded."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from doctor.core.settings import Settings
+from doctor.lint.engine.registry import Rulebook, builtin_rules
+from doctor.lint.engine.releases import Releases
+from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
+
+BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id == "CODE001"))
+LOADS = """\
+import os
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.distributed.init_process_group("nccl")
+model = build().cuda()
+state = torch.load(os.path.join("runs", "model_state.pt"))
+model.load_state_dict(state)
+model = DDP(model)
+train(model)
+"""
+CONVERTS = """\
+import torch
+import torchvision
+
+net = torchvision.models.resnet18()
+weights = net.state_dict()
+torch.save(weights, "runs/model_state.pt")
+"""
+COUNTS = """\
+import torch
+
+for step in range(100):
+    loss = evaluate()
+    torch.save({"step": step, "loss": loss.item()}, f"{folder}/model_state.pt")
+"""
+
+
+@pytest.mark.parametrize(
+    ("saver", "is_found"),
+    [
+        ("pass\n", True),
+        (CONVERTS, False),
+        (CONVERTS.replace("resnet18()", "resnet18().cuda()"), True),
+        (CONVERTS.replace("model_state", "another"), True),
+        (COUNTS, False),
+        ("device = 'cuda'\n" + COUNTS, False),
+        ("device = 'cuda'\n" + COUNTS.replace("loss.item()", "loss"), True),
+        ("def broken(:\n" + COUNTS, True),
+    ],
+)
+def test_what_another_program_saves_decides(tmp_path, saver, is_found):
+    (tmp_path / "train.py").write_text(LOADS)
+    (tmp_path / "prepare.py").write_text(saver)
+    asked = LintRequest(BOOK, Settings(preview=True), {one.id: one.family for one in BOOK.rules}, Releases({}))
+    report = build_report(lint_paths([tmp_path], asked), asked, started=time.time())
+    assert not [result for result in report.results if result.crash]
+    assert bool([one for result in report.results for one in result.findings]) == is_found
