@@ -10,7 +10,7 @@ from typing import NamedTuple
 from doctor.lint.python.collective_paths import ends_process
 from doctor.lint.python.gpu_use import asks_for_several, runs_alone
 from doctor.lint.python.loader_calls import depends_on_ranks
-from doctor.lint.python.rank_branches import is_rank_test, rank_condition
+from doctor.lint.python.rank_branches import is_rank, is_rank_test, rank_condition
 from doctor.lint.python.script import FunctionNode, Script, last_name
 from doctor.lint.python.training import calls_of
 
@@ -111,11 +111,14 @@ def _answers(test: ast.expr, *, wanted: bool) -> Iterator[tuple[str, Callable[[o
 
 
 def _goes_elsewhere(script: Script, asked: list[_Asked], call: ast.Call) -> bool:
-    """Whether a constant that a call gives, or leaves to the default, takes another branch."""
+    """Whether a constant that a call gives, or leaves to the default, takes another branch, or a test of the rank
+    decides: ``save(model, writes=rank == 0)``."""
     if script.is_open(call):
         return False
     for one in asked:
         given = script.argument(call, one.name, one.place) if one.place >= 0 else script.argument(call, one.name)
+        if given is not None and is_rank_test(script, given):
+            return True
         value = given if given is not None else one.default
         if isinstance(value, ast.Constant) and not one.holds(value.value):
             return True
@@ -151,7 +154,7 @@ def _is_left_before(script: Script, function: FunctionNode, node: ast.AST) -> bo
 
 
 def _may_ask(script: Script, test: ast.expr) -> bool:
-    if is_rank_test(script, test):
+    if is_rank_test(script, test) or any(is_rank(script, one) for one in _asked_alone(test)):
         return True
     named = [one for one in ast.walk(test) if isinstance(one, (ast.Name, ast.Attribute))]
     names = [last_name(one) for one in named]
@@ -160,6 +163,14 @@ def _may_ask(script: Script, test: ast.expr) -> bool:
         or not _never_with_ranks(script).isdisjoint(names)
         or any(rank_condition(script, value) is not None for one in named for value in script.values_of(one))
     )
+
+
+def _asked_alone(test: ast.expr) -> Iterator[ast.expr]:
+    """What a test asks for as it is: ``rank`` of ``if rank or done:``."""
+    if isinstance(test, ast.BoolOp):
+        yield from test.values
+    else:
+        yield test.operand if isinstance(test, ast.UnaryOp) else test
 
 
 def _never_with_ranks(script: Script) -> frozenset[str]:

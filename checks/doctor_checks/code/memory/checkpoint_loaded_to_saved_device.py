@@ -31,9 +31,13 @@ _SETTINGS = re.compile(
 )
 """Names of what holds settings, and no tensors."""
 _SAVED_FROM_CPU = re.compile(
-    r"\{\s*(\w+)\s*:\s*(\w+)(?:\.detach\(\))?(?:\.data)?\.(?:cpu\(\)|to\([\"']cpu)[^{}]*\bfor\s+\1,\s*\2\s+in\b"
+    r"\{\s*(\w+)\s*:\s*(\w+)(?:\.detach\(\))?(?:\.data)?\.(?:cpu\(\)|to\([\"']cpu)[^{}]*\bfor\s+\1,\s*\2\s+in\b|"
+    r"\.cpu\(\)\.state_dict\(|\.to\([\"']cpu[\"']\)\.state_dict\(|FullStateDictConfig\([^()]*offload_to_cpu\s?=\s?True|"
+    r"StateDictOptions\([^()]*cpu_offload\s?=\s?True"
 )
-"""``{k: v.cpu() for k, v in state.items()}``: what a project saves like this is loaded onto the CPU."""
+"""``{k: v.cpu() for k, v in state.items()}``, ``net.cpu().state_dict()``, and states that FSDP gathers on the CPU: what
+a project saves like this is loaded onto the CPU."""
+_CPU_WORDS = (".cpu", "cpu_offload", "offload_to_cpu", '.to("cpu', ".to('cpu")
 _OF_A_RANK = re.compile(r"rank|process_index", re.IGNORECASE)
 """A file that each rank saved for itself."""
 _FIRST = re.compile(r"^cuda:0$")
@@ -72,6 +76,16 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
         passes("settings that an earlier run kept", _WEIGHTS_ARGS),
         fails("weights that are called parameters", _WEIGHTS_PARAMS),
         passes("the project saves states from the CPU", _FROM_CPU),
+        passes("the model is moved to the CPU before", _FROM_CPU.replace(_EACH, "model.cpu().state_dict()")),
+        passes(
+            "FSDP gathers on the CPU what is saved",
+            _FROM_CPU.replace(_EACH, "gathered(FullStateDictConfig(offload_to_cpu=True, rank0_only=True))"),
+        ),
+        fails(
+            "the model is saved as it is",
+            _FROM_CPU.replace(_EACH, "model.state_dict()").replace("(checkpoint))", "(checkpoint))  # !"),
+            fixed={"(checkpoint))": '(checkpoint, map_location="cpu"))'},
+        ),
         passes("an entry for one process", _ONE_PROCESS),
         passes("no launcher has set the rank", _NO_LAUNCHER),
         passes("the first rank alone, one process alone, and no checkpoint", _FIRST_RANK),
@@ -149,16 +163,20 @@ def _has_one_process(script: Script, call: ast.Call) -> bool:
 
 def _saves_from_cpu(script: Script) -> bool:
     """Whether the file, or the project, moves states to the CPU before it saves them."""
-    if ".cpu" in script.text and _SAVED_FROM_CPU.search(script.text):
+    if _has_cpu_state(script.text):
         return True
     if script.modules is None:
         return False
     key = ("saved from the CPU",)
     if key not in script.modules.memo:
         texts = (text for _, text in script.modules.mentioning("torch.save("))
-        script.modules.memo[key] = any(".cpu" in text and _SAVED_FROM_CPU.search(text) for text in texts)
+        script.modules.memo[key] = any(map(_has_cpu_state, texts))
     found: bool = script.modules.memo[key]
     return found
+
+
+def _has_cpu_state(text: str) -> bool:
+    return any(word in text for word in _CPU_WORDS) and _SAVED_FROM_CPU.search(text) is not None
 
 
 def _source(script: Script, call: ast.Call) -> str:
@@ -324,6 +342,7 @@ resnet_params = torch.load("resnet18.pth")  # !
 model = DDP(build().cuda())
 model.module.fill(resnet_params)
 """
+_EACH = "{name: one.cpu() for name, one in model.state_dict().items()}"
 _FROM_CPU = """\
 import torch
 

@@ -136,6 +136,20 @@ _LOADER = re.compile(r"loader|(?:^|_)dl$", re.IGNORECASE)
         fails("where it says several", _script("if args.dist == 'on':\n        np.save('a.npy', predictions)  # !")),
         passes("one after the other", _script("with FileLock('a.lock'):\n        np.save('a.npy', predictions)")),
         passes("a cache that rank 0 makes first, while the others wait", _CACHED),
+        passes(
+            "in a function that returns where the rank is not 0",
+            _script(
+                "save(rank, model)",
+                "def save(rank, model):\n    if rank: return\n    torch.save(model.state_dict(), 'last.pt')",
+            ),
+        ),
+        passes(
+            "under a parameter that says whether this is rank 0",
+            _script(
+                "save(model, writes=rank == 0)",
+                "def save(model, writes):\n    if writes:\n        torch.save(model.state_dict(), 'last.pt')",
+            ),
+        ),
         passes("what is not there yet", _LEFT),
         passes("a mode that is not for several ranks", _EVOLVED),
         passes(
