@@ -48,6 +48,11 @@ _REFILLS = frozenset(
             _script("batch = [item for item in batch if item is not None]").replace("dist.init", "# dist.init"),
         ),
         passes("no sample is None", _NEVER_NONE),
+        passes("no sample is None, as a helper makes it", _NEVER_NONE.replace("return {", _HELPER)),
+        fails(
+            "a helper may return None",
+            _NEVER_NONE.replace("return {", _HELPER.replace("pass", "return None")).replace("None]", "None]  # !"),
+        ),
         fails(
             "a sample may be None",
             _NEVER_NONE.replace("return {", "return None if i % 7 == 0 else {").replace(
@@ -145,8 +150,8 @@ def _asks_for_none_alone(node: ast.AST) -> bool:
 
 
 def _datasets_return_samples(script: Script) -> bool:
-    """Whether the file, or else the modules that it imports from its project, have datasets, and each returns a
-    container, or what it has used as one, on every path: never ``None``."""
+    """Whether the file, or else the modules that it imports from its project, have datasets, and each returns something
+    on every path: never ``None``."""
     own = _reads_of(script)
     if own or script.modules is None or not script.location:
         return bool(own) and all(_returns_samples(script, one) for one in own)
@@ -168,15 +173,37 @@ def _reads_of(script: Script) -> list[FunctionNode]:
     return [one for one in script.functions if one.name == "__getitem__"]
 
 
-def _returns_samples(script: Script, function: FunctionNode) -> bool:
-    reads = [one.value for one in script.inside(function, ast.Attribute)]
-    reads += [one.value for one in script.inside(function, ast.Subscript)]
-    used = {one.id for one in reads if isinstance(one, ast.Name)}
+def _returns_samples(script: Script, function: FunctionNode, depth: int = 3) -> bool:
     values = [one.value for one in script.inside(function, ast.Return)]
-    return isinstance(function.body[-1], ast.Return) and all(
-        isinstance(one, (ast.Dict, ast.Tuple, ast.List)) or (isinstance(one, ast.Name) and one.id in used)
-        for one in values
+    is_complete = isinstance(function.body[-1], (ast.Return, ast.While, ast.With, ast.Raise)) or _always_returns(
+        function
     )
+    return is_complete and bool(values) and all(_is_sample(script, one, depth) for one in values)
+
+
+def _always_returns(function: FunctionNode) -> bool:
+    """``if …: return a`` with an ``else`` that returns too, or a ``try`` whose handlers do."""
+    last: ast.stmt = function.body[-1]
+    blocks: list[list[ast.stmt]] = []
+    if isinstance(last, ast.If):
+        blocks = [last.body, last.orelse]
+    elif isinstance(last, ast.Try):
+        blocks = [last.orelse or last.body, *(one.body for one in last.handlers)]
+    return bool(blocks) and all(one and isinstance(one[-1], (ast.Return, ast.Raise)) for one in blocks)
+
+
+def _is_sample(script: Script, value: ast.expr | None, depth: int) -> bool:
+    """Whether a value that a dataset returns is not ``None``, as far as the file shows: a name has nothing of it, and a
+    function of the file returns a sample."""
+    if value is None or (isinstance(value, ast.Constant) and value.value is None):
+        return False
+    if isinstance(value, ast.IfExp):
+        return _is_sample(script, value.body, depth) and _is_sample(script, value.orelse, depth)
+    if isinstance(value, ast.Name) and depth:
+        made = [one for one in script.values_of(value) if one is not value]
+        return all(_is_sample(script, one, depth - 1) for one in made)
+    function = script.definition(value.func) if isinstance(value, ast.Call) and depth else None
+    return function is None or _returns_samples(script, function, depth - 1)
 
 
 def _is_batch(node: ast.expr, batch: str) -> bool:
@@ -212,6 +239,13 @@ loader = DataLoader(load(), batch_size=16, collate_fn=collate)
 
 _KEPT = "[item for item in batch if item is not None]"
 _FILTERED = "list(filter(lambda item: item is not None, batch))"
+_HELPER = """\
+return self.read(i)
+
+    def read(self, i):
+        if i > 9:
+            pass
+        return {"""
 _NEVER_NONE: str = (
     _script("batch = [item for item in batch if item is not None]")
     + """\
