@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import InsertStatement, Script, Severity, Violation, location_of, rule
+from doctor.lint.python.gpu_use import runs_alone
 from doctor.lint.python.loader_calls import depends_on_ranks, evaluates, target_name
 from doctor.lint.python.project.options import is_one_everywhere
 from doctor.lint.python.project.random_data import is_random
@@ -73,6 +74,14 @@ from doctor.testing.script_cases import fails, passes
         passes("not shuffled", _PLAIN.replace("(dataset)", "(dataset, shuffle=False)")),
         passes("made for each epoch, of other data", _EACH),
         passes("one epoch", _PLAIN.replace("for epoch in range(10):", "if True:")),
+        passes("tensors of random numbers", _PLAIN.replace("dataset, net = load()", _DRAWN_TENSORS)),
+        fails(
+            "random numbers beside labels from a file",
+            _PLAIN.replace("dataset, net = load()", _DRAWN_TENSORS.replace("np.random.rand(999)", "np.load('y.npy')")),
+            fixed={_LOOP: f"{_LOOP}\n    sampler.set_epoch(epoch)"},
+        ),
+        passes("in the branch for one process", _FOR_ONE),
+        fails("in the branch for several", _FOR_ONE.replace("if not", "if").replace("(dataset)", "(dataset)  # !")),
         passes("one epoch, as a setting of the script", "EPOCHS = 1\n" + _PLAIN.replace("range(10)", "range(EPOCHS)")),
         passes("of the validation", _PLAIN.replace("sampler", "val_sampler").replace("loader", "val_loader")),
         passes("Lightning sets it", _PLAIN + "\nimport lightning\nlightning.Trainer(devices=2).fit(net, loader)\n"),
@@ -91,6 +100,8 @@ def sampler_epoch_not_set(script: Script) -> Iterator[Violation]:
     trained = [loop for loop in loops(script) if loop.trains]
     trained += [*_endless(script), *_by_iterators(script, trained)] if trained else ()
     for call in script.calls(SAMPLER):
+        if runs_alone(script, call):
+            continue
         given = script.argument(call, "shuffle", 3)
         known = given is None or script.value(given) is True
         shuffles = not script.is_open(call) and (known or _is_asked_by_caller(script, given))
@@ -337,6 +348,27 @@ loader = DataLoader(dataset, batch_size=32, sampler=sampler)
 for epoch in range(10):
     for step, batch in enumerate(loader):
         net(batch).sum().backward()
+"""
+_LOOP = "for epoch in range(10):"
+_DRAWN_TENSORS = """\
+import numpy as np
+
+net = build()
+x, y = np.random.uniform(size=[999, 8]), np.random.rand(999).astype(int)
+x, y = torch.Tensor(x), torch.Tensor(y)
+dataset = torch.utils.data.TensorDataset(x, y)"""
+_FOR_ONE = """\
+import torch
+
+def train(args, dataset, net):
+    if not args.distributed:
+        sampler = torch.utils.data.DistributedSampler(dataset)
+        loader = torch.utils.data.DataLoader(dataset, sampler=sampler)
+    for epoch in range(10):
+        for batch in loader:
+            net(batch).sum().backward()
+
+train(parse(), read(), build())
 """
 _NUMBERS = """\
 import torch

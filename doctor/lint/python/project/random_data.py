@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from doctor.lint.python.project.imported_functions import ModuleSummary
 from doctor.lint.python.script import Script, per_script
-from doctor.lint.python.value_flow import origins, part_of
+from doctor.lint.python.value_flow import computed_from, origins, part_of
 
 _DRAWS = re.compile(r"^(?:torch|numpy\.random|random)\.(?:rand\w*|normal|uniform|integers|standard_normal)$")
 _COMPUTES = re.compile(r"^(?:torch|numpy|random|math)\.(?!load|hub|jit|from_?file|fromfile|memmap|genfromtxt)")
@@ -35,6 +35,8 @@ def _objects(script: Script, dataset: ast.expr) -> Iterator[ast.expr]:
 def _is_of_random_class(script: Script, made: ast.expr) -> bool:
     if not isinstance(made, ast.Call):
         return False
+    if script.name(made.func) == "torch.utils.data.TensorDataset":
+        return bool(made.args) and all(_is_drawn(script, one) for one in made.args)
     owner = script.class_definition(made.func)
     if owner is not None:
         return owner.name in random_datasets(script)
@@ -61,6 +63,14 @@ def _draws_its_items(script: Script, owner: ast.ClassDef) -> bool:
         return False
     drawn = (any(_draws(script, value) for value in values) for values in read)
     return all(drawn) if read else _draws(script, getter)
+
+
+def _is_drawn(script: Script, tensor: ast.expr) -> bool:
+    """Whether a tensor is computed from random numbers and nothing else, as far as its function shows."""
+    nodes = list(computed_from(script, tensor))
+    calls = [script.name(one.func) for one in nodes if isinstance(one, ast.Call)]
+    drawn = any(_DRAWS.match(one) for one in calls)
+    return drawn and all(map(_is_computed, calls))
 
 
 def _names_of_calls(script: Script, owner: ast.ClassDef) -> Iterator[str]:
