@@ -72,6 +72,12 @@ scores = accelerator.gather(scores)
 with open("scores.json", "w") as file:
     json.dump(scores, file)
 """
+_AVERAGED = """\
+evaluator = Evaluator(model, world_size=world_size)
+scores = evaluator.run(loader)
+with open("scores.json", "w") as file:
+    json.dump(scores, file)
+"""
 _NUMBERS = """\
 importance = {}
 train(model)
@@ -175,6 +181,8 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         ("CODE008", _ASKED, Severity.WARNING),
         ("CODE029", _RANKS.format(write='train(model)\ntorch.save(model, "last.pt")'), Severity.ERROR),
         ("CODE029", _RANKS.format(write='torch.save(features(model), "features.pt")'), Severity.WARNING),
+        ("CODE029", _RANKS.format(write=_AVERAGED), Severity.INFO),
+        ("CODE029", _RANKS.format(write=_AVERAGED.replace(", world_size=world_size", "")), Severity.WARNING),
         ("CODE029", _RANKS.format(write=_NUMBERS), Severity.WARNING),
         ("CODE029", _RANKS.format(write=_NUMBERS.replace(".item()", "")), Severity.ERROR),
         ("CODE029", _RANKS.format(write=_GATHERED), Severity.INFO),

@@ -459,7 +459,7 @@ _OF_PYTHON = frozenset(
 
 def _is_same(script: Script, call: ast.Call) -> bool:
     """A text that is the same on all ranks: settings, by their name or because YAML holds them, and what is written
-    once, not in a loop, by a script that gathers its numbers."""
+    once, not in a loop, by a script that gathers its numbers or has them averaged."""
     around = script.parent(script.parent(call) or call)
     body = around.body if isinstance(around, ast.With) else [script.statement_of(call)]
     dumps = [one for part in body for one in script.inside(part, ast.Call) if last_name(one.func) in _DUMPS]
@@ -470,8 +470,25 @@ def _is_same(script: Script, call: ast.Call) -> bool:
     parts = _parts_of_settings(script, body)
     if names and all(given and all(one in parts or _SETTINGS_NAME.match(one) for one in given) for given in names):
         return True
-    in_loop = script.nearest(call, ast.For, ast.While) is not None
-    return not in_loop and any(True for _ in script.method_calls(*_GATHERS))
+    if script.nearest(call, ast.For, ast.While) is not None:
+        return False
+    written = [one.args[0] for one in dumps if one.args]
+    return any(True for _ in script.method_calls(*_GATHERS)) or (
+        bool(written) and all(_may_be_averaged(script, one) for one in written)
+    )
+
+
+_OF_ALL_RANKS = re.compile(r"^(?:num_)?(?:world_?size|replicas|process_group)$", re.IGNORECASE)
+
+
+def _may_be_averaged(script: Script, value: ast.expr) -> bool:
+    """Whether a value is computed by a function or an object that was given the number of ranks, with which it may
+    average: ``evaluator = Evaluator(model, world_size=world_size)``, and ``evaluator.run(loader)``."""
+    for node in computed_from(script, value):
+        given = [*node.args, *(word.value for word in node.keywords)] if isinstance(node, ast.Call) else []
+        if any(_OF_ALL_RANKS.match(last_name(one)) for one in given):
+            return True
+    return False
 
 
 def _named(node: ast.AST) -> set[str]:
