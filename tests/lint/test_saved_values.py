@@ -32,6 +32,15 @@ net = torchvision.models.resnet18()
 weights = net.state_dict()
 torch.save(weights, "runs/model_state.pt")
 """
+FITS = """\
+import torch
+import lightning as L
+
+def main(net):
+    trainer = L.Trainer(accelerator="gpu")
+    trainer.fit(net)
+    torch.save(net.state_dict(), "model_state.pt")
+"""
 COUNTS = """\
 import torch
 
@@ -48,6 +57,8 @@ for step in range(100):
         (CONVERTS, False),
         (CONVERTS.replace("resnet18()", "resnet18().cuda()"), True),
         (CONVERTS.replace("model_state", "another"), True),
+        (FITS, False),
+        (FITS.replace("    trainer.fit(net)\n", "    net.cuda()\n"), True),
         (COUNTS, False),
         ("device = 'cuda'\n" + COUNTS, False),
         ("device = 'cuda'\n" + COUNTS.replace("loss.item()", "loss"), True),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.lint.python.script import Script, last_name
+from doctor.lint.python.training import TRAINER
 
 _PUBLISHED = re.compile(r"-(?!20\d{6}\.)[0-9a-f]{8}\.pth?$")
 """``resnet50-19c8e357.pth``, a name with the hash that ``torch.hub.load_state_dict_from_url`` checks; torchvision loads
@@ -44,7 +45,19 @@ def is_saved_without_gpu(script: Script, path: ast.expr) -> bool:
         return bool(name)
     own = [(script, one) for one in _saved_in(script, name)]
     found = own or [(other, one) for other in _others(script, name) for one in _saved_in(other, name)]
-    return bool(found) and all(has_no_tensors(where, one) or not _OF_GPUS.search(where.text) for where, one in found)
+    return bool(found) and all(
+        has_no_tensors(where, one) or not _OF_GPUS.search(where.text) or _is_after_fit(where, one)
+        for where, one in found
+    )
+
+
+def _is_after_fit(script: Script, saved: ast.expr) -> bool:
+    """Whether it is saved below ``trainer.fit()``, at whose end Lightning moves the model to the CPU
+    (lightning/pytorch/strategies/strategy.py: ``teardown``)."""
+    return any(
+        call.lineno < saved.lineno and script.function_of(call) is script.function_of(saved)
+        for call in script.calls(f"{TRAINER}().fit")
+    )
 
 
 def file_name(script: Script, path: ast.expr) -> str:

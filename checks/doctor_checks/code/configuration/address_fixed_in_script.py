@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import PurePath
 from typing import NamedTuple
 
 from doctor.api import Script, Severity, Violation, rule
@@ -94,7 +95,7 @@ def address_fixed_in_script(script: Script) -> Iterator[Violation]:
     are_unread = _are_unread(script)
     given = _reads_ranks(script) and not any(write.name in _GIVEN for write in writes)
     starts = next(script.calls(*_STARTS), None) is not None
-    is_local = _is_for_one_host(script)
+    is_local = _is_for_one_host(script) or _is_started_on_one_host(script)
     for write in writes:
         if write.kept or _is_asked_before(script, write.at, write.name):
             continue
@@ -121,6 +122,26 @@ def _is_for_one_host(script: Script) -> bool:
     groups = list(script.calls("torch.distributed.init_process_group"))
     sizes = [script.argument(one, "world_size") for one in groups]
     return bool(groups) and all(one is not None and _counts_gpus(script, one) for one in sizes)
+
+
+_STARTS_HOSTS = re.compile(
+    r"n?nodes[= ](?![\"']?1\b)|num_machines[= ](?![\"']?1\b)|SLURM|\bsrun\b|hostfile|mpirun|mpiexec|horovodrun|rdzv|"
+    r"(?:node|machine)_rank[= ](?![\"']?0\b)|#SBATCH\s+-N",
+    re.IGNORECASE,
+)
+_LAUNCHES = re.compile(r"torchrun|torch\.distributed|accelerate launch|deepspeed")
+
+
+def _is_started_on_one_host(script: Script) -> bool:
+    """Whether each launch file and page of the project that starts a script with a launcher says nothing of further
+    hosts, so that the launcher gives the same address."""
+    if script.modules is None:
+        return False
+    name = PurePath(script.path).name
+    texts = [text for _, text in script.modules.mentioning(name, launches=True)]
+    texts += [text for text in script.modules.pages(script.location) if name in text] if script.location else []
+    launching = [text for text in texts if _LAUNCHES.search(text)]
+    return bool(launching) and not any(map(_STARTS_HOSTS.search, texts))
 
 
 def _counts_gpus(script: Script, size: ast.expr) -> bool:
