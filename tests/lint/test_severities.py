@@ -93,6 +93,13 @@ test_loader = DataLoader(test_set, {size}, sampler=shares, drop_last=True)
 for batch in test_loader:
     print(model(batch))
 """
+_SHARED_GPU = """\
+import torch
+
+dist.init_process_group("{backend}")
+local_rank = int(os.environ["LOCAL_RANK"])
+model = build().to("cuda:0")
+"""
 _COPIED = """\
 with open(__file__) as source, open("runs/train.py", "w") as target:
     target.write(source.read())
@@ -216,6 +223,8 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         ("CODE012", _SAMPLER.format(hosts=""), Severity.WARNING),
         ("CODE015", _EVALUATED.format(size=2), Severity.INFO),
         ("CODE015", _EVALUATED.format(size=8), Severity.WARNING),
+        ("CODE002", _SHARED_GPU.format(backend="nccl"), Severity.ERROR),
+        ("CODE002", _SHARED_GPU.format(backend="gloo"), Severity.WARNING),
         ("NCCL001", 'os.environ["CUDA_VISIABLE_DEVICES"] = "0"', Severity.INFO),
         ("NCCL001", 'os.environ["CUDA_VISIABLE_DEVICES"] = "1"', Severity.WARNING),
         ("NCCL001", 'dist.init_process_group("nccl")\nos.environ["CUDA_VISIABLE_DEVICES"] = "0"', Severity.WARNING),

@@ -11,7 +11,7 @@ from doctor.lint.python.cuda import shows_same_devices
 from doctor.lint.python.gpu_use import runs_alone, simulates_ranks
 from doctor.lint.python.reachable_functions import is_run_by_all
 from doctor.lint.python.script import UNKNOWN, last_name
-from doctor.lint.python.training import DDP, is_test, several_ranks
+from doctor.lint.python.training import DDP, GROUP, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
 
 _INDEXED = re.compile(r"^cuda:(\d+)$")
@@ -88,7 +88,7 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
     for node in script.all(ast.Call):
         words = _moves_to_first(script, node) or _made_on_first(script, node)
         if words and is_run_by_all(script, node) and not runs_alone(script, node):
-            certain = bool(_OF_ONE_HOST.search(script.text))
+            certain = bool(_OF_ONE_HOST.search(script.text)) and not _meets_by_gloo(script)
             yield Violation(
                 node,
                 f"Every rank uses GPU 0 of its host: {words}",
@@ -97,6 +97,12 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
                 severity=None if certain else Severity.WARNING,
                 confidence=0.9 if certain else 0.6,
             )
+
+
+def _meets_by_gloo(script: Script) -> bool:
+    """Whether each process group of the file has the backend Gloo, which does not ask for a GPU of each rank's own."""
+    backends = [script.argument(call, "backend", 0) for call in script.calls(GROUP)]
+    return bool(backends) and all(one is not None and script.value(one) == "gloo" for one in backends)
 
 
 _OWN_GPU = (
