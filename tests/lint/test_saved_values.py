@@ -50,6 +50,31 @@ for step in range(100):
 """
 
 
+KEEPS = """\
+import torch
+
+def save(step, losses, value):
+    torch.save({"step": step, "losses": losses, "value": value}, "model_state.pt")
+
+def main(model, loader):
+    model.cuda()
+    losses = []
+    for step, batch in enumerate(loader):
+        loss = model(batch).mean()
+        losses.append(loss.item())
+        save(step, losses, loss.item())
+"""
+MOVES = """\
+import torch
+
+def main(model):
+    state = model.cuda().state_dict()
+    for name in state:
+        state[name] = state[name].cpu()
+    torch.save(state, "model_state.pt")
+"""
+
+
 @pytest.mark.parametrize(
     ("saver", "is_found"),
     [
@@ -58,6 +83,11 @@ for step in range(100):
         (CONVERTS.replace("resnet18()", "resnet18().cuda()"), True),
         (CONVERTS.replace("model_state", "another"), True),
         (FITS, False),
+        (KEEPS, False),
+        (KEEPS.replace("losses, loss.item()", "losses, loss"), True),
+        (KEEPS.replace("append(loss.item())", "append(loss)"), True),
+        (MOVES, False),
+        (MOVES.replace(".cpu()", ".half()"), True),
         (FITS.replace("    trainer.fit(net)\n", "    net.cuda()\n"), True),
         (COUNTS, False),
         ("device = 'cuda'\n" + COUNTS, False),

@@ -8,23 +8,26 @@ from collections.abc import Iterator
 
 from doctor.lint.python.script import Script, last_name
 from doctor.lint.python.training import TRAINER
+from doctor.lint.python.value_flow import handed_in
 
 _PUBLISHED = re.compile(r"-(?!20\d{6}\.)[0-9a-f]{8}\.pth?$")
 """``resnet50-19c8e357.pth``, a name with the hash that ``torch.hub.load_state_dict_from_url`` checks; torchvision loads
 these without ``map_location``, with or without a GPU."""
 _OF_GPUS = re.compile(r"cuda|gpu|device|accelerat|trainer|deepspeed|fabric|\.to\(|backward|\bfit\(", re.IGNORECASE)
 """Words of programs that may use GPUs, also through a library that trains."""
+_Seen = set[tuple[int, str]]
 MOST_FILES = 4
 """Other scripts with the name of a file that are read for what they save in it."""
 _NUMBERS = frozenset(
     {
         *("item", "tolist", "int", "float", "str", "len", "bool", "round", "format", "vars", "asdict", "to_dict"),
         *("time", "perf_counter", "monotonic", "strftime", "isoformat", "getstate", "get_state", "get_rng_state"),
-        *("get_last_lr", "get_world_size", "get_rank"),
+        *("get_last_lr", "get_world_size", "get_rank", "cpu", "numpy"),
     }
 )
-"""Calls that return numbers, texts and what Python and NumPy draw from."""
-_FILLS = ("append", "extend", "update", "setdefault", "insert", "add")
+"""Calls that return numbers, texts, what Python and NumPy draw from, and tensors on the CPU."""
+_ADDS = ("append", "extend", "add")
+_FILLS = ("update", "setdefault", "insert")
 _OF_PARTS = frozenset({"max", "min", "sum", "abs", "sorted", "dict", "list", "tuple", "set", "OrderedDict", "range"})
 """Calls that return what their arguments are."""
 _ON_CPU = re.compile(r"sched|scaler|sampler|loader|rng|generator|random|counter|timer|progress|early_?stop", re.I)
@@ -102,32 +105,33 @@ def _saved_in(script: Script, name: str) -> Iterator[ast.expr]:
 
 def has_no_tensors(script: Script, saved: ast.expr) -> bool:
     """Whether a value that is saved holds numbers, texts, settings and the states of samplers alone."""
-    if isinstance(saved, ast.Dict):
-        return _is_plain(script, saved, set())
-    text = script.text_of(saved)
-    if any(script.text_of(one.func).rpartition(".")[0] == text for one in script.method_calls(*_FILLS)):
-        return False
-    entries = [*_entries(script, saved)]
-    made = [one for one in script.values_of(saved) if one is not saved and not _is_loaded(script, one)]
-    made = [one for one in made if not (isinstance(one, ast.Dict) and not one.keys)]
-    return bool(entries or made) and all(_is_plain(script, one, set()) for one in (*entries, *made))
+    return not _is_loaded(script, saved) and _is_plain(script, saved, set())
 
 
-def _entries(script: Script, saved: ast.expr) -> Iterator[ast.expr]:
-    """The values of ``saved[...] = value``."""
-    text = script.text_of(saved)
+def _is_moved(script: Script, text: str, entries: list[ast.expr]) -> bool:
+    """``state[name] = state[name].cpu()``: each entry is put on the CPU."""
+    moved = (one for one in entries if isinstance(one, ast.Call) and last_name(one.func) == "cpu")
+    return any(f"{text}[" in script.text_of(one) for one in moved)
+
+
+def _entries(script: Script, text: str) -> Iterator[ast.expr]:
+    """The values of ``saved[...] = value``, and what is appended to it or to an entry."""
     pairs = [(target, one.value) for one in script.all(ast.Assign) for target in one.targets]
     pairs += [(one.target, one.value) for one in script.all(ast.AugAssign)]
     for target, value in pairs:
         if isinstance(target, ast.Subscript) and script.text_of(target.value) == text:
             yield value
+    for call in script.method_calls(*_ADDS):
+        receiver = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+        if script.text_of(receiver.value if isinstance(receiver, ast.Subscript) else receiver) == text:
+            yield from call.args
 
 
 def _is_loaded(script: Script, node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and script.name(node.func) == "torch.load"
 
 
-def _is_plain(script: Script, node: ast.AST | str, seen: set[str]) -> bool:
+def _is_plain(script: Script, node: ast.AST | str, seen: _Seen) -> bool:
     """Whether a value holds no tensor of a GPU, as far as the file shows."""
     if isinstance(node, (ast.Constant, ast.JoinedStr)):
         return True
@@ -139,7 +143,7 @@ def _is_plain(script: Script, node: ast.AST | str, seen: set[str]) -> bool:
         return any(_is_loaded(script, one) for one in script.values_of(node.value)) or _is_plain(
             script, node.value, seen
         )
-    if isinstance(node, ast.AugAssign):
+    if isinstance(node, (ast.AugAssign, ast.DictComp)):
         return _is_plain(script, node.value, seen)
     parts = [*_parts(node)] if isinstance(node, ast.expr) else []
     return bool(parts) and all(one is not None and _is_plain(script, one, seen) for one in parts)
@@ -161,29 +165,49 @@ def _parts(node: ast.expr) -> Iterator[ast.expr | None]:
         yield from (node.body, node.orelse)
 
 
-def _returns_plain(script: Script, call: ast.Call, seen: set[str]) -> bool:
+def _returns_plain(script: Script, call: ast.Call, seen: _Seen) -> bool:
     last = last_name(call.func)
     if last == "state_dict" and isinstance(call.func, ast.Attribute):
-        return _ON_CPU.search(script.text_of(call.func.value)) is not None
+        owner = script.text_of(call.func.value)
+        return _ON_CPU.search(owner) is not None or any(
+            script.text_of(one.func) == f"{owner}.cpu" and script.function_of(one) is script.function_of(call)
+            for one in script.method_calls("cpu")
+            if one.lineno < call.lineno
+        )
     if last in _OF_PARTS and not isinstance(call.func, ast.Attribute):
         return all(_is_plain(script, one, seen) for one in (*call.args, *(word.value for word in call.keywords)))
     return last in _NUMBERS or _is_loaded(script, call)
 
 
-def _is_bound_to_plain(script: Script, node: ast.Name | ast.Attribute, seen: set[str]) -> bool:
+def _is_bound_to_plain(script: Script, node: ast.Name | ast.Attribute, seen: _Seen) -> bool:
     text = script.text_of(node)
-    if text in seen:
+    scope = script.scope_of(node, node.id) if isinstance(node, ast.Name) else None
+    if (id(scope), text) in seen:
         return True  # of what the other values decide
-    seen.add(text)
+    seen.add((id(scope), text))
     root = last_name(node.value) if isinstance(node, ast.Attribute) else ""
     if _SETTINGS.match(last_name(node)) or (root != "self" and _SETTINGS.match(root)):
         return True
+    entries = [*_entries(script, text)]
+    if _is_moved(script, text, entries):
+        return True
+    if any(script.text_of(one.func).rpartition(".")[0] == text for one in script.method_calls(*_FILLS)):
+        return False
     if isinstance(node, ast.Name):
-        scope = script.scope_of(node, node.id)
         bound = scope.names[node.id] if scope is not None else []
     else:
-        bound = [*script.values_of(node)] if root == "self" else []
-    return bool(bound) and all(_is_counted(one) or _is_plain(script, one, seen) for one in bound)
+        bound = [one for one in script.values_of(node) if one is not node]
+    values = [one for one in bound if not _is_counted(one) and not _is_empty(one)]
+    if any(isinstance(one, ast.arg) for one in values):
+        values = [*(one for one in values if not isinstance(one, ast.arg)), *(list(handed_in(script, node)) or [""])]
+    known = [one for one in (*values, *entries) if not (isinstance(one, ast.AST) and _is_loaded(script, one))]
+    is_made = bool(known) or any(map(_is_counted, bound))
+    return is_made and all(_is_plain(script, one, seen) for one in known)
+
+
+def _is_empty(bound: ast.AST | str) -> bool:
+    """``{}`` or ``[]``: what is put into it decides."""
+    return (isinstance(bound, ast.Dict) and not bound.keys) or (isinstance(bound, ast.List) and not bound.elts)
 
 
 def _is_counted(bound: ast.AST | str) -> bool:
