@@ -133,8 +133,8 @@ _LAUNCHES = re.compile(r"torchrun|torch\.distributed|accelerate launch|deepspeed
 
 
 def _is_started_on_one_host(script: Script) -> bool:
-    """Whether each launch file and page of the project that starts a script with a launcher says nothing of further
-    hosts, so that the launcher gives the same address."""
+    """Whether each launch file and page of the project that starts a script with a launcher names no further hosts,
+    so that the launcher gives the same address."""
     if script.modules is None:
         return False
     name = PurePath(script.path).name

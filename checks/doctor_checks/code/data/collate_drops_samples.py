@@ -193,8 +193,8 @@ def _always_returns(function: FunctionNode) -> bool:
 
 
 def _is_sample(script: Script, value: ast.expr | None, depth: int) -> bool:
-    """Whether a value that a dataset returns is not ``None``, as far as the file shows: a name has nothing of it, and a
-    function of the file returns a sample."""
+    """Whether a value that a dataset returns is not ``None``, as far as the file shows: no value of a name is,
+    and a function of the file returns a sample."""
     if value is None or (isinstance(value, ast.Constant) and value.value is None):
         return False
     if isinstance(value, ast.IfExp):
