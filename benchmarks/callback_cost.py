@@ -432,7 +432,7 @@ def measured(name: str, world: int, extent: Extent) -> dict[str, Any]:
         command += ["--part"] if extent is PART else []
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environ)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environ, cwd=folder)
         if done.returncode != 0 or not out.exists():
             raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
         found: dict[str, Any] = json.loads(out.read_text())

@@ -1,8 +1,7 @@
 """Every check, built-in or of a plugin, keeps the same promises."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from doctor.api import Finding, Severity, Status, check
 from doctor.core.check_registry import CheckRegistry, builtin_checks

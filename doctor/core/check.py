@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, Protocol, get_args
@@ -35,6 +34,7 @@ LogJudge = Callable[[Job], Iterable[Verdict]]
 
 _ID = lazy_compile(r"[A-Z]{2,12}[0-9]{3}")
 _NAME = lazy_compile(r"[\w-]+")
+_HEADING = lazy_compile(r"\n[ \t]*(Why it hurts|Fix):")
 _PLAIN_WORD = lazy_compile(r"[a-z]+(?:-[a-z]+)*,?(?= |$)")
 
 
@@ -171,7 +171,7 @@ def check(
     """
 
     def make(function: Callable[..., Iterable[Verdict]]) -> Check:
-        question, effect, fix = read_docstring(inspect.getdoc(function) or "")
+        question, effect, fix = read_docstring(function.__doc__ or "")
         return Check(
             id=id,
             name=function.__name__.replace("_", "-"),
@@ -210,7 +210,7 @@ def require_state(owner: str, state: str) -> None:
 
 def read_docstring(text: str) -> tuple[str, str, str]:
     """The question, the effect and the fix in a check's docstring; missing parts are empty."""
-    parts = re.split(r"^(Why it hurts|Fix):\s*", text, flags=re.MULTILINE)
+    parts = _HEADING.split(text)
     named = dict(zip(parts[1::2], parts[2::2], strict=True))
     return _fold(parts[0]), _capitalized(_fold(named.get("Why it hurts", ""))), _fold(named.get("Fix", ""))
 

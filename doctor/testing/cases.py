@@ -7,7 +7,6 @@ return altered copies. Only tests and benchmarks build cases.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
@@ -32,8 +31,7 @@ GIB = 1 << 30
 T = TypeVar("T", Variable, facts.Setting)
 
 
-@dataclass(frozen=True)
-class JobBuilder:
+class JobBuilder(msgspec.Struct, frozen=True):
     """Builds a job from its processes and from facts of the whole job."""
 
     members: tuple[Member, ...]
@@ -57,7 +55,7 @@ class JobBuilder:
 
     def expecting(self, worked: JobBuilder) -> JobBuilder:
         """Return the same job with the baseline ``worked``."""
-        return replace(self, expected=worked)
+        return msgspec.structs.replace(self, expected=worked)
 
     def put(
         self, section: Section, *, ranks: Iterable[int] | None = None, hosts: Iterable[str] | None = None
@@ -132,16 +130,16 @@ class JobBuilder:
         kept = set(ranks)
         world = self.world_size or len(self.members)
         members = tuple(member for member in self.members if member.rank in kept)
-        return replace(self, members=members, world_size=world, absent=tuple(absent))
+        return msgspec.structs.replace(self, members=members, world_size=world, absent=tuple(absent))
 
     def fell_silent(self, rank: int, host: str, step: str) -> JobBuilder:
         """Return the same job, of which ``rank`` reported last at ``step``; see :class:`doctor.core.job.LastSeen`."""
-        return replace(self, last_seen=(*self.last_seen, LastSeen(rank, host, step)))
+        return msgspec.structs.replace(self, last_seen=(*self.last_seen, LastSeen(rank, host, step)))
 
     def renumbered(self, old: int, new: int) -> JobBuilder:
         """Return the same job in which the process of rank ``old`` claims to be rank ``new``."""
         members = tuple(member._replace(rank=new) if member.rank == old else member for member in self.members)
-        return replace(self, members=members)
+        return msgspec.structs.replace(self, members=members)
 
     def _map(
         self,
@@ -157,7 +155,7 @@ class JobBuilder:
             else member
             for position, member in enumerate(self.members)
         )
-        return replace(self, members=members)
+        return msgspec.structs.replace(self, members=members)
 
     def _chosen(self, section: type[Section], ranks: Iterable[int] | None, hosts: Iterable[str] | None) -> set[int]:
         names = None if hosts is None else set(hosts)
@@ -171,8 +169,7 @@ class JobBuilder:
         }
 
 
-@dataclass(frozen=True)
-class Passes:
+class Passes(msgspec.Struct, frozen=True):
     """A healthy case: the check must yield no finding of severity error or warning; ``silent``: none at all."""
 
     name: str
@@ -180,8 +177,7 @@ class Passes:
     silent: bool = True
 
 
-@dataclass(frozen=True)
-class Fails:
+class Fails(msgspec.Struct, frozen=True):
     """A faulty case: the check must find the fault and name exactly ``ranks`` (or ``hosts``), with at least its
     declared severity, unless ``severity`` is set."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from doctor.collectors.base import Machine
 from doctor.facts import DeviceSpeed, DeviceSpeedFacts, GpuFacts, TrialFacts

@@ -274,9 +274,8 @@ def test_each_state_of_a_check_has_a_color_of_its_own():
 
 
 def test_absent_ranks_have_a_row():
-    import dataclasses
 
-    job = dataclasses.replace(running(), world_size=3, absent=(2,)).job()
+    job = msgspec.structs.replace(running(), world_size=3, absent=(2,)).job()
     rows = re.findall(r'<th scope="row" data-order="(\d+)"', page_of(job))
     assert rows == ["0", "1", "2"]
     assert "did not join" in page_of(job)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
@@ -54,8 +53,7 @@ class RankLoader(msgspec.Struct, frozen=True):
         return self.loader.has_exits or self.loader.loop_limit is not None
 
 
-@dataclass(frozen=True)
-class PeerLoaders:
+class PeerLoaders(msgspec.Struct, frozen=True, dict=True):
     """The same loader of a stage on all ranks that have it."""
 
     stage: str

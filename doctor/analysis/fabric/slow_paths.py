@@ -7,8 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-MAD_TO_SIGMA = 1.4826
-"""Factor from the median absolute deviation of normally distributed values to their standard deviation."""
+from doctor.analysis.stats.outliers import MAD_TO_SIGMA
 
 
 class MeasuredPath(NamedTuple):

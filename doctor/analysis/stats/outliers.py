@@ -9,7 +9,8 @@ from statistics import median
 
 import msgspec
 
-from doctor.analysis.fabric.slow_paths import MAD_TO_SIGMA
+MAD_TO_SIGMA = 1.4826
+"""Factor from the median absolute deviation of normally distributed values to their standard deviation."""
 
 MANY = 16
 """Number of peers from which on a single value does not change the median of the deviations."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -255,7 +254,7 @@ def rule(
         raise ValueError("a rule has an id and a severity, or a check")
 
     def make(function: Callable[[Any], Iterable[Violation]]) -> Rule:
-        question, effect, fix = read_docstring(inspect.getdoc(function) or "")
+        question, effect, fix = read_docstring(function.__doc__ or "")
         if check is not None:
             question, effect, fix = question or check.question, effect or check.effect, fix or check.fix
         return Rule(

@@ -54,6 +54,11 @@ class WatchdogContext(msgspec.Struct):
     empty_store: FailoverStore = msgspec.field(default_factory=lambda: FailoverStore(()))
 
     @property
+    def has_joined_peers(self) -> bool:
+        """Whether other ranks may read what this one posts."""
+        return self.is_joined and self.world_size > 1
+
+    @property
     def peer_store(self) -> FailoverStore:
         """The store of the run; empty until this rank has joined."""
         return self.store if self.is_joined else self.empty_store
@@ -90,12 +95,12 @@ class WatchdogContext(msgspec.Struct):
 
     def post_card(self) -> None:
         """Post the facts of this rank on every connection."""
-        if self.is_joined:
+        if self.has_joined_peers:
             self.store.set(facts_key(self.rank), self.local_state.packed())
 
     def refresh_card(self) -> None:
         """Post the facts of this rank on the preferred connection."""
-        if self.is_joined:
+        if self.has_joined_peers:
             self.store.set_on_best(facts_key(self.rank), self.local_state.packed())
 
     def evaluate_incident(self, collection: CollectionRound) -> Decision:

@@ -10,7 +10,7 @@ from statistics import median
 from typing import NamedTuple
 
 from doctor.analysis.fabric.localization.suspects import BandwidthReading
-from doctor.analysis.fabric.slow_paths import MAD_TO_SIGMA
+from doctor.analysis.stats.outliers import MAD_TO_SIGMA
 
 SLOWEST = math.log(0.01)
 """Smaller shares count as a hundredth, and so does a transfer that did not arrive."""
