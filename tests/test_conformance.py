@@ -3,10 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
-from doctor.api import Finding, Severity, Status, check
+from doctor.api import Finding, Severity, Skip, Status, check
 from doctor.core.check_registry import CheckRegistry, builtin_checks
 from doctor.core.check_runner import examine_job as examine
 from doctor.core.facts import SECTIONS
+from doctor.core.job import build_job
 from doctor.facts import GpuFacts, SoftwareFacts, TorchBuild
 from doctor.knowledge.log_patterns import known_patterns
 from doctor.testing import Fails, Passes, healthy, logged
@@ -77,6 +78,22 @@ def test_an_impact_belongs_to_the_first_pattern_that_matches():
 
 def test_checks_that_use_a_baseline_are_proven_with_one():
     assert_each(_is_proven_with_a_baseline, [(check.id, (check,)) for check in CHECKS if check.uses_baseline])
+
+
+def test_checks_that_need_peers_find_nothing_in_one_rank():
+    """Each rank of all cases of all checks as a job of its own, which these checks are then not called for."""
+    sketches = [case.sketch for check in CHECKS for case in check.cases() if case.sketch.evidence is None]
+    alone = {repr(one.sections): one._replace(rank=0) for sketch in sketches for one in sketch.members}
+    jobs = [build_job([member], world_size=1) for member in alone.values()]
+    assert len(jobs) > 1000
+    needing = [check for check in CHECKS if check.needs_peers]
+    assert needing
+    assert_each(_finds_nothing_in, [(check.id, (check, jobs)) for check in needing])
+
+
+def _finds_nothing_in(check, jobs):
+    yielded = [verdict for job in jobs for verdict in check.judge(job)]
+    assert all(isinstance(verdict, Skip) for verdict in yielded)
 
 
 def _is_proven_with_a_baseline(check):

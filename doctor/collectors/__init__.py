@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 
 from doctor.collectors.base import COLLECTORS, Collector
+from doctor.core.facts import SECTIONS, GpuFacts, SlurmFacts
 
 MODULES: dict[str, str] = {
     "launch": "launch.launcher",
@@ -29,6 +30,16 @@ MODULES: dict[str, str] = {
     "kernel-log": "host.kernel_log",
 }
 """Module of each section; imported only when its section is collected."""
+
+
+def keys_to_collect(*, leads_host: bool, own_gpus: bool = False) -> tuple[str, ...]:
+    """Return the sections that a process collects: those of its host only if it leads the host.
+
+    ``own_gpus``: its visible GPUs may differ from those of other processes on the host.
+    """
+    # SLURM is queried by the first task of a node, whether or not it leads the host.
+    of_host = (SlurmFacts.key, GpuFacts.key) if own_gpus else (SlurmFacts.key,)
+    return tuple(key for key in MODULES if leads_host or SECTIONS[key].level == "rank" or key in of_host)
 
 
 def collector_for(key: str) -> Collector:

@@ -55,12 +55,12 @@ class Check(msgspec.Struct, frozen=True):
 
     ``from_logs``: the same check over log events (:class:`doctor.core.facts.LogEvidence`), beside the findings that
     :mod:`doctor.knowledge.log_patterns` declares. ``or_needs``: sections that replace ``needs`` on a rank that has all
-    of them. ``compares_ranks``: with ranks missing, a result without
-    findings is unknown, and with one rank there is nothing to compare. ``uses_baseline``: ``job.expected`` is the
-    reference, and the check itself reports that a single rank has nothing to be compared with. ``last_resort``: it is
-    evaluated only if no other check has an error or a warning that may be the primary one. ``limits``: thresholds by
-    name. ``origin``: ``built-in``, a distribution or a file. ``state``: how far it may change. ``impacts``: the effect
-    of findings whose summary has a match of the pattern; the first one counts.
+    of them. ``compares_ranks``: with ranks missing, a result without findings is unknown, and with one rank there is
+    nothing to compare. ``needs_peers``: it can find nothing in a job of one rank, and is not called for one.
+    ``uses_baseline``: ``job.expected`` is the reference, and the check itself reports that a single rank has nothing to
+    be compared with. ``last_resort``: it is evaluated only if no other check has an error or a warning that may be the
+    primary one. ``limits``: thresholds by name. ``origin``: ``built-in``, a distribution or a file. ``state``: how far
+    it may change. ``impacts``: the effect of findings whose summary has a match of the pattern; the first one counts.
 
     Raises:
         ValueError: the metadata is malformed; the runner and the reports rely on its form.
@@ -81,6 +81,7 @@ class Check(msgspec.Struct, frozen=True):
     limits: Mapping[str, float] = msgspec.field(default_factory=dict)
     origin: str = "built-in"
     uses_baseline: bool = False
+    needs_peers: bool = False
     or_needs: tuple[type[Section], ...] = ()
     from_logs: tuple[LogJudge, ...] = ()
     last_resort: bool = False
@@ -151,6 +152,7 @@ def check(
     or_needs: tuple[type[Section], ...] = (),
     compares_ranks: bool | None = None,
     uses_baseline: bool = False,
+    needs_peers: bool = False,
     from_logs: LogJudge | tuple[LogJudge, ...] = (),
     last_resort: bool = False,
     state: State = "stable",
@@ -161,13 +163,14 @@ def check(
 
     Its docstring holds a question, then ``Why it hurts:`` and ``Fix:``, the defaults of a finding's effect and fix.
     ``needs``: sections without which a rank can't be checked; ``or_needs``: sections that serve as well, such as
-    measurements of a run instead of an estimate. ``when``: the stages that can supply the facts, of P (preflight),
-    R (run) and M (post-mortem). ``compares_ranks`` is true by default if the scope is the job. ``uses_baseline``: a
-    baseline replaces the majority. ``from_logs``: functions that check log events in addition; a
-    check that reads logs only (``when="M"``, no ``needs``) has none. ``last_resort``: the check is evaluated only if no
-    other one has an error or a warning that may be the primary one. ``state``: ``preview`` while what it finds, its
-    severity or its name may change. ``impacts``: a pattern of the summary -> the effect of such findings, for a check
-    whose kinds of findings have different consequences. ``cases`` is called by tests only.
+    measurements of a run instead of an estimate. ``when``: the stages that can supply the facts, of P (preflight), R
+    (run) and M (post-mortem). ``compares_ranks`` is true by default if the scope is the job. ``needs_peers``: the check
+    can find nothing in a job of one rank. ``uses_baseline``: a baseline replaces the majority. ``from_logs``: functions
+    that check log events in addition; a check that reads logs only (``when="M"``, no ``needs``) has none.
+    ``last_resort``: the check is evaluated only if no other one has an error or a warning that may be the primary one.
+    ``state``: ``preview`` while what it finds, its severity or its name may change. ``impacts``: a pattern of the
+    summary -> the effect of such findings, for a check whose kinds of findings have different consequences. ``cases``
+    is called by tests only.
     """
 
     def make(function: Callable[..., Iterable[Verdict]]) -> Check:
@@ -187,6 +190,7 @@ def check(
             fix=fix,
             limits=_read_limits(function),
             uses_baseline=uses_baseline,
+            needs_peers=needs_peers,
             or_needs=or_needs,
             from_logs=from_logs if isinstance(from_logs, tuple) else (from_logs,),
             last_resort=last_resort,

@@ -285,6 +285,7 @@ class IndexedCheck(msgspec.Struct, frozen=True, omit_defaults=True):
     or_needs: tuple[str, ...] = ()
     limits: dict[str, int | float] = {}
     uses_baseline: bool = False
+    needs_peers: bool = False
     last_resort: bool = False
     state: State = "stable"
     impacts: dict[str, str] = {}

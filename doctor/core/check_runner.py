@@ -132,7 +132,9 @@ class _Runner:
         if check.reads_logs and evidence is None:
             outcome.skips.append(Skip(NO_EVIDENCE))
             return outcome
-        if coverage.seen or not check.needs:
+        if check.needs_peers and self._job.world_size == 1 and _has_nothing_to_compare(self._job, check):
+            outcome.skips.append(Skip(ALONE))
+        elif coverage.seen or not check.needs:
             names = {name: f"{check.id}.{name}" for name in check.limits}
             limits = {name: self._limits[full] for name, full in names.items() if full in self._limits}
             outcome = self._call(check, check.judge, limits)
@@ -286,9 +288,13 @@ def _status_without_findings(job: Job, check: Check, coverage: _SectionCoverage)
         return Status.UNKNOWN, f"{absent} {'rank' if absent == 1 else 'ranks'} did not join"
     if check.compares_ranks and (job.ungathered or job.absent):
         return Status.UNKNOWN, "other ranks not gathered" if job.ungathered else "some ranks did not join"
-    if check.compares_ranks and len(job.ranks) == 1 and not (check.uses_baseline and job.expected):
+    if check.compares_ranks and _has_nothing_to_compare(job, check):
         return Status.SKIP, ALONE
     return Status.PASS, None
+
+
+def _has_nothing_to_compare(job: Job, check: Check) -> bool:
+    return len(job.ranks) == 1 and not (check.uses_baseline and job.expected)
 
 
 def _reason(lack: Missing, count: int, expected: int) -> str:

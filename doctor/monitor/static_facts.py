@@ -11,7 +11,7 @@ import msgspec
 
 from doctor.analysis.visible_devices import states_binding
 from doctor.cluster.gather.host_lease import HostLease
-from doctor.cluster.gather.participant import keys_to_collect
+from doctor.collectors import keys_to_collect
 from doctor.collectors.base import Machine
 from doctor.collectors.host.host_identity import host_identity
 from doctor.collectors.launch.launcher import launch_facts

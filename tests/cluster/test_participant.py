@@ -11,13 +11,14 @@ from functools import partial
 import pytest
 
 from doctor.cluster.gather.host_lease import HostLease
-from doctor.cluster.gather.participant import Participant, keys_to_collect
+from doctor.cluster.gather.participant import Participant
 from doctor.cluster.membership import heartbeat
 from doctor.cluster.membership.heartbeat import Heartbeat, HeartbeatMonitor
 from doctor.cluster.rendezvous.process_identity import ProcessIdentity
 from doctor.cluster.transport import polling
 from doctor.cluster.transport.codec import unpack_capture
 from doctor.cluster.transport.polling import PollInterval
+from doctor.collectors import keys_to_collect
 from doctor.collectors.base import Machine
 from doctor.collectors.host.host_identity import host_identity
 from doctor.core.facts import SECTIONS, Reach, ReachFacts

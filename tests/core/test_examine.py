@@ -118,6 +118,18 @@ def test_comparing_needs_the_others():
     assert one(healthy(1, 1).job(), make(compares_ranks=True)).status is Status.SKIP
 
 
+def test_a_check_that_needs_peers_is_not_called_for_one_rank():
+    def judge(job):
+        yield Finding("found")
+
+    peers = make(judge, needs_peers=True)
+    lone = one(healthy(1, 1).job(), peers)
+    assert (lone.status, lone.reason) == (Status.SKIP, "one process: nothing to compare it with")
+    assert one(JOB.job(), peers).status is Status.FAIL
+    assert one(JOB.only((0,)).job(), peers).status is Status.FAIL, "one rank of a larger job"
+    assert one(healthy(1, 1).expecting(JOB).job(), make(judge, needs_peers=True, uses_baseline=True)).findings
+
+
 def test_a_check_that_raises_is_a_crash_and_the_report_goes_on():
     def judge(job):
         raise LookupError("oops")

@@ -66,6 +66,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     scope=Scope.JOB,
     when="RM",
     needs=(LoaderFacts,),
+    needs_peers=True,
     from_logs=_from_logs,
     cases=lambda: (
         Passes("one batch size", running(hosts=2, per_host=2)),

@@ -120,6 +120,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     when="RM",
     needs=(LoaderFacts,),
     or_needs=(ProgressFacts,),
+    needs_peers=True,
     from_logs=_from_logs,
     impacts={
         r"ran out of batches while others": "PyTorch raises this error on all ranks, and the job ends.",

@@ -145,6 +145,7 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
     scope=Scope.JOB,
     when="PRM",
     needs=(LoaderFacts,),
+    needs_peers=True,
     from_logs=_from_logs,
     impacts={
         r"has no batches": (

@@ -50,6 +50,7 @@ def _in_groups(sketch: JobBuilder) -> JobBuilder:
     scope=Scope.JOB,
     when="PR",
     needs=(LoaderFacts, TrainingFacts),
+    needs_peers=True,
     cases=lambda: (
         Passes("a distributed sampler", running(hosts=2, per_host=2)),
         Passes("each rank has its own shard", with_loader(_unparted(running()), ranks=(1,), fingerprint="f2")),

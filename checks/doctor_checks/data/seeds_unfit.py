@@ -52,6 +52,7 @@ def _unlike_models(sketch: JobBuilder, *, broadcast: bool) -> JobBuilder:
     scope=Scope.JOB,
     when="R",
     needs=(LoaderFacts, TrainingFacts),
+    needs_peers=True,
     impacts={
         r"Initial parameters": (
             "Replicas that start with different parameters stay different although gradients are averaged, so the "

@@ -55,6 +55,7 @@ def _shards(contents: dict[int, tuple[str, ...]], fingerprint: str | None = None
     scope=Scope.JOB,
     when="R",
     needs=(LoaderFacts, TrainingFacts),
+    needs_peers=True,
     cases=lambda: (
         Passes("every rank has its own shard", _of({})),
         Passes("the order is unknown", running(hosts=2, per_host=2)),

@@ -45,6 +45,7 @@ UNKNOWN: Spaces = (None,) * len(KINDS)
     when="P",
     needs=(ProcessFacts,),
     compares_ranks=True,
+    needs_peers=True,
     cases=lambda: (
         Passes("one set of namespaces a machine", healthy(hosts=2, per_host=8)),
         Passes("only the mount namespace differs", healthy().alter(ProcessFacts, ranks=(1,), namespaces=_own("mnt"))),

@@ -216,6 +216,7 @@ def _ends_there(job: Job, event: Event) -> bool:
     severity=Severity.ERROR,
     scope=Scope.JOB,
     when="PM",
+    needs_peers=True,
     from_logs=(_by_count, _by_barrier, _by_rendezvous, _by_members, _by_store),
     impacts={
         r"during the network measurement|stopped responding": (

@@ -68,6 +68,7 @@ Source: gloo/transport/context.cc and gloo/transport/tcp/context.cc.
     severity=Severity.ERROR,
     scope=Scope.JOB,
     when="PM",
+    needs_peers=True,
     from_logs=_from_logs,
     cases=lambda: (
         Passes("every rank once", healthy(hosts=2, per_host=2)),

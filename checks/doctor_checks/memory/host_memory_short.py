@@ -66,6 +66,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     when="PRM",
     needs=(HostFacts, EstimateFacts),
     or_needs=(HostFacts, RunMemoryFacts),
+    needs_peers=True,
     from_logs=_from_logs,
     impacts={
         r"could not allocate": "The process fails, and the other ranks report a lost peer.",

@@ -47,6 +47,7 @@ def _with_units(units: int) -> tuple[MemorySample, ...]:
     when="R",
     needs=(RunMemoryFacts,),
     compares_ranks=True,
+    needs_peers=True,
     cases=lambda: (
         Passes("the same on all ranks", running(2, 4)),
         Passes("a run on the CPU", running(1, 4, gpus=0)),

@@ -42,6 +42,7 @@ def _in_file(name: str, value: str) -> tuple[Setting, ...]:
     scope=Scope.JOB,
     needs=(NcclFacts,),
     uses_baseline=True,
+    needs_peers=True,
     impacts={
         r"NCCL_ALGO|NCCL_PROTO": (
             "Ranks that select different algorithms or protocols wait for data that never arrives. The first "

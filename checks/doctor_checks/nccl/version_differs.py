@@ -102,6 +102,7 @@ def _in_words(number: str | None) -> str:
     when="PM",
     needs=(SoftwareFacts,),
     uses_baseline=True,
+    needs_peers=True,
     from_logs=(_from_logs, _by_ranks),
     impacts={
         r"not found on": (

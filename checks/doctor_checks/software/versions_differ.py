@@ -55,6 +55,7 @@ _EMPTY: dict[str, object] = {"torch": None, "packages": ()}
     when="P",
     needs=(SoftwareFacts,),
     uses_baseline=True,
+    needs_peers=True,
     impacts={
         r"Python patch releases": (
             "Usually none. Objects pickled by one rank may not load on another if a class has changed."

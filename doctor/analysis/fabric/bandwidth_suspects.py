@@ -11,8 +11,8 @@ import msgspec
 from doctor.analysis.fabric.localization.localizer import BandwidthReading, Blame, Localization, Suspect, localize
 from doctor.analysis.fabric.sent_samples import SentSample, touches
 from doctor.analysis.fabric.slow_paths import MeasuredPath, take_hosts
-from doctor.analysis.stats.outliers import MAD_TO_SIGMA
 from doctor.analysis.fabric.transfer_matrix import HostBandwidths, levelled
+from doctor.analysis.stats.outliers import MAD_TO_SIGMA
 from doctor.core.facts import ReachFacts
 from doctor.core.job import Job
 

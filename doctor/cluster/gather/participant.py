@@ -15,30 +15,20 @@ from doctor.cluster.gather.protocol import MemberFacts
 from doctor.cluster.membership.protocol import JoinRequest
 from doctor.cluster.rendezvous.process_identity import ProcessIdentity
 from doctor.cluster.transport.codec import pack_member
-from doctor.collectors import MODULES
+from doctor.collectors import keys_to_collect
 from doctor.collectors.base import Machine
 from doctor.collectors.host.host_identity import Identity, host_identity
 from doctor.collectors.launch.launcher import launch_facts
 from doctor.collectors.launch.rank_variables import Environ
 from doctor.collectors.runner import collect_facts
 from doctor.core.background import start_daemon
-from doctor.core.facts import SECTIONS, GpuFacts, Missing, ReachFacts, Section, SlurmFacts
+from doctor.core.facts import Missing, ReachFacts, Section
 from doctor.core.job import Member
 
 if TYPE_CHECKING:
     from doctor.cluster.gather.probe_schedule import ProbeOptions, ProbeSchedule
 
 Sections = dict[str, Section | Missing]
-
-
-def keys_to_collect(*, leads_host: bool, own_gpus: bool = False) -> tuple[str, ...]:
-    """Return the sections that a process collects: those of its host only if it leads the host.
-
-    ``own_gpus``: its visible GPUs may differ from those of other processes on the host.
-    """
-    # SLURM is queried by the first task of a node, whether or not it leads the host.
-    of_host = (SlurmFacts.key, GpuFacts.key) if own_gpus else (SlurmFacts.key,)
-    return tuple(key for key in MODULES if leads_host or SECTIONS[key].level == "rank" or key in of_host)
 
 
 class HostCollector(msgspec.Struct, frozen=True):

@@ -5,14 +5,18 @@ Sources: Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst of the kernel; pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from doctor.collectors.base import Machine, first_known, parse_int, read_int, read_rows, read_text
 from doctor.collectors.storage.mounts import Mount, is_below, outside_view, read_mounts
 from doctor.core.facts import HiddenField
+
+Controller = Literal["cpu", "memory", "pids"]
+_FIELDS = {"cpu": "cpu_quota", "memory": "memory_limit", "pids": "pids_limit"}
 
 _UNHIDE = "mount the control groups read-only at /sys/fs/cgroup in the container"
 UNLIMITED_BYTES = 1 << 60
@@ -38,14 +42,15 @@ class CgroupLimits(msgspec.Struct, frozen=True):
     hidden: tuple[HiddenField, ...] = ()
 
 
-def read_cgroup(machine: Machine) -> CgroupLimits:
-    """Return the limits of this process; limits of groups that are not mounted here are in ``hidden``."""
+def read_cgroup(machine: Machine, controllers: Iterable[Controller] = ("cpu", "memory", "pids")) -> CgroupLimits:
+    """Return the limits of this process by ``controllers``; those of groups that are not mounted here are in
+    ``hidden``."""
     groups, mounts = list(_own_groups(machine)), read_mounts(machine)
-    cpu, cpu_folder = _tightest(_folders(machine, "cpu", groups, mounts), "cpu")
-    memory, memory_folder = _tightest(_folders(machine, "memory", groups, mounts), "memory")
-    pids, pids_folder = _tightest(_folders(machine, "pids", groups, mounts), "pids")
+    found = {one: _tightest(_folders(machine, one, groups, mounts), one) for one in controllers}
+    cpu, cpu_folder = found.get("cpu", (None, None))
+    memory, memory_folder = found.get("memory", (None, None))
+    pids, pids_folder = found.get("pids", (None, None))
     counts = _table(cpu_folder / "cpu.stat") if cpu_folder else {}
-    folders = {"cpu_quota": cpu_folder, "memory_limit": memory_folder, "pids_limit": pids_folder}
     return CgroupLimits(
         cpu_quota=cpu,
         cpu_periods=counts.get("nr_periods"),
@@ -56,14 +61,14 @@ def read_cgroup(machine: Machine) -> CgroupLimits:
         pids_limit=None if pids is None else int(pids),
         pids_used=read_int(pids_folder / "pids.current") if pids_folder and pids is not None else None,
         hidden=tuple(
-            HiddenField(field, "the control group of this process is not visible here", _UNHIDE)
-            for field, folder in folders.items()
+            HiddenField(_FIELDS[one], "the control group of this process is not visible here", _UNHIDE)
+            for one, (_, folder) in found.items()
             if folder is None
         ),
     )
 
 
-def _tightest(found: tuple[int, list[Path]], controller: str) -> tuple[float | None, Path | None]:
+def _tightest(found: tuple[int, list[Path]], controller: Controller) -> tuple[float | None, Path | None]:
     """Return the lowest limit of ``controller`` and its folder; without a limit, the folder of the process."""
     version, folders = found
     limits = [(limit, folder) for folder in folders if (limit := _limit(folder, controller, version)) is not None]
@@ -71,7 +76,7 @@ def _tightest(found: tuple[int, list[Path]], controller: str) -> tuple[float | N
 
 
 def _folders(
-    machine: Machine, controller: str, groups: Sequence[tuple[list[str], str]], mounts: Sequence[Mount]
+    machine: Machine, controller: Controller, groups: Sequence[tuple[list[str], str]], mounts: Sequence[Mount]
 ) -> tuple[int, list[Path]]:
     """Return the version that has ``controller``, and the folders from the own group up to the mounted root."""
     for version, kind, name in ((1, "cgroup", controller), (2, "cgroup2", "")):
@@ -109,7 +114,7 @@ def _upwards(machine: Machine, mount: Mount, path: str) -> Iterator[Path]:
         yield folder
 
 
-def _limit(folder: Path, controller: str, version: int) -> float | None:
+def _limit(folder: Path, controller: Controller, version: int) -> float | None:
     """Return the limit of one group: processors, bytes or processes."""
     if controller == "pids":
         return read_int(folder / "pids.max")

@@ -48,7 +48,7 @@ class _Readings(msgspec.Struct, frozen=True):
 
 
 def _read_counters(machine: Machine) -> _Readings:
-    group = read_cgroup(machine)
+    group = read_cgroup(machine, ("cpu",))
     segments, again = read_segments(machine)
     errors = {}
     for line in (read_text(machine.proc / "net" / "dev") or "").splitlines():

@@ -28,7 +28,7 @@ class RankPauses:
 
     def open(self) -> None:
         """Read the counters at the start."""
-        self._before = read_cgroup(self._machine)
+        self._before = read_cgroup(self._machine, ("cpu",))
 
     def note_delay(self, seconds: float) -> None:
         """Record by how many seconds a wait of the watchdog's thread ended late."""
@@ -38,7 +38,7 @@ class RankPauses:
 
     def facts(self) -> RankPausesFacts:
         """Return the pauses until now. Reads some files of /proc and /sys."""
-        before, now = self._before or CgroupLimits(), read_cgroup(self._machine)
+        before, now = self._before or CgroupLimits(), read_cgroup(self._machine, ("cpu",))
         return RankPausesFacts(
             seconds=round(time.monotonic() - self._since, 3),
             cpu_quota=now.cpu_quota,

@@ -39,6 +39,7 @@ def _in_run(
     when="PR",
     needs=(GpuFacts, EstimateFacts),
     or_needs=(RunMemoryFacts,),
+    needs_peers=True,
     cases=lambda: (
         Passes("a GPU for each rank", healthy(per_host=2).put(EstimateFacts(device_peak=70 * GIB))),
         Passes(

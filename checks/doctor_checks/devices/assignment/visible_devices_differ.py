@@ -55,6 +55,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     needs=(EnvironmentFacts,),
     from_logs=_from_logs,
     compares_ranks=True,
+    needs_peers=True,
     cases=lambda: (
         Passes("all ranks see all devices", healthy(hosts=2, per_host=4)),
         Passes("the same list on all ranks of a host", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="1,0")),

@@ -38,6 +38,7 @@ def _host(interfaces: tuple[Interface, ...]) -> JobBuilder:
     scope=Scope.JOB,
     needs=(InterfaceFacts, NcclFacts),
     uses_baseline=True,
+    needs_peers=True,
     cases=lambda: (
         Passes("IPv4 everywhere", healthy(hosts=2, per_host=2)),
         Passes(

@@ -105,6 +105,7 @@ def _wide(address: str) -> str:
     scope=Scope.JOB,
     when="PM",
     needs=(InterfaceFacts, NcclFacts),
+    needs_peers=True,
     from_logs=_by_choice,
     impacts={
         r"NCCL_COMM_ID": "The rank cannot connect to the root of NCCL's bootstrap, and NCCL fails when it starts.",

@@ -16,6 +16,7 @@ from doctor.testing import Fails, Passes, healthy
     scope=Scope.JOB,
     when="P",
     needs=(HostFacts,),
+    needs_peers=True,
     cases=lambda: (
         Passes("every machine has a name of its own", healthy(hosts=4, per_host=2)),
         Passes(

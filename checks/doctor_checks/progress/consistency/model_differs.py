@@ -114,6 +114,7 @@ def _not_received(job: Job, group: EventGroup) -> Finding:
     scope=Scope.JOB,
     when="RM",
     needs=(ModelFacts,),
+    needs_peers=True,
     from_logs=_from_logs,
     impacts={r"could not compare": _AT_STARTUP},
     cases=lambda: (

@@ -88,6 +88,7 @@ def _each_for_itself() -> JobBuilder:
     scope=Scope.JOB,
     when="R",
     needs=(ReplicaFacts, ModelFacts),
+    needs_peers=True,
     impacts={
         r"^lr differs|momentum|weight_decay": (
             "The ranks apply different updates to equal gradients, so their parameters diverge from then on."

@@ -34,6 +34,7 @@ _FLAT = (
     scope=Scope.JOB,
     when="PM",
     compares_ranks=False,
+    needs_peers=True,
     impacts={
         r"different steps": (
             "The ranks load different optimizer states, and different parameters if nothing synchronizes them, so the "

@@ -24,6 +24,7 @@ def _sampled(name: str, usual: str, other: str, *ranks: int, step: int = 100) ->
     scope=Scope.JOB,
     when="R",
     needs=(TrainingFacts,),
+    needs_peers=True,
     impacts={
         r"^lr|weight_decay|momentum|betas": (
             "The ranks apply different updates to equal gradients, so their models diverge."

@@ -97,6 +97,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     needs=(ProgressFacts,),
     from_logs=_from_logs,
     or_needs=(RecorderFacts,),
+    needs_peers=True,
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
         Passes("all in the same call", stalled(2, 2)),

@@ -37,6 +37,7 @@ def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
     when="RM",
     needs=(ProgressFacts,),
     or_needs=(RecorderFacts,),
+    needs_peers=True,
     impacts={
         r"without a matching send": "The rank waits until the timeout for a message that no rank sends.",
         r"without a matching recv": "The rank waits until the timeout for a rank that receives its message.",

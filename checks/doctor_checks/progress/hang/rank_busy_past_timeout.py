@@ -72,6 +72,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     scope=Scope.JOB,
     when="RM",
     needs=(ProgressFacts,),
+    needs_peers=True,
     from_logs=_from_logs,
     impacts={
         r"debugger": "The other ranks time out in their collective while the debugger waits for input.",

@@ -40,6 +40,7 @@ def _all(steps: StepFacts, hosts: int = 2, parameters: int = 100_000_000) -> Job
     scope=Scope.JOB,
     when="R",
     needs=(StepFacts,),
+    needs_peers=True,
     cases=lambda: (
         Passes("a tenth of the step", _all(_steps(0.1, 0.25))),
         Passes("a single rank", running(1, 1)),

@@ -129,6 +129,7 @@ def _swinging() -> StepFacts:
     scope=Scope.JOB,
     when="R",
     needs=(StepFacts,),
+    needs_peers=True,
     cases=lambda: (
         Passes("the same on all ranks", running(2, 4)),
         Passes("a rank alone", running(1, 1)),

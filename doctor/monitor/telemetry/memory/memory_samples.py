@@ -164,7 +164,7 @@ def merge_samples(first: MemorySample, second: MemorySample) -> MemorySample:
 
 def host_available(machine: Machine) -> int | None:
     """Return the bytes available to the host and to the cgroup of this process."""
-    group = read_cgroup(machine)
+    group = read_cgroup(machine, ("memory",))
     sizes = []
     if group.memory_limit is not None and group.memory_used is not None:
         sizes.append(group.memory_limit - group.memory_used)
