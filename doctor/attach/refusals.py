@@ -14,7 +14,7 @@ from doctor.collectors.base import link_target, parse_int, read_pairs, read_text
 from doctor.core.masking import mask_text
 from doctor.core.process import ChildOwner
 
-INSTALL = "pip install 'rankdoctor[attach]'"
+INSTALL = "pip install py-spy"
 _PROC = Path("/proc")
 _CAP_SYS_PTRACE = 19
 """Number of the capability in include/uapi/linux/capability.h."""

@@ -232,7 +232,7 @@ def test_without_py_spy_only_the_kernel_is_asked(monkeypatch):
         found = read_one(target, THRICE)
     assert [(one.kernel.state, one.threads) for one in found.samples] == [("S", ())] * 3
     assert "not installed" in found.refused
-    assert found.remedy == "pip install 'rankdoctor[attach]'"
+    assert found.remedy == "pip install py-spy"
 
 
 def test_other_program_than_python():

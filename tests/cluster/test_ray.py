@@ -308,7 +308,7 @@ def test_without_ray(tmp_path):
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "doctor: --ray needs Ray, which is not installed in this Python environment: pip install 'rankdoctor[ray]'\n"
+        "doctor: --ray needs Ray, which is not installed in this Python environment: pip install ray\n"
     )
 
 

@@ -168,7 +168,7 @@ def test_an_argument_that_cannot_be_meant_is_refused_at_once(wrong: dict[str, An
         (
             ["lightning", "pytorch_lightning"],
             "from doctor import DoctorCallback",
-            "pip install 'rankdoctor[lightning]'",
+            "pip install lightning",
         ),
         (["transformers"], "from doctor import HFDoctorCallback", "pip install transformers"),
         (["lightning", "pytorch_lightning", "transformers", "torch"], "from doctor import *", ""),

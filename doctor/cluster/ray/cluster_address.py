@@ -35,9 +35,7 @@ def ray_head_address(text: str, environ: Mapping[str, str]) -> str:
         raise UnusableError(f"{source} {named!r} is not auto, HOST:PORT or ray://HOST:PORT")
     found = importlib.util.find_spec("ray")
     if found is None or found.origin is None:  # None too for a mere folder of that name
-        raise UnusableError(
-            "--ray needs Ray, which is not installed in this Python environment: pip install 'rankdoctor[ray]'"
-        )
+        raise UnusableError("--ray needs Ray, which is not installed in this Python environment: pip install ray")
     return named
 
 

@@ -39,7 +39,7 @@ class ConfiguredModel:
             import transformers
         except ImportError:
             raise UnusableError(
-                f"{recipe.name}: reading a configuration needs Transformers: pip install 'rankdoctor[transformers]'"
+                f"{recipe.name}: reading a configuration needs Transformers: pip install transformers"
             ) from None
         transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         self._version = str(transformers.__version__)

@@ -13,7 +13,7 @@ from doctor.core.files.atomic_write import replace_whole
 from doctor.lint.engine.rule import Edit
 from doctor.lint.python.script import is_python
 
-MISSING = "--fix and --diff need LibCST, which is not installed: pip install 'rankdoctor[fix]'"
+MISSING = "--fix and --diff need LibCST, which is not installed: pip install libcst"
 
 
 def require_libcst() -> None:

@@ -33,7 +33,7 @@ LAST_SECONDS = 2.0
 MOST_EVENTS = 1000
 """Findings that wait to be sent."""
 PACKAGES = ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
-MISSING = "otlp needs OpenTelemetry: pip install 'rankdoctor[otel]'"
+MISSING = f"otlp needs OpenTelemetry: pip install {' '.join(PACKAGES)}"
 GRPC = "otlp sends OTLP over HTTP, and OTEL_EXPORTER_OTLP_PROTOCOL asks for grpc: nothing is sent"
 
 

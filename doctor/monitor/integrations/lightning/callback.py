@@ -198,7 +198,7 @@ if TYPE_CHECKING:
     from pytorch_lightning import Callback as OtherCallback
 
     class DoctorCallback(LightningHooks, Callback, OtherCallback):  # type: ignore[misc]
-        """The callback of both Lightnings, as type checkers see it."""
+        """A callback for the Trainer of either Lightning; its arguments are those of :class:`Adapter`."""
 
 
 class _Callback(LightningHooks):

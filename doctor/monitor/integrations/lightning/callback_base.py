@@ -15,7 +15,7 @@ import sys
 LIGHTNINGS = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch_lightning"}
 """Modules with a Callback, and their packages; the preferred one first."""
 
-MISSING = "DoctorCallback needs Lightning: pip install 'rankdoctor[lightning]'"
+MISSING = "DoctorCallback needs Lightning: pip install lightning"
 
 
 def bind_callback_base(kind: type) -> bool:

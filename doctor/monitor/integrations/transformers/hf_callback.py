@@ -123,7 +123,7 @@ if TYPE_CHECKING:
     from transformers import TrainerCallback  # type: ignore[import-not-found, unused-ignore]
 
     class HFDoctorCallback(TransformersHooks, TrainerCallback):  # type: ignore[misc]
-        """The callback, as type checkers see it."""
+        """A callback for the Trainer of Transformers and of TRL; its arguments are those of :class:`Adapter`."""
 
 
 def __getattr__(name: str) -> Any:
