@@ -37,7 +37,7 @@ FAMILY_TITLES = {
     "software": "Software releases",
     RULE_FAMILY: "Code (doctor lint)",
 }
-WIDTH = 96
+WIDTH = 80
 """Columns of the help of commands."""
 _INCLUDE = re.compile(r'^--8<-- "(?P<path>[^":]+)(?::(?P<section>[\w-]+))?"$', re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]\n]*)\]\((?P<path>(?!https?:|#|mailto:)[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
@@ -161,7 +161,9 @@ def _metrics() -> str:
 
 
 def _commands() -> str:
-    parent = click.Context(app, info_name="doctor", terminal_width=WIDTH, max_content_width=WIDTH)
+    # As on the command line, but for the width: the subcommands inherit the names of the option --help.
+    settings = {**app.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
+    parent = click.Context(app, info_name="doctor", **settings)
     found = [(name, command) for name in app.list_commands(parent) if (command := app.get_command(parent, name))]
     parts = [_help("doctor", app.get_help(parent))]
     for name, command in found:
