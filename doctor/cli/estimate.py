@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from doctor.cli.completion import complete_file
 from doctor.cli.options import (
     PATH,
     CommonOptions,
@@ -71,7 +72,7 @@ def _no_function(script: str) -> click.UsageError:
 
 
 @click.command("estimate", cls=_EstimateCommand, short_help="Estimate the peak memory per rank before a run.")
-@click.argument("model", metavar="MODULE:FACTORY|CONFIG|FOLDER|hf:ORG/NAME")
+@click.argument("model", metavar="MODULE:FACTORY|CONFIG|FOLDER|hf:ORG/NAME", shell_complete=complete_file)
 @click.option("--devices", type=COUNT, metavar="N", help="Devices per node (default: from the Trainer, else 1).")
 @click.option("--nodes", type=COUNT, metavar="N", help="Nodes (default: from the Trainer, else 1).")
 @click.option(

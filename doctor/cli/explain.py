@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from doctor.cli.completion import complete_check
 from doctor.cli.options import (
     CommonOptions,
     format_option,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @click.command("explain", short_help="Explain a check, or find checks by family or error message.")
-@click.argument("words", nargs=-1, required=True, metavar="ID|NAME|FAMILY|TEXT...")
+@click.argument("words", nargs=-1, required=True, metavar="ID|NAME|FAMILY|TEXT...", shell_complete=complete_check)
 @format_option("text", "json")
 @output_option
 @settings_options

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from doctor.cli.completion import complete_checks
 from doctor.cli.output import print_notice
 from doctor.core.files.trusted_owners import VARIABLE
 from doctor.core.text import words
@@ -96,7 +97,11 @@ PATH = click.Path(path_type=Path, readable=False)
 
 output_option = click.option("-o", "--output", type=PATH, metavar="FILE", help="Write to FILE instead of stdout.")
 select_option = click.option(
-    "--select", default="", metavar="IDS", help="Run only these checks: ids, families or ALL, comma-separated."
+    "--select",
+    default="",
+    metavar="IDS",
+    help="Run only these checks: ids, families or ALL, comma-separated.",
+    shell_complete=complete_checks,
 )
 plugin_option = click.option(
     "--plugin",
@@ -154,7 +159,11 @@ gathering_options = in_order(
     ),
 )
 ignore_option = click.option(
-    "--ignore", default="", metavar="IDS", help="Show findings of these checks, but do not fail on them."
+    "--ignore",
+    default="",
+    metavar="IDS",
+    help="Show findings of these checks, but do not fail on them.",
+    shell_complete=complete_checks,
 )
 fail_on_option = click.option(
     "--fail-on",

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import click
 
+from doctor.cli.completion import complete_checks, complete_file
 from doctor.core.text import words
 from doctor.monitor.autostart.launch import replace_process
 from doctor.monitor.watch_options import OnError, OnHang, Probes
@@ -57,8 +58,20 @@ doctor run.
     help="light: probe the connections between hosts at the start (default: none).",
 )
 @click.option("--prometheus-port", type=int, metavar="PORT", help="Serve metrics on this port of each host.")
-@click.option("--select", default="", metavar="IDS", help="Run these checks only: ids or families, comma-separated.")
-@click.option("--ignore", default="", metavar="IDS", help="Accept these findings: ids or families, comma-separated.")
+@click.option(
+    "--select",
+    default="",
+    metavar="IDS",
+    help="Run these checks only: ids or families, comma-separated.",
+    shell_complete=complete_checks,
+)
+@click.option(
+    "--ignore",
+    default="",
+    metavar="IDS",
+    help="Accept these findings: ids or families, comma-separated.",
+    shell_complete=complete_checks,
+)
 @click.option("--share-group", metavar="GROUP", help="Share the files of the run with this group (name or number).")
 @click.option(
     "--html/--no-html",
@@ -68,7 +81,7 @@ doctor run.
 )
 @click.option("--otlp", is_flag=True, help="Send telemetry to the collector of OTEL_EXPORTER_OTLP_ENDPOINT.")
 @click.option("--otlp-endpoint", metavar="URL", help="Send telemetry to this collector (http://HOST:4318).")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=complete_file)
 def command(
     command: tuple[str, ...], select: str, ignore: str, otlp: bool, otlp_endpoint: str | None, **given: Any
 ) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from doctor.cli.completion import complete_profile
 from doctor.cli.output import print_notice, write
 from doctor.core.errors import UnusableError
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 profile_option = click.option(
     "--profile",
     metavar="NAME",
+    shell_complete=complete_profile,
     help="Compare the environment with what a cloud or computing center recommends, such as aws-efa or cscs-alps; "
     "differences are of severity info. `--profile list` shows all names.",
 )

@@ -52,13 +52,44 @@ def test_help_is_a_command(tmp_path):
     assert "No such command" in doctor("help", "zzz", cwd=tmp_path, code=2).stderr.replace("no such", "No such")
 
 
-@pytest.mark.parametrize(("typed", "offered"), [("doctor he", "help"), ("doctor help di", "diagnose diff")])
-def test_commands_are_completed(tmp_path, typed, offered):
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("doctor he", "help"),
+        ("doctor help di", "diagnose diff"),
+        ("doctor explain net01", "NET010 NET011 NET012 NET013 NET014 NET015 NET016 NET017 NET018 NET019"),
+        ("doctor explain interface-u", "interface-unmatched interface-unroutable"),
+        ("doctor explain CODE04", "CODE040 CODE041 CODE042"),
+        ("doctor explain laun", "launch launchers-mixed"),
+        ("doctor check --select NET007,NCCL00", " ".join(f"NET007,NCCL00{number}" for number in range(1, 10))),
+        ("doctor check --select A", "ALL"),
+        ("doctor run --ignore NET00", " ".join(f"NET00{number}" for number in range(1, 10))),
+        ("doctor check --profile aws-g", "aws-gb200"),
+        ("rankdoctor explain interface-unm", "interface-unmatched"),
+    ],
+)
+def test_commands_ids_and_names_are_completed(tmp_path, typed, offered):
+    program = typed.partition(" ")[0]
+    (tmp_path / program).write_text("from doctor.__main__ import main\nmain()")
+    asked = {
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(typed.count(" ")),
+        f"_{program.upper()}_COMPLETE": "bash_complete",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        [sys.executable, tmp_path / program], cwd=tmp_path, env={**CLEAN, **asked}, capture_output=True, text=True
+    )
+    assert done.stdout.split() == [f"plain,{name}" for name in offered.split()]
+
+
+@pytest.mark.parametrize("typed", ["doctor estimate tr", "doctor diagnose lo", "doctor run -- tr"])
+def test_files_are_completed_by_the_shell(tmp_path, typed):
     asked = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_DOCTOR_COMPLETE": "bash_complete"}
     done = subprocess.run(
         [sys.executable, "-m", "doctor"], cwd=tmp_path, env={**CLEAN, **asked}, capture_output=True, text=True
     )
-    assert done.stdout.split() == [f"plain,{name}" for name in offered.split()]
+    assert done.stdout.split() == [f"file,{typed.rpartition(' ')[2]}"]
 
 
 def test_the_second_name_of_the_command_is_the_one_that_help_shows(tmp_path):
