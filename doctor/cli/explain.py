@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from doctor.lint.engine.rule import Rule
     from doctor.report.playbook import PlaybookPage
 
+_NO_PAGE = "no check is about {!r}. 'doctor diagnose FILE' reads whole logs, 'doctor list' shows all checks"
+
 
 @click.command("explain", short_help="Explain a check, or find checks by family or error message.")
 @click.argument("words", nargs=-1, required=True, metavar="ID|NAME|FAMILY|TEXT...", shell_complete=complete_check)
@@ -51,7 +53,7 @@ def command(options: CommonOptions, words: tuple[str, ...]) -> None:
         text = " ".join(words)
         found = search(text, _reported_by(text, options))
         if not found:
-            raise unknown from None
+            raise unknown if len(text.split()) == 1 else UnusableError(_NO_PAGE.format(text)) from None
         rows = [{"id": page.id, "name": page.name, "title": page.title} for page in found]
         write(as_json(rows) + "\n" if options.form == "json" else listed(found, sys.stdout), options.output)
         return

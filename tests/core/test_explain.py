@@ -7,7 +7,9 @@ import sys
 import xml.etree.ElementTree as ET
 
 import pytest
+from click.testing import CliRunner
 
+from doctor.cli.main import app
 from tests.lab.command import run_doctor
 
 CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")}
@@ -108,7 +110,7 @@ def test_near_names_are_told_as_they_are_written(tmp_path):
     (tmp_path / "doctor.toml").write_text('[limits]\n"MEM003.USED_SHARE" = 0.9\n')
     done = doctor("check", cwd=tmp_path, code=2)
     assert "unknown limit 'MEM003.USED_SHARE'; did you mean MEM003.used_share" in done.stderr
-    done = doctor("explain", "interface-unmatchd", cwd=tmp_path, code=2)
+    done = doctor("explain", "interface-umatched", cwd=tmp_path, code=2)
     assert "did you mean interface-unmatched" in done.stderr
 
 
@@ -138,3 +140,40 @@ def test_the_list_shows_titles_and_explains_its_letters(tmp_path):
     text = doctor("list", "--select", "NET007", cwd=tmp_path, code=0).stdout
     assert text.startswith("when: P before a run, R during training, M post-mortem\n")
     assert "interface-unmatched: Whether NCCL_SOCKET_IFNAME" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("Duplicate GPU detected", "GPU001"),
+        ("unhandled system error", "NCCL013"),
+        ("Connection reset by peer", "RUN012"),
+        ("Broken pipe", "RUN012"),
+        ("NCCL timeout", "RUN001"),
+        ("No route to host", "NET013"),
+        ("Address already in use", "ENV008"),
+        ("oom-kill", "MEM012"),
+        ("GPU has fallen off the bus", "GPU019"),
+        ("weights diverge across replicas", "RUN007"),
+        ("parameters that were not used in producing loss", "RUN009"),
+        ("find_unused_parameters=True", "RUN009"),
+        ("Mismatched NCCL version detected : rank 3 version 22105 expected 22304", "NCCL008"),
+        ("Signal 15 (SIGTERM) received by PID 4711", "ENV017"),
+        ("Detected mismatch between collectives on ranks", "RUN002"),
+        ("RuntimeError: Tensors must be CUDA and dense", "RUN011"),
+        ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "VER003"),
+        ("OSError: [Errno 122] Disk quota exceeded", "HOST004"),
+        ("Heartbeat monitor timed out! Process will be terminated after dumping debug info", "RUN016"),
+        ("slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***", "ENV017"),
+        ("RuntimeError: DataLoader worker (pid(s) 1234) exited unexpectedly", "DATA012"),
+        ("KeyError: 'label'", "RUN004"),
+    ],
+)
+def test_the_first_check_is_the_one_that_a_message_is_about(text, first):
+    rows = json.loads(CliRunner().invoke(app, ["explain", "--isolated", text, "--format", "json"]).stdout)
+    assert rows[0]["id"] == first, [row["id"] for row in rows]
+
+
+def test_a_text_of_no_check_is_told_apart_from_a_misspelled_id(tmp_path):
+    done = doctor("explain", "Missing key(s) in state_dict", cwd=tmp_path, code=2)
+    assert done.stderr.startswith("doctor: no check is about 'Missing key(s) in state_dict'. 'doctor diagnose FILE'")
