@@ -65,6 +65,7 @@ JOBS = (
     "test_documented_commands.py",
     "attach/test_gathered.py",
     "benchmarks/test_parts.py",
+    "report/test_accessibility.py",
     "cluster/test_ray.py::cluster",
     "frameworks/",
     "autostart/test_jobs.py",
