@@ -38,6 +38,19 @@ def test_the_metadata_names_nobody_and_no_place_that_does_not_exist(declared):
     assert not [one for one in project["classifiers"] if one.startswith("License ::")], "PEP 639"
 
 
+def test_the_page_of_an_index_has_no_link_to_a_file_that_it_lacks():
+    core = pytest.importorskip("hatchling.metadata.core")
+    manager = pytest.importorskip("hatchling.plugin.manager").PluginManager()
+    published = core.ProjectMetadata(str(ROOT), manager).core.readme
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = re.compile(r"\]\((?!https?:|#)[^)]+\)")
+    assert links.search(text)
+    assert not links.search(published)
+    assert "My job hangs now (`docs/how-to/my-job-hangs-now.md`)" in published
+    assert "`PLUGINS.md`" in published
+    assert published.count("\n## ") == text.count("\n## ")
+
+
 def test_what_development_needs_is_not_published(declared):
     assert set(declared["project"]["optional-dependencies"]) == {
         "torch",

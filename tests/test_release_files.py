@@ -184,7 +184,9 @@ def test_the_image_is_sound():
     assert faults_of(text) == []
     assert ("ENTRYPOINT", '["doctor"]') in instructions(text)
     copied = {word for name, rest in instructions(text) if name == "COPY" for word in rest.split()}
-    assert {"pyproject.toml", "README.md", "LICENSE", "doctor", "checks", "playbooks"} <= copied, "what the wheel needs"
+    assert {"pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "doctor", "checks", "playbooks"} <= copied, (
+        "what the wheel needs"
+    )
     assert "torch" not in text.partition("\nFROM")[2]
 
 
