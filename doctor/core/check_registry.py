@@ -247,6 +247,8 @@ def import_file(path: Path) -> ModuleType:
         UnusableError: it is not a Python file, or fails to load.
     """
     spec = importlib.util.spec_from_file_location(f"doctor_plugin_{path.stem}", path)
+    if not os.path.exists(path):  # noqa: PTH110
+        raise UnusableError(f"cannot load plugin {path}: no such file")
     if spec is None or spec.loader is None or not os.path.isfile(path):  # noqa: PTH113
         raise UnusableError(f"cannot load plugin {path}: not a readable Python file")
     module = importlib.util.module_from_spec(spec)

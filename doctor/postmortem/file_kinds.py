@@ -29,6 +29,7 @@ MOST_CONTROLS = 0.02
 NO_EVIDENCE = {
     "report": "a report is a verdict, not evidence",
     "json": "it is not a rankdoctor capture, report or flight-recorder dump",
+    "broken-json": "it is not valid JSON",
     "source": "it is source text, not a log",
     "empty": "it is empty",
     "pickle": "it is a pickle of another kind; nothing in it was run",
@@ -44,8 +45,8 @@ def kind_of(path: Path) -> str:
     """Return the kind of a file.
 
     ``capture``, ``record``, ``report``, ``flight-recorder``, ``snapshot``, ``log``, ``nvidia-smi``, ``ras``,
-    ``stacks``, ``export`` (of a log store), ``archive``, ``json``, ``pickle``, ``empty``, ``special``, ``unknown``,
-    ``blocked`` if a read timed out, or ``missing`` if it cannot be opened.
+    ``stacks``, ``export`` (of a log store), ``archive``, ``json``, ``broken-json``, ``pickle``, ``empty``, ``special``,
+    ``unknown``, ``blocked`` if a read timed out, or ``missing`` if it cannot be opened.
     """
     try:
         # A pipe or a device could block indefinitely or never end; opening a device may have side effects.
@@ -113,7 +114,19 @@ def _kind_of_json(head: bytes) -> str:
         return "stacks"
     if looks_like_export(head):
         return "export"
-    return "json" if _is_json(head) else _kind_of_text(head)
+    if not _is_json(head):
+        return _kind_of_text(head)
+    return "json" if len(head) == SNIFFED or _decodes(head) else "broken-json"
+
+
+def _decodes(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeError):
+        return False
+    except RecursionError:
+        pass
+    return True
 
 
 def _is_json(head: bytes) -> bool:

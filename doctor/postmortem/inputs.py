@@ -59,6 +59,7 @@ class SortedInputs(msgspec.Struct, frozen=True):
             "nvidia-smi": "log",
             "ras": "log",
             "json": "unknown",
+            "broken-json": "unknown",
             "source": "unknown",
             "archive": "unknown",
             "missing": "unknown",
@@ -107,7 +108,7 @@ def read_inputs(
         why = file.why if found is None else _why_skipped(found, newest.get(home))
         if file.kind == "archive" and archives is None:
             why = NO_EVIDENCE["archive"]
-        if file.kind not in kinds and file.kind not in ("report", "json", "missing"):
+        if file.kind not in kinds and file.kind not in ("report", "json", "broken-json", "missing"):
             why = why if "log" in kinds else "it is not a capture"
         files.append(file._replace(why=why))
         if found is not None and why is None:

@@ -159,8 +159,11 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path, text, words):
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(UnusableError, match="not a readable Python file"):
+    with pytest.raises(UnusableError, match=r"none\.py: no such file"):
         load_registry([tmp_path / "none.py"], plugins=False)
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(UnusableError, match=r"folder\.py: not a readable Python file"):
+        load_registry([tmp_path / "folder.py"], plugins=False)
 
 
 def install(folder, monkeypatch, target, **modules):

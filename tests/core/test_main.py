@@ -225,6 +225,19 @@ def test_fail_on(tmp_path):
     doctor("diagnose", "capture.json", "--select", "NCCL008", "--fail-on", "never", cwd=tmp_path, code=0)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{\n", "it is not valid JSON"),
+        ('{\n "kind": "other",\n', "it is not valid JSON"),
+        ('{\n "loss": 1.0\n}\n', "it is not a rankdoctor capture, report or flight-recorder dump"),
+    ],
+)
+def test_json_that_is_cut_is_told_apart_from_other_json(tmp_path, text, says):
+    (tmp_path / "some.json").write_text(text)
+    assert doctor("diagnose", "some.json", cwd=tmp_path, code=2).stderr == f"doctor: some.json: {says}\n"
+
+
 def test_one_bad_input_among_good_ones_is_listed(tmp_path):
     put_capture(tmp_path, SICK)
     (tmp_path / "train.log").write_text("Epoch 1\n" * 1000)
