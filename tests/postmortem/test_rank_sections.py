@@ -6,6 +6,7 @@ import pytest
 from doctor.analysis.logs import root_event
 from doctor.analysis.logs.root_event import earlier, first_trouble
 from doctor.core.facts import ProgressFacts, RecorderFacts
+from doctor.core.logs.event_groups import line_of
 from doctor.knowledge.log_patterns import known_patterns
 from doctor.knowledge.software_messages import CAUSE, CONSEQUENCE, HARMLESS
 from doctor.postmortem.job_assembly import weigh
@@ -134,6 +135,11 @@ def test_exit_codes_of_the_table(code, kind):
     assert failure(evidence, 3).kind == kind
     assert failure(evidence, 0).kind == "SIGTERMException"
     assert failure(evidence, 3).at < failure(evidence, 0).at
+
+
+def test_an_entry_is_quoted_without_what_it_has_in_place_of_a_traceback():
+    (_, entry) = evidence_of(*table(1)).of("elastic.entry")
+    assert line_of(entry).endswith("rank 3: exitcode 1, pid 4323, host node01")
 
 
 def test_a_rank_that_was_aborted_is_gone_without_an_error():

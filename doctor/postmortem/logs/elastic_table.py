@@ -36,6 +36,8 @@ _FLAT = re.compile(
     r"(?P<local_rank>\d{1,7})\) {1,20}exitcode {0,20}: (?P<exitcode>-?\d{1,9}) \(pid: (?P<pid>\d{1,9})\)"
 )
 """An entry whose lines a log collector joined."""
+_NO_TRACEBACK = "To enable traceback see: "
+"""Begins what an entry has in place of a traceback if the script does not record it."""
 _CODE = re.compile(r"(-?\d{1,9}) \(pid: (\d{1,9})\)")
 
 Entry = dict[str, str]
@@ -137,7 +139,7 @@ class ElasticTables:
             table.line = line
         elif name in ("time", "host", "error_file"):
             table.entry[name] = value
-        elif table.last == "traceback":
+        elif table.last == "traceback" and not value.startswith(_NO_TRACEBACK):
             table.entry["message"] = value.strip('"')
             return (self._of(table), value) if "Traceback" in value else None
         return None

@@ -469,7 +469,7 @@ class _LogScan:
         at = self._calendar.dated(entry.get("time", ""))
         if rank is not None and local_rank is not None:
             self._processes.learn_place(of)
-        shown = ", ".join(f"{name} {entry[name]}" for name in ("rank", "exitcode", "pid", "host") if name in entry)
+        shown = ", ".join(f"{name} {entry[name]}" for name in ("exitcode", "pid", "host") if name in entry)
         text = f"{shown}: {entry['message']}" if entry.get("message") else shown
         self._store.keep(StoredEvent("elastic.entry", text, line, of, at, values), values)
 
