@@ -8,7 +8,6 @@ a process that evaluates checks needs nothing of ``doctor.lint``.
 import importlib as _importlib
 import typing as _typing
 
-from doctor.analysis.interface_choice import hosts_text as hosts_text
 from doctor.analysis.stats.baseline import BaselineDeviation as BaselineDeviation
 from doctor.analysis.stats.baseline import BaselineValue as BaselineValue
 from doctor.analysis.stats.baseline import baseline_value as baseline_value
@@ -45,6 +44,7 @@ from doctor.core.logs.event_groups import is_logged as is_logged
 from doctor.core.logs.event_groups import line_of as line_of
 from doctor.core.section_table import IdenticalRanks as IdenticalRanks
 from doctor.core.text import conjunction as conjunction
+from doctor.core.text import hosts_text as hosts_text
 from doctor.core.text import ranks_in_words as ranks_in_words
 from doctor.knowledge.releases import is_older as is_older
 

@@ -457,12 +457,6 @@ def link_command(device: str) -> str:
     return f"sudo mlxlink -d {device} -m -c" if device.startswith("mlx5") else f"ibstat {device}"
 
 
-def hosts_text(names: Iterable[str]) -> str:
-    """``node1``, ``node1 and node2``, or ``node1 and 3 more hosts``."""
-    first, *others = dict.fromkeys(names)
-    return f"{first} and {others[0] if len(others) == 1 else f'{len(others)} more hosts'}" if others else first
-
-
 _OF_ITSELF = (
     (lazy_compile(r"lo\d*"), ("127.0.0.0/8", "::1/128"), "loopback"),
     (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 
@@ -108,8 +109,15 @@ Verdict = Finding | Skip | Unknown
 """What a check may yield."""
 
 
-def merge(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Merge findings with equal summary, fix, effect, severity and source; the first one supplies the other fields."""
+HERE = "this host"
+"""Words of a summary or fix that :func:`merge` replaces with the names of the hosts."""
+
+
+def merge(findings: Iterable[Finding], place_of: Callable[[Iterable[int]], str] | None = None) -> Iterator[Finding]:
+    """Merge findings with equal summary, fix, effect, severity and source; the first one supplies the other fields.
+
+    ``place_of``: the hosts of ranks in words, which replace :data:`HERE` in the summary and the fix. Drafts with these
+    words merge, whereas drafts with names would be a finding for each host."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for finding in findings:
         key = (finding.summary, finding.fix, finding.effect, finding.severity, finding.source)
@@ -117,7 +125,13 @@ def merge(findings: Iterable[Finding]) -> Iterator[Finding]:
     for first, *others in groups.values():
         ranks = sorted({rank for one in (first, *others) for rank in one.ranks})
         hosts = dict.fromkeys(host for one in (first, *others) for host in one.hosts)
-        yield msgspec.structs.replace(first, ranks=tuple(ranks), hosts=tuple(hosts))
+        merged = msgspec.structs.replace(first, ranks=tuple(ranks), hosts=tuple(hosts))
+        place = place_of(ranks) if place_of else ""
+        yield merged.reworded(functools.partial(_placed, place=place)) if place else merged
+
+
+def _placed(text: str, place: str) -> str:
+    return text.replace(HERE, place)
 
 
 def source_of(setting: Setting | None) -> Source | None:

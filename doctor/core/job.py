@@ -16,6 +16,7 @@ import msgspec
 from doctor.core.facts import HostFacts, LaunchFacts, LogEvidence, Missing, MissingReason, Origin, Section
 from doctor.core.facts.section import harmless
 from doctor.core.section_table import IdenticalRanks, Row, SectionTable
+from doctor.core.text import hosts_text
 
 S = TypeVar("S", bound=Section)
 A = TypeVar("A", bound=Section)
@@ -356,6 +357,13 @@ class Job:
         """The names of the hosts of ``ranks``, each once, in rank order."""
         found = [rank for number in sorted(set(ranks)) for rank in self.by_number.get(number, ())]
         return tuple(dict.fromkeys(rank.host.name for rank in found))
+
+    def place_of(self, ranks: Iterable[int]) -> str:
+        """The hosts of ``ranks`` in words: ``node1``, ``node1 and 3 more hosts``, or ``all hosts`` of several."""
+        names = self.hosts_of(ranks)
+        known = {host.name for host in self.hosts}
+        is_whole = len(names) == len(known) > 1 and not self.ungathered and not self.absent
+        return "all hosts" if is_whole else hosts_text(names) if names else ""
 
     @functools.cached_property
     def by_number(self) -> dict[int, list[Rank]]:

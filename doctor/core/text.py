@@ -68,6 +68,12 @@ def conjunction(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
+def hosts_text(names: Iterable[str]) -> str:
+    """``node1``, ``node1 and node2``, or ``node1 and 3 more hosts``."""
+    first, *others = dict.fromkeys(names)
+    return f"{first} and {others[0] if len(others) == 1 else f'{len(others)} more hosts'}" if others else first
+
+
 def ranks_in_words(ranks: tuple[int, ...], most: int = 8) -> str:
     """Ranks as text with folded ranges: ``rank 3``, ``ranks 0 and 2``, ``ranks 0-7, 9 and 4 more``."""
     ordered = sorted(set(ranks))

@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from doctor.analysis.interface_choice import hosts_text
 from doctor.analysis.visible_devices import DEVICE_SECTIONS, cuda_devices, gpu_of, on_processor
 from doctor.api import Finding, Job, Rank, Scope, Severity, Skip, Unknown, Verdict, check
+from doctor.core.text import hosts_text
 from doctor.facts import Gpu, GpuFacts, SoftwareFacts, TorchBuild
 from doctor.knowledge.releases import within
 from doctor.testing import Fails, JobBuilder, Passes, healthy

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from doctor.analysis.interface_choice import hosts_text
 from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check
+from doctor.core.text import hosts_text
 from doctor.facts import Package, Requirement, SoftwareFacts, TorchBuild
 from doctor.knowledge.releases import lightning_release
 from doctor.knowledge.version_specifiers import fits, minor_release

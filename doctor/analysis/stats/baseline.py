@@ -74,11 +74,15 @@ class BaselineDifference(msgspec.Struct, frozen=True):
     found: str
     source: str
 
+    @property
+    def name(self) -> str:
+        """What is compared, as in texts."""
+        return "PyTorch" if self.what == "torch" else self.what
+
     def text(self, note: str = "") -> str:
         """``torch: expected 2.8.0, found 2.7.1``, with a ``note`` on the expected value."""
         given = "but it is not set" if self.found == "not set" else f"found {self.found}"
-        what = "PyTorch" if self.what == "torch" else self.what
-        return f"{what}: expected {self.expected}{note}, {given}"
+        return f"{self.name}: expected {self.expected}{note}, {given}"
 
 
 class BaselineDeviation(NamedTuple):
@@ -116,7 +120,10 @@ class BaselineDeviation(NamedTuple):
     @property
     def fix(self) -> str:
         """The fix if all ranks have the same difference; else empty, as ``effect``."""
-        return _DRIFT_FIX if self.drifted else ""
+        if not self.drifted:
+            return ""
+        shown = "; ".join(f"{row.name}: {row.expected}" for row in self.rows[:4])
+        return or_new_baseline(f"Restore the values of the baseline ({shown}{'; …' if len(self.rows) > 4 else ''})")
 
     def finding(
         self,
@@ -142,7 +149,9 @@ class BaselineDeviation(NamedTuple):
 
 
 _DRIFT_EFFECT = "This job may fail or behave differently, although the baseline job worked."
-_DRIFT_FIX = (
-    "Restore the baseline's values, or record a new baseline with `doctor capture -o expected.json` if the change is "
-    "intended."
-)
+
+
+def or_new_baseline(action: str) -> str:
+    """The fix of a difference that all ranks have: an imperative clause such as ``Set the MTU of eth0 to 9000``, or a
+    new baseline."""
+    return f"{action}, or, if the change is intended, record a new baseline with `doctor capture -o expected.json`."

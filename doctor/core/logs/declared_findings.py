@@ -62,7 +62,7 @@ def _filled(template: str, group: EventGroup) -> str:
     """The template with the values of the events filled in."""
 
     def value(place: re.Match[str]) -> str:
-        return group.value(*place[1].split("|")) or ""
+        return group.on_hosts if place[1] == "on_hosts" else group.value(*place[1].split("|")) or ""
 
     def optional(part: re.Match[str]) -> str:
         return part[1] if all(map(value, _PLACE.finditer(part[1]))) else ""

@@ -9,7 +9,7 @@ from doctor.core.facts import Event
 from doctor.core.finding import Finding, Severity, Source
 from doctor.core.job import Job
 from doctor.core.report_document import ReportFinding
-from doctor.core.text import lazy_compile
+from doctor.core.text import hosts_text, lazy_compile
 
 SYMPTOMS = ("RUN001", "RUN004", "RUN010", "RUN012", "RUN016", "RUN018", "RUN019", "NCCL013")
 """Symptoms that nearly every fault causes: ranks that fail, wait for others, or lose them, libraries that fail, and
@@ -38,6 +38,11 @@ class EventGroup(NamedTuple):
     def hosts(self) -> tuple[str, ...]:
         """The hosts on which the message was logged, if known."""
         return tuple(dict.fromkeys(one.host for one in self.events if one.host))
+
+    @property
+    def on_hosts(self) -> str:
+        """`` on node1`` for a summary or fix; empty if the hosts are unknown."""
+        return f" on {hosts_text(self.hosts)}" if self.hosts else ""
 
     def value(self, *names: str) -> str | None:
         """The value of the first of these names that has one, from the first event that has it."""

@@ -22,11 +22,13 @@ from doctor.api import (
     Severity,
     Verdict,
     check,
+    conjunction,
     event_groups,
     finding_from_logs,
     hosts_text,
     is_logged,
     merge,
+    ranks_in_words,
     source_of,
 )
 from doctor.core.text import lazy_compile
@@ -111,7 +113,7 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
             else f"NCCL cannot use the EFA network plugin: {_reason(group.value('what') or '')}",
             severity=Severity.WARNING if fallen_back and spans_hosts(job) else Severity.INFO if fallen_back else None,
             confidence=0.85,
-            effect=f"None on one host: NCCL uses its internal network {', '.join(sorted(filter(None, networks)))}."
+            effect=f"None on one host: NCCL uses its built-in {conjunction(sorted(filter(None, networks)))} transport."
             if fallen_back and not spans_hosts(job)
             else "",
             fix="export NCCL_NET_PLUGIN=none"
@@ -261,12 +263,19 @@ def _on_some_ranks(job: Job) -> Iterator[Finding]:
             paths |= {plugin.path} if plugin and plugin.path else set()
     if present and absent and job.is_multi_host:
         yield Finding(
-            f"An NCCL network plugin was found on only {len(present)} of {len(present) + len(absent)} ranks",
+            f"An NCCL network plugin was found on only {len(present)} of {len(present) + len(absent)} ranks "
+            f"({_apart(present, absent)})",
             ranks=tuple(sorted(present if len(present) < len(absent) else absent)),
             evidence={"ranks_with": sorted(present)[:64], "ranks_without": sorted(absent)[:64], "paths": sorted(paths)},
             effect="Ranks that choose different networks cannot connect: the job hangs or fails when NCCL starts.",
             fix="Use one image on all hosts, or set `NCCL_NET_PLUGIN=none` on all ranks.",
         )
+
+
+def _apart(present: Sequence[int], absent: Sequence[int]) -> str:
+    """``not on rank 1``, or ``rank 0`` if fewer ranks have it than lack it."""
+    lacking = len(absent) <= len(present)
+    return f"not on {ranks_in_words(tuple(absent), 4)}" if lacking else ranks_in_words(tuple(present), 4)
 
 
 def _fabric_on_some_ranks(job: Job) -> Iterator[Finding]:
@@ -284,7 +293,8 @@ def _fabric_on_some_ranks(job: Job) -> Iterator[Finding]:
         (present if has_fabric else absent).extend(identical.ranks)
     if present and absent and job.is_multi_host:
         yield Finding(
-            f"EFA devices are found on only {len(present)} of {len(present) + len(absent)} ranks",
+            f"EFA devices were found on only {len(present)} of {len(present) + len(absent)} ranks "
+            f"({_apart(present, absent)})",
             ranks=tuple(sorted(absent)),
             evidence={"ranks_with": sorted(present)[:64], "ranks_without": sorted(absent)[:64]},
             effect="NCCL uses EFA on some ranks and sockets on the others: they cannot connect.",
@@ -317,7 +327,7 @@ def _missing(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
 
 
 _INTERNAL = {
-    "tuner": "None: NCCL uses its internal tuner, as with NCCL_TUNER_PLUGIN=none.",
+    "tuner": "None: NCCL uses its built-in tuner, as with NCCL_TUNER_PLUGIN=none.",
     "net": "None: NCCL uses its built-in IB transport, as with NCCL_NET_PLUGIN=none.",
 }
 
@@ -378,13 +388,14 @@ def _fix_of_network(job: Job, setting: Setting) -> str:
     otherwise all hosts do without."""
     name = setting.value.lower()
     remove = "Run `unset NCCL_NET`" if source_of(setting) is None else f"Remove NCCL_NET from {setting.source}"
-    asking = [nccl for nccl, _ in job.each(NcclFacts) if (nccl.get("NCCL_NET") or "").lower() == name]
+    asking = [(nccl, same) for nccl, same in job.each(NcclFacts) if (nccl.get("NCCL_NET") or "").lower() == name]
+    places = hosts_text(host for _, same in asking for host in same.hosts)
     plugin = "aws-ofi-nccl" if name == "aws libfabric" else f"the plugin that provides {setting.value}"
-    if name != "ib" and any(loaded_net_plugin(nccl) is not None for nccl in asking):
+    if name != "ib" and any(loaded_net_plugin(nccl) is not None for nccl, _ in asking):
         return f"Install {plugin} on {_HOSTS}, or add its directory to LD_LIBRARY_PATH there."
     if name == "ib":
-        return f"{remove} on all hosts that have the setting."
-    return f"{remove} on all hosts that have the setting, or install {plugin} on all hosts."
+        return f"{remove} on {places}."
+    return f"{remove} on {places}, or install {plugin} on all hosts."
 
 
 def _why_no_rdma(nccl: NcclFacts, identical: IdenticalRanks) -> str | None:

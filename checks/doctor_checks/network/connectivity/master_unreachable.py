@@ -28,6 +28,7 @@ from doctor.api import (
     merge,
     ranks_in_words,
 )
+from doctor.core.finding import HERE
 from doctor.facts import Event, HostFacts, MasterFacts, Reach, ReachFacts
 from doctor.testing import Fails, Passes, healthy, logged
 
@@ -91,20 +92,22 @@ def _logged_finding(job: Job, group: EventGroup, port: str | None) -> Finding:
         explains=("ENV005",) if is_logged(job, "torch.store.clients") and unroutable_clients(job) else (),
         fix=f"Fix the earlier error at {earlier.file}:{earlier.line} first."
         if earlier
-        else _fix_of_log(why or "", host, port),
+        else _fix_of_log(why or "", host, port, group.on_hosts),
         symptoms=not earlier,
     )
 
 
-def _fix_of_log(why: str, host: str | None, port: str | None) -> str:
+def _fix_of_log(why: str, host: str | None, port: str | None, place: str) -> str:
     if "route" in why or "unreachable" in why:
-        return "Set MASTER_ADDR to an address of rank 0's host that this host has a route to."
+        return (
+            f"Set MASTER_ADDR to an address of rank 0's host that {place.removeprefix(' on ') or HERE} has a route to."
+        )
     target = " ".join((host or '"$MASTER_ADDR"', port or '"$MASTER_PORT"'))
     if "refused" in why:
         return f"Start rank 0 first, and start the other ranks when `nc -zv {target}` connects."
     return (
-        f"Check that rank 0 is running and that the firewall allows {f'port {port}' if port else 'its port'}: `nc -zv "
-        f"{target}` must connect."
+        f"Check that rank 0 is running, and allow {f'port {port}' if port else 'its port'} in the firewall until this "
+        f"command connects{place}:\nnc -zv {target}"
     )
 
 
@@ -217,7 +220,7 @@ def master_unreachable(job: Job) -> Iterator[Verdict]:
         yield Unknown("no connection to the MASTER_ADDR of these ranks was attempted", tuple(untried))
     failed = [(attempts, identical) for attempts, identical in every if "open" not in {one.outcome for one in attempts}]
     findings = (_finding(attempts, identical.ranks) for attempts, identical in failed)
-    yield from merge(finding for finding in findings if finding is not None)
+    yield from merge((finding for finding in findings if finding is not None), job.place_of)
 
 
 def _untried(identical: IdenticalRanks, tried: Mapping[str, set[tuple[str, int]]]) -> tuple[int, ...]:
@@ -249,8 +252,8 @@ def _finding(attempts: tuple[Reach, ...], ranks: tuple[int, ...]) -> Finding | N
     }
     fix = {
         "refused": f"Start rank 0 before the other ranks, with MASTER_PORT={worst.port}.",
-        "silent": f"Allow TCP port {worst.port} of {worst.address} in the firewall or security group: "
-        f"`nc -zv {worst.address} {worst.port}` must connect.",
+        "silent": f"Allow TCP port {worst.port} of {worst.address} in the firewall or security group until this "
+        f"command connects on {HERE}:\nnc -zv {worst.address} {worst.port}",
         "unroutable": f"Add a route to {worst.address}, or set MASTER_ADDR to an address of rank 0's host that "
         f"{ranks_in_words(ranks)} can reach.",
     }

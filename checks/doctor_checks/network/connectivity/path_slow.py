@@ -157,8 +157,8 @@ def path_slow(
 ) -> Iterator[Verdict]:
     """Ask whether all measured paths between the hosts are similarly fast.
 
-    Why it hurts: every collective waits for the slowest path, so one bad cable, NIC or switch port slows down the whole
-    job; no error is raised.
+    Why it hurts: every collective waits for the slowest path, so one faulty cable, NIC or switch port slows down the
+    whole job; no error is raised.
     Fix: Check the NIC, the cable and the switch port of the slow host, or exclude it from the job.
     """
     known = bandwidths(job)
@@ -181,6 +181,7 @@ def path_slow(
                 f"{host} is reachable, but no transfer with it succeeded in any round",
                 ranks=ranks.get(host, ()),
                 evidence={"transfers": list(ways[:_SHOWN]), "failed transfers": len(ways), "exclude": [host]},
+                effect=f"Collectives that include {host} block until their timeout.",
                 fix=f"Exclude {host} (`srun --exclude={host}` in SLURM), and check whether its CPUs are overloaded.",
             )
         else:
@@ -201,7 +202,7 @@ def _finding(part: SlowPart, slow: SlowParts, ranks: Mapping[str, tuple[int, ...
     hosts = (*part.hosts, *part.others)
     suspect = part.suspect
     times = " at times" if suspect.intermittent else ""
-    others = {"boundary": "other paths", "link": "other links"}.get(part.kind, "other hosts")
+    others = "other paths" if part.kind in ("boundary", "link") else "other hosts"
     usual = f"only {rate_in_words(part.value)}{times} ({others}: {rate_in_words(slow.typical)})"
     evidence = bandwidth_evidence(part, slow.spread) | {
         "slow transfers": f"{suspect.slow} of {suspect.readings}",
@@ -226,7 +227,7 @@ def _named(part: SlowPart) -> str:
     if part.kind == "boundary":
         return f"Paths between {_side(part.hosts)} and {_side(part.others)} carry"
     if part.kind == "link":
-        return f"The link between {first} and {part.hosts[1]} carries"
+        return f"The path between {first} and {part.hosts[1]} carries"
     does = {"sending": "sends", "receiving": "receives"}.get(part.kind, "sends and receives")
     return f"{first} {does} at"
 

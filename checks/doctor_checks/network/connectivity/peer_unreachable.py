@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from doctor.analysis.fabric.slow_paths import MeasuredPath, take_hosts
@@ -17,10 +17,12 @@ from doctor.api import (
     Unknown,
     Verdict,
     check,
+    conjunction,
     event_groups,
     finding_from_logs,
     is_logged,
 )
+from doctor.core.text import natural_key
 from doctor.facts import Event, HostFacts, Reach, ReachFacts, Trial, TrialFacts
 from doctor.testing import Fails, Passes, healthy, logged
 from doctor_checks._trial_conclusions import with_trials
@@ -69,7 +71,7 @@ _FIX_OF_GLOO = "Set GLOO_SOCKET_IFNAME to the interface that NCCL uses, or allow
 
 
 _EFFECT_OF_STRANGERS = (
-    "The ranks join the store, but the first collective connects to a wrong process, and fails or blocks until the "
+    "The ranks join the store, but the first collective connects to another process, and fails or blocks until the "
     "timeout."
 )
 
@@ -136,7 +138,7 @@ _NO_REASONS = ("no error", "Caught unexpected exception while connecting")
 def _ssh_fix(group: EventGroup, error: str) -> str:
     host, port = group.value("host"), group.value("port")
     first = f"Start an SSH server on {host}" if "refused" in error else f"Check that {host} is running"
-    return f"{first} and that `nc -zv {host} {port}` connects from the host that launches the job."
+    return f"{first}, and verify on the host that launches the job that this command connects:\nnc -zv {host} {port}"
 
 
 def _logged_fix(target: str | None, host: str | None, error: str, variable: str) -> str:
@@ -404,10 +406,20 @@ def _judge(outcomes: _Outcomes, ranks: dict[str, tuple[int, ...]], severity: Sev
             ranks=tuple(sorted(rank for name in apart for rank in ranks.get(name, ()))),
             severity=severity,
             effect=effect,
-            fix=fix,
+            fix=fix or _allowing(apart),
             explains=explains,
             evidence={"pairs": _words(rest, words)},
         )
+
+
+def _allowing(hosts: Iterable[str]) -> str:
+    """Empty, for that of the check, if there are many hosts."""
+    names = sorted(hosts, key=natural_key)
+    return (
+        f"Allow all TCP traffic between {conjunction(names)} in their firewalls and security groups."
+        if len(names) <= 4
+        else ""
+    )
 
 
 def _outcomes(job: Job) -> _Outcomes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 
 from doctor.analysis.interface_choice import CARRIES_NOTHING, CHOICE_SECTIONS, InterfaceEndpoint, choice_of
+from doctor.analysis.stats.baseline import or_new_baseline
 from doctor.api import (
     BaselineDeviation,
     Finding,
@@ -106,7 +107,8 @@ def address_family_differs(job: Job) -> Iterator[Verdict]:
     others = (
         [(one, same) for one, same in used if one.address.family != parted.expected.value] if parted.expected else []
     )
-    yield finding.extended({}, "" if parted.drifted else _fix(others, str(expected.value)))
+    fix = _fix(others, str(expected.value))
+    yield finding.extended({}, or_new_baseline(fix.removesuffix(".")) if parted.drifted and fix.endswith(".") else fix)
 
 
 def _fix(odd: Sequence[tuple[InterfaceEndpoint, IdenticalRanks]], usual: str) -> str:

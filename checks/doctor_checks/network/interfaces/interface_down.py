@@ -28,6 +28,7 @@ from doctor.api import (
     merge,
     source_of,
 )
+from doctor.core.finding import HERE
 from doctor.core.text import lazy_compile
 from doctor.facts import (
     Address,
@@ -65,9 +66,15 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             continue
         yield finding_from_logs(
             EventGroup(group.kind, (*group.events[:3], lost)),
-            f"The link of {interface or 'an interface'} went down, and connections were lost afterwards",
+            f"The link of {interface or 'an interface'}{group.on_hosts} went down, and "
+            + (
+                f"{lost.host} lost connections afterwards"
+                if lost.host and not group.hosts
+                else "connections were lost afterwards"
+            ),
             ranks=(),
-            fix=f"Check the cable and the switch port of {interface} with `sudo ethtool {interface}`."
+            fix=f"Check the cable and the switch port of {interface} with `sudo ethtool {interface}`"
+            f"{group.on_hosts or ' on the host of this kernel log'}."
             if interface
             else "",
             confidence=0.7,
@@ -75,7 +82,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         )
     for group in event_groups(job, "net.peer.connect_failed", by=("err",)):
         if group.value("err") == "Network is down":
-            yield finding_from_logs(group, "The interface that NCCL uses is down", confidence=0.9, explains=("NET013",))
+            yield finding_from_logs(
+                group, f"The interface that NCCL uses{group.on_hosts} is down", confidence=0.9, explains=("NET013",)
+            )
 
 
 _LINK = lazy_compile(r"\b(?P<name>[\w.-]{2,20}): (?:NIC )?[Ll]ink (?:is )?(?:[Dd]own|DOWN)")
@@ -102,10 +111,11 @@ _LOST = (
     from_logs=_from_logs,
     impacts={
         r"went down": "Ranks that use the link fail, or block until the timeout.",
-        r"^No interface can reach": (
-            "The ranks cannot connect to other hosts, which wait for them in init_process_group() until the timeout."
+        r"^No interface of": (
+            "These ranks cannot connect to other hosts, whose ranks wait for them in init_process_group() until the "
+            "timeout."
         ),
-        r"is down|no carrier|NCCL uses is down": (
+        r"is down|no carrier": (
             "NCCL fails with `no socket interface found`, or its connections get no response until the timeout."
         ),
         r"has no IPv\d address": (
@@ -114,7 +124,7 @@ _LOST = (
         r"could not create a socket": (
             "NCCL fails on the rank when it starts, and the other ranks wait for it until the timeout."
         ),
-        r"[Nn]o interface is up": (
+        r"[Nn]o interface of .* is up": (
             "NCCL fails with `no socket interface found`, and any other ranks wait for these ranks until the timeout."
         ),
     },
@@ -221,7 +231,7 @@ def interface_down(job: Job) -> Iterator[Verdict]:
         if not named and job.is_multi_host and _is_cut_off(interfaces):
             named = [_nothing(interfaces, None, identical)]
         found += named
-    yield from merge(found)
+    yield from merge(found, job.place_of)
 
 
 def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks, multi_host: bool) -> Iterator[Finding]:
@@ -271,10 +281,10 @@ def _only_local(family: str | None, identical: IdenticalRanks) -> Iterator[Findi
         names = " and ".join(one.interface.name for one in used[:4])
         has = "has only a link-local IPv6 address" if len(used) == 1 else "have only link-local IPv6 addresses"
         yield Finding(
-            f"NCCL_SOCKET_FAMILY=AF_INET6: {names} {has}",
+            f"NCCL_SOCKET_FAMILY=AF_INET6: {names} on {HERE} {has}",
             ranks=identical.ranks,
             evidence={"addresses": [one.text for one in used[:8]]},
-            effect="NCCL works within this host, but cannot connect to other hosts.",
+            effect="NCCL works within each host, but cannot connect to other hosts.",
             fix="unset NCCL_SOCKET_FAMILY",
             severity=Severity.INFO,
         )
@@ -289,14 +299,14 @@ def _wants_carrier(identical: IdenticalRanks) -> bool:
 
 def _nothing(interfaces: InterfaceFacts, family: str | None, identical: IdenticalRanks) -> Finding:
     others = [one for one in interfaces.interfaces if one.kind != "loopback"]
-    reasons = _reasons(others[:2], _Terms(None, carrier=True, multi_host=True))
+    reasons = _reasons(others[:2], _Terms(None, carrier=True, multi_host=True), place="")
     if family:
         kind = {"inet": "IPv4", "inet6": "IPv6"}[family]
-        claim = f"{_FAMILIES[family]}, but no interface is up with an {kind} address"
+        claim = f"{_FAMILIES[family]}, but no interface of {HERE} is up with an {kind} address"
     elif others and "None" not in reasons:
-        claim = f"No interface can reach other hosts: {reasons}"
+        claim = f"No interface of {HERE} can reach other hosts: {reasons}"
     else:
-        claim = "No interface is up with an address"
+        claim = f"No interface of {HERE} is up with an address"
     return Finding(
         claim,
         ranks=identical.ranks,
@@ -309,14 +319,12 @@ def _nothing(interfaces: InterfaceFacts, family: str | None, identical: Identica
 def _fix_of_all(interfaces: InterfaceFacts) -> str:
     first = next((one for one in interfaces.interfaces if one.kind != "loopback"), None)
     if first is None:
-        return (
-            "Give the host or container a network interface besides lo, for example with `docker run --network host`."
-        )
+        return f"Give {HERE} a network interface besides lo, for example with `docker run --network host`."
     if not first.up:
-        return f"Run `sudo ip link set {first.name} up`."
+        return f"On {HERE}, bring up {first.name}:\nsudo ip link set {first.name} up"
     if not first.running:
-        return f"Check the cable and the switch port of {first.name} with `sudo ethtool {first.name}`."
-    return f"Give {first.name} an address that other hosts can reach."
+        return f"Check the cable and the switch port of {first.name} on {HERE} with `sudo ethtool {first.name}`."
+    return f"Give {first.name} on {HERE} an address that other hosts can reach."
 
 
 def _is_cut_off(interfaces: InterfaceFacts) -> bool:
@@ -369,19 +377,25 @@ def _why_unusable(interface: Interface, terms: _Terms) -> str | None:
     return {"inet": "has no IPv4 address", "inet6": "has no IPv6 address"}.get(terms.family or "", "has no address")
 
 
-def _reasons(chosen: list[Interface], terms: _Terms) -> str:
-    return ", ".join(f"{one.name} {_why_unusable(one, terms)}" for one in chosen[:4])
+def _reasons(chosen: list[Interface], terms: _Terms, place: str = f" on {HERE}") -> str:
+    return ", ".join(f"{one.name}{place} {_why_unusable(one, terms)}" for one in chosen[:4])
 
 
 def _fix(interface: Interface, variable: str, interfaces: InterfaceFacts, family: str | None = None) -> str:
     if interface.up and family and interface.addresses and not any(one.family == family for one in interface.addresses):
         kind = {"inet": "IPv4", "inet6": "IPv6"}[family]
-        return f"Give {interface.name} an {kind} address, or run `unset NCCL_SOCKET_FAMILY`."
+        return f"Give {interface.name} on {HERE} an {kind} address, or run `unset NCCL_SOCKET_FAMILY`."
     other = export_line(variable, interfaces)
     if interface.up and not interface.running:
-        check = f"Check the cable and the switch port of {interface.name} with `sudo ethtool {interface.name}`"
+        check = (
+            f"Check the cable and the switch port of {interface.name} on {HERE} with `sudo ethtool {interface.name}`"
+        )
         return f"{check}, or select another interface with `{other}`." if other else f"{check}."
     if interface.up:
         return selecting_fix(variable, interfaces)
     up = f"sudo ip link set {interface.name} up"
-    return f"Run `{up}`, or select another interface with `{other}`." if other else up
+    return (
+        f"Run `{up}` on {HERE}, or select another interface with `{other}`."
+        if other
+        else f"On {HERE}, bring up {interface.name}:\n{up}"
+    )

@@ -12,6 +12,7 @@ from doctor.analysis.interface_choice import (
     sends_data_by_sockets,
 )
 from doctor.api import Finding, IdenticalRanks, Job, Scope, Severity, Skip, Unknown, Verdict, check, merge
+from doctor.core.finding import HERE
 from doctor.facts import Address, Interface, InterfaceFacts, NcclFacts, RdmaFacts
 from doctor.testing import Fails, Passes, healthy
 
@@ -74,7 +75,7 @@ def interface_slow(job: Job, *, least_speed: float = 10_000, times_faster: float
         faster = max(idle, key=lambda one: one.speed or 0, default=None)
         if faster is not None or interface.speed < least_speed:
             found.append(_finding(interface, interface.speed, faster, choice.variable, identical))
-    yield from merge(found)
+    yield from merge(found, job.place_of)
 
 
 def _finding(
@@ -87,9 +88,9 @@ def _finding(
     beside = f"; {faster.name} with {(faster.speed or 0) / 1000:g} Gb/s is idle" if faster else ""
     exact = "'=" + faster.name + "'" if faster and variable.startswith("NCCL_") else faster.name if faster else ""
     return Finding(
-        f"Training uses {interface.name} with only {speed / 1000:g} Gb/s{beside}",
+        f"Training uses {interface.name} on {HERE} with only {speed / 1000:g} Gb/s{beside}",
         ranks=identical.ranks,
         fix=f"Select the faster interface on every host:\nexport {variable}={exact}"
         if faster
-        else f"Check the negotiated speed with `ethtool {interface.name}`, or use a faster network.",
+        else f"Check the negotiated speed with `ethtool {interface.name}` on {HERE}, or use a faster network.",
     )

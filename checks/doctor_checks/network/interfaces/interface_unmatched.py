@@ -51,7 +51,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     needs=(InterfaceFacts,),
     from_logs=_from_logs,
     impacts={
-        r"NCCL found no|A peer sent": ("The rank fails when NCCL starts, and the other ranks block until the timeout."),
+        r"NCCL found no|received an invalid address": (
+            "The rank fails when NCCL starts, and the other ranks block until the timeout."
+        ),
         r"^(?i:gloo)": "init_process_group() fails on the rank, and the other ranks block until the timeout.",
     },
     cases=lambda: (
@@ -157,10 +159,11 @@ def _effect_of_entry(fault: str, *, exclude: bool) -> str:
     """The impact of an entry without effect in a list that still selects an interface."""
     if not exclude:
         return (
-            "None as long as another entry matches the intended interface, because NCCL ignores what matches nothing."
+            "None as long as another entry matches the intended interface, because NCCL ignores entries without a "
+            "match."
         )
     syntax = "accepts `^` and `=` only at the start of the list and " if "nothing" in fault else ""
-    return f"NCCL {syntax}ignores what matches nothing, so it may use an interface that was meant to be excluded."
+    return f"NCCL {syntax}ignores entries without a match, so it may use an interface that was meant to be excluded."
 
 
 def _hint(wanted: NcclList, interfaces: InterfaceFacts) -> str:

@@ -34,6 +34,7 @@ from doctor.api import (
     merge,
     source_of,
 )
+from doctor.core.finding import HERE
 from doctor.facts import (
     Address,
     EnvironmentFacts,
@@ -149,7 +150,7 @@ def _target(group: EventGroup) -> str:
         r": other hosts cannot connect": (
             "The rank cannot connect to its peer and fails, and the other ranks block until the timeout."
         ),
-        r"that \d+ machines share": (
+        r"that \d+ hosts share": (
             "A host that connects to this address reaches itself: the connection fails with `Connection refused`, or "
             "the ranks block until the timeout."
         ),
@@ -268,7 +269,7 @@ def interface_unroutable(job: Job) -> Iterator[Verdict]:
         for endpoint in one.choice.endpoints if one.all_carry else one.choice.endpoints[:1]:
             machines.setdefault(endpoint.address.address, set()).update(bearers)
     repeated = {text: len(bearers) for text, bearers in machines.items() if len(bearers) > 1}
-    yield from merge(finding for one in used for finding in _judge(one, repeated))
+    yield from merge((finding for one in used for finding in _judge(one, repeated)), job.place_of)
 
 
 def _used(job: Job) -> Iterator[_ChosenInterface]:
@@ -297,13 +298,13 @@ def _judge(used: _ChosenInterface, repeated: dict[str, int]) -> Iterator[Finding
         return
     fault = _fault(first, repeated)
     if fault is not None:
-        yield _finding(used, f"{used.choice.library} would use {first.text}, {fault}", Severity.ERROR)
+        yield _finding(used, f"{used.choice.library} on {HERE} would use {first.text}, {fault}", Severity.ERROR)
     elif used.all_carry:
         others = used.choice.endpoints[1:]
         bad = [one for one in others if needs_zone(one.address) or _fault(one, repeated) is not None]
         if bad:
             names = ", ".join(one.text for one in bad[:4])
-            summary = f"NCCL would send data over {names} in addition to {first.text}"
+            summary = f"NCCL on {HERE} would send data over {names} as well as {first.interface.name}"
             fix = f"export NCCL_SOCKET_IFNAME='={first.interface.name}'"
             why = [f"{one.interface.name}: {_fault(one, repeated) or 'only a link-local address'}" for one in bad[:4]]
             yield _finding(used, summary, Severity.WARNING, fix, why)
@@ -312,13 +313,13 @@ def _judge(used: _ChosenInterface, repeated: dict[str, int]) -> Iterator[Finding
 def _fault(endpoint: InterfaceEndpoint, repeated: dict[str, int]) -> str | None:
     kind = endpoint.interface.kind
     if kind in CARRIES_NOTHING:
-        return {"loopback": "the loopback interface", "container-bridge": "a bridge for this host's containers"}.get(
-            kind, "a bridge for this host's virtual machines"
+        return {"loopback": "the loopback interface", "container-bridge": "a bridge for local containers"}.get(
+            kind, "a bridge for local virtual machines"
         )
     address = parse_address(endpoint.address.address)
     times = repeated.get(endpoint.address.address)
     if times and address is not None and not address.is_loopback:
-        return f"an address that {times} machines share"
+        return f"an address that {times} hosts share"
     return None
 
 
@@ -333,7 +334,7 @@ def _finding(
         "candidates": [one.text for one in choice.endpoints] if len(choice.endpoints) > 1 else None,
         "nccl": software.nccl if software else None,
     }
-    if summary.endswith(" machines share"):
+    if summary.endswith(" hosts share"):
         fix = "Start the containers with `docker run --network host`, or connect them to an overlay network."
     return Finding(
         summary,

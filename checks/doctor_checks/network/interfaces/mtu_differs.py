@@ -13,6 +13,7 @@ from doctor.analysis.interface_choice import (
     data_goes_by_sockets,
     rdma_ports_of,
 )
+from doctor.analysis.stats.baseline import or_new_baseline
 from doctor.api import (
     BaselineDeviation,
     Finding,
@@ -26,7 +27,9 @@ from doctor.api import (
     Verdict,
     baseline_value,
     check,
+    conjunction,
     describe,
+    hosts_text,
     ranks_in_words,
     split_groups,
 )
@@ -252,7 +255,8 @@ def _judge(
     elif odd and parted.expected:
         row = parted.unlike("MTU of the training interface", "{} bytes".format)
         deviation = BaselineDeviation((row,), parted.drifted)
-        yield deviation.finding(parted.odd, evidence).extended({}, "" if parted.drifted else _fix(odd, parted))
+        fix = _fix_of_all(odd, parted.expected.value) if parted.drifted else _fix(odd, parted)
+        yield deviation.finding(parted.odd, evidence).extended({}, fix)
     elif odd:
         summary = f"The MTUs of the training interfaces differ: {_on_ranks(parted)}"
         yield Finding(summary, ranks=parted.odd, evidence=evidence, fix=_fix(odd, parted))
@@ -266,6 +270,12 @@ def _on_ranks(parted: MajoritySplit) -> str:
 
 def _bytes(sizes: object) -> str:
     return f"{' and '.join(map(str, sizes)) if isinstance(sizes, tuple) else sizes} bytes"
+
+
+def _fix_of_all(odd: list[tuple[Interface, IdenticalRanks]], mtu: object) -> str:
+    names = conjunction(list(dict.fromkeys(one.name for one, _ in odd))[:4])
+    places = hosts_text(host for _, identical in odd for host in identical.hosts)
+    return or_new_baseline(f"Set the MTU of {names} on {places} to {mtu}")
 
 
 def _fix(odd: list[tuple[Interface, IdenticalRanks]], parted: MajoritySplit) -> str:

@@ -67,6 +67,7 @@ class _EndpointSubnet(msgspec.Struct, frozen=True):
 def _by_choice(job: Job) -> Iterator[Finding]:
     events = [event for group in event_groups(job, "nccl.bootstrap.using") for event in group.events]
     used = {event.value("addr") or "": event.value("if") or "" for event in events}
+    places = {event.value("addr") or "": event.host for event in events}
     chosen = {address: name for address, name in used.items() if parse_address(address) is not None}
     if len(set(map(_wide, chosen))) < 2:
         return
@@ -79,8 +80,9 @@ def _by_choice(job: Job) -> Iterator[Finding]:
             )
             yield finding_from_logs(
                 EventGroup(group.kind, (*events[:2], group.first)),
-                f"NCCL uses interfaces in different networks: {', '.join(named[:4])}",
-                fix=f"On the host of {target}, set NCCL_SOCKET_IFNAME to the interface in the network of {other}.",
+                f"NCCL uses interfaces in different subnets: {', '.join(named[:4])}",
+                fix=f"On {places.get(target) or f'the host of {target}'}, set NCCL_SOCKET_IFNAME to the interface in "
+                f"the subnet of {other}.",
                 confidence=0.75,
                 explains=("NET013", "NET008"),
             )
@@ -161,7 +163,7 @@ def subnets_differ(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: connections between the subnets fail with `No route to host` or time out, and the job hangs at
     startup.
-    Fix: Set NCCL_SOCKET_IFNAME on every host to an interface of one common network, or add the missing routes.
+    Fix: Set NCCL_SOCKET_IFNAME on every host to an interface of one common subnet, or add the missing routes.
     """
     if not job.is_multi_host:
         yield Skip("one host")
@@ -239,7 +241,7 @@ def _finding(claim: str, members: list[_EndpointSubnet], sizes: Counter[str], se
             "addresses": [f"{hosts_text(member.identical.hosts)}: {member.endpoint.text}" for member in members[:8]],
             "ranks_by_subnet": dict(sizes.most_common(8)),
         },
-        fix="Set NCCL_SOCKET_IFNAME on every host to an interface of one common network, or add routes between "
+        fix="Set NCCL_SOCKET_IFNAME on every host to an interface of one common subnet, or add routes between "
         f"{conjunction(list(sizes)[:3])}.",
         explains=("NET013",),
     )

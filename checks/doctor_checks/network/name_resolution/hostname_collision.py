@@ -1,4 +1,4 @@
-"""NET003: two machines have the same host name."""
+"""NET003: two hosts have the same name."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from doctor.testing import Fails, Passes, healthy
     ),
 )
 def hostname_collision(job: Job) -> Iterator[Verdict]:
-    """Ask whether every machine has a unique host name.
+    """Ask whether every host has a unique name.
 
-    Why it hurts: a rank that connects to the master by name reaches its own machine, launchers count one node instead
-    of two, and logs of the machines cannot be distinguished.
-    Fix: Give all but one of the machines another name with `sudo hostnamectl set-hostname`.
+    Why it hurts: a rank that connects to the master by name reaches its own host, launchers count one host instead of
+    two, and logs of the hosts cannot be distinguished.
+    Fix: Give all but one of the hosts another name with `sudo hostnamectl set-hostname`.
     """
     by_name: dict[str, list[Host]] = {}
     for host in job.hosts:
@@ -56,9 +56,9 @@ def hostname_collision(job: Job) -> Iterator[Verdict]:
         elif len(machines) > 1:
             identities = [f"boot ID {host.boot_id} (machine ID {host.machine_id})" for host in hosts]
             yield Finding(
-                f"{len(machines)} machines have the host name {name}",
+                f"{len(machines)} hosts have the same name, {name}",
                 ranks=blamed,
-                evidence={"machines": identities[:8]},
-                fix="Rename all but one of the machines, for example with "
+                evidence={"hosts": identities[:8]},
+                fix="Rename all but one of the hosts, for example with "
                 f"`sudo hostnamectl set-hostname {shlex.quote(f'{name}-2')}`.",
             )

@@ -56,7 +56,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 f"A host calls itself {target}, so other hosts connect to themselves"
                 if target in _LOCAL_NAMES
                 else f"Other hosts connect to {target}: a host resolves its own name to a loopback address",
-                fix="Give every host its own name with `sudo hostnamectl set-hostname NAME`, and map it to the host's "
+                fix="Give every host its own name with `sudo hostnamectl set-hostname`, and map it to the host's "
                 "network address in /etc/hosts."
                 if target in _LOCAL_NAMES
                 else f"On every host, map its name in /etc/hosts to its network address instead of {target}.",
@@ -228,7 +228,7 @@ def hostname_loopback(job: Job) -> Iterator[Verdict]:
 
 def _foreign(job: Job) -> Iterator[Finding]:
     """Hosts whose own name leads to addresses that none of their interfaces has. Gloo can't bind to such an address
-    and falls back to the loopback (torch ProcessGroupGloo.cpp, createDefaultDevice). Where two machines share a name,
+    and falls back to the loopback (torch ProcessGroupGloo.cpp, createDefaultDevice). Where two hosts share a name,
     NET003 says so."""
     names = Counter(host.name for host in job.hosts)
     for host, identical in job.each(HostFacts, also=(EnvironmentFacts, InterfaceFacts)):

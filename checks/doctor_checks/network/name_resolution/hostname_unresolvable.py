@@ -80,7 +80,8 @@ def _by_store(job: Job) -> Iterator[Finding]:
             f"The host name {name} consists of digits only and is parsed as an IPv4 address"
             if name.isdigit()
             else f"{name} cannot resolve its own name: {group.value('err')}",
-            fix="Give the host or container a name that contains a letter (`docker run --hostname=host-" + name + "`)."
+            fix=f"Give the host or container a name that contains a letter, such as host-{name} (`docker run "
+            f"--hostname=host-{name}`)."
             if name.isdigit()
             else _fix((name,)),
             explains=_CONSEQUENCES,

@@ -153,6 +153,7 @@ def master_loopback(job: Job) -> Iterator[Verdict]:
     others = [one for one, _ in job.each(MasterFacts) if not all(map(is_loopback, one.resolved))]
     at_home: list[tuple[MasterFacts, IdenticalRanks]] = []
     is_reported = False
+    place = first.host.name if first is not None else "another host"
     for master, identical in job.each(MasterFacts, also=(InterfaceFacts,)):
         if not master.resolved or not all(map(is_loopback, master.resolved)):
             continue
@@ -165,12 +166,11 @@ def master_loopback(job: Job) -> Iterator[Verdict]:
             yield Finding(
                 (
                     f"MASTER_ADDR={master.address} resolves to the loopback address {master.resolved[0]}, but rank 0 "
-                    "runs on another host"
+                    f"runs on {place}"
                 )
                 if master.address != master.resolved[0]
-                else f"MASTER_ADDR={master.address} is a loopback address, but rank 0 runs on another host",
+                else f"MASTER_ADDR={master.address} is a loopback address, but rank 0 runs on {place}",
                 ranks=strange,
-                evidence={"host of rank 0": first.host.name if first is not None else None},
                 effect=f"{ranks_in_words(strange, 4).capitalize()} {'connects' if len(strange) == 1 else 'connect'} to "
                 f"{'its' if len(strange) == 1 else 'their'} own host, where no store listens, and "
                 f"{'fails' if len(strange) == 1 else 'fail'} with `The client socket has timed out`.",
@@ -217,7 +217,9 @@ def _only_at_home(master: MasterFacts, identical: IdenticalRanks, others: list[M
         },
         effect="Other hosts that receive this address, for example from a shared script, connect to themselves and "
         "never join the job.",
-        fix=f"Use one address on all hosts:\nexport MASTER_ADDR={shlex.quote(known[0])}" if known else "",
+        fix=f"Use an address of rank 0's host on all hosts:\nexport MASTER_ADDR={shlex.quote(known[0])}"
+        if known
+        else "",
     )
 
 

@@ -20,6 +20,7 @@ from doctor.api import (
     hosts_text,
     merge,
 )
+from doctor.core.finding import HERE
 from doctor.facts import MasterFacts
 from doctor.testing import Fails, Passes, healthy, logged
 
@@ -145,10 +146,15 @@ def master_unresolvable(job: Job) -> Iterator[Verdict]:
             continue
         found.append(
             Finding(
-                f"MASTER_ADDR={master.address} does not resolve: {error}",
+                f"MASTER_ADDR={master.address} does not resolve on {HERE}: {error}",
                 ranks=identical.ranks,
-                fix=f"Set MASTER_ADDR to the name or IP address of rank 0's host, or add {master.address} to DNS or "
-                "/etc/hosts.",
+                fix=f"Set MASTER_ADDR to the IP address of {_first_host(job)}, or add {master.address} to DNS or to "
+                f"/etc/hosts on {HERE}.",
             )
         )
-    yield from merge(found)
+    yield from merge(found, job.place_of)
+
+
+def _first_host(job: Job) -> str:
+    hosts = job.hosts_of((0,))
+    return f"{hosts[0]}, the host of rank 0" if hosts else "rank 0's host"

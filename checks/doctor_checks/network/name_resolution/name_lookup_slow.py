@@ -28,7 +28,10 @@ _NAMELESS = PathFacts(
 )
 
 
-_ALONE = "Little on one host; in a job on several hosts, every connection to the store waits for a lookup."
+_ALONE = (
+    "A job on one host starts a little later; in a job on several hosts, every connection to the store waits for a "
+    "lookup."
+)
 
 
 class _Lookup(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from doctor.analysis.interface_choice import active_rdma_ports
 from doctor.api import Finding, Job, Scope, Severity, Unknown, Verdict, check, merge
+from doctor.core.finding import HERE
 from doctor.facts import GpuFacts, HostFacts, NcclFacts, RdmaFacts
 from doctor.knowledge.interface_syntax import parse_nccl_integer
 from doctor.testing import Fails, Passes, healthy
@@ -67,7 +68,7 @@ def gpu_direct_absent(job: Job) -> Iterator[Verdict]:
         why = "NCCL_DMABUF_ENABLE=0 is set" if switched_off else "the kernel is older than 5.12"
         found.append(
             Finding(
-                f"NICs cannot access GPU memory: nvidia_peermem is not loaded, and {why}",
+                f"No GPUDirect RDMA on {HERE}: nvidia_peermem is not loaded, and {why}",
                 ranks=identical.ranks,
                 evidence={
                     "kernel": host.kernel if (host := identical.find(HostFacts)) is not None else None,
@@ -76,4 +77,4 @@ def gpu_direct_absent(job: Job) -> Iterator[Verdict]:
                 fix=f"unset {_SWITCH}" if switched_off and rdma.dma_buf else _FIX,
             )
         )
-    yield from merge(found)
+    yield from merge(found, job.place_of)

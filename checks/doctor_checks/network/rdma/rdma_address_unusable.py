@@ -37,8 +37,10 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
+    hosts_text,
     merge,
 )
+from doctor.core.finding import HERE
 from doctor.core.text import lazy_compile
 from doctor.facts import (
     Address,
@@ -123,7 +125,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         error = group.value("err") or ""
         if error.startswith(_NO_WAY_WORDS):
             ends = _ends(group.value("qp") or "")
-            which = f"from {ends[0]} to {ends[1]}" if ends else "to a peer"
+            own = f"from {hosts_text(group.hosts)} " if group.hosts else ""
+            which = f"from {ends[0]} to {ends[1]}" if ends else f"{own}to a peer"
             yield finding_from_logs(
                 group,
                 f"An RDMA connection {which} failed: {error.partition(' errno ')[0]} (ibv_modify_qp)",
@@ -145,10 +148,10 @@ def _ends(queue_pair: str) -> tuple[str, str] | None:
 def _fix_of_connection(group: EventGroup, error: str, ends: tuple[str, str] | None) -> str:
     """Empty for that of the check. Other libraries than NCCL log verbs.modify_qp."""
     if ends and not error.startswith(("Invalid", "No such")):
-        host = group.hosts[0] if group.hosts else "the host"
+        host = group.hosts[0] if group.hosts else f"the host of {ends[0]}"
         return (
-            f"Make sure that `ping -I {ends[0]} {ends[1]}` succeeds on {host}: RoCE needs a route between the two "
-            "addresses."
+            f"Add the route between {ends[0]} and {ends[1]} that RoCE needs, until this command succeeds on {host}:\n"
+            f"ping -c 1 -I {ends[0]} {ends[1]}"
         )
     return _FIX_WITHOUT_NCCL if group.kind == "verbs.modify_qp" else ""
 
@@ -159,14 +162,16 @@ def _unanswered(job: Job) -> Iterator[Finding]:
         is_infiniband = (group.value("dev") or "").endswith("/IB")
         if group.value("msg2") and not is_infiniband and not has_worked(job, group.first):
             yield finding_from_logs(
-                group, "UCX received no response over RDMA, possibly due to a wrong GID", confidence=0.5
+                group,
+                f"UCX{group.on_hosts} received no response over RDMA, possibly due to a wrong GID",
+                confidence=0.5,
             )
     for group in event_groups(job, "nccl.ib_wc"):
         silent = "12" in (*group.values("status"), *group.values("status2"))
         if silent and not has_worked(job, group.first):
             yield finding_from_logs(
                 group,
-                "The first RDMA transfer received no response (completion status 12), possibly due to a wrong GID",
+                f"The first RDMA transfer{group.on_hosts} received no response (status 12): possibly a wrong GID",
                 confidence=0.75,
             )
 
@@ -293,7 +298,7 @@ def rdma_address_unusable(job: Job) -> Iterator[Verdict]:
             reason = f"the GID table of {one.choice.name} is not visible"
             yield Unknown(reason, one.identical.ranks, "run with --network host")
     judged = _judge(used) if expected is None else _judge_by(expected, used)
-    yield from merge([*judged, *_on_other_rails(used)])
+    yield from merge([*judged, *_on_other_rails(used)], job.place_of)
 
 
 def _used_by_all(job: Job) -> Iterator[_ChosenGid]:
@@ -320,9 +325,9 @@ def _judge(used: list[_ChosenGid]) -> Iterator[Finding]:
         elif len(counts) > 1 and one.kind != common:
             yield _finding(one, f"differs from most ports: {_brief(one.kind)}", None, usual=common)
         elif one.fixed and one.kind == ("RoCE v2", False) and any(map(is_routable_gid, one.choice.port.gids)):
-            yield _finding(one, "is a link-local address, which routers do not forward", Severity.WARNING)
+            yield _finding(one, "is link-local, which routers do not forward", Severity.WARNING)
         elif one.fixed and one.kind[0] == "RoCE v1" and any(map(_is_routable_v2, one.choice.port.gids)):
-            yield _finding(one, "is RoCE v1, which is limited to one Ethernet segment", Severity.INFO)
+            yield _finding(one, "is RoCE v1, limited to one Ethernet segment", Severity.INFO)
 
 
 def _is_routable_v2(gid: Gid) -> bool:
@@ -355,7 +360,7 @@ def _on_other_rails(used: list[_ChosenGid]) -> Iterator[Finding]:
             fault = f"is in {subnet}, the subnet of {owner[subnet]} on other hosts"
             effect = "Connections to the same device of other hosts fail unless the two subnets are routed."
             finding = _finding(one, fault, None, shows_origin=False, effect=effect)
-            fix = f"Connect {name} to {usual[name]}, its subnet on other hosts."
+            fix = f"Connect {name} on {HERE} to {usual[name]}, its subnet on other hosts."
             yield finding.extended({}, fix)
 
 
@@ -381,7 +386,7 @@ def _words(sort: tuple[str, bool] | None) -> str:
 
 
 def _brief(sort: tuple[str, bool]) -> str:
-    return f"{sort[0] or 'unknown type'}, {'IP-based' if sort[1] else 'link-local'}"
+    return f"{sort[0] or 'unknown type'} ({'IP' if sort[1] else 'link-local'})"
 
 
 def _finding(
@@ -397,12 +402,13 @@ def _finding(
     by = "NCCL_IB_GID_INDEX" if one.fixed else "selected by NCCL"
     good = [gid.index for gid in one.choice.port.gids if _is_routable_v2(gid)]
     fix = (
-        f"Give the interface of {one.choice.name} an IPv4 address, or start the container with `--network host`."
+        f"On {HERE}, give the interface of {one.choice.name} an IPv4 address, or start the container with `--network "
+        "host`."
         if not good
         else f"export NCCL_IB_GID_INDEX={good[0]}"
     )
     return Finding(
-        f"GID {one.entry} of {one.choice.name}{f' ({by})' if shows_origin else ''} {fault}",
+        f"GID {one.entry} of {one.choice.name} on {HERE}{f' ({by})' if shows_origin else ''} {fault}",
         ranks=one.identical.ranks,
         severity=severity,
         evidence={

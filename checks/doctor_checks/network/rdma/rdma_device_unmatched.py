@@ -28,6 +28,7 @@ from doctor.api import (
     merge,
     source_of,
 )
+from doctor.core.finding import HERE
 from doctor.facts import (
     EnvironmentFacts,
     GpuFacts,
@@ -58,7 +59,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             if not set_up_after(job, group.events[-1]):
                 yield finding_from_logs(
                     group,
-                    f"RDMA device {group.value('dev')} is visible, but this process cannot open it",
+                    f"RDMA device {group.value('dev')}{group.on_hosts} is visible, but the process cannot open it",
                     severity=Severity.WARNING,
                     confidence=0.5,
                     fix="Pass the device file to the container with `--device=/dev/infiniband`, or exclude the device "
@@ -77,7 +78,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if (group.value("err") or "").startswith("No such device"):
             yield finding_from_logs(
                 group,
-                "NCCL selects an RDMA device that this process cannot use: No such device",
+                f"NCCL{group.on_hosts} selects an RDMA device that its process cannot use: No such device",
                 confidence=0.7,
                 fix="Set NCCL_IB_HCA to devices that `ibv_devinfo` lists in the container, or start the container with "
                 "`--network host`.",
@@ -221,7 +222,7 @@ def rdma_device_unmatched(job: Job) -> Iterator[Verdict]:
     Fix: Run `unset NCCL_IB_HCA`, or set it to devices that `ibv_devinfo` lists with PORT_ACTIVE.
     """
     yield from lacking_verdicts(job, RdmaFacts)
-    yield from merge(_of_ucx(job))
+    yield from merge(_of_ucx(job), job.place_of)
     found: list[Finding] = []
     for nccl, identical in job.each(NcclFacts, also=(RdmaFacts, GpuFacts)):
         setting = nccl.setting("NCCL_IB_HCA")
@@ -249,7 +250,7 @@ def rdma_device_unmatched(job: Job) -> Iterator[Verdict]:
         if wanted.exclude and not named and parse_nccl_integer(nccl.get("NCCL_MNNVL_ENABLE"), 2) == 1:
             continue  # NVLink between hosts, asked for, carries everything (NCCL src/init.cc: 2 is automatic).
         found.append(_finding(setting, named, [one.name for one in active], identical))
-    yield from merge(found)
+    yield from merge(found, job.place_of)
 
 
 def _of_ucx(job: Job) -> Iterator[Finding]:
@@ -265,7 +266,7 @@ def _of_ucx(job: Job) -> Iterator[Finding]:
         there |= {interface.name for interface in interfaces.interfaces}
         if not there & {entry.strip().partition(":")[0] for entry in value.split(",")}:
             yield Finding(
-                f"UCX_NET_DEVICES={value} names neither an RDMA device nor an interface of the host",
+                f"UCX_NET_DEVICES={value} names neither an RDMA device nor an interface on {HERE}",
                 ranks=identical.ranks,
                 evidence={"devices": sorted(there)[:16]},
                 effect="Programs that use UCX (MPI, UCC, NIXL) cannot reach other hosts. NCCL is not affected.",
@@ -279,7 +280,7 @@ def _unused(setting: Setting, identical: IdenticalRanks) -> Iterator[Finding]:
     missing, gpus = identical.missing(RdmaFacts), identical.find(GpuFacts)
     if missing is not None and missing.lack is MissingReason.ABSENT and gpus is not None and gpus.gpus:
         yield Finding(
-            f"{setting_text(setting)} has no effect: the host has no RDMA device",
+            f"{setting_text(setting)} has no effect on {HERE}: no RDMA device",
             ranks=identical.ranks,
             effect="None if the job should not use RDMA; NCCL sends data through its network plugin or sockets.",
             fix=_removing(setting),
@@ -313,7 +314,7 @@ def _malformed(setting: Setting, rdma: RdmaFacts, identical: IdenticalRanks) -> 
         effect = "None as long as no device should be excluded: NCCL uses all of them."
         fix = f"{_removing(setting)[:1].upper()}{_removing(setting)[1:]}" if source_of(setting) else "unset NCCL_IB_HCA"
     if not fault and wanted.exclude and (slip := _misspelled(setting.value, names)):
-        fault = f"the host has no {slip[0]}; did you mean {slip[1]}?"
+        fault = f"{HERE} has no {slip[0]}; did you mean {slip[1]}?"
         fix = _setting(setting, setting.value.replace(slip[0], slip[1], 1))
     if not fault and not wanted.exclude and (also := _also_selected(wanted, names)):
         fault = f"the prefix {also[0]} also selects {', '.join(also[1][:4])}"
@@ -375,7 +376,7 @@ def _finding(setting: Setting, named: list[str], active: list[str], identical: I
 
 
 def _selecting(setting: Setting, devices: str, named: list[str]) -> str:
-    up = f", or bring up {named[0].partition(' ')[0]} (cable, switch port)" if named else ""
+    up = f", or check the cable and the switch port of {named[0].partition(' ')[0]} on {HERE}" if named else ""
     if source_of(setting):
         return f"Remove NCCL_IB_HCA from {setting.source}, or set it to `={devices}` there{up}."
     return f"Run `unset NCCL_IB_HCA` or `export NCCL_IB_HCA='={devices}'`{up}."
@@ -384,4 +385,4 @@ def _selecting(setting: Setting, devices: str, named: list[str]) -> str:
 def _fix_of_port(named: list[str]) -> str:
     port = named[0].partition(" ")[0] if named else ""
     device = port.partition(":")[0]
-    return f"Check the cable and the switch port of {port} with `{link_command(device)}`." if named else ""
+    return f"Check the cable and the switch port of {port} on {HERE} with `{link_command(device)}`." if named else ""

@@ -119,7 +119,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 severity=Severity.ERROR,
                 confidence=0.6,
                 fix=f"Find the first error of the process on {group.value('peer') or 'the peer'}, then check the RDMA "
-                "links with `ibstat` on this host and on that of the peer.",
+                f"links of {f'{hosts_text(group.hosts)} and the peer' if group.hosts else 'both hosts'} with `ibstat`.",
                 explains=("NET021",),
             )
         elif states == {"5"}:
@@ -148,11 +148,12 @@ def _of_ucx(job: Job) -> Iterator[Finding]:
         if group.value("msg2") and device.endswith("/IB"):
             yield finding_from_logs(
                 group,
-                f"RDMA transfers of {device.removesuffix('/IB')} received no response (transport retry count exceeded)",
+                f"RDMA transfers of {device.removesuffix('/IB')}{group.on_hosts} received no response (retry count "
+                "exceeded)",
                 severity=Severity.ERROR,
                 confidence=0.6,
-                fix="Find the first error in the logs of the peers, then check the RDMA links with `ibstat` on this "
-                "host and on those of the peers.",
+                fix="Find the first error in the logs of the peers, then check the RDMA links of "
+                f"{f'{hosts_text(group.hosts)} and the peers' if group.hosts else 'all hosts'} with `ibstat`.",
                 explains=("NET021",),
             )
 
@@ -162,7 +163,7 @@ def _of_efa(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "host.efa_completion"):
         yield finding_from_logs(
             group,
-            f"An EFA transfer failed: {group.value('what')}",
+            f"An EFA transfer{group.on_hosts} failed: {group.value('what')}",
             severity=Severity.ERROR,
             confidence=0.6,
             fix="Find the first error of the process on the other host, whose EFA endpoint may no longer exist.",
@@ -173,7 +174,7 @@ def _of_requests(group: EventGroup, states: set[str]) -> Iterator[Finding]:
     for status in sorted(states.intersection(_STATUS)):
         yield finding_from_logs(
             group,
-            f"RDMA transfer failed (completion status {status}): {_STATUS[status]}",
+            f"RDMA transfer{group.on_hosts} failed (completion status {status}): {_STATUS[status]}",
             evidence=_peers(group),
             severity=Severity.ERROR,
             confidence=0.6,
@@ -195,12 +196,12 @@ def _by_port(job: Job) -> Iterator[Finding]:
         if not any(word in event for word in _HARMLESS):
             name = group.value("dev")
             device = f"{name}:{group.value('port')}" if name else None
-            port = f"RDMA port {device}" if device else "an RDMA port"
+            port = (f"RDMA port {device}" if device else "an RDMA port") + group.on_hosts
             is_of_queue = "fatal event on QP" in group.first.text
             link = (
-                f"the link of {name} with `{link_command(name)}`"
+                f"the link of {name}{group.on_hosts} with `{link_command(name)}`"
                 if name
-                else "the links of the RDMA ports with `ibstat`"
+                else f"the links of the RDMA ports{group.on_hosts} with `ibstat`"
             )
             yield finding_from_logs(
                 group,
@@ -234,7 +235,7 @@ def _by_port(job: Job) -> Iterator[Finding]:
             "Packets may be retransmitted, which slows down the port. If the errors increase, transfers may fail with "
             "`status=12`."
         ),
-        r"EFA|libfabric|queue pair|transfer failed|were flushed|stopped responding": (
+        r"EFA|libfabric|queue pair|transfer.* failed|were flushed|stopped responding": (
             "The rank fails with an NCCL error, and the other ranks wait for it until their timeout."
         ),
         r"no response": "The rank fails with a UCX error, and the other ranks wait for it until their timeout.",
@@ -450,8 +451,8 @@ def _down(seen: list[_ObservedRdmaPort], expected: Mapping[Hashable, BaselineVal
                 severity=Severity.INFO,
                 confidence=0.5,
                 effect="None if the port is intentionally not connected.",
-                fix=f"If the port should be connected, check the cable and the switch port of {one.device.name} with "
-                f"`ibstat {one.device.name}`.",
+                fix=f"If the port should be connected, check the cable and the switch port of {one.device.name} on "
+                f"{one.host.name} with `ibstat {one.device.name}`.",
             )
     yield from _unexpected(unlike)
 

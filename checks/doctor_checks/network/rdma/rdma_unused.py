@@ -26,6 +26,7 @@ from doctor.api import (
     merge,
     source_of,
 )
+from doctor.core.finding import HERE
 from doctor.facts import GpuFacts, NcclFacts, NcclPlugin, RdmaDevice, RdmaFacts, Setting, SoftwareFacts, TrainerFacts
 from doctor.knowledge.interface_syntax import nccl_device_list, parse_nccl_integer
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
@@ -168,7 +169,7 @@ def rdma_unused(job: Job) -> Iterator[Verdict]:
         if nccl_matters(identical):
             causes = (_by_setting(nccl, rdma, identical), _by_system(nccl, rdma, identical))
             found += [one for one in (*causes, _in_part(nccl, rdma, identical)) if one][:1]
-    yield from merge(found)
+    yield from merge(found, job.place_of)
 
 
 def _active(rdma: RdmaFacts) -> int:
@@ -206,7 +207,7 @@ def _by_system(nccl: NcclFacts, rdma: RdmaFacts, identical: IdenticalRanks) -> F
         return None
     why = "libibverbs is not installed" if openable else "/dev/infiniband/uverbs* cannot be opened"
     return Finding(
-        f"{why}, so NCCL uses sockets despite {_counted(rdma)}",
+        f"{why} on {HERE}, so NCCL uses sockets despite {_counted(rdma)}",
         ranks=identical.ranks,
         evidence={"active_ports": _active_names(rdma)},
         fix="Install libibverbs and its providers in the image (`apt-get install libibverbs1 ibverbs-providers`)."
@@ -239,7 +240,7 @@ def _in_part(nccl: NcclFacts, rdma: RdmaFacts, identical: IdenticalRanks) -> Fin
     names = ", ".join(shut[:4]) + (" …" if len(shut) > 4 else "")
     why = f"{names} {'has' if len(shut) == 1 else 'have'} no device file"
     return Finding(
-        f"NCCL can open only {len(usable)} of {len(usable) + len(shut)} active RDMA devices: {why}",
+        f"NCCL on {HERE} can open only {len(usable)} of {len(usable) + len(shut)} active RDMA devices: {why}",
         ranks=identical.ranks,
         severity=Severity.INFO,
         evidence={"usable": sorted(usable)[:16], "closed": shut[:16] if len(shut) > 4 else None},

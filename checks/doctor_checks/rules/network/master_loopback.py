@@ -54,7 +54,13 @@ spec:
 @rule(
     check=master_loopback,
     reads=LaunchFile,
-    impacts={"own rendezvous": OWN_RENDEZVOUS},
+    impacts={
+        "own rendezvous": OWN_RENDEZVOUS,
+        r"in a job of \d+ pods": (
+            "All pods except that of rank 0 connect to themselves, where no store listens, and fail with `The client "
+            "socket has timed out`."
+        ),
+    },
     cases=lambda: (
         shell_fails(
             "localhost for two hosts",
@@ -189,7 +195,7 @@ def _judge_config(root: YamlNode) -> Iterator[Violation]:
         yield Violation(
             place.place,
             f"main_process_ip is {address}, but num_machines is {machines}",
-            "Set main_process_ip to the address of the machine whose machine_rank is 0.",
+            "Set main_process_ip to the address of the host with machine_rank 0.",
         )
 
 
