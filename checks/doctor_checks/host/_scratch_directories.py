@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import msgspec
 
 from doctor.api import Finding, Job, LocalRanks, Severity, merge
+from doctor.core.finding import HERE
 from doctor.facts import Directory, StorageFacts
 
 _LOADS_CODE = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH")
@@ -122,7 +123,7 @@ def _finding(claim: _ScratchClaim, local: LocalRanks, place: str) -> Finding:
             "error": first.error,
         },
         effect=fault.effect,
-        fix=fault.fix,
+        fix=fault.fix.replace(f" on {HERE}", place),
     )
 
 
@@ -147,18 +148,20 @@ def _faults(folder: Directory, least: float) -> Iterator[_ScratchFault]:
             words,
             severity,
             full,
-            f"Delete files in this directory, the largest first:\ndu -xsh {path}/* | sort -h | tail\ndf -h {path}",
+            f"Delete the largest files in {folder.path} on {HERE}, which the first command lists:\n"
+            f"du -xsh {path}/* | sort -h | tail\ndf -h {path}",
         )
     elif folder.free_inodes == 0:
         yield _ScratchFault(
             "is full: no inodes left",
             severity,
             full,
-            f"Delete files in this directory until inodes are free:\ndf -i {path}",
+            f"Delete files in {folder.path} on {HERE} until this command shows free inodes:\ndf -i {path}",
         )
     if folder.noexec and (folder.role == "temporary" or folder.source in _LOADS_CODE):
         mild = Severity.INFO if folder.role == "temporary" else Severity.WARNING
-        yield _ScratchFault("is on a noexec mount", mild, _NOEXEC_EFFECT, _another(folder))
+        effect = _NOEXEC_EFFECT.format(_BUILDERS.get(folder.source or "", "torch.compile, Triton and cpp_extension"))
+        yield _ScratchFault("is on a noexec mount", mild, effect, _another(folder))
     if folder.role == "temporary" and len(folder.path) + _SOCKET_SUFFIX > _LONGEST_SOCKET:
         effect = "None with `num_workers=0`. Otherwise, DataLoader workers may fail with `AF_UNIX path too long`."
         yield _ScratchFault(_TOO_LONG, Severity.INFO, effect, "export TMPDIR=/tmp")
@@ -172,10 +175,13 @@ _TEMPORARY_EFFECT = (
 _FULL_EFFECT = (
     "Launchers, compilers and DataLoader workers that create temporary files fail with `No space left on device`."
 )
-_NOEXEC_EFFECT = (
-    "Libraries that torch.compile, Triton and cpp_extension build there fail to load with `failed to map segment from "
-    "shared object`."
-)
+_NOEXEC_EFFECT = "Libraries that {} would build there fail to load with `failed to map segment from shared object`."
+_BUILDERS = {
+    "TORCHINDUCTOR_CACHE_DIR": "torch.compile",
+    "TRITON_CACHE_DIR": "Triton",
+    "TORCH_EXTENSIONS_DIR": "torch.utils.cpp_extension",
+}
+"""Variables of caches -> what builds libraries in them; TMPDIR serves all of these."""
 
 
 def _another(folder: Directory) -> str:

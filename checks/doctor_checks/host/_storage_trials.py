@@ -197,11 +197,16 @@ def _unshared(
             fix=f"On {_names(faulty)}, mount the file system that the other hosts use "
             f"(`findmnt -T {shlex.quote(split.path)}` shows it on them)."
             if some_share
-            else "Write checkpoints to a file system that all hosts mount (NFS, Lustre, GPFS).",
+            else on_shared_storage(split.path),
         )
 
 
 ONLY_OF_RANK_0 = "Only the host of rank 0 has the checkpoints, so ranks on other hosts cannot load them to resume."
+
+
+def on_shared_storage(path: str) -> str:
+    """The fix for a checkpoint directory that each host has for itself."""
+    return f"Replace {path} with a directory on a file system that all hosts mount (NFS, Lustre, GPFS)."
 
 
 def _slow_directories(job: Job, hosts: Mapping[int, LocalRanks], slow: Iterable[SlowStorage]) -> Iterator[Finding]:

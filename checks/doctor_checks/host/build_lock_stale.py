@@ -93,8 +93,13 @@ def _waited(path: str | None, *, failed: bool, seconds: float) -> str:
     if path is None:
         return "A process waited for the lock of an extension build (file_baton.py)"
     if failed:
-        return f"A process failed to acquire the lock {path}"
-    return f"A process waited{f' {_age(seconds)}' if seconds else ''} for the lock {path}"
+        return f"A process failed to acquire the lock {_shown(path)}"
+    return f"A process waited{f' {_age(seconds)}' if seconds else ''} for the lock {_shown(path)}"
+
+
+def _shown(path: str) -> str:
+    """The path, or its end if it does not fit into a summary."""
+    return path if len(path) <= 50 else _tail(path)
 
 
 def _who(events: tuple[Event, ...]) -> str:
@@ -234,7 +239,7 @@ def build_lock_stale(
             + (", held by no process" if lock.held is False else ""),
             ranks=tuple(ranks),
             evidence={"path": lock.path, "kind": lock.kind, "age_seconds": lock.age, "held": lock.held},
-            fix=_removal(lock),
+            fix=f"Remove the lock file on {job.place_of(ranks)}:\n{_removal(lock)}",
             confidence=1.0 if lock.held is False else 0.8,
         )
 
@@ -280,7 +285,7 @@ def _stuck_finding(local: LocalRanks, ranks: tuple[Rank, ...]) -> Finding:
             "idle_seconds": progress.idle if progress else None,
             "called_at": f"{frame.file}:{frame.line}" if frame else None,
         },
-        fix=f"rm {paths}" if paths else _REMOVE_ALL,
+        fix=f"Remove the lock on {local.name}:\nrm {paths}" if paths else _REMOVE_ALL,
         confidence=1.0 if any(lock.held is False for lock in locks) else 0.8,
         explains=("RUN001", "RUN010", "RUN006"),
     )

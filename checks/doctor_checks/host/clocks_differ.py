@@ -18,7 +18,7 @@ _UNORDERED = (
     "Log lines of different hosts cannot be ordered, so the first failure cannot be distinguished from its "
     "consequences."
 )
-_EXPIRES = " torchrun may consider a running host dead, and certificates may be rejected."
+_EXPIRES = " torchrun may remove a running host from the rendezvous, and certificates may be rejected."
 
 SHOWN = 16
 """Maximum number of hosts in the evidence."""

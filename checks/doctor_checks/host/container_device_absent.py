@@ -82,8 +82,7 @@ def _rocm(*files: str) -> JobBuilder:
 
 _SHUT = 'NVML fails with "Unknown Error": the container has lost access to its GPUs'
 _INJECT = (
-    "Restart the container with its GPUs injected by CDI, so that `systemctl daemon-reload` on the host does not "
-    "remove them again."
+    "Restart the container with its GPUs injected by CDI, so that `systemctl daemon-reload` does not remove them again."
 )
 
 
@@ -139,7 +138,7 @@ def _fix_of_log(event: Event, files: tuple[str, ...]) -> str:
     if event.value("environment"):
         return "Check the driver and the device files on the host of the rank:\nnvidia-smi\nls -l /dev/nvidia*"
     if "nvidia-container-cli" in event.text:
-        return "Check on the host that the driver works and that the requested GPUs exist:\nnvidia-smi -L"
+        return "Check on the container's host that the driver works and that the requested GPUs exist:\nnvidia-smi -L"
     if event.value("capability"):
         # https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html
         return (
@@ -162,8 +161,8 @@ def _fix(files: str) -> str:
     options = " ".join(f"-c {minor}" for minor in re.findall(r"nvidia(\d+)", files.replace("nvidiactl", "nvidia255")))
     options = options or "-u -c 0"
     return (
-        f"Run `sudo nvidia-modprobe {options}` on the host, then start the container with `docker run --gpus all` or "
-        "request its GPUs from the Kubernetes device plugin."
+        f"Run `sudo nvidia-modprobe {options}` on the container's host, then start the container with `docker run "
+        "--gpus all` or request its GPUs from the Kubernetes device plugin."
     )
 
 
@@ -246,7 +245,7 @@ def container_device_absent(job: Job) -> Iterator[Verdict]:
             missing.setdefault((files, words, severity), []).extend(local.ranks)
     for (files, words, severity), ranks in missing.items():
         yield Finding(
-            f"{files} missing in the container: {words}",
+            f"{files} missing in the container ({job.place_of(ranks)}): {words}",
             ranks=tuple(ranks),
             severity=severity,
             evidence={"missing": files.rpartition(" ")[0]},
@@ -258,7 +257,7 @@ def _shut(local: LocalRanks, reason: str) -> Finding:
     """The device cgroup of a running container was replaced by one without its GPUs, whose files are still there
     (NVIDIA Container Toolkit, troubleshooting: "Containers losing access to GPUs")."""
     return Finding(
-        _SHUT,
+        _SHUT.replace("the container", f"the container ({local.name})"),
         ranks=local.ranks,
         evidence={"nvml": reason},
         fix=_INJECT,

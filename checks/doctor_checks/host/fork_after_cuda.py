@@ -86,8 +86,9 @@ _NOT_STARTED = "No rank is started."
     needs=(ProcessFacts,),
     from_logs=_from_logs,
     impacts={
-        r"fail if CUDA is used before fit": (
-            'If CUDA is used before fit, each rank fails with "Cannot re-initialize CUDA in forked subprocess".'
+        r"fail if CUDA is used before": (
+            'If CUDA is used before `trainer.fit()`, each rank fails with "Cannot re-initialize CUDA in forked '
+            'subprocess".'
         ),
         r"already holds GPU memory|after (?:its|their) parent": (
             'The first CUDA call of the forked process fails with "Cannot re-initialize CUDA in forked '
@@ -166,7 +167,7 @@ def _findings(forked: list[int], holding: dict[str, list[int]], forking: dict[st
         )
     for strategy, ranks in forking.items():
         yield Finding(
-            f"Strategy {strategy} forks the ranks, which fail if CUDA is used before fit",
+            f"Strategy {strategy} forks the ranks, which fail if CUDA is used before",
             ranks=tuple(ranks),
             severity=Severity.WARNING,
             evidence={"strategy": strategy, "interactive": False},

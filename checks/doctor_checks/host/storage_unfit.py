@@ -15,7 +15,14 @@ from doctor.testing import Fails, JobBuilder, Passes, healthy, logged, running
 from doctor.testing.storage_trials import storage_apart, storage_tried, storage_unread
 from doctor_checks.host._scratch_directories import scratch_findings
 from doctor_checks.host._storage_messages import storage_messages
-from doctor_checks.host._storage_trials import ONLY_OF_RANK_0, ROLES, WRITE_ERRORS, remedy, storage_findings
+from doctor_checks.host._storage_trials import (
+    ONLY_OF_RANK_0,
+    ROLES,
+    WRITE_ERRORS,
+    on_shared_storage,
+    remedy,
+    storage_findings,
+)
 
 WHOLE = ("ddp", "ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false")
 """Strategies with which only rank 0 writes checkpoints, so that separate folders of the hosts only affect resuming."""
@@ -449,15 +456,21 @@ def _fix(words: str, folder: Directory, hosts: str) -> str:
     if words == "is missing":
         return f"Create the directory on {hosts}, or mount its file system there:\nmkdir -p {path}"
     if words.startswith("cannot be created"):
-        return f"Have an administrator create {path} on {hosts} for the job's user, or use another directory."
+        return f"Ask an administrator to create {path} on {hosts} for the job's user, or use another directory."
     if words == "is not writable":
         return remedy("Permission denied", folder.path, f" on {hosts}")
     if words == "has no free inodes":
-        return f"Delete files on this file system of {hosts}, or use another directory:\ndf -i {path}"
+        return (
+            f"Delete files on the file system of {folder.path} on {hosts} until this command shows free inodes, or use "
+            f"another directory:\ndf -i {path}"
+        )
     if words.startswith("has less than"):
-        return f"Free space on this file system of {hosts}, or use another directory:\ndf -h {path}"
+        return (
+            f"Delete files on the file system of {folder.path} on {hosts} until this command shows enough free space, "
+            f"or use another directory:\ndf -h {path}"
+        )
     if words == _UNSHARED:
-        return "Write checkpoints to a file system that all hosts mount (NFS, Lustre, GPFS)."
+        return on_shared_storage(folder.path)
     if words.startswith("is not accessible"):
         return f"Use another directory, or correct this path on {hosts}:\nnamei -l {path}"
     return (
