@@ -1,4 +1,4 @@
-"""ENV018: ranks of one machine in separate namespaces."""
+"""ENV018: ranks of one host in separate namespaces."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ UNKNOWN: Spaces = (None,) * len(KINDS)
     ),
 )
 def containers_split(job: Job) -> Iterator[Verdict]:
-    """Ask whether the ranks of one machine share /dev/shm and their IPC, PID and network namespaces.
+    """Ask whether the ranks of one host share /dev/shm and their IPC, PID and network namespaces.
 
     Why it hurts: NCCL uses neither P2P nor shared memory between ranks in separate namespaces. Their traffic goes
     through the network card or a bridge, which is many times slower.
-    Fix: Run all ranks of a machine in one container, or start each container with
+    Fix: Run all ranks of a host in one container, or start each container with
     `--ipc=host --pid=host --network=host`.
     """
     machines = [_spaces_of(local) for local in job.by_machine()]
@@ -126,10 +126,10 @@ def _report(known: list[tuple[Rank, Spaces]], differing: tuple[str, ...], *, is_
     ordered = sorted(groups.values(), key=lambda ranks: -len(ranks))
     tie = len(ordered[0]) == len(ordered[1])
     blamed = tuple(sorted(number for ranks in (ordered if tie else ordered[1:]) for number in ranks))
-    who, others, where = "Ranks" if tie else "Some ranks", "" if tie else " with the others", "of one machine"
+    who, others, where = "Ranks" if tie else "Some ranks", "" if tie else " with the others", "on one host"
     if is_only:
         hosts = list(dict.fromkeys(rank.host.name for rank, _ in known))
-        where = f"on {hosts[0]}" if len(hosts) == 1 else f"of one machine ({', '.join(hosts[:4])})"
+        where = f"on {hosts[0]}" if len(hosts) == 1 else f"on one host ({', '.join(hosts[:4])})"
         who = who if tie else ranks_in_words(blamed).capitalize()
     verb = "does" if who.startswith("Rank ") else "do"
     return Finding(
@@ -140,7 +140,7 @@ def _report(known: list[tuple[Rank, Spaces]], differing: tuple[str, ...], *, is_
             "groups": [ranks_in_words(tuple(sorted(ranks))) for ranks in ordered[:8]],
         },
         effect=_effect(differing),
-        fix="Run all ranks of a machine in one container, or start each container with "
+        fix="Run all ranks of a host in one container, or start each container with "
         f"`{' '.join(dict.fromkeys(_OPTIONS[kind] for kind in differing))}`.",
     )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from doctor.analysis.launch_origin import direct_launch, slurm_step
 from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Unknown, Verdict, check, merge
-from doctor.facts import EnvironmentFacts, HostFacts, ProcessFacts, SlurmFacts
+from doctor.facts import EnvironmentFacts, HostFacts, LaunchFacts, ProcessFacts, SlurmFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 
 
@@ -114,7 +115,7 @@ def cpu_share_too_small(job: Job, *, threads_per_cpu: float = 1.0) -> Iterator[V
     crowded = [(local, group) for local, known in hosts for group in _crowded(local, known, threads_per_cpu)]
     names = {local.name for local, _ in crowded}
     place = names.pop() if len(names) == 1 else "a host"  # hosts with the same fault have one finding
-    yield from merge(_report(group, place) for _, group in crowded)
+    yield from merge(_report(group, place, local) for local, group in crowded)
 
 
 def _unreadable(job: Job) -> Iterator[Finding]:
@@ -148,10 +149,15 @@ def _not_inherited(job: Job) -> Iterator[Finding]:
         )
 
 
-_MORE_CPUS = {
-    "quota": "raise the CPU limit of the container or cgroup",
-    "pinned": "give each rank more CPUs, with `srun --cpus-per-task` or `mpirun --bind-to none`",
-}
+_RAISE = "raise the CPU limit of the container or cgroup"
+
+
+def _unpinned(local: LocalRanks) -> str:
+    launch = local.find(LaunchFacts)
+    direct = direct_launch(launch) if launch else None
+    program = direct.program if direct else "srun" if launch and slurm_step(launch) else ""
+    options = {"srun": "`srun --cpus-per-task`", "mpirun": "`mpirun --bind-to none`"}
+    return f"give each rank more CPUs with {options.get(program, ' or '.join(options.values()))}"
 
 
 def _processes(local: LocalRanks) -> list[tuple[int, ProcessFacts]]:
@@ -201,13 +207,13 @@ def _cores(cpus: tuple[int, ...]) -> str:
     return "CPUs " + ",".join(map(str, cpus[:8])) + (f" and {len(cpus) - 8} more" if len(cpus) > 8 else "")
 
 
-def _report(crowd: Crowd, place: str) -> Finding:
+def _report(crowd: Crowd, place: str, local: LocalRanks) -> Finding:
     ranks, cpus, how = crowd
     numbers, threads = tuple(number for number, _ in ranks), _threads(ranks)
     each = max(1, int(cpus // len(ranks)))
     who = f"1 rank on {place} runs" if len(ranks) == 1 else f"{len(ranks)} ranks on {place} run"
     threads_fit = all(process.threads_per_process in (None, each) for _, process in ranks)
-    more = _MORE_CPUS["quota" if "quota" in how else "pinned"]
+    more = _RAISE if "quota" in how else _unpinned(local)
     return Finding(
         f"{who} {threads} thread{'' if threads == 1 else 's'} on {cpus:g} CPU{'' if cpus == 1 else 's'} ({how})",
         ranks=numbers,

@@ -67,7 +67,7 @@ REASONS = (
     ),
     EndReason(
         ("preempt",),
-        "The job was preempted: another job took its hosts",
+        "The job was preempted: its hosts were assigned to another job",
         0.95,
         "Resume from the last checkpoint, and write checkpoints more often than jobs are preempted.",
     ),
@@ -84,7 +84,7 @@ REASONS = (
         ("evict", "kubelet", "taint", "low on resource"),
         EVICTED,
         0.9,
-        "Look up the reason with `kubectl describe pod NAME`, then resume from the last checkpoint.",
+        "Look up the reason with `kubectl get events`, then resume from the last checkpoint.",
     ),
 )
 CANCELLED = EndReason(
@@ -249,7 +249,7 @@ def _by_signal(job: Job) -> Iterator[Finding]:
 
 _INTERRUPTED = (
     "torchrun was interrupted (SIGINT, for example Ctrl-C) and stopped its ranks",
-    "If it was stopped because it hung, run `doctor attach` on its hosts before the next interrupt.",
+    "If the job hung before, run `doctor attach` on its hosts before the next interrupt.",
 )
 _FIX_OF_SIGNAL = (
     "Look for the sender in the scheduler's record of the job, and for an earlier failure in the torchrun logs of the "
@@ -301,7 +301,9 @@ def _named(reason: EndReason, event: Event) -> tuple[str, str]:
         return reason.summary, reason.fix
     pod = named["pod"] or named["row"]
     space, _, name = pod.rpartition("/")
-    return f"Pod {pod} was evicted", reason.fix.replace("pod NAME", f"pod {name}{f' -n {space}' if space else ''}")
+    return f"Pod {pod} was evicted", reason.fix.replace(
+        "get events", f"describe pod {name}{f' -n {space}' if space else ''}"
+    )
 
 
 _BY_WHOM = {

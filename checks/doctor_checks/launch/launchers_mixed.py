@@ -76,7 +76,7 @@ _OF_SLURM = ("slurm.script", "pl.slurm_requeue.harmless", "slurm.task_exit")
 
 
 def _waits_alone(job: Job) -> Iterator[Finding]:
-    """Report rank 0 of Lightning if it waits for ranks that nothing starts.
+    """Report rank 0 of Lightning if it waits for ranks that are not started.
 
     On one host Lightning prints a line for each rank that it starts. If only rank 0 prints one and then waits, it
     assumes that a launcher started it."""
@@ -96,7 +96,7 @@ def _alone(group: EventGroup, size: int, names: str) -> Finding:
     why = f"because {names} {'are' if ',' in names else 'is'} set"
     return finding_from_logs(
         group,
-        "Lightning waits for ranks that nothing starts, "
+        "Lightning waits for ranks that are not started, "
         + (why if names else "probably because of a stale LOCAL_RANK or NODE_RANK"),
         ranks=(),
         evidence={"world_size": size or None, "set": names or None},
@@ -225,7 +225,7 @@ def launchers_mixed(job: Job) -> Iterator[Verdict]:
     """Ask whether exactly one launcher sets the rank variables of this process.
 
     Why it hurts: PyTorch reads one set of variables and Lightning another, so several processes use the same rank,
-    every rank starts the whole job again, or a process waits for ranks that nothing starts.
+    every rank starts the whole job again, or a process waits for ranks that are not started.
     Fix: Use one launcher: list the variables with `env | grep -E 'RANK|WORLD_SIZE|SLURM_'` and unset those of others.
     """
     yield from _judge_direct(job)
@@ -277,8 +277,7 @@ def _judge_direct(job: Job) -> Iterator[Finding]:
         },
         effect=f"PyTorch reads RANK, and Lightning {direct.rank_name}, so several processes use the same rank, or wait "
         "for ranks that do not exist.",
-        fix=f"Run `unset RANK LOCAL_RANK` before {direct.program}, or set RANK in each task: "
-        f"`{direct.program} bash -c 'RANK=${direct.rank_name} exec python train.py'`.",
+        fix=f"Run `unset RANK LOCAL_RANK` before {direct.program}, or set `RANK=${direct.rank_name}` inside each task.",
         explains=("ENV001", "ENV004"),
     )
 
@@ -299,18 +298,18 @@ def _judge_torchrun(launch: LaunchFacts, step: SlurmStep, identical: IdenticalRa
         return  # One torchrun per task with a matching --nnodes: their agents form one world.
     local = launch.local_world_size or 1
     yield Finding(
-        f"srun starts torchrun {step.most_per_node} times per node, and each starts {local} "
+        f"srun starts torchrun {step.most_per_node} times per host, and each starts {local} "
         f"process{'' if local == 1 else 'es'}",
         ranks=identical.ranks,
         evidence={
             "SLURM_STEP_TASKS_PER_NODE": launch.get("SLURM_STEP_TASKS_PER_NODE"),
             "SLURM_STEP_NUM_TASKS": step.size,
             "LOCAL_WORLD_SIZE": local,
-            "processes_per_node": (step.most_per_node or 1) * local,
+            "processes_per_host": (step.most_per_node or 1) * local,
         },
-        effect="The torchrun processes of a node compete for one port (EADDRINUSE), and their ranks for the same GPUs.",
-        fix="Start torchrun once per node (`srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES "
-        "--nproc-per-node=gpu train.py`), or start one task per GPU with srun, without torchrun.",
+        effect="The torchrun processes of a host compete for one port (EADDRINUSE), and their ranks for the same GPUs.",
+        fix="Start torchrun once per host with `srun --ntasks-per-node=1`, or start one task per GPU with srun, "
+        "without torchrun.",
         explains=("ENV004", "ENV008", "GPU001"),
     )
 
@@ -367,7 +366,7 @@ def _judge_node_rank(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator
     release = release_of(lightning)
     if name == "NODE_RANK" and release is not None and release[:2] < LAST_THAT_WAITS:
         yield Finding(
-            f"NODE_RANK={number} is set, so Lightning {lightning} waits for processes that nothing starts",
+            f"NODE_RANK={number} is set, so Lightning {lightning} waits for processes that are not started",
             ranks=identical.ranks,
             evidence={name: number, "lightning": lightning},
             effect='Training with several GPUs hangs at "initializing ddp: GLOBAL_RANK: 0".',

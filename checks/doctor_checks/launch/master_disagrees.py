@@ -86,7 +86,7 @@ def _differing(group: EventGroup, masters: dict[str, str], confidence: float) ->
         ranks=(),
         evidence={"masters": masters},
         confidence=confidence,
-        fix=f"Use the master of host 0 on all hosts: `--master-addr={shlex.quote(masters['host 0'])}`."
+        fix=f"Use the master of host 0, `--master-addr={shlex.quote(masters['host 0'])}`, on all hosts."
         if "host 0" in masters
         else "Use the same master on all hosts: an address of the host with node rank 0.",
         explains=("NET006", "ENV005", "ENV015"),

@@ -54,7 +54,7 @@ def master_port_invalid(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: PyTorch raises an error, or rank 0 binds a port unknown to the other ranks, and they block until the
     timeout.
-    Fix: Set the same free port (1024 or higher) on every host: `export MASTER_PORT=29500`.
+    Fix: Set the same free port from 1024 to 32767 on every host, for example with `export MASTER_PORT=29500`.
     """
     findings: list[Finding] = []
     by_port: dict[str, list[tuple[LaunchFacts, IdenticalRanks]]] = {}
@@ -88,7 +88,7 @@ def _wrong(text: str, port: int | None) -> str | None:
     if port is None:
         return f"MASTER_PORT={text!r} is not a number"
     if port == 0:
-        return "MASTER_PORT=0: the kernel picks a port for rank 0 that no other rank knows"
+        return "MASTER_PORT=0: rank 0 listens on a port that the kernel picks and other ranks cannot determine"
     return None if 0 < port < 65536 else f"MASTER_PORT={port} is not a valid port (1-65535)"
 
 

@@ -143,11 +143,9 @@ def _fix(homes: list[str], claimants: list[Rank]) -> str:
     if len(homes) > 1 and not any(map(_is_counted, claimants)):
         numbered = ", ".join(f"{host}: --node-rank={index}" for index, host in enumerate(homes[:4]))
         return f"Start each host with its own node rank ({numbered}), or use --rdzv-backend=c10d."
-    if any(map(_is_counted, claimants)):
-        return (
-            "Set RANK inside each task, not before srun or mpirun: "
-            "`srun bash -c 'RANK=$SLURM_PROCID exec python train.py'`."
-        )
+    launches = [rank.find(LaunchFacts) for rank in claimants]
+    if direct := next((found for launch in launches if launch and (found := direct_launch(launch))), None):
+        return f"Run `unset RANK` before {direct.program}, and set `RANK=${direct.rank_name}` inside each task."
     numbers = [process.pid for rank in claimants if (process := rank.find(ProcessFacts)) and process.pid is not None]
     which = f" (PID {' or '.join(map(str, numbers))})" if 1 < len(numbers) <= 4 else ""
     return f"End the process of an earlier run on {homes[0]}{which}, or give each process its own RANK."

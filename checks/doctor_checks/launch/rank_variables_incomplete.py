@@ -42,8 +42,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             f"{'it' if is_one else 'them'}",
             evidence={"missing": names},
             confidence=0.6,
-            fix="Start the script with torchrun, which sets the rank variables:\n"
-            "torchrun --nproc-per-node=gpu train.py",
+            fix="Start the script with `torchrun --nproc-per-node=gpu`, which sets the rank variables.",
             explains=("RUN004",),
         )
 

@@ -63,10 +63,10 @@ _LATE_WORDS = ("heartbeat", "shutdown the rendezvous", "shut down the rendezvous
 def rendezvous_failed(job: Job) -> Iterator[Verdict]:
     """Ask whether the rendezvous of torchrun could connect to its store.
 
-    Why it hurts: all hosts wait at the rendezvous until the timeout. With the c10d backend, only a host that
-    recognizes the endpoint as its own address serves the store.
-    Fix: Set --rdzv-endpoint on all hosts to a name or address that the first host recognizes as its own, or pass
-    --rdzv-conf is_host=true on the first host to make it serve the store.
+    Why it hurts: all hosts wait at the rendezvous until the timeout. With the c10d backend, only a host
+    whose own name or address is the endpoint serves the store.
+    Fix: Set --rdzv-endpoint on all hosts to the host name or an address of the first host, or pass --rdzv-conf
+    is_host=true on the first host, so that it serves the store.
     """
     yield from _by_closing(job)
     early = tuple(event for event in events_of_kinds(job, *_KINDS) if _is_start(job, event))

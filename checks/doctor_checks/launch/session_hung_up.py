@@ -36,7 +36,7 @@ from doctor.testing import Fails, Passes, logged
 def session_hung_up(job: Job) -> Iterable[Verdict]:
     """Ask whether the launcher received SIGHUP.
 
-    Why it hurts: the signal, which `torchrun` forwards, ends all ranks. Nothing is wrong with the training itself.
+    Why it hurts: the signal, which `torchrun` forwards, ends all ranks. The training itself did not fail.
     Fix: Restart the job in a `tmux` session or as a batch job, and resume from the last checkpoint.
     """
     return ()

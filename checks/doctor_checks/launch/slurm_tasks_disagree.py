@@ -330,7 +330,7 @@ def _contradictions(job: Job, launch: LaunchFacts, identical: IdenticalRanks) ->
             evidence=_slurm_variables(launch),
             effect=f"A script that reads SLURM_NTASKS waits for {tasks} ranks until the timeout: SLURM runs the batch "
             "script once, and only srun starts all tasks.",
-            fix="Start the training with srun in the batch script:\nsrun python train.py",
+            fix="Put `srun` before the command that starts the training in the batch script.",
         )
     # Without --ntasks-per-node Lightning cannot compare the numbers; it starts with the tasks that exist
     trainer, step = identical.find(TrainerFacts), slurm_step(launch)
@@ -346,7 +346,7 @@ def _contradictions(job: Job, launch: LaunchFacts, identical: IdenticalRanks) ->
         evidence={"devices": trainer.devices, "num_nodes": nodes, **_slurm_variables(launch)},
         effect="Lightning trains only on the ranks that exist, but shards the data for all configured ranks, so some "
         "samples are never read.",
-        fix=f"Use `#SBATCH --nodes={nodes} --ntasks-per-node={trainer.devices}` and `srun python train.py`.",
+        fix=f"Use `#SBATCH --nodes={nodes} --ntasks-per-node={trainer.devices}`, and start the script with `srun`.",
     )
 
 
@@ -364,7 +364,7 @@ def _judge_numbers(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[F
                 evidence={name: number, count_name: count, **_slurm_variables(launch)},
                 effect=f"Scripts and Lightning use {name} and {count_name} as rank and world size, so "
                 "init_process_group() rejects the rank or blocks until the timeout.",
-                fix=f"unset {name} {count_name}\nsrun python train.py",
+                fix=f"Run `unset {name} {count_name}`, and start the script with `srun`.",
             )
 
 
@@ -383,7 +383,7 @@ def _judge_step(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Find
         f"{'exists' if started == 1 else 'exist'}."
         if needed > started
         else f"{started} tasks run with a world size of {needed}: some are not in the process group.",
-        fix="Start all tasks directly from the batch script with `srun python train.py`.",
+        fix="Start all tasks with `srun` directly in the batch script.",
     )
 
 
@@ -396,16 +396,15 @@ def _judge_torchrun(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[
     if nodes > 1 and world is not None and world == local:
         standalone = _is_standalone(launch)
         yield Finding(
-            f"torchrun runs on {nodes} nodes (SLURM_STEP_NUM_NODES), but WORLD_SIZE={world} covers only one of them",
+            f"torchrun runs on {nodes} hosts (SLURM_STEP_NUM_NODES), but WORLD_SIZE={world} covers only one of them",
             ranks=identical.ranks,
             evidence={"SLURM_STEP_NUM_NODES": nodes, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": local},
-            effect="Each node trains a separate model, which is intended only for independent runs."
+            effect="Each host trains a separate model, which is intended only for independent runs."
             if standalone
-            else "Each node trains a separate model, or waits for ranks that have joined another rendezvous.",
-            fix="For one job on all nodes, give torchrun a common rendezvous:\n"
-            'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
-            f"srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node={local} --rdzv-backend=c10d "
-            "--rdzv-endpoint=$head:29500 --rdzv-id=$SLURM_JOB_ID train.py",
+            else "Each host trains a separate model, or waits for ranks that have joined another rendezvous.",
+            fix=f"To train one model on all hosts, start torchrun with `--nnodes={nodes} --rdzv-backend=c10d "
+            '--rdzv-id=$SLURM_JOB_ID --rdzv-endpoint="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)"`'
+            f"{' instead of `--standalone`' if standalone else ''}.",
             severity=Severity.INFO if standalone else Severity.WARNING,
         )
 

@@ -45,7 +45,7 @@ def master_port_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]
     """Ask whether the master port is a valid port number.
 
     Why it hurts: PyTorch rejects the port on every rank, and the job does not start.
-    Fix: Set the same port from 1024 to 32767 on all ranks: `export MASTER_PORT=29500`.
+    Fix: Set the same port from 1024 to 32767 on all ranks, for example with `export MASTER_PORT=29500`.
     """
     for setting in file.settings:
         if (

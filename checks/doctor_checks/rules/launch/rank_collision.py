@@ -216,8 +216,8 @@ def _judge_settings(file: ShellFile) -> Iterator[Violation]:
                 yield Violation(
                     setting.place,
                     f"The batch script expands {setting.name}={shown(setting.value)} to 0 for all tasks",
-                    fix=f"Set {setting.name} in each task, in single quotes: "
-                    f"`srun bash -c '{setting.name}={shown(setting.value)} python train.py'`.",
+                    fix=f"Set `{setting.name}={shown(setting.value)}` inside each task, in single quotes after `srun "
+                    "bash -c`.",
                     evidence=((setting.name, shown(setting.value)),),
                 )
 

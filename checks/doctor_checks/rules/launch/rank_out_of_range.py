@@ -8,7 +8,7 @@ from doctor.api import FileFails, FilePasses, LaunchFile, Violation, rule
 from doctor.lint.launch.launch_file import Launch
 from doctor.lint.launch.manifest import Manifest
 from doctor.lint.launch.partial_text import whole_number
-from doctor.lint.launch.process_launches import hosts_of, rank_of_host, starts_of, uses_node_rank
+from doctor.lint.launch.process_launches import hosts_of, option_name, rank_of_host, starts_of, uses_node_rank
 from doctor.testing.script_cases import shell_fails, shell_passes
 from doctor_checks.launch.rank_out_of_range import rank_out_of_range
 
@@ -50,7 +50,7 @@ def rank_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
                 f"The node rank is {number}, but "
                 + ("the job has 1 host" if hosts == 1 else f"the {hosts} hosts are numbered 0-{hosts - 1}"),
                 effect=_effect(start.launch),
-                fix=_fix(hosts),
+                fix=_fix(hosts, option_name(start.launch, start.launch.command.node_rank)),
                 evidence=(("node_rank", number), ("hosts", hosts)),
             )
     if isinstance(file, Manifest):
@@ -61,7 +61,7 @@ def rank_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
                     place.place,
                     f"machine_rank={number} is not below num_machines={machines}: "
                     + ("the only valid machine rank is 0" if machines == 1 else f"machine ranks are 0-{machines - 1}"),
-                    fix=_fix(machines),
+                    fix=_fix(machines, "machine_rank"),
                     evidence=(("machine_rank", number), ("num_machines", machines)),
                 )
 
@@ -77,7 +77,8 @@ def _effect(launch: Launch) -> str:
     )
 
 
-def _fix(hosts: int) -> str:
+def _fix(hosts: int, name: str) -> str:
+    """``name``: the option or key of the node rank."""
     if hosts == 1:
-        return "Set the node rank to 0, or set the number of hosts to that of the job."
-    return f"Number the hosts from 0 to {hosts - 1}."
+        return f"Set {name} to 0, or set the number of hosts to that of the job."
+    return f"Set {name} to a different number from 0 to {hosts - 1} on each host."

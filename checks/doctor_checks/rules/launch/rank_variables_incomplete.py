@@ -120,4 +120,4 @@ def _rendezvous(launch: Launch) -> str:
     given = option_of(launch, launch.command.master)
     if given:
         return f"Replace `--{launch.command.master}={shown(given)}` with `{added}{shown(given)}`."
-    return f"Add `{added}HOST`, with the first host as HOST."
+    return f'Add `{added}"$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)"`.'
