@@ -115,7 +115,8 @@ def test_a_declared_finding_uses_groups_of_its_pattern(pattern):
     declared = pattern.finding
     assert pattern.check in CHECKS.ids()
     assert set(declared.explains) <= set(CHECKS.ids())
-    groups = {name for one in PATTERNS if one.kind == pattern.kind for name in re.findall(r"\(\?P<(\w+)>", one.pattern)}
+    same = [one.pattern for one in PATTERNS if one.kind == pattern.kind]
+    groups = {"on_hosts", *(name for text in same for name in re.findall(r"\(\?P<(\w+)>", text))}
     places = re.findall(r"\{([\w|]+)\}", declared.summary + declared.fix)
     assert {name for names in (*places, *declared.evidence.values()) for name in names.split("|")} <= groups
     assert {*declared.by, *declared.blames} <= groups

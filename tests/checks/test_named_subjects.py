@@ -60,12 +60,12 @@ def loopback(hosts):
         (
             "ENV018",
             healthy(hosts=2, per_host=4).alter(ProcessFacts, ranks=(3, 7), shm_device=91),
-            "Some ranks of one machine do not share /dev/shm with the others",
+            "Some ranks on one host do not share /dev/shm with the others",
         ),
         (
             "ENV018",
             healthy(hosts=2, per_host=2).alter(HostFacts, boot_id="boot-0"),
-            "Ranks of one machine (node0, node1) do not share the IPC, PID and network namespaces",
+            "Ranks on one host (node0, node1) do not share the IPC, PID and network namespaces",
         ),
         ("HOST004", without_tmpdir("node1"), "TMPDIR=/tmp/none on node1 does not exist"),
         ("HOST004", without_tmpdir("node1", "node2"), "TMPDIR=/tmp/none does not exist"),

@@ -30,7 +30,11 @@ def test_the_masters_name_is_corrected_on_the_host_that_resolves_it_wrongly():
 @pytest.mark.parametrize(
     ("error", "fix"),
     [
-        ("110 Connection timed out", "Make sure that `ping -I 10.0.0.1 10.0.1.2` succeeds on node1"),
+        (
+            "110 Connection timed out",
+            "Add the route between 10.0.0.1 and 10.0.1.2 that RoCE needs, until this command succeeds on node1:\n"
+            "ping -c 1 -I 10.0.0.1 10.0.1.2",
+        ),
         ("22 Invalid argument", "Run `unset NCCL_IB_GID_INDEX`"),
     ],
 )

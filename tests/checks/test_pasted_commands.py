@@ -64,9 +64,15 @@ def test_the_path_of_a_lock_is_quoted(tmp_path: Path, monkeypatch, folder):
     lock.touch()
     os.utime(lock, (time.time() - 18_000,) * 2)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    told = CliRunner().invoke(app, ["check", "--gather", "none", "--select", "HOST008"]).output
-    fix = next(line.split(maxsplit=1)[1] for line in told.splitlines() if line.strip().startswith("fix "))
-    assert fix in (f"rm '{lock}'", "rm LOCK, whose path holds control characters")
+    told = [
+        line.strip()
+        for line in CliRunner().invoke(app, ["check", "--gather", "none", "--select", "HOST008"]).output.splitlines()
+    ]
+    fix = next(index for index, line in enumerate(told) if line.startswith("fix "))
+    if "\n" in folder:
+        assert told[fix].endswith("whose path contains control characters.")
+    else:
+        assert f"rm '{lock}'" in told[fix + 1]
 
 
 def fix_of(check_id, sketch):

@@ -35,7 +35,7 @@ def texts_of(check_id, case_name):
         ("DATA011", "seed_everything(rank), which the Trainer's samplers use", "Call `seed_everything`"),
         ("ENV014", "python in a batch script of four tasks", "RuntimeError, because SLURM_NTASKS is set without"),
         ("ENV014", "a batch script of four tasks per host", "this process is task 0 (SLURM_PROCID), starts no others"),
-        ("ENV014", "a batch script of four tasks per host", "`srun --ntasks-per-node=4 python train.py`"),
+        ("ENV014", "a batch script of four tasks per host", "`srun --ntasks-per-node=4`"),
         ("ENV014", "the shell of salloc in a named job with tasks per host", "which is not set, and raises KeyError"),
         ("GPU003", "names a device that is not there", "so only cuda:0 is visible. A rank that selects cuda:1 fails"),
         ("GPU003", "a UUID of another host", 'ranks find no GPU ("No CUDA GPUs are available")'),

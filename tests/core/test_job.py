@@ -1,5 +1,8 @@
+import pytest
+
 from doctor.analysis.visible_devices import gpu_of, shares
 from doctor.core.capture import from_document, to_document
+from doctor.core.finding import HERE, Finding, merge
 from doctor.core.job import build_job
 from doctor.facts import Gpu, GpuFacts, HostFacts, LaunchFacts, NcclFacts, PeerLink, SoftwareFacts
 from doctor.testing import healthy
@@ -62,6 +65,23 @@ def test_two_processes_may_claim_one_rank():
     job = healthy(hosts=2, per_host=2).renumbered(3, 2).job()
     assert [rank.number for rank in job.ranks] == [0, 1, 2, 2]
     assert job.hosts_of((2,)) == ("node1",)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "place"), [((3,), "node1"), ((0, 2), "node0 and node1"), (range(6), "all hosts"), ((), "")]
+)
+def test_the_hosts_of_ranks_in_words(ranks, place):
+    assert healthy(hosts=3, per_host=2).job().place_of(ranks) == place
+
+
+def test_a_part_of_a_job_is_not_called_all_hosts():
+    assert healthy(hosts=3, per_host=1).only((0, 1)).job().place_of((0, 1)) == "node0 and node1"
+
+
+def test_a_fault_of_many_hosts_is_one_finding_with_their_names():
+    job = healthy(hosts=3, per_host=1).job()
+    drafts = [Finding(f"eth1 on {HERE} is down", ranks=(number,)) for number in (0, 2)]
+    assert [one.summary for one in merge(drafts, job.place_of)] == ["eth1 on node0 and node2 is down"]
 
 
 def shown(*numbers: int) -> GpuFacts:

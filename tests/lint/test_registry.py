@@ -118,7 +118,7 @@ def _hits_the_marked_lines(rule, case):
         ("CODE035", "parameters to the CPU in stage 2", "| Set `stage` to 3, or remove `offload_param`."),
         ("CODE035", "fp16 and bf16", "| Set `fp16.enabled` to false"),
         ("ENV002", "counted from one", "torchrun does not reject the node rank"),
-        ("ENV002", "counted from one", "| Number the hosts from 0 to 1."),
+        ("ENV002", "counted from one", "| Set --node-rank to a different number from 0 to 1 on each host."),
     ],
 )
 def test_texts_say_what_their_case_shows(rule_id, title, text):

@@ -47,6 +47,7 @@ def at(text: str) -> float:
             LineOrigin(host="node7", pid=123),
             "ib_log.c:246  UCX  ERROR hello",
         ),
+        ("[node7:123  :0:456] Caught signal 11", LineOrigin(host="node7", pid=123), "Caught signal 11"),
         (
             "[ERROR] 2024-05-21-11:57:54 (PID:123, Device:1, RankID:3) ERR02200 DIST hello",
             LineOrigin(rank=3, pid=123),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from doctor.api import (
     EventGroup,
@@ -239,7 +239,7 @@ def build_lock_stale(
             + (", held by no process" if lock.held is False else ""),
             ranks=tuple(ranks),
             evidence={"path": lock.path, "kind": lock.kind, "age_seconds": lock.age, "held": lock.held},
-            fix=f"Remove the lock file on {job.place_of(ranks)}:\n{_removal(lock)}",
+            fix=_removal([lock], job.place_of(ranks)),
             confidence=1.0 if lock.held is False else 0.8,
         )
 
@@ -270,7 +270,6 @@ def _stuck_finding(local: LocalRanks, ranks: tuple[Rank, ...]) -> Finding:
     locks = [lock for lock in _batons(local.find(StorageFacts)) if lock.held is not True]
     frame = next((frame for frame in (progress.stack if progress else ()) if frame.user), None)
     numbers = tuple(rank.number for rank in ranks)
-    paths = " ".join(_removal(lock).partition(" ")[2] for lock in locks)
     return Finding(
         f"{ranks_in_words(numbers).capitalize()} on {local.name} {'has' if len(ranks) == 1 else 'have'} waited "
         f"{_age(progress.idle or 0.0 if progress else 0.0)} for a build lock"
@@ -285,7 +284,7 @@ def _stuck_finding(local: LocalRanks, ranks: tuple[Rank, ...]) -> Finding:
             "idle_seconds": progress.idle if progress else None,
             "called_at": f"{frame.file}:{frame.line}" if frame else None,
         },
-        fix=f"Remove the lock on {local.name}:\nrm {paths}" if paths else _REMOVE_ALL,
+        fix=_removal(locks, local.name) if locks else _REMOVE_ALL,
         confidence=1.0 if any(lock.held is False for lock in locks) else 0.8,
         explains=("RUN001", "RUN010", "RUN006"),
     )
@@ -309,6 +308,9 @@ def _age(seconds: float) -> str:
     return f"{seconds:.0f} seconds"
 
 
-def _removal(lock: BuildLock) -> str:
-    """The command that removes it. Other users may have named the folders of a shared cache."""
-    return f"rm {shlex.quote(lock.path)}" if lock.path.isprintable() else "rm LOCK, whose path holds control characters"
+def _removal(locks: Sequence[BuildLock], place: str) -> str:
+    """How to remove them on a host. Other users may have named the folders of a shared cache."""
+    files = f"the lock file{'' if len(locks) == 1 else 's'} on {place}"
+    if not all(lock.path.isprintable() for lock in locks):
+        return f"Remove {files}, whose path contains control characters."
+    return f"Remove {files}:\nrm {' '.join(shlex.quote(lock.path) for lock in locks)}"

@@ -217,6 +217,8 @@ _BRACKETS = (
     _form(r"\[ *\d{1,9}\.\d{3,9}\](?:\[[ \w]*\])? ?", _begins),
     # UCX (ucs_log_default_handler): seconds, host, process and thread.
     _form(r"\[\d{10}\.\d{6}\] \[(?P<host>[\w.-]{1,255}):(?P<pid>\d{1,9}) ?:[\w-]{1,20}\] +", soft=True),
+    # UCX (ucs_log_fatal_error): host, process, and the name or number and the id of the thread.
+    _form(r"\[(?P<host>[\w.-]{1,255}):(?P<pid>\d{1,9}) {0,5}:[\w-]{1,20}:\d{1,9}\] +", soft=True),
     # A logger whose format is "[%(name)s, rank=%(rank)s]".
     _form(rf"\[[\w.]{{1,80}}, ?rank[=:] ?(?P<rank>{_N})\]:? ?", soft=True),
     _form(r"\[(?:pod/)?(?P<host>[a-z0-9][\w.-]*)/[\w.-]+\] "),

@@ -112,7 +112,7 @@ BY_SRUN = (
         by(srun_torchrun(2), 2),
         by(srun_torchrun(1), 2),
         ranks=(0, 1),
-        says=("2 times per node",),
+        says=("2 times per host",),
     ),
 )
 

@@ -29,6 +29,7 @@ from doctor.api import (
     Skip,
     Verdict,
     check,
+    conjunction,
     event_groups,
     finding_from_logs,
     merge,
@@ -303,7 +304,7 @@ def _judge(used: _ChosenInterface, repeated: dict[str, int]) -> Iterator[Finding
         others = used.choice.endpoints[1:]
         bad = [one for one in others if needs_zone(one.address) or _fault(one, repeated) is not None]
         if bad:
-            names = ", ".join(one.text for one in bad[:4])
+            names = bad[0].text if len(bad) == 1 else conjunction([one.interface.name for one in bad[:8]])
             summary = f"NCCL on {HERE} would send data over {names} as well as {first.interface.name}"
             fix = f"export NCCL_SOCKET_IFNAME='={first.interface.name}'"
             why = [f"{one.interface.name}: {_fault(one, repeated) or 'only a link-local address'}" for one in bad[:4]]
