@@ -9,7 +9,7 @@ from enum import Enum
 import msgspec
 
 from doctor.core.facts import Setting
-from doctor.core.text import lazy_compile
+from doctor.core.text import HERE, lazy_compile
 
 _ORDINARY = lazy_compile(r"(?:an?|all|the|ranks?|process) ")
 
@@ -107,10 +107,6 @@ class Unknown(msgspec.Struct, frozen=True):
 
 Verdict = Finding | Skip | Unknown
 """What a check may yield."""
-
-
-HERE = "this host"
-"""Words of a summary or fix that :func:`merge` replaces with the names of the hosts."""
 
 
 def merge(findings: Iterable[Finding], place_of: Callable[[Iterable[int]], str] | None = None) -> Iterator[Finding]:

@@ -7,6 +7,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, AnyStr, cast
 
+HERE = "this host"
+"""Words of a summary or fix that :func:`doctor.core.finding.merge` replaces with the names of the hosts."""
+
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 

@@ -2,8 +2,9 @@ import pytest
 
 from doctor.analysis.visible_devices import gpu_of, shares
 from doctor.core.capture import from_document, to_document
-from doctor.core.finding import HERE, Finding, merge
+from doctor.core.finding import Finding, merge
 from doctor.core.job import build_job
+from doctor.core.text import HERE
 from doctor.facts import Gpu, GpuFacts, HostFacts, LaunchFacts, NcclFacts, PeerLink, SoftwareFacts
 from doctor.testing import healthy
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import msgspec
 
 from doctor.api import Finding, Job, LocalRanks, Severity, merge
-from doctor.core.finding import HERE
+from doctor.core.text import HERE
 from doctor.facts import Directory, StorageFacts
 
 _LOADS_CODE = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH")

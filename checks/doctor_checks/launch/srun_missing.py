@@ -85,8 +85,8 @@ def _member(task: str) -> str:
 
 def _fix(launch: LaunchFacts) -> str:
     tasks, hosts = launch_number(launch, "SLURM_NTASKS"), launch_number(launch, "SLURM_NNODES")
-    even = tasks and hosts and tasks % hosts == 0
-    how = f"`srun --ntasks-per-node={tasks // hosts}`" if even else "`srun --ntasks-per-node` and one task per GPU"
+    per_host = tasks // hosts if tasks and hosts and tasks % hosts == 0 else None
+    how = f"`srun --ntasks-per-node={per_host}`" if per_host else "`srun --ntasks-per-node` and one task per GPU"
     return (
         f"Start {f'all {tasks}' if tasks else 'the'} tasks with {how}, or in an interactive shell run `export "
         "SLURM_JOB_NAME=interactive` first."

@@ -28,7 +28,7 @@ from doctor.api import (
     merge,
     ranks_in_words,
 )
-from doctor.core.finding import HERE
+from doctor.core.text import HERE
 from doctor.facts import Event, HostFacts, MasterFacts, Reach, ReachFacts
 from doctor.testing import Fails, Passes, healthy, logged
 

@@ -28,8 +28,7 @@ from doctor.api import (
     merge,
     source_of,
 )
-from doctor.core.finding import HERE
-from doctor.core.text import lazy_compile
+from doctor.core.text import HERE, lazy_compile
 from doctor.facts import (
     Address,
     EnvironmentFacts,

@@ -12,7 +12,7 @@ from doctor.analysis.interface_choice import (
     sends_data_by_sockets,
 )
 from doctor.api import Finding, IdenticalRanks, Job, Scope, Severity, Skip, Unknown, Verdict, check, merge
-from doctor.core.finding import HERE
+from doctor.core.text import HERE
 from doctor.facts import Address, Interface, InterfaceFacts, NcclFacts, RdmaFacts
 from doctor.testing import Fails, Passes, healthy
 

@@ -35,7 +35,7 @@ from doctor.api import (
     merge,
     source_of,
 )
-from doctor.core.finding import HERE
+from doctor.core.text import HERE
 from doctor.facts import (
     Address,
     EnvironmentFacts,

@@ -20,7 +20,7 @@ from doctor.api import (
     hosts_text,
     merge,
 )
-from doctor.core.finding import HERE
+from doctor.core.text import HERE
 from doctor.facts import MasterFacts
 from doctor.testing import Fails, Passes, healthy, logged
 

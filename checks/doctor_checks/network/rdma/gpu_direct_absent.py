@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from doctor.analysis.interface_choice import active_rdma_ports
 from doctor.api import Finding, Job, Scope, Severity, Unknown, Verdict, check, merge
-from doctor.core.finding import HERE
+from doctor.core.text import HERE
 from doctor.facts import GpuFacts, HostFacts, NcclFacts, RdmaFacts
 from doctor.knowledge.interface_syntax import parse_nccl_integer
 from doctor.testing import Fails, Passes, healthy

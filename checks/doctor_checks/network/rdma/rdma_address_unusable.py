@@ -40,8 +40,7 @@ from doctor.api import (
     hosts_text,
     merge,
 )
-from doctor.core.finding import HERE
-from doctor.core.text import lazy_compile
+from doctor.core.text import HERE, lazy_compile
 from doctor.facts import (
     Address,
     Gid,

@@ -28,7 +28,7 @@ from doctor.api import (
     merge,
     source_of,
 )
-from doctor.core.finding import HERE
+from doctor.core.text import HERE
 from doctor.facts import (
     EnvironmentFacts,
     GpuFacts,

@@ -26,7 +26,7 @@ from doctor.api import (
     merge,
     source_of,
 )
-from doctor.core.finding import HERE
+from doctor.core.text import HERE
 from doctor.facts import GpuFacts, NcclFacts, NcclPlugin, RdmaDevice, RdmaFacts, Setting, SoftwareFacts, TrainerFacts
 from doctor.knowledge.interface_syntax import nccl_device_list, parse_nccl_integer
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
