@@ -28,7 +28,7 @@ from doctor.core.finding import (
     Verdict,
     capitalized,
 )
-from doctor.core.job import Job
+from doctor.core.job import UNKNOWN_HOST, Job
 from doctor.core.logs.declared_findings import declared_findings
 from doctor.core.logs.event_groups import quoted_places
 from doctor.core.logs.reported_findings import reported_findings
@@ -162,8 +162,9 @@ class _Runner:
         return outcome
 
     def _complete(self, check: Check, finding: Finding) -> ReportFinding:
-        """The finding with the defaults of its check, its hosts, and whether it is ignored."""
-        hosts = finding.hosts or self._job.hosts_of(finding.ranks)
+        """The finding with the defaults of its check, its known hosts, and whether it is ignored."""
+        named = finding.hosts or self._job.hosts_of(finding.ranks)
+        hosts = tuple(host for host in named if host != UNKNOWN_HOST)
         summary = capitalized(finding.summary)
         return ReportFinding(
             summary=summary,

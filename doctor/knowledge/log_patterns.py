@@ -29,12 +29,13 @@ class LogFinding(msgspec.Struct, frozen=True):
     """What a check reports for each log with such a message.
 
     ``summary`` and ``fix`` are templates: ``{name}`` is the value of a named group of the pattern, ``{name|other}`` the
-    first of several that has a value, ``{on_hosts}`` the hosts that logged the message (`` on node1``), if known.
-    Text in brackets is left out if one of its values is absent. ``evidence``: key -> names of groups. Messages with
-    different values of ``by`` are different findings. ``unless``: kinds of which no log may have a message.
-    ``names_ranks``: the ranks that logged the message are at fault; ``blames``: those whose numbers are the values of
-    these groups. ``severity``: by default the check's. ``explains``: ids of checks whose findings are consequences;
-    ``symptoms``: so are those of every failure.
+    first of several that has a value, ``{name?text}`` the value if all messages have the same one and else the text.
+    ``{on_hosts}``: the hosts that logged the message (`` on node1``), if known; ``{blamed}``: the ranks of ``blames``
+    in words. Text in brackets is left out if one of its values is absent. ``evidence``: key -> names of groups.
+    Messages with different values of ``by`` are different findings. ``unless``: kinds of which no log may have a
+    message. ``names_ranks``: the ranks that logged the message are at fault; ``blames``: those whose numbers are the
+    values of these groups. ``severity``: by default the check's. ``explains``: ids of checks whose findings are
+    consequences; ``symptoms``: so are those of every failure.
     """
 
     summary: str

@@ -25,7 +25,7 @@ from doctor.core.facts import (
     SlurmFacts,
     SoftwareFacts,
 )
-from doctor.core.job import Group, Host, Job, Rank
+from doctor.core.job import UNKNOWN_HOST, Group, Host, Job, Rank
 from doctor.core.text import counted, ranks_in_words
 
 S = TypeVar("S", bound=Section)
@@ -168,7 +168,8 @@ def correlates(job: Job, ranks: Iterable[int]) -> tuple[str, ...]:
 
 def _shared(table: _TraitTable, members: Sequence[Rank]) -> Iterator[str]:
     hosts = list({rank.host.index: rank.host for rank in members}.values())
-    if sum(table.on_host[host.index] for host in hosts) == len(members):
+    are_known = all(host.name != UNKNOWN_HOST for host in hosts)
+    if are_known and sum(table.on_host[host.index] for host in hosts) == len(members):
         yield f"all on {hosts[0].name}" if len(hosts) == 1 else f"hosts {_host_names(hosts)}"
     for trait, counts in table.counts.items():
         values = {_TRAITS[trait].read(rank) for rank in members}

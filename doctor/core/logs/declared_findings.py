@@ -10,12 +10,12 @@ from doctor.core.finding import Finding, Severity
 from doctor.core.job import Job
 from doctor.core.logs.event_groups import EventGroup, event_groups, finding_from_logs, is_logged
 from doctor.core.message_bounds import MOST_RANKS
-from doctor.core.text import lazy_compile
+from doctor.core.text import lazy_compile, ranks_in_words
 from doctor.knowledge.log_patterns import LogFinding, known_patterns
 
 _OPTIONAL = lazy_compile(r"\[([^][]*\{[^][]*)\]")
 _NUMBER = lazy_compile(r"\b\d{1,7}\b")
-_PLACE = lazy_compile(r"\{([\w|]+)\}")
+_PLACE = lazy_compile(r"\{([\w|]+)(?:\?([^{}]*))?\}")
 
 
 def declared_findings(job: Job, check_id: str) -> Iterator[Finding]:
@@ -37,12 +37,13 @@ def _by_check() -> dict[str, list[tuple[str, LogFinding]]]:
 
 def _finding(group: EventGroup, declared: LogFinding) -> Finding:
     values = {key: group.value(*names.split("|")) for key, names in declared.evidence.items()}
+    ranks = _blamed(group, declared)
     return finding_from_logs(
         group,
-        _filled(declared.summary, group).rstrip(" .:"),
-        ranks=_blamed(group, declared),
+        _filled(declared.summary, group, ranks or ()).rstrip(" .:"),
+        ranks=ranks,
         evidence={key: value for key, value in values.items() if value is not None},
-        fix=_filled(declared.fix, group),
+        fix=_filled(declared.fix, group, ranks or ()),
         severity=Severity(declared.severity) if declared.severity else None,
         confidence=declared.confidence,
         explains=declared.explains,
@@ -58,11 +59,18 @@ def _blamed(group: EventGroup, declared: LogFinding) -> tuple[int, ...] | None:
     return tuple(sorted(number for number in numbers if number < MOST_RANKS))
 
 
-def _filled(template: str, group: EventGroup) -> str:
+def _filled(template: str, group: EventGroup, blamed: tuple[int, ...]) -> str:
     """The template with the values of the events filled in."""
 
     def value(place: re.Match[str]) -> str:
-        return group.on_hosts if place[1] == "on_hosts" else group.value(*place[1].split("|")) or ""
+        if place[1] == "on_hosts":
+            return group.on_hosts
+        if place[1] == "blamed":
+            return ranks_in_words(blamed) if blamed else ""
+        if place[2] is not None:
+            values = {found for name in place[1].split("|") for found in group.values(name)}
+            return values.pop() if len(values) == 1 else place[2]
+        return group.value(*place[1].split("|")) or ""
 
     def optional(part: re.Match[str]) -> str:
         return part[1] if all(map(value, _PLACE.finditer(part[1]))) else ""

@@ -153,6 +153,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         yield from _of_watchdogs(job)
         yield from _of_tracebacks(job)
     for group in event_groups(job, *([] if refused else kinds)):
+        if (shapes := _refused_shapes(group)) is not None:
+            yield shapes
+            continue
         words, fix, sure = _NOTICED[group.kind]
         got, want = group.value("got", "local2"), group.value("want", "remote2")
         sent, room = group.value("local"), group.value("remote")
@@ -171,6 +174,28 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             fix=_FIX_OF_CALLS if is_mpi else fix.format(rank=group.value("rank")),
             confidence=sure,
         )
+
+
+def _refused_shapes(group: EventGroup) -> Finding | None:
+    """The shapes that ranks name in errors of PyTorch 1.9 to 1.12 (``CollectiveFingerPrint::verify_tensors``)."""
+    if group.kind != "run.shapes_refused":
+        return None
+    named = [(int(event.value("rank") or 0), (event.value("shape") or "").strip(" ,")) for event in group.events]
+    shapes = {rank: f"[{shape}]" for rank, shape in named if shape}
+    if not shapes:
+        return None
+    operation, by_shape = group.value("op"), split_values(shapes)
+    parts = [f"{ranks_in_words(one.ranks)}: {one.value}" for one in by_shape.groups]
+    (rank, shape), *more = shapes.items()
+    return finding_from_logs(
+        group,
+        f"Ranks passed tensors of different shapes to {operation} ({'; '.join(parts[:4])})"
+        if more
+        else f"Rank {rank} passed a tensor of shape {shape} to {operation}, another rank one of a different shape",
+        ranks=by_shape.odd or tuple(sorted(shapes)),
+        fix=_FIX_OF_SIZE,
+        confidence=0.95,
+    )
 
 
 def _of_sender(sent: int, room: int) -> str:
@@ -307,7 +332,7 @@ def _of_printed(job: Job, calls: Mapping[int, PrintedCollective], sure: float, *
             **({"number": number} if number else {}),
             **(_TIE if parted.even and len(calls) > 1 else {}),
         },
-        effect=_REFUSES if "torch.mismatch" in kinds else "",
+        effect=_REFUSES,
         fix=_OF_A_LONE_CALL
         if len(calls) == 1
         else _BATCHES
@@ -368,7 +393,7 @@ _REFUSES = "PyTorch compares the calls before they start and rejects them with R
     or_needs=(RecorderFacts,),
     from_logs=_from_logs,
     impacts={
-        r"which Accelerate rejects|^Ranks passed tensors of different shapes|^Ranks call different collectives": (
+        r"which Accelerate rejects|passed (?:a tensor of shape|tensors of different shapes)|^Ranks call different collectives": (
             "The call raises an error, which ends the job."
         ),
         r"^(?:NCCL|Gloo|MPI) (?:received|sends|found)": (

@@ -476,10 +476,12 @@ def _rarely_slow(
     shared = sorted(set.intersection(*(set(own) for own in windows.values())))
     steps = [step for step in shared if all(own[step].means for own in windows.values())]
     excess: dict[int, dict[str, list[float]]] = {rank: {name: [] for name in PHASES} for rank in windows}
+    usual: dict[str, list[float]] = {name: [] for name in PHASES}
     for step in steps:
         for place, name in enumerate(PHASES):
             means = {rank: own[step].means[place] for rank, own in windows.items()}
             peers = PeerValues(means.values())
+            usual[name].append(median(parts_of(own[step])[name] for own in windows.values()))
             for rank, mean in means.items():
                 excess[rank][name].append((mean - peers.median(mean)) * windows[rank][step].steps)
     for rank, parts in excess.items():
@@ -493,17 +495,40 @@ def _rarely_slow(
         wait = min(PHASES, key=lambda name: sum(parts[name]))
         if max(costs) > 0.5 * lost or order.index(wait) >= order.index(part):
             continue
+        compared = sum(windows[rank][step].steps for step in steps)
+        longest = sorted(zip(costs, steps, strict=True), reverse=True)[: min(_SHOWN_WINDOWS, len(times))]
+        slowest = max((windows[rank][step].slowest or 0.0) for step in steps)
         yield Finding(
             f"Rare long steps of rank {rank} cost {lost:.3g} s of {whole:.3g} s {PHASES[part]}",
             ranks=(rank,),
             evidence={
-                "slowest_step": max((windows[rank][step].slowest or 0.0) for step in steps) or None,
+                "steps_compared": compared,
+                "median_step": f"{milliseconds(fmean(usual[part]))} {PHASES[part]}",
+                "extra_time_of_the_rank": ", ".join(
+                    f"{milliseconds(cost)} in steps {step}-{step + windows[rank][step].steps - 1}"
+                    for cost, step in sorted(longest, key=lambda one: one[1])
+                ),
+                "longest_step": milliseconds(slowest) if slowest else None,
             },
-            effect=f"The other ranks wait for rank {rank} in these steps.",
-            fix=f"Look for work that only rank {rank} does in some of its steps (saving, logging, evaluation), and "
-            "move it to a background thread.",
+            effect=f"The other ranks wait for rank {rank} {lost / compared * 1000:.0f} ms per step on average.",
+            fix=_FIX_OF_RARE[part].format(rank=rank),
             explains=("RUN013",),
         )
+
+
+_SHOWN_WINDOWS = 6
+"""Intervals of rare long steps that the evidence shows, those that cost most."""
+_FIX_OF_RARE = {
+    "data": "Check the samples and the storage that rank {rank} reads in these steps, or use more DataLoader workers.",
+    "forward": "Look for work that rank {rank} does only in some calls of `forward`: recompilation by `torch.compile` "
+    "(`TORCH_LOGS=recompiles` logs it), memory allocation, or larger inputs.",
+    "backward": "Look for work that rank {rank} does only in some backward passes: hooks of gradients, memory "
+    "allocation, or larger inputs.",
+    "optimizer": "Look for work that only rank {rank} does in some calls of `optimizer.step()`, such as hooks or "
+    "offloading.",
+    "other": "Look for work that only rank {rank} does in some of its steps (saving, logging, evaluation), and move it "
+    "to a background thread.",
+}
 
 
 def _saving(ranks: tuple[Rank, ...], share: float) -> Iterator[Finding]:
