@@ -10,7 +10,7 @@ from doctor.analysis.stats.majority import MajoritySplit, describe, split_values
 from doctor.analysis.stats.rank_roles import replicas_in, same_role
 from doctor.core.facts import TORCH_SEED, ReplicaFacts, StepSettings, TrainingFacts
 from doctor.core.job import Job, Rank
-from doctor.core.text import lazy_compile
+from doctor.core.text import lazy_compile, ranks_in_words
 
 ACCUMULATION = {"transformers": "gradient_accumulation_steps"}
 """The name of the setting by framework; Lightning's and Accelerate's are in :data:`_USUAL`."""
@@ -27,6 +27,8 @@ _CHANGES_VALUES = lazy_compile(
 """Settings that change the updates of parameters."""
 _MODES, _FROZEN = "modules in eval mode", "parameters frozen in training"
 """The names of these values in :class:`doctor.core.facts.StepSettings`."""
+_NONE, _DEFAULT = "none", "default"
+"""No modules or parameters, and an argument that a Trainer was not given."""
 
 
 class SettingDifference(msgspec.Struct, frozen=True):
@@ -67,19 +69,57 @@ class SettingDifference(msgspec.Struct, frozen=True):
         return _CHANGES_VALUES.search(self.name) is not None
 
     @property
+    def effect(self) -> str:
+        """What modules in eval mode or frozen parameters of some ranks lead to; empty for other settings."""
+        own = next((group for group in self.split.minorities if group.value != _NONE), None)
+        if self.name not in (_MODES, _FROZEN) or own is None:
+            return ""
+        who, several = ranks_in_words(own.ranks), len(own.ranks) > 1
+        names = _in_code(own.value)
+        if self.name == _MODES:
+            return (
+                f"{who.capitalize()} train{'' if several else 's'} with {names} in eval mode: without dropout and "
+                "with stored statistics in batch normalization, and DDP averages the resulting gradients."
+            )
+        return (
+            f"DDP receives no gradient of {names} from {who}: it raises an error, or averages zeros with "
+            "`find_unused_parameters=True`."
+        )
+
+    @property
     def fix(self) -> str:
         """How to make it equal."""
+        who, value = ranks_in_words(self.ranks), self._usual
         if self.name == _MODES:
-            return "Call `model.train()` on every rank after evaluation, before training continues."
+            evaluating = tuple(rank for group in self.split.groups if group.value != _NONE for rank in group.ranks)
+            return f"Call `model.train()` on {ranks_in_words(evaluating)} after evaluation, before training continues."
         if self.name == _FROZEN:
-            return "Freeze the same parameters on every rank, before the model is wrapped in DistributedDataParallel."
+            wrapped = "before DistributedDataParallel wraps the model"
+            if value == _NONE:
+                own = _in_code(self.split.minorities[0].value)
+                return f"Keep {own} trainable on {who}, or freeze the same parameters on all ranks {wrapped}."
+            if value is not None:
+                return f"Freeze {_in_code(value)} on all ranks, also on {who}, {wrapped}."
+            return f"Freeze the same parameters on all ranks {wrapped}."
         name = self.name if self.step is None else self.name.partition(" ")[0]
+        shown = "its default" if value == _DEFAULT else value
+        target = f"`{name}` to {shown} on {who}, as on the other ranks" if value else f"the same `{name}` on {who}"
         if self.step is not None and name in ("lr", "learning_rate"):
             return (
-                f"Set the same `{name}` on every rank, or, if `ReduceLROnPlateau` changed it, reduce the metric over "
-                "all ranks before `scheduler.step(metric)`."
+                f"Set {target}, or, if `ReduceLROnPlateau` changed it, reduce the metric over all ranks before "
+                "`scheduler.step(metric)`."
             )
-        return f"Set the same `{name}` on every rank, read from one configuration."
+        return f"Set {target}, {'or to another value on all ranks' if value else 'read from one configuration'}."
+
+    @property
+    def _usual(self) -> str | None:
+        """The value of most ranks, if all others have the same other one."""
+        return self.split.common.value if self.split.common and len(self.split.minorities) == 1 else None
+
+
+def _in_code(names: str) -> str:
+    """A lone name in backticks; a list as it is."""
+    return f"`{names}`" if names.replace(".", "_").isidentifier() else names
 
 
 def setting_differences(job: Job) -> tuple[SettingDifference, ...]:
@@ -124,7 +164,7 @@ def _values(known: Mapping[int, TrainingFacts], name: str) -> dict[int, str]:
 def _argument(training: TrainingFacts, name: str) -> str | None:
     """A setting as text. A Trainer's has its default if it is not recorded; a loop's is unknown."""
     value = training.argument(name)
-    return value if value is not None or training.framework == "plain" else "default"
+    return value if value is not None or training.framework == "plain" else _DEFAULT
 
 
 def _of_steps(ranks: Sequence[Rank], *, others_may_follow: bool) -> Iterator[SettingDifference]:

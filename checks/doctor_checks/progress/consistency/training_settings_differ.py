@@ -26,15 +26,16 @@ def _sampled(name: str, usual: str, other: str, *ranks: int, step: int = 100) ->
     needs=(TrainingFacts,),
     needs_peers=True,
     impacts={
-        r"^lr|weight_decay|momentum|betas": (
+        r"accumul": (
+            "Ranks reduce gradients after different numbers of batches, and wait for each other in different "
+            "collectives."
+        ),
+        r"^lr|weight_decay|momentum|betas|clip|max_grad_norm|^learning_rate|^warmup|^optim": (
             "The ranks apply different updates to equal gradients, so their models diverge."
         ),
         r"precision": (
             "Gradients that were computed with different precision are averaged, and DDP may fail on tensors of "
             "different types."
-        ),
-        r"eval mode": (
-            "Dropout and batch normalization work differently on these ranks, and DDP averages the resulting gradients."
         ),
         r"max_epochs|max_steps|limit_": (
             "Ranks run different numbers of steps, and those that run more wait in a collective that the others never "
@@ -91,8 +92,7 @@ def _sampled(name: str, usual: str, other: str, *ranks: int, step: int = 100) ->
 def training_settings_differ(job: Job) -> Iterator[Verdict]:
     """Ask whether all ranks that train one model use the same settings.
 
-    Why it hurts: DDP averages gradients that were computed with different settings (dropout, precision, number of
-    batches), the ranks apply different updates so that their models diverge, or one rank evaluates while others wait.
+    Why it hurts: the ranks compute different updates for one model, or wait for each other in different collectives.
     Fix: Read settings from one configuration on all ranks, and call `model.train()` on all of them.
     """
     if not replicas_in(job):
@@ -106,5 +106,6 @@ def _finding(one: SettingDifference) -> Finding:
         one.text,
         ranks=one.ranks,
         evidence={"values": {str(group.value): list(group.ranks[:64]) for group in one.split.groups}},
+        effect=one.effect,
         fix=one.fix,
     )

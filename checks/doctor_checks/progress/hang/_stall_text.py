@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from math import prod
 
 from doctor.analysis.gpu_activity import activity_text
 from doctor.analysis.hang.diagnosis import Diagnosis
@@ -77,7 +78,7 @@ def stall_evidence(found: Diagnosis) -> dict[str, object]:
     return {
         **({"ranks_without_dumps": list(unseen)} if unseen and {*unseen} != {*found.ranks} else {}),
         "where": {str(one.rank): place for one in shown[:SHOWN] if (place := _location(found, one))},
-        "waiting_ranks": list(found.waiting[:64]),
+        "waiting_ranks": _still_waiting(found)[:64],
         **{name: seconds for name, seconds in times.items() if seconds},
         **({"stacks_of_each_rank": 1} if found.states.is_snapshot else {}),
     }
@@ -92,6 +93,12 @@ def stall_source(found: Diagnosis) -> Source | None:
 _STATES = {"gone": "exited", "silent": "unresponsive"}
 _OVER = frozenset({"ended", "failed", "gone"})
 """States of ranks that do not run any more."""
+
+
+def _still_waiting(found: Diagnosis) -> list[int]:
+    """The ranks that wait, without those that have ended since: they waited when they failed or were aborted."""
+    states = found.states.ranks
+    return [rank for rank in found.waiting if rank not in states or states[rank].state not in _OVER]
 
 
 def _location(found: Diagnosis, rank_state: RankState) -> str:
@@ -158,6 +165,14 @@ def numbered_call(entry: Collective, states: JobState | None = None) -> str:
     """``collective 11 of the default group``; with the names of groups in ``states``, those of other groups too."""
     kind = "P2P operation" if entry.is_p2p else "collective"
     return f"{kind} {entry.sequence} of {states.name_of(entry.group) if states else entry.group_words}"
+
+
+def call_in_words(entry: Collective) -> str:
+    """``all_reduce of 12 Float elements``: a call with what it passes."""
+    size = sum(map(prod, entry.input_sizes or entry.output_sizes))
+    types = "".join(f" {one}" for one in entry.types)
+    elements = f" of {size:,}{types} elements" if entry.input_sizes or entry.output_sizes else types
+    return f"{entry.operation}{elements}"
 
 
 def missed_call(found: Diagnosis) -> Collective | None:

@@ -26,7 +26,13 @@ from doctor.facts import Collective, ProgressFacts, RecorderFacts, ReplicaFacts,
 from doctor.testing import Fails, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import over_gloo, with_call, with_group_call, without_recorders
 from doctor_checks.progress._named_causes import cause_of_calls, with_cause
-from doctor_checks.progress.hang._stall_text import condition_in_words, effect_of_abort, stall_evidence, stall_ranks
+from doctor_checks.progress.hang._stall_text import (
+    call_in_words,
+    condition_in_words,
+    effect_of_abort,
+    stall_evidence,
+    stall_ranks,
+)
 
 _GATHER = user_frame(57, condition="if self.global_rank == 0, line 56")
 _SYNC = package_frame("lightning/fabric/utilities/distributed.py", 213, "_sync_ddp")
@@ -216,7 +222,7 @@ def collective_on_one_rank(job: Job) -> Iterator[Verdict]:
             ranks=found.ranks,
             evidence={
                 **stall_evidence(found),
-                **({"aborted_by_gloo": list(found.ending.ranks)} if found.ending else {}),
+                **_evidence_of_abort(found, found.one_sided),
             },
             effect=effect_of_abort(found) or _effect(found.one_sided),
             fix=_fix(site, found.one_sided.extra, _group(found, found.one_sided)),
@@ -225,6 +231,14 @@ def collective_on_one_rank(job: Job) -> Iterator[Verdict]:
             source=Source(site.frame.file, site.frame.line) if site.frame else None,
         )
         yield with_cause(finding, cause_of_calls(job, found))
+
+
+def _evidence_of_abort(found: Diagnosis, one_sided: OneSidedCall) -> dict[str, object]:
+    """The ranks that Gloo aborted, and the calls whose sizes differ."""
+    if found.ending is None:
+        return {}
+    calls = {ranks_in_words(one.ranks): call_in_words(one.entry) for one in (one_sided.call, one_sided.others)}
+    return {"aborted_by_gloo": list(found.ending.ranks), "calls": calls}
 
 
 def _group(found: Diagnosis, one_sided: OneSidedCall) -> str:

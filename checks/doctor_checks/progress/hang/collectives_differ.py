@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from math import prod
 
 import msgspec
 
@@ -41,7 +40,12 @@ from doctor_checks.progress.hang._printed_collectives import (
     last_calls,
     refused_calls,
 )
-from doctor_checks.progress.hang._stall_text import condition_in_words, effect_of_abort, stall_evidence
+from doctor_checks.progress.hang._stall_text import (
+    call_in_words,
+    condition_in_words,
+    effect_of_abort,
+    stall_evidence,
+)
 
 _RUNNING = lazy_compile(
     r"\bRank (\d+) is running collective: (.+?)(?=, but Rank|\.?\s{0,9}Collectives differ|\.?$)", re.DOTALL
@@ -153,35 +157,37 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         yield from _of_watchdogs(job)
         yield from _of_tracebacks(job)
     for group in event_groups(job, *([] if refused else kinds)):
-        if (shapes := _refused_shapes(group)) is not None:
-            yield shapes
-            continue
-        words, fix, sure = _NOTICED[group.kind]
-        got, want = group.value("got", "local2"), group.value("want", "remote2")
-        sent, room = group.value("local"), group.value("remote")
-        is_mpi = "message sizes do not match across processes" in group.first.text
-        library = "MPI" if is_mpi else words.partition(" ")[0]
-        words = words.format(rank=group.value("rank"), op=group.value("op"))
-        if got and want:
-            words = f"{library} received {int(got):,} bytes for a collective that expects {int(want):,}"
-        elif sent and room:
-            words = _of_sender(int(sent), int(room))
-        elif is_mpi:
-            words = "MPI received a message of a different size than its collective expects"
-        yield finding_from_logs(
-            group,
-            words,
-            fix=_FIX_OF_CALLS if is_mpi else fix.format(rank=group.value("rank")),
-            confidence=sure,
-        )
+        yield _refused_shapes(group) or _of_notice(group)
+
+
+def _of_notice(group: EventGroup) -> Finding:
+    """A message of a backend that compares its arguments."""
+    words, fix, sure = _NOTICED[group.kind]
+    got, want = group.value("got", "local2"), group.value("want", "remote2")
+    sent, room = group.value("local"), group.value("remote")
+    is_mpi = "message sizes do not match across processes" in group.first.text
+    library = "MPI" if is_mpi else words.partition(" ")[0]
+    words = words.format(rank=group.value("rank"), op=group.value("op"))
+    if got and want:
+        words = f"{library} received {int(got):,} bytes for a collective that expects {int(want):,}"
+    elif sent and room:
+        words = _of_sender(int(sent), int(room))
+    elif is_mpi:
+        words = "MPI received a message of a different size than its collective expects"
+    return finding_from_logs(
+        group,
+        words,
+        fix=_FIX_OF_CALLS if is_mpi else fix.format(rank=group.value("rank")),
+        confidence=sure,
+    )
 
 
 def _refused_shapes(group: EventGroup) -> Finding | None:
-    """The shapes that ranks name in errors of PyTorch 1.9 to 1.12 (``CollectiveFingerPrint::verify_tensors``)."""
+    """The shapes that ranks name in errors of early releases (torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp)."""
     if group.kind != "run.shapes_refused":
         return None
-    named = [(int(event.value("rank") or 0), (event.value("shape") or "").strip(" ,")) for event in group.events]
-    shapes = {rank: f"[{shape}]" for rank, shape in named if shape}
+    named = [(event.value("rank") or "", (event.value("shape") or "").strip(" ,")) for event in group.events]
+    shapes = {int(rank): f"[{shape}]" for rank, shape in named if shape and len(rank) < 8}
     if not shapes:
         return None
     operation, by_shape = group.value("op"), split_values(shapes)
@@ -393,7 +399,7 @@ _REFUSES = "PyTorch compares the calls before they start and rejects them with R
     or_needs=(RecorderFacts,),
     from_logs=_from_logs,
     impacts={
-        r"which Accelerate rejects|passed (?:a tensor of shape|tensors of different shapes)|^Ranks call different collectives": (
+        r"which Accelerate rejects|^Ranks call different collectives|passed (?:a tensor of shape|tensors of diff)": (
             "The call raises an error, which ends the job."
         ),
         r"^(?:NCCL|Gloo|MPI) (?:received|sends|found)": (
@@ -548,7 +554,7 @@ def collectives_differ(job: Job) -> Iterator[Verdict]:
 def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
     variants = divergence.variants
     odd, others = (variants[0], variants[1]) if divergence.is_even else (variants[1], variants[0])
-    mine, theirs = _call_in_words(odd.entry), _call_in_words(others.entry)
+    mine, theirs = call_in_words(odd.entry), call_in_words(others.entry)
     if odd.entry.operation != others.entry.operation or mine == theirs:
         mine, theirs = f"{odd.entry.operation}{_at(odd.site)}", f"{others.entry.operation}{_at(others.site)}"
     if divergence.aspect == "root":
@@ -564,7 +570,7 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
             **(_TIE if divergence.is_even else {}),
             "calls": {
                 ranks_in_words(one.ranks): (
-                    _with_root(one.entry) if divergence.aspect == "root" else _call_in_words(one.entry)
+                    _with_root(one.entry) if divergence.aspect == "root" else call_in_words(one.entry)
                 )
                 + (f" at {one.site.place}" if one.site.place else "")
                 + (f", {condition_in_words(one.site.condition)}" if one.site.condition else "")
@@ -620,7 +626,7 @@ def _calls(calls: Mapping[tuple[int, ...], str], *, verb: bool = True) -> str:
 def _of_silence(divergence: Divergence) -> Finding:
     is_shape = divergence.aspect == "shape"
     calls = {
-        tuple(one.ranks): f"{_call_in_words(one.entry)}{_shaped(one.entry) if is_shape else ''}"
+        tuple(one.ranks): f"{call_in_words(one.entry)}{_shaped(one.entry) if is_shape else ''}"
         for one in divergence.variants[::-1][:4]
     }
     frame = next((one.site.frame for one in divergence.odd if one.site.frame), None)
@@ -648,13 +654,6 @@ _SILENT = {
 
 def _shaped(entry: Collective) -> str:
     return " as " + ", ".join(" x ".join(map(str, sizes)) for sizes in entry.input_sizes)
-
-
-def _call_in_words(entry: Collective) -> str:
-    size = sum(map(prod, entry.input_sizes or entry.output_sizes))
-    types = "".join(f" {one}" for one in entry.types)
-    elements = f" of {size:,}{types} elements" if entry.input_sizes or entry.output_sizes else types
-    return f"{entry.operation}{elements}"
 
 
 def _with_root(entry: Collective) -> str:

@@ -430,7 +430,7 @@ def rank_died(job: Job) -> Iterator[Verdict]:
                 "raised_at": _way(failure.frames if failure else ()),
                 "consequences": list(found.ending.consequences[:64]),
                 "others_were_in": _others_were_in(found),
-                **_states(found, found.ending),
+                **stall_evidence(found),
                 **({"said": own[:4]} if (own := own or _reports(job.evidence, found.ending.ranks)) else {}),
             },
             effect=_effect(job, found, found.ending),
@@ -441,12 +441,6 @@ def rank_died(job: Job) -> Iterator[Verdict]:
             explains=_CONSEQUENCES if failure else _OF_A_GAP,
             source=Source(line.file, line.line) if line else None,
         )
-
-
-def _states(found: Diagnosis, ending: RunEnd) -> dict[str, object]:
-    """Ranks that have failed do not wait any more."""
-    states = stall_evidence(found)
-    return {name: value for name, value in states.items() if name != "waiting_ranks" or not ending.consequences}
 
 
 def _reports(evidence: LogEvidence | None, ranks: tuple[int, ...]) -> list[str]:

@@ -130,9 +130,11 @@ _ECHOES = (
 def _of_echoes(job: Job) -> Iterator[Finding]:
     echoes = tuple(event for group in event_groups(job, *_ECHOES) for event in group.events)
     if echoes and first_trouble(job) is None:
+        group = EventGroup(echoes[0].kind, echoes)
+        on = f" on {ranks_in_words(group.ranks)}" if group.ranks else ""
         yield finding_from_logs(
-            EventGroup(echoes[0].kind, echoes),
-            "A collective failed or timed out, but the message about it is not in this log",
+            group,
+            f"A collective failed or timed out{on}, but the message about it is not in this log",
             ranks=(),
             effect="The process ends, and the log does not show which collective or rank caused it.",
             fix=_collect(job),

@@ -510,7 +510,7 @@ def _rarely_slow(
                 ),
                 "longest_step": milliseconds(slowest) if slowest else None,
             },
-            effect=f"The other ranks wait for rank {rank} {lost / compared * 1000:.0f} ms per step on average.",
+            effect=f"The other ranks wait {milliseconds(lost / compared)} per step for rank {rank} on average.",
             fix=_FIX_OF_RARE[part].format(rank=rank),
             explains=("RUN013",),
         )
