@@ -93,8 +93,8 @@ def _unused_parameters(job: Job, found: Diagnosis) -> NamedCause | None:
         f"{', '.join(names[:_SHOWN])}{more}, so DDP waits for {'their' if len(names) > 1 else 'its'} gradient"
         f"{'s' if len(names) > 1 else ''}",
         odd,
-        f"Use {switch}, or add the outputs of unused parts with a factor of 0 to the loss of every rank, which is "
-        "faster.",
+        f"Use {switch}, or add the output of the modules of {', '.join(names[:_SHOWN])}{more}, multiplied by 0, to the "
+        f"loss on {ranks_in_words(odd)}.",
         {"without_gradient": {str(rank): one[:16] for rank, one in left_out.items()}},
     )
 

@@ -73,7 +73,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             effect=_AT_STARTUP,
             fix="Use the same memory format on all ranks before the model is wrapped."
             if what == "strides"
-            else _fix_of_shape(job),
+            else _fix_of_shape(job, f"parameter {group.value('i')}"),
             explains=("RUN002",),
             confidence=0.95,
         )
@@ -246,22 +246,26 @@ def _fix(job: Job, common: ModelFacts, other: ModelFacts, who: str) -> str:
     """How to make the first tensor equal in which the models differ."""
     pairs = zip_longest(common.tensors, other.tensors)
     usual, own = next(((usual, own) for usual, own in pairs if usual != own), (None, None))
-    if usual is None or own is None:
+    if usual is None and own is None:
         return _FIX_OF_COUNT
+    if usual is None or own is None:
+        extra = own or usual
+        where = f"on {who}, as on the other ranks" if own is None else "on all ranks or on none of them"
+        return f"Create {extra.name if extra else ''} {where}, and build the model from the same configuration."
     if usual.name != own.name:
         return f"Create the layers in the same order on {who} as on the other ranks: {own.name} comes too early."
     if usual.shape == own.shape:
         return f"Convert the model to {usual.type} on {who}, as on the other ranks, before it is wrapped."
-    return _fix_of_shape(job)
+    return _fix_of_shape(job, usual.name)
 
 
-def _fix_of_shape(job: Job) -> str:
+def _fix_of_shape(job: Job, name: str) -> str:
     if uses_lightning(job):
         return (
-            "Compute the sizes of layers in `prepare_data()` and store them in a file that all ranks read, instead of "
-            "computing them from the data of each rank."
+            f"Compute the shape of {name} in `prepare_data()` and store it in a file that all ranks read, instead of "
+            "computing it from the data of each rank."
         )
     return (
-        "Compute the sizes of layers on one rank, and broadcast them with `torch.distributed.broadcast_object_list` "
+        f"Compute the shape of {name} on one rank, and broadcast it with `torch.distributed.broadcast_object_list` "
         "before the model is built."
     )

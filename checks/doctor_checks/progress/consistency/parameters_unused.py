@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from textwrap import shorten
 
 from doctor.api import EventGroup, Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs, ranks_in_words
+from doctor.core.text import conjunction
 from doctor.testing import Fails, Passes, logged
 
 _UNUSED = (
@@ -44,6 +45,7 @@ _KINDS = ("ddp.unused", "pl.unused", "ddp.unused.list", "ddp.unused.hint")
         Fails(
             "by index",
             logged(_UNUSED, "Parameter indices which did not receive grad for rank 1: 130 131"),
+            ranks=(1,),
         ),
     ),
 )
@@ -70,9 +72,9 @@ def parameters_unused(job: Job) -> Iterator[Verdict]:
         yield finding_from_logs(
             everything,
             _claim(which, differ),
-            ranks=(),
+            ranks=_ranks(which),
             evidence={"without_gradient": which} if len(which) > 1 or _is_long(which) else {},
-            fix=_fix(everything, differ),
+            fix=_fix(everything, differ, _parameters(which)),
             confidence=0.95,
         )
 
@@ -82,20 +84,32 @@ def _is_long(which: dict[str, str]) -> bool:
 
 
 def _claim(which: dict[str, str], differ: bool) -> str:
-    """``Rank 1 computed no gradient for fc.weight, fc.bias``; ``which``: rank, or empty, -> names or indices."""
+    """``Rank 1 computed no gradient for fc.weight and fc.bias``; ``which``: rank, or empty, -> names or indices."""
     if not which:
         return "Some parameters of the DDP model received no gradient"
     if differ:
         return "Ranks computed no gradient for different parameters"
-    named = next(iter(which.values()))
-    names = ", ".join(named.removeprefix("indices ").split()) if named.startswith("indices ") else named
-    ranks = tuple(int(rank) for rank in which if rank.isdecimal() and len(rank) < 8)
-    what = f"parameter{'s' if ', ' in names else ''} {names}" if named.startswith("indices ") else names
-    shown = shorten(what, _SHOWN, placeholder=" …")
-    return f"{ranks_in_words(ranks) if ranks else 'a rank'} computed no gradient for {shown}"
+    ranks = _ranks(which)
+    return f"{ranks_in_words(ranks) if ranks else 'a rank'} computed no gradient for {_parameters(which)}"
 
 
-def _fix(group: EventGroup, differ: bool) -> str:
+def _ranks(which: dict[str, str]) -> tuple[int, ...]:
+    return tuple(sorted(int(rank) for rank in which if rank.isdecimal() and len(rank) < 8))
+
+
+def _parameters(which: dict[str, str]) -> str:
+    """``fc.weight and fc.bias``, ``parameters 130 and 131``; empty if no message names them."""
+    named = next(iter(which.values()), "")
+    are_indices = named.startswith("indices ")
+    words = named.removeprefix("indices ").split() if are_indices else [one for one in named.split(", ") if one]
+    if len(", ".join(words)) <= _SHOWN:
+        names = conjunction(words)
+    else:
+        names = shorten(", ".join(words), _SHOWN, placeholder=" …")
+    return f"parameter{'s' if len(words) > 1 else ''} {names}" if are_indices else names
+
+
+def _fix(group: EventGroup, differ: bool, names: str) -> str:
     if differ:
         return (
             "Set `find_unused_parameters=True` in `DistributedDataParallel`, or add the output of skipped parts to the "
@@ -105,5 +119,11 @@ def _fix(group: EventGroup, differ: bool) -> str:
         return (
             "Return from `forward` only tensors that the loss uses, directly or in lists, tuples and dicts, because "
             "`find_unused_parameters=True` is already set."
+        )
+    if names and not names.endswith("…"):
+        return (
+            f"Freeze {names} with `requires_grad_(False)` before DDP wraps the model, or set "
+            "`find_unused_parameters=True` in `DistributedDataParallel` (Lightning: "
+            '`strategy="ddp_find_unused_parameters_true"`).'
         )
     return ""

@@ -163,7 +163,7 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
                 else f"{name} in the checkpoint has a different shape than in this job",
                 ranks=(),
                 evidence=_sizes(first),
-                fix="Load the parameters inside `deepspeed.zero.GatheredParameters(params, modifier_rank=0)`."
+                fix=f"Load {name} inside `deepspeed.zero.GatheredParameters(..., modifier_rank=0)`."
                 if is_zero
                 else "Resume with the same number of ranks and the same wrapping as when the checkpoint was saved, or "
                 "load a full state dict."

@@ -159,8 +159,10 @@ def _fix(found: Diagnosis, transfers: bool) -> str:
         return f"Make the collective calls{at} in the same order on all ranks."
     lone = [(rank, site) for rank, site in sites if site.operation in POINT_TO_POINT]
     if len(lone) > 1:
+        (first, _), (second, _), *more = lone
+        one, other = ("one rank", "the others") if more else (f"rank {first}", f"rank {second}")
         return (
-            "Let one rank send first and the other receive first, or exchange the data with "
+            f"Let {one} send first and {other} receive first, or exchange the data with "
             "`torch.distributed.batch_isend_irecv`."
         )
     if not lone:

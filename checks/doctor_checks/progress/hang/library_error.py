@@ -26,7 +26,7 @@ MOST = 4
             "The import of the extension fails on the rank that logged this, and the other ranks wait for it until "
             "their timeout."
         ),
-        r"SLURM refused|salloc|sbatch|[bq]sub reported": "The job does not start.",
+        r"SLURM refused|^(?:salloc|sbatch|[bq]sub) failed": "The job does not start.",
         r"Kubernetes found no node": "The pod stays pending, and the ranks in other pods wait for it.",
         r"Kubernetes could not start": "The pod does not start, and the ranks in other pods wait for it.",
         r"start the batch script": "The job ends before any rank starts.",

@@ -93,7 +93,9 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
         cause = first if first is not None and (first.file, first.line) not in places else None
         peaceful = LaterEvents(job.evidence).is_peaceful
         who = ranks_in_words(group.ranks) if group.ranks else "a rank"
-        claim = f"{who} lost a peer or the store"
+        is_store = all(event.kind in _OF_STORE for event in lost)
+        what, ended = ("the store", "its process") if is_store else ("a peer or the store", "another rank")
+        claim = f"{who} lost {what}"
         found = diagnose_stall(job)
         is_diagnosed = found is not None and not (found.ending is not None and found.ending.nature == "peer")
         yield finding_from_logs(
@@ -104,7 +106,7 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
                 if peaceful
                 else _after(cause, _MOST - len(claim))
                 if cause
-                else ": another rank probably ended, and the logs do not show why"
+                else f": {ended} probably ended, and the logs do not show why"
             ),
             evidence={"first_trouble": line_of(cause) if cause else None},
             severity=Severity.INFO if peaceful or cause or is_diagnosed else Severity.WARNING,
@@ -120,6 +122,8 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
             if peaceful
             else f"Fix the first error{_where(cause)}."
             if cause
+            else "Read the ends of the logs of rank 0 and of the launcher on its host: one of them serves the store."
+            if is_store
             else "",
         )
     elif waits := _open_waits(job):
@@ -142,6 +146,9 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
         )
 
 
+_OF_STORE = ("torch.store.recv0", "torch.store.op_failed", "torch.nccl.dump_flag_store")
+"""Lost connections to the store. Rank 0 serves it, or the agent of torchrun on its host
+(``TORCHELASTIC_USE_AGENT_STORE`` in torch/distributed/rendezvous.py)."""
 _MOST = 100
 """Characters of a summary."""
 

@@ -16,6 +16,7 @@ from doctor.api import (
     event_groups,
     finding_from_logs,
     is_logged,
+    ranks_in_words,
 )
 from doctor.facts import ProgressFacts
 from doctor.testing import Fails, Passes, logged, running, stalled, user_frame
@@ -43,16 +44,21 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         group = EventGroup(events[0].kind, events)
         holds_lock = any(event.kind == "torch.nccl.gil" for event in events)
         seconds = group.value("s")
+        stuck = EventGroup(group.kind, tuple(one for one in events if one.kind != "torch.nccl.gil") or events).ranks
+        on = f" on {ranks_in_words(stuck)}" if stuck else ""
         is_consequence = is_logged(job, "torch.nccl.watchdog_timeout")
         yield finding_from_logs(
             group,
-            _claim(f" for {seconds} s" if seconds else "", holds_lock, is_consequence),
-            fix="Run `py-spy dump --native --pid PID` while the process hangs to find the native code that holds the "
-            "GIL, and release the GIL around it."
+            _claim(on + (f" for {seconds} s" if seconds else ""), holds_lock, is_consequence),
+            fix=f"Run `py-spy dump --native --pid PID`{on} while the process hangs to find the native code that holds "
+            "the GIL, and release the GIL around it."
             if holds_lock
             else "Find the rank that did not reach the collective, because the stuck watchdog is a consequence of the "
             "timeout."
             if is_consequence
+            else f"Run `py-spy dump --native --pid PID`{on} while the process hangs to find the CUDA or NCCL call that "
+            "does not return."
+            if on
             else "",
             severity=Severity.INFO if is_consequence else Severity.ERROR,
             confidence=0.85 if holds_lock else 0.75,
@@ -61,12 +67,13 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         )
 
 
-def _claim(time: str, holds_lock: bool, is_consequence: bool) -> str:
+def _claim(where: str, holds_lock: bool, is_consequence: bool) -> str:
+    """``where``: the ranks and the time."""
     if is_consequence:
-        return f"The NCCL watchdog was stuck{time} after a collective timed out, and the process was terminated"
+        return f"The NCCL watchdog was stuck{where} after a collective timed out"
     if holds_lock:
-        return f"The NCCL watchdog was stuck{time}, probably because a thread held the GIL"
-    return f"The NCCL watchdog was stuck{time}, so the heartbeat monitor terminated the process"
+        return f"The NCCL watchdog was stuck{where}, probably because a thread held the GIL"
+    return f"The NCCL watchdog was stuck{where}, so the heartbeat monitor terminated the process"
 
 
 @check(
