@@ -115,10 +115,10 @@ def test_a_declared_finding_uses_groups_of_its_pattern(pattern):
     declared = pattern.finding
     assert pattern.check in CHECKS.ids()
     assert set(declared.explains) <= set(CHECKS.ids())
-    same = [one.pattern for one in PATTERNS if one.kind == pattern.kind]
-    groups = {"on_hosts", *(name for text in same for name in re.findall(r"\(\?P<(\w+)>", text))}
-    places = re.findall(r"\{([\w|]+)\}", declared.summary + declared.fix)
-    assert {name for names in (*places, *declared.evidence.values()) for name in names.split("|")} <= groups
+    groups = {name for one in PATTERNS if one.kind == pattern.kind for name in re.findall(r"\(\?P<(\w+)>", one.pattern)}
+    places = re.findall(r"\{([\w|]+)(?:\?[^{}]+)?\}", declared.summary + declared.fix)
+    known = groups | {"blamed"} if declared.blames else groups
+    assert {name for names in (*places, *declared.evidence.values()) for name in names.split("|")} <= known
     assert {*declared.by, *declared.blames} <= groups
     assert set(declared.unless) <= {one.kind for one in PATTERNS}
 
@@ -202,11 +202,15 @@ slurmstepd: error: *** STEP 77121.0 ON n1 CANCELLED AT 2026-02-12T03:11:09 ***
 
 
 def test_an_unexplained_failure_of_nccl_says_what_to_collect():
-    text = "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:825, unhandled cuda error, NCCL version 2.7.8"
-    (finding,) = findings_of(text, "NCCL013")
-    assert "NCCL_DEBUG=INFO" in finding.fix
-    assert "TORCH_FR_BUFFER_SIZE" in finding.fix
+    text = "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:825, unhandled cuda error, NCCL version {}"
+    (finding,) = findings_of(text.format("2.19.3"), "NCCL013")
+    assert "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP" in finding.fix
+    assert "TORCH_FR_BUFFER_SIZE=2000" in finding.fix
     assert finding.confidence < 0.5
+    # PyTorch with this NCCL has no flight recorder.
+    (finding,) = findings_of(text.format("2.7.8"), "NCCL013")
+    assert "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV" in finding.fix
+    assert "TORCH_" not in finding.fix
 
 
 def test_the_place_of_an_exhaustion_is_named():

@@ -9,6 +9,7 @@ from doctor.analysis.logs.event_timeline import events_of_kinds, failed_before
 from doctor.analysis.logs.logging_advice import recorder_assignments
 from doctor.api import EventGroup, Finding, Job, Scope, Severity, Verdict, check, finding_from_logs
 from doctor.facts import Event
+from doctor.knowledge.releases import is_older
 from doctor.testing import Fails, Passes, logged
 
 MEANINGS = (
@@ -171,6 +172,19 @@ def _result_of(events: tuple[Event, ...]) -> tuple[str, str] | None:
     )
 
 
+def _variables(job: Job, events: tuple[Event, ...], level: str) -> str:
+    release = next((found for event in events if (found := event.value("ver"))), None)
+    if release is not None and is_older(release, _WITH_RECORDER):
+        return f"export {level}NCCL_DEBUG_SUBSYS=INIT,ENV,NET,GRAPH NCCL_DEBUG_FILE=nccl.%h.%p.log"
+    return (
+        f"export {level}NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH NCCL_DEBUG_FILE=nccl.%h.%p.log\n"
+        f"export TORCH_NCCL_DUMP_ON_TIMEOUT=1 {recorder_assignments(job)}"
+    )
+
+
+_WITH_RECORDER = "2.19"
+"""The NCCL of PyTorch 2.2, the first release with a flight recorder. Earlier ones lack the subsystem BOOTSTRAP
+(src/include/nccl_common.h) or the recorder."""
 _CUDA_REASON = re.compile(r"Cuda failure (?:\d+ )?'(?P<reason>[^'\n]{1,60})'")
 
 
@@ -192,8 +206,7 @@ def _finding(job: Job, events: tuple[Event, ...]) -> Finding:
         evidence={"may_mean": None if cuda else meaning},
         confidence=0.45,
         fix="Run again on all ranks with these variables, then pass the log files to `doctor diagnose`:\n"
-        f"export {level}NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH NCCL_DEBUG_FILE=nccl.%h.%p.log\n"
-        f"export TORCH_NCCL_DUMP_ON_TIMEOUT=1 {recorder_assignments(job, 20_000)}",
+        + _variables(job, events, level),
         explains=() if failed_before(job, events[0]) or _is_of_a_peer(events) else ("RUN004",),
         symptoms=False,
     )

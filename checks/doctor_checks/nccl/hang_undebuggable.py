@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from doctor.analysis.stats.majority import ON_HOSTS, with_hosts
 from doctor.analysis.visible_devices import uses_nccl
-from doctor.api import Finding, Job, Rank, Severity, Verdict, check, merge
+from doctor.api import Finding, Job, Rank, Severity, Verdict, check
 from doctor.facts import (
     Directory,
     EnvironmentFacts,
@@ -115,7 +116,7 @@ def _dumps_to(*, exists: bool = True, writable: bool | None = True) -> StorageFa
         Fails(
             "the folder is missing on one host",
             healthy(2, 2)
-            .environ(ranks=None, **_RECORDED)
+            .environ(ranks=None, **_RECORDED, TORCH_NCCL_DEBUG_INFO_TEMP_FILE="/shared/dumps/rank_")
             .put(_dumps_to())
             .put(_dumps_to(exists=False, writable=None), hosts=("node1",)),
             ranks=(2, 3),
@@ -134,7 +135,7 @@ def hang_undebuggable(job: Job) -> Iterator[Verdict]:
     Fix: Set TORCH_NCCL_TRACE_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1 and TORCH_NCCL_DEBUG_INFO_TEMP_FILE (a
     path prefix on shared storage) on all ranks.
     """
-    yield from merge(_findings(job))
+    yield from with_hosts(job, _findings(job))
 
 
 class _Gap(msgspec.Struct, frozen=True):
@@ -147,9 +148,15 @@ class _Gap(msgspec.Struct, frozen=True):
     is_default: bool = False
     is_likely: bool = True
     is_silent: bool = True
+    evidence: dict[str, object] = {}
 
 
 def _findings(job: Job) -> Iterator[Finding]:
+    elsewhere: dict[str, list[str]] = {}
+    for storage, identical in job.each(StorageFacts):
+        for folder in _dump_folders(storage):
+            if folder.exists:
+                elsewhere.setdefault(folder.path, []).extend(job.hosts_of(identical.ranks))
     also = (SoftwareFacts, StorageFacts, TrainerFacts, TrainingFacts)
     for environment, identical in job.each(EnvironmentFacts, also=also):
         software, storage = identical.find(SoftwareFacts), identical.find(StorageFacts)
@@ -158,12 +165,12 @@ def _findings(job: Job) -> Iterator[Finding]:
         over_nccl = torch is not None and bool(torch.cuda) and uses_nccl(identical)
         for (launcher, together), ranks in _by_launch(identical.members).items():
             talks = together and over_nccl
-            for gap in (*_gaps(environment, version, launcher), *_folders(storage)):
+            for gap in (*_gaps(environment, version, launcher), *_folders(storage, environment, elsewhere)):
                 if talks or not gap.is_default:
                     yield Finding(
                         gap.why[:1].upper() + gap.why[1:] if gap.why.startswith("the ") else gap.why,
                         ranks=tuple(ranks),
-                        evidence={"torch": version},
+                        evidence={"torch": version, **gap.evidence},
                         fix=gap.fix,
                         severity=None if gap.is_silent and gap.is_likely and not gap.is_default else Severity.INFO,
                         confidence=1.0 if gap.is_likely else 0.5,
@@ -242,17 +249,31 @@ def _has_recorder(torch: str | None) -> bool:
     return torch is None or info is None or info.first is None or not within(torch, before=info.first)
 
 
-def _folders(storage: StorageFacts | None) -> Iterator[_Gap]:
-    for folder in storage.directories if storage else ():
-        if folder.role != "flight-recorder":
-            continue
+_IF_ELSEWHERE = f"Check{ON_HOSTS} that the file system of {{folder}} is mounted, and create the directory:"
+
+
+def _dump_folders(storage: StorageFacts | None) -> Iterator[Directory]:
+    return (one for one in storage.directories if one.role == "flight-recorder") if storage else iter(())
+
+
+def _folders(
+    storage: StorageFacts | None, environment: EnvironmentFacts, elsewhere: Mapping[str, Sequence[str]]
+) -> Iterator[_Gap]:
+    """``elsewhere``: hosts on which a folder exists, by its path."""
+    for folder in _dump_folders(storage):
+        value = environment.get(folder.source)
+        evidence: dict[str, object] = {folder.source: value} if value else {}
         if folder.exists is False:
+            others = list(dict.fromkeys(elsewhere.get(folder.path, ())))
+            command = f"mkdir -p {shlex.quote(folder.path)}"
             yield _Gap(
-                f"{folder.path} ({folder.source}) does not exist: dumps cannot be written",
-                f"mkdir -p {shlex.quote(folder.path)}",
+                f"{folder.path} ({folder.source}) does not exist{ON_HOSTS}: dumps cannot be written",
+                f"{_IF_ELSEWHERE.format(folder=folder.path)}\n{command}" if others else command,
+                evidence=evidence | {"exists_on": others[:4]},
             )
         elif folder.writable is False:
             yield _Gap(
-                f"{folder.path} ({folder.source}) is not writable: dumps cannot be written",
-                f"Make {folder.path} writable, or set {folder.source} to a path in a writable directory.",
+                f"{folder.path} ({folder.source}) is not writable{ON_HOSTS}: dumps cannot be written",
+                f"Make {folder.path} writable{ON_HOSTS}, or set {folder.source} to a path in a writable directory.",
+                evidence=evidence,
             )

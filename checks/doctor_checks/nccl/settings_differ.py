@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
+from doctor.analysis.stats.majority import only_on
 from doctor.api import (
     ALONE,
     BaselineDeviation,
@@ -200,13 +201,20 @@ def _fix(job: Job, name: str, found: MajoritySplit) -> str:
     files = list(dict.fromkeys(place.rpartition(":")[0] for place in _origins(job, name) if "/" in place))
     if files:
         where, what = " and ".join(files), "the file" if len(files) == 1 else "the files"
-        return f"Remove {name} from {where}, or make {what} identical on all hosts."
+        holders = [rank for nccl, same in job.each(NcclFacts) if _is_in_file(nccl, name) for rank in same.ranks]
+        on = only_on(job, holders)
+        return f"Remove {name} from {where}{on}, or make {what} identical on all hosts."
     if found.common is None:
         return f"Set {name} to the same value on all ranks, or unset it on all ranks."
     on = ranks_in_words(found.odd, 4)
     if found.common.value is None:
         return f"Unset {name} on {on}, or set it to the same value on all ranks."
     return f"Set `{name}={found.common.value}` on {on}, as on the other ranks."
+
+
+def _is_in_file(nccl: NcclFacts, name: str) -> bool:
+    setting = nccl.setting(name)
+    return setting is not None and "/" in setting.source
 
 
 def _severity(name: str) -> Severity | None:

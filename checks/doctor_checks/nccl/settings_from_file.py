@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import group_by_value
+from doctor.analysis.stats.majority import only_on
 from doctor.api import Finding, Job, Scope, Severity, Source, Unknown, Verdict, check
 from doctor.facts import NcclFacts, Setting
 from doctor.knowledge.variable_values import effective as effective_value
@@ -57,22 +58,22 @@ def settings_from_file(job: Job) -> Iterator[Verdict]:
         ),
     ):
         if group.value:
-            yield _finding(group.value, group.ranks)
+            yield _finding(group.value, group.ranks, only_on(job, group.ranks))
     for hidden, ranks in group_by_value(job, NcclFacts, lambda nccl, _: nccl.why_hidden("files")):
         if hidden is not None:
             yield Unknown(hidden.reason, ranks, hidden.unhide)
 
 
-def _finding(settings: tuple[Setting, ...], ranks: tuple[int, ...]) -> Finding:
+def _finding(settings: tuple[Setting, ...], ranks: tuple[int, ...], where: str) -> Finding:
     first = settings[0]
     files = list(dict.fromkeys(setting.source for setting in settings))
     names = ", ".join(f"{setting.name}={setting.value}" for setting in settings[:4])
     more = f" and {len(settings) - 4} more" if len(settings) > 4 else ""
     moved = ", ".join(setting.name for setting in settings[:4]) + more
     return Finding(
-        f"{' and '.join(files)} {'sets' if len(files) == 1 else 'set'} {names}{more}",
+        f"{' and '.join(files)}{where} {'sets' if len(files) == 1 else 'set'} {names}{more}",
         ranks=ranks,
         evidence={f"{setting.source}:{setting.line}": f"{setting.name}={setting.value}" for setting in settings},
-        fix=f"Move {moved} from {' and '.join(files)} into the job script.",
+        fix=f"Move {moved} from {' and '.join(files)}{where} into the job script.",
         source=Source(first.source, first.line),
     )

@@ -100,8 +100,10 @@ def _findings(job: Job) -> Iterator[Finding]:
         for name, recommended in profile.recommendations():
             value = values.get(name)
             is_met = value is not None and recommended.is_met_by(name, value)
-            if not is_met and _applies(recommended, job, same.find(GpuFacts)) and not _is_removed(name, release):
-                yield _finding(chosen.name, profile, name, recommended, value, same.ranks)
+            gpus = same.find(GpuFacts)
+            if not is_met and _applies(recommended, job, gpus) and not _is_removed(name, release):
+                models = list(dict.fromkeys(gpu.name for gpu in gpus.gpus)) if gpus else []
+                yield _finding(chosen.name, profile, name, recommended, value, models, same.ranks)
 
 
 def _values(environment: EnvironmentFacts, nccl: NcclFacts | None) -> dict[str, str]:
@@ -133,6 +135,7 @@ def _finding(
     name: str,
     recommended: Recommendation,
     value: str | None,
+    models: list[str],
     ranks: tuple[int, ...],
 ) -> Finding:
     summary = _summary(chosen, name, recommended, value)
@@ -141,6 +144,7 @@ def _finding(
         "value": None if f"{name}={value}" in summary else value,
         "also accepted": list(recommended.alternatives),
         "only_on_gpus": list(recommended.gpus),
+        "models": models if recommended.gpus else [],
         "only_on_several_hosts": recommended.multi_host,
         "source": profile.source,
     }
@@ -148,9 +152,16 @@ def _finding(
         summary,
         ranks=ranks,
         evidence={key: one for key, one in evidence.items() if one},
-        effect=recommended.why,
+        effect=_effect(recommended, is_known=bool(models)),
         fix=_fix(name, recommended),
     )
+
+
+def _effect(recommended: Recommendation, *, is_known: bool) -> str:
+    why = recommended.why
+    if not why or not recommended.gpus or is_known:
+        return why
+    return f"If the GPUs are {' or '.join(recommended.gpus)}, {why[:1].lower()}{why[1:]}"
 
 
 _LONGEST = 100

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.stats.majority import ON_HOSTS, with_hosts
 from doctor.analysis.visible_devices import bus_key
 from doctor.api import (
     Finding,
@@ -14,7 +15,6 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
-    merge,
     source_of,
 )
 from doctor.facts import GpuFacts, NcclFacts, ReferencedFile
@@ -138,7 +138,7 @@ def topology_file_unfit(job: Job) -> Iterator[Verdict]:
     file of another machine, NCCL selects wrong paths or fails to start.
     Fix: Unset NCCL_TOPO_FILE and NCCL_GRAPH_FILE, or set them to files for this machine type.
     """
-    yield from merge(_findings(job))
+    yield from with_hosts(job, _findings(job))
     for nccl, identical in job.each(NcclFacts):
         for file in _files(nccl):
             if file.exists is None:
@@ -177,19 +177,19 @@ def _findings(job: Job) -> Iterator[Finding]:
 
 def _fix(file: ReferencedFile) -> str:
     if file.exists is not False and file.readable is False:
-        return f"Make {file.path} readable by the job's user, or run `unset {file.variable}`."
+        return f"Make {file.path} readable by the job's user{ON_HOSTS}, or run `unset {file.variable}`."
     for variable, root in (("NCCL_TOPO_FILE", "system"), (_GRAPHS, "graphs")):
         if variable != file.variable and f"root element is <{root}>" in (file.error or ""):
             kind = "a topology" if root == "system" else "a graph file"
             return f"Run `unset {file.variable}`, and set {variable} to this file instead if you need it: it is {kind}."
-    return f"Run `unset {file.variable}`, or set it to a file for this machine type."
+    return f"Run `unset {file.variable}`{ON_HOSTS}, or set it to a file for this machine type."
 
 
 def _wrong(file: ReferencedFile, gpus: GpuFacts | None) -> str | None:
     if file.exists is False:
-        return "does not exist"
+        return f"does not exist{ON_HOSTS}"
     if file.readable is False:
-        return "cannot be read" + (f" ({file.error})" if file.error else "")
+        return f"cannot be read{ON_HOSTS}" + (f" ({file.error})" if file.error else "")
     if file.error:
         broken, colon, reason = file.error.partition("not well-formed")
         return f"is not well-formed XML{reason}" if colon and not broken else f"is not valid: {file.error}"

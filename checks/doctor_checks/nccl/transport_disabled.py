@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from functools import partial
 
+from doctor.analysis.interface_choice import hosts_text
 from doctor.api import Finding, Job, Rank, Severity, Verdict, check, merge, source_of
 from doctor.facts import Fabric, Gpu, GpuFacts, HostFacts, LaunchFacts, MissingReason, NcclFacts, PeerLink, Setting
 from doctor.knowledge.interface_syntax import parse_nccl_integer
@@ -141,7 +144,8 @@ def transport_disabled(job: Job) -> Iterator[Verdict]:
     speed. Only a line logged at NCCL_DEBUG=INFO shows it.
     Fix: Unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_SHM_DISABLE and NCCL_NVLS_ENABLE; they are meant for debugging.
     """
-    yield from merge(_findings(job))
+    for finding in merge(_findings(job)):
+        yield finding.reworded(partial(_with_hosts, hosts=hosts_text(job.hosts_of(finding.ranks))))
 
 
 def _findings(job: Job) -> Iterator[Finding]:
@@ -207,13 +211,23 @@ def _lost(nccl: NcclFacts, gpus: GpuFacts, *, guarded: bool) -> Iterator[Lost]:
 def _lost_elsewhere(nccl: NcclFacts) -> Iterator[Lost]:
     """If no GPU is visible (login node, batch script, no driver), the variable still reaches the training host. Most
     hosts do not support NVLS."""
-    where = "within hosts (no GPU is visible here)"
     if off := _switch(nccl, "NCCL_P2P_DISABLE", 1) or _nearest_level(nccl):
-        yield off, f"peer-to-peer access {where}", None
+        yield off, f"peer-to-peer access within hosts {_UNCHECKED}", None
     if shm := _switch(nccl, "NCCL_SHM_DISABLE", 1):
-        yield shm, f"shared memory {where}", None
+        yield shm, f"shared memory within hosts {_UNCHECKED}", None
     if nvls := _switch(nccl, "NCCL_NVLS_ENABLE", 0):
-        yield nvls, "NVLink SHARP (NVLS) on hosts that support it (no GPU is visible here)", Severity.INFO
+        yield nvls, "NVLink SHARP (NVLS), if the GPUs support it", Severity.INFO
+
+
+_UNCHECKED = "(GPUs could not be checked)"
+_LONGEST = 100
+"""The largest length of a title."""
+
+
+def _with_hosts(text: str, hosts: str) -> str:
+    """``turns off shared memory within hosts (GPUs of node0 could not be checked)``, if the title is not too long."""
+    named = re.sub(r"\bGPUs(?= could not be checked| support it)", lambda found: f"{found[0]} of {hosts}", text)
+    return named if len(named) <= _LONGEST else text
 
 
 def _switch(nccl: NcclFacts, name: str, value: int) -> Setting | None:

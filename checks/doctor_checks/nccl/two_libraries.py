@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from doctor.analysis.effective_settings import group_by_value
+from doctor.analysis.stats.majority import only_on
 from doctor.api import Finding, Job, Severity, Skip, Unknown, Verdict, check, event_groups, finding_from_logs, is_older
 from doctor.facts import NcclLibrary, Package, SoftwareFacts
 from doctor.testing import Fails, Passes, healthy, logged
@@ -148,7 +149,7 @@ def two_libraries(job: Job) -> Iterator[Verdict]:
         return
     for found, ranks in group_by_value(job, SoftwareFacts, lambda software, _: _found(software)):
         if found is not None:
-            yield from _judge(found, ranks)
+            yield from _judge(found, ranks, only_on(job, ranks))
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -173,7 +174,7 @@ def _found(software: SoftwareFacts) -> _Found | None:
     return _Found(software.torch.nccl, wheel, chosen, others, wheels)
 
 
-def _judge(found: _Found, ranks: tuple[int, ...]) -> Iterator[Verdict]:
+def _judge(found: _Found, ranks: tuple[int, ...], where: str) -> Iterator[Verdict]:
     version = found.chosen.version
     if version is None:
         if found.others:
@@ -184,21 +185,21 @@ def _judge(found: _Found, ranks: tuple[int, ...]) -> Iterator[Verdict]:
     summary = f"PyTorch loads NCCL {version} from {origin}, but was built with {found.wanted}"
     if is_older(version, found.wanted):
         effect = f"Functions may be missing (`undefined symbol`), and bugs that {found.wanted} fixes may occur."
-        yield _finding(found, ranks, summary, None, effect)
+        yield _finding(found, ranks, where, summary, None, effect)
     elif is_older(found.wanted, version):
         # A newer wheel is often installed on purpose, although torch requires one release exactly (Requires-Dist:
         # nvidia-nccl-cu12==2.27.3), and torch.cuda.nccl.version() keeps returning that one.
         effect = (
             f"Usually none, because the C interface is stable, but this PyTorch was tested only with {found.wanted}."
         )
-        yield _finding(found, ranks, summary, Severity.WARNING if several else Severity.INFO, effect)
+        yield _finding(found, ranks, where, summary, Severity.WARNING if several else Severity.INFO, effect)
     elif len(found.wheels) > 1:
         summary = f"{' and '.join(found.wheels)} are installed in the same directory"
-        yield _finding(found, ranks, summary, Severity.INFO)
+        yield _finding(found, ranks, where, summary, Severity.INFO)
 
 
 def _finding(
-    found: _Found, ranks: tuple[int, ...], summary: str, severity: Severity | None, effect: str = ""
+    found: _Found, ranks: tuple[int, ...], where: str, summary: str, severity: Severity | None, effect: str = ""
 ) -> Finding:
     chosen = found.chosen
     return Finding(
@@ -211,17 +212,17 @@ def _finding(
             "wheels": list(found.wheels),
         },
         effect=effect,
-        fix=_fix(found),
+        fix=_fix(found, where),
         severity=severity,
     )
 
 
-def _fix(found: _Found) -> str:
+def _fix(found: _Found, where: str) -> str:
     origin = found.chosen.origin
     if origin == "LD_PRELOAD":
-        return f"Remove {found.chosen.path} from LD_PRELOAD."
+        return f"Remove {found.chosen.path} from LD_PRELOAD{where}."
     if origin == "LD_LIBRARY_PATH":
-        return f"Remove {found.chosen.path.rpartition('/')[0]} from LD_LIBRARY_PATH."
+        return f"Remove {found.chosen.path.rpartition('/')[0]} from LD_LIBRARY_PATH{where}."
     wanted = shlex.quote(f"{found.wheel}=={found.wanted.partition('+')[0]}")
     install = f"pip install --force-reinstall --no-deps {wanted}"
     surplus = [wheel.split()[0] for wheel in found.wheels if wheel.split()[0] != found.wheel]

@@ -86,6 +86,8 @@ def _fix(group: EventGroup) -> str:
     if group.value("text7"):
         host = found["host"] if (found := _HOST.search(group.first.text)) else "the host"
         return f"Exclude {host} from the job until the link between its GPUs is repaired."
+    if status := group.value("text8"):
+        return _SYNAPSE_STATUS.get(status.rpartition(" ")[2], ("", ""))[1]
     if "average operation is not supported" in group.first.text:
         return "Use `ReduceOp.SUM` and divide by the number of ranks, instead of `ReduceOp.AVG`."
     if _is_of_oneccl(group):
@@ -105,11 +107,38 @@ _FIXES = {
     "EI0005": "Call the collective with the same arguments on all ranks.",
     "EI0006": f"Find the rank that failed or started late by the first error in {_LOGS} of all hosts, or raise "
     "HCCL_CONNECT_TIMEOUT if ranks only start slowly.",
-    "EI0013": "Check the process of the peer, and with `hccn_tool -i 0 -link -g` the links of the devices that the "
-    "message names.",
+    "EI0013": "Check the process of the peer, and the links of the devices that the message names with `hccn_tool -i "
+    "DEVICE -link -g`.",
     "EJ0001": _FIX_OF_LEFT_OVERS,
     "EJ0003": _FIX_OF_LEFT_OVERS,
 }
+_SYNAPSE_STATUS = {
+    "4": ("synOutOfDeviceMemory", ""),
+    "8": ("synNoDeviceFound", "Check with `hl-smi` that the driver shows the devices of the host."),
+    "16": ("synFailedNotEnoughDevicesFound", "Start at most as many processes as `hl-smi` shows idle devices."),
+    "17": ("synDeviceReset", "Find in `dmesg -T | grep -i habanalabs` why the driver resets the device."),
+    "20": (
+        "synDeviceAlreadyAcquired",
+        "Find an HCL error before this line, or the process that holds the device (`hl-smi` lists it).",
+    ),
+    "22": ("synBusy", ""),
+    "40": ("synFailHccl", ""),
+}
+"""Statuses of Intel Gaudi's Synapse API (synapse_common_types.h): their names, and a fix."""
+_HCCL_RESULTS = {
+    "1": "HCCL_E_PARA",
+    "3": "HCCL_E_MEMORY",
+    "4": "HCCL_E_INTERNAL",
+    "6": "HCCL_E_NOT_FOUND",
+    "7": "HCCL_E_UNAVAIL",
+    "8": "HCCL_E_SYSCALL",
+    "9": "HCCL_E_TIMEOUT",
+    "11": "HCCL_E_TCP_CONNECT",
+    "12": "HCCL_E_ROCE_CONNECT",
+    "15": "HCCL_E_RUNTIME",
+    "16": "HCCL_E_DRV",
+}
+"""Results of CANN's HCCL (hccl_types.h)."""
 _HOST = re.compile(r"\bhost: (?P<host>[\w.-]{1,253})(?:, rank: (?P<rank>\d{1,7})\b)?")
 _OF_DEVICE = re.compile(r"\bDevice:(?P<device>\d{1,4})\b[^\n]{0,40}?\b(?P<code>ERR\d{5})\b")
 _SYNAPSE_CALL = re.compile(r"\b(?P<call>syn\w{1,60})\([^\n]{0,200}\) failed with synapse error")
@@ -127,7 +156,9 @@ def _claim(group: EventGroup, meaning: str) -> str:
         who = f" on {ranks_in_words(group.ranks)}" if group.ranks else ""
         return f"HCCL failed with {code}{who}: {meaning or text}"
     if call := group.value("call"):
-        return f"HCCL failed: {call} returned {group.value('result')}"
+        result = group.value("result") or ""
+        name = f" ({_HCCL_RESULTS[result]})" if result in _HCCL_RESULTS else ""
+        return f"HCCL failed: {call} returned {result}{name}"
     if port := group.value("text7"):
         details = found["details"] if (found := _DETAILS.search(port)) else port
         details = "link training timed out" if details == "training timeout" else details
@@ -138,7 +169,9 @@ def _claim(group: EventGroup, meaning: str) -> str:
         return f"An HCCL call failed on device {found['device']} ({found['code']})" if found else "An HCCL call failed"
     if group.value("text8"):
         call = found["call"] if (found := _SYNAPSE_CALL.search(group.first.text)) else "An HCCL call"
-        return f"{call} failed with Synapse error {text.rpartition(' ')[2]}"
+        status = text.rpartition(" ")[2]
+        name = f" ({_SYNAPSE_STATUS[status][0]})" if status in _SYNAPSE_STATUS else ""
+        return f"{call} failed with Synapse status {status}{name}"
     if _is_of_oneccl(group):
         where = group.value("function", "function2")
         return f"oneCCL failed in {where}: {text}"

@@ -211,7 +211,8 @@ def _finding(job: Job, found: MajoritySplit, group: Group[object]) -> Finding:
     if found.expected:
         deviation = BaselineDeviation((found.unlike("NCCL version", _word, group),), found.drifted)
         evidence = {"releases": releases, "goes_with": list(correlates(job, group.ranks))}
-        return deviation.finding(group.ranks, evidence).extended({}, "" if found.drifted else _fix(group.ranks))
+        fix = _fix_of_drift(group.ranks, found.expected.value) if found.drifted else _fix(group.ranks)
+        return deviation.finding(group.ranks, evidence).extended({}, fix)
     others = [other for other in found.groups if other.value != group.value]
     on = ranks_in_words(group.ranks, 4)
     if group.value is None and len(others) == 1:
@@ -230,6 +231,14 @@ def _finding(job: Job, found: MajoritySplit, group: Group[object]) -> Finding:
         ranks=group.ranks,
         evidence={"releases": releases, "goes_with": list(correlates(job, group.ranks))},
         fix=_fix(group.ranks) if found.common else "",
+    )
+
+
+def _fix_of_drift(ranks: tuple[int, ...], release: object) -> str:
+    environment = f"an environment with NCCL {release}" if release else "an environment without NCCL"
+    return (
+        f"Start {ranks_in_words(ranks, 4)} from {environment}, or, if the change is intended, record a new baseline "
+        "with `doctor capture -o expected.json`."
     )
 
 
