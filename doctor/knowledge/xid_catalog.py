@@ -29,8 +29,8 @@ ACTIONS: dict[str, str] = {
     "none": "take no action",
     "restart": "restart the job, and if the error recurs, run `sudo nvidia-smi --gpu-reset -i <gpu>` on the idle GPU",
     "reset": "end all processes on the GPU, then run `sudo nvidia-smi --gpu-reset -i <gpu>` or reboot the host",
-    "reboot": "drain the host, reboot it, and check the card and its power supply if the error recurs",
-    "replace": "drain the host, run NVIDIA's field diagnostics, and replace the card",
+    "reboot": "drain the host, reboot it, and check the GPU and its power supply if the error recurs",
+    "replace": "drain the host, run NVIDIA's field diagnostics, and replace the GPU",
 }
 """Text of each action, for the fix of a finding."""
 

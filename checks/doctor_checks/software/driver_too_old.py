@@ -249,7 +249,7 @@ def _unsupported_libcuda(driver: str | None, gpus: GpuFacts, identical: Identica
     if not package or not driver or not _is_desktop(gpus) or not is_older(driver, package):
         return None
     return Finding(
-        f"The loader finds libcuda {package} from a CUDA compat package, which GeForce cards do not support",
+        f"The loader finds libcuda {package} from a CUDA compat package, which GeForce GPUs do not support",
         ranks=identical.ranks,
         evidence={"driver": driver, "forward_compatibility": package, "gpus": sorted({one.name for one in gpus.gpus})},
         effect="CUDA fails: `Error 804: forward compatibility was attempted on non supported HW`.",

@@ -22,7 +22,7 @@ _MEMORY = (
     "Exclude {host} from the next job, and check the errors of its GPUs:\n"
     "rocm-smi --showrasinfo all\nsudo dmesg -T | grep -i amdgpu"
 )
-_REBOOT = "Drain {host}, reboot it, and check the card and its power supply if the error recurs."
+_REBOOT = "Drain {host}, reboot it, and check the GPU and its power supply if the error recurs."
 
 
 class _Meaning(NamedTuple):

@@ -53,7 +53,7 @@ def _told(job: Job) -> Iterator[Finding]:
 
 
 _CONSEQUENCES = ("GPU002", "GPU010", "GPU013", "GPU021", "GPU022")
-_REBOOT = "Drain {host}, reboot it, and check the card and its power supply if the fault recurs."
+_REBOOT = "Drain {host}, reboot it, and check the GPU and its power supply if the fault recurs."
 _RESET = "End all processes on the GPU, then reset it with `sudo nvidia-smi --gpu-reset` or reboot {host}."
 
 
@@ -158,7 +158,7 @@ def device_lost(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: programs on the GPU hang or fail with "unknown error" or "no CUDA-capable device", and often no new
     CUDA program starts on the host.
-    Fix: Drain the host, reboot it, and check the card and its power supply if the fault recurs.
+    Fix: Drain the host, reboot it, and check the GPU and its power supply if the fault recurs.
     """
     for local, found in shares_by_host(job):
         told = set()
@@ -203,7 +203,7 @@ def _fix(gpu: Gpu, host: str) -> str:
     if not gpu.lost and gpu.recovery_action in ("gpu-reset", "drain-and-reset"):
         reset = f"sudo nvidia-smi --gpu-reset -i {gpu.index}"
         return f"End all processes on GPU {gpu.index} of {host}, then reset it:\n{reset}"
-    return f"Drain {host}, reboot it, and check the card and its power supply if the fault recurs."
+    return f"Drain {host}, reboot it, and check the GPU and its power supply if the fault recurs."
 
 
 def _absent_from_driver(local: LocalRanks, found: tuple[GpuSharers, ...]) -> Iterator[Verdict]:
@@ -221,7 +221,7 @@ def _absent_from_driver(local: LocalRanks, found: tuple[GpuSharers, ...]) -> Ite
             ranks=local.ranks,
             evidence={"absent": absent, "pci_gpus": len(drivers.pci_gpus), "driver_gpus": len(gpus.gpus)},
             effect="" if serious else "None unless the job needs this GPU, which the driver does not provide.",
-            fix=f"Drain {local.name}, reboot it, and check the card if the GPU is still missing."
+            fix=f"Drain {local.name}, reboot it, and check the missing GPU if the driver still does not report it."
             if serious
             else f"Check on {local.name} which driver the GPU uses:\nlspci -k -s {absent[0]}",
             severity=Severity.ERROR if serious else Severity.INFO,

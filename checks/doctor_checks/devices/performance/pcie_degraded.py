@@ -48,7 +48,7 @@ def pcie_degraded(job: Job, *, loaded_percent: float = 10) -> Iterator[Verdict]:
 
     Why it hurts: copies between host and GPU, checkpoints and network traffic of this GPU are slower, and the other
     ranks wait for it.
-    Fix: Reseat the card, and check its riser and the PCIe settings in the BIOS.
+    Fix: Reseat the GPU, and check its riser and the PCIe settings in the BIOS.
     """
     for local, found in shares_by_host(job):
         used = [share for share in found if share.ranks and not share.gpu.lost]
@@ -85,9 +85,9 @@ def pcie_degraded(job: Job, *, loaded_percent: float = 10) -> Iterator[Verdict]:
 def _fix(gpu: Gpu, host: str, *, certain: bool) -> str:
     commands = f"nvidia-smi -i {gpu.index} -q | grep -A 12 'GPU Link Info'\nsudo dmesg -T | grep -i aer"
     if certain:
-        return f"Reseat the card on {host}, check its riser, and verify the link under load with:\n{commands}"
+        return f"Reseat the GPU on {host}, check its riser, and verify the link under load with:\n{commands}"
     lanes = gpu.pcie_width_max
-    return f"Check the link on {host} under load, and reseat the card if its slot has {lanes} lanes:\n{commands}"
+    return f"Check the link on {host} under load, and reseat the GPU if its slot has {lanes} lanes:\n{commands}"
 
 
 def _lacks(now: int | None, best: int | None) -> bool | None:
