@@ -43,6 +43,7 @@ def _built(*architectures: str, capability: str = "9.0") -> JobBuilder:
     needs=(SoftwareFacts, GpuFacts),
     impacts={
         r"^The CUDA compiler": "The extension is not built, and the program that imports it fails.",
+        r"^PyTorch or a CUDA extension": "Every kernel without code for this GPU fails, which ends the program.",
         r"^FlashAttention": "The attention call fails, which ends the program.",
     },
     cases=lambda: (

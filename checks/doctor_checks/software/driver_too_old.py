@@ -23,6 +23,7 @@ from doctor.api import (
     is_older,
     merge,
 )
+from doctor.core.finding import HERE
 from doctor.facts import DriverFacts, GpuFacts, MissingReason, SoftwareFacts, TorchBuild
 from doctor.knowledge.nvidia import DRIVER_MISMATCH
 from doctor.knowledge.releases import minimum_driver
@@ -135,7 +136,13 @@ _CONSEQUENCES = ("GPU021", "GPU022", "NCCL008")
         Fails("CUDA 10.2 under a driver for 10.1", _drivers("418.87.01", "10.1", "10.2"), ranks=(2, 3)),
         Passes("CUDA 10.2 under a driver for 11", _drivers("450.51.06", "11.0", "10.2")),
         Fails("CUDA 13 under a driver for 12", _drivers("570.124.06", "12.8", "13.0"), ranks=(2, 3)),
-        Fails("just below the minimum, NVML silent", _drivers("525.60.11", None), ranks=(2, 3)),
+        Fails(
+            "just below the minimum, NVML silent",
+            _drivers("525.60.11", None),
+            ranks=(2, 3),
+            severity=Severity.WARNING,
+        ),
+        Fails("a driver of an older branch, NVML silent", _drivers("470.57.02", None), ranks=(2, 3)),
         Fails(
             "the compatibility package is too old itself",
             _drivers("470.57.02", "11.4", "13.0", "570.86.10"),
@@ -151,7 +158,7 @@ def driver_too_old(job: Job) -> Iterator[Verdict]:
     (https://pytorch.org/get-started/locally).
     """
     mismatched = tuple(_mismatched(job))
-    yield from merge(mismatched)
+    yield from merge(mismatched, job.place_of)
     built = [software.torch.cuda for software, _ in job.facts(SoftwareFacts) if software.torch]
     if not any(built):
         yield Skip("torch is built without CUDA" if built else "torch is not installed")
@@ -159,12 +166,13 @@ def driver_too_old(job: Job) -> Iterator[Verdict]:
     if not mismatched:
         yield from lacking_verdicts(job, GpuFacts)
     old: dict[_DriverRequirement, list[int]] = {}
+    unfit: list[Finding] = []
     for software, gpus, identical in job.each(SoftwareFacts, GpuFacts, also=(DriverFacts,)):
         if software.torch is None or software.torch.cuda is None:
             continue
         need = _need(software.torch.cuda, gpus, identical.find(DriverFacts))
-        if unfit := _unfit_libcuda(need, gpus, identical):
-            yield unfit
+        if found := _unfit_libcuda(need, gpus, identical):
+            unfit.append(found)
             continue
         if need.driver is None:
             yield Unknown("the driver version could not be read", identical.ranks, "cat /proc/driver/nvidia/version")
@@ -172,22 +180,31 @@ def driver_too_old(job: Job) -> Iterator[Verdict]:
             yield Unknown(f"the minimum driver of CUDA {need.cuda} is unknown to this release", identical.ranks)
         elif _is_too_old(need):
             old.setdefault(need, []).extend(identical.ranks)
+    yield from merge(unfit, job.place_of)
     for need, ranks in old.items():
-        beside = f" and compat package {need.compatibility}" if need.compatibility else ""
-        yield Finding(
-            f"Driver {need.driver}{beside} {'are' if beside else 'is'} too old for CUDA {need.cuda} "
-            f"(requires {need.minimum})",
-            ranks=tuple(ranks),
-            evidence={
-                "driver": need.driver,
-                "cuda_of_torch": need.cuda,
-                "cuda_of_driver": need.supports,
-                "minimum_driver": need.minimum,
-                "forward_compatibility": need.compatibility,
-            },
-            fix=f"Update the driver to {need.minimum} or newer, or install a PyTorch build for "
-            + (f"{_supported(need.supports)}." if need.supports else "an older CUDA release."),
-        )
+        yield _too_old(job, need, tuple(ranks))
+
+
+def _too_old(job: Job, need: _DriverRequirement, ranks: tuple[int, ...]) -> Finding:
+    beside = f" and compat package {need.compatibility}" if need.compatibility else ""
+    is_close = not beside and need.supports is None and _branch(need.driver) == _branch(need.minimum)
+    return Finding(
+        f"Driver {need.driver} is below the documented minimum of CUDA {need.cuda} ({need.minimum})"
+        if is_close
+        else f"Driver {need.driver}{beside} {'are' if beside else 'is'} too old for CUDA {need.cuda} "
+        f"(requires {need.minimum})",
+        ranks=ranks,
+        evidence={"cuda_of_driver": need.supports},
+        effect="CUDA initialization may fail: the program then ends, or continues on the CPU." if is_close else "",
+        fix=f"On {job.place_of(ranks)}, update the driver to {need.minimum} or newer, or install a PyTorch build for "
+        + (f"{_supported(need.supports)}." if need.supports else "an older CUDA release."),
+        # Drivers of one branch support the same CUDA release, so this one may work although it is not documented.
+        severity=Severity.WARNING if is_close else None,
+    )
+
+
+def _branch(driver: str | None) -> str:
+    return (driver or "").partition(".")[0]
 
 
 def _mismatched(job: Job) -> Iterator[Finding]:
@@ -200,7 +217,7 @@ def _mismatched(job: Job) -> Iterator[Finding]:
                 ranks=identical.ranks,
                 evidence={"nvml": missing.reason, "kernel_driver": drivers.kernel_driver if drivers else None},
                 effect="CUDA and nvidia-smi fail on this host until the kernel modules are reloaded.",
-                fix="Reboot the host, or unload and reload the nvidia kernel modules.",
+                fix=f"Reboot {HERE}, or unload and reload the nvidia kernel modules.",
                 explains=("GPU019", "GPU021"),
             )
 
@@ -223,7 +240,7 @@ def _stub_libcuda(identical: IdenticalRanks) -> Finding | None:
         ranks=identical.ranks,
         evidence={"libcuda": drivers.stub_libcuda},
         effect="CUDA fails: `Error 34: CUDA driver is a stub library`.",
-        fix=f"Remove {drivers.stub_libcuda.rpartition('/')[0]} from LD_LIBRARY_PATH or /etc/ld.so.conf.d.",
+        fix=f"Remove {drivers.stub_libcuda.rpartition('/')[0]} from LD_LIBRARY_PATH or /etc/ld.so.conf.d on {HERE}.",
     )
 
 
@@ -238,7 +255,7 @@ def _older_libcuda(driver: str | None, identical: IdenticalRanks) -> Finding | N
         ranks=identical.ranks,
         evidence={"driver": driver, "forward_compatibility": package},
         effect="CUDA fails: `Error 803: system has unsupported display driver / cuda driver combination`.",
-        fix="Remove the CUDA compat directory from LD_LIBRARY_PATH or /etc/ld.so.conf.d.",
+        fix=f"Remove the CUDA compat directory from LD_LIBRARY_PATH or /etc/ld.so.conf.d on {HERE}.",
     )
 
 
@@ -253,8 +270,8 @@ def _unsupported_libcuda(driver: str | None, gpus: GpuFacts, identical: Identica
         ranks=identical.ranks,
         evidence={"driver": driver, "forward_compatibility": package, "gpus": sorted({one.name for one in gpus.gpus})},
         effect="CUDA fails: `Error 804: forward compatibility was attempted on non supported HW`.",
-        fix="Remove the CUDA compat directory from LD_LIBRARY_PATH or /etc/ld.so.conf.d, and update the driver if "
-        "PyTorch needs a newer one.",
+        fix=f"Remove the CUDA compat directory from LD_LIBRARY_PATH or /etc/ld.so.conf.d on {HERE}, and update the "
+        "driver if PyTorch needs a newer one.",
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from doctor.api import Finding, Job, Severity, Verdict, check, merge
+from doctor.core.finding import HERE
+from doctor.core.text import conjunction
 from doctor.facts import SoftwareFacts
 from doctor.testing import Fails, Passes, healthy
 
@@ -36,16 +38,17 @@ def preload_missing(job: Job) -> Iterator[Verdict]:
     allocator or profiler than intended.
     Fix: Correct the path in LD_PRELOAD, or unset it.
     """
-    yield from merge(
+    drafts = (
         Finding(
             f"The loader cannot find {_some(software.preloads_missing)} that LD_PRELOAD names",
             ranks=identical.ranks,
             evidence={"missing": list(software.preloads_missing)},
-            fix=f"Correct or remove {missing} in LD_PRELOAD.",
+            fix=f"Correct or remove {missing} in LD_PRELOAD on {HERE}.",
         )
         for software, identical in job.each(SoftwareFacts)
-        if (missing := " and ".join(software.preloads_missing[:3]))
+        if (missing := conjunction(software.preloads_missing[:3]))
     )
+    yield from merge(drafts, job.place_of)
 
 
 def _some(missing: Sequence[str]) -> str:

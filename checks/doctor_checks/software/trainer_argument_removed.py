@@ -249,6 +249,8 @@ def _fix(fault: _Fault, old: str) -> str:
     if fault.replacement and unset:
         is_kept = fault.name in _SAME_VALUE and fault.value.isalnum()
         new = fault.replacement.replace("=…", f"={fault.value}") if is_kept else fault.replacement
+        if fault.name == "resume_from_checkpoint" and _PATH.fullmatch(fault.value):
+            new = fault.replacement.replace("=…", f'="{fault.value}"')
         return f"Use {_as_code(new)} in the program, and {unset}."
     if fault.replacement:
         return _replaced(fault.replacement, old)
@@ -272,6 +274,7 @@ def _as_code(replacement: str) -> str:
 _CODE = re.compile(r"(?:\.?\w+(?:\([^()]*\))?)+|\w+=\S+(?:, \w+=(?:…|\w+))?")
 
 
+_PATH = re.compile(r"[\w./-]{1,200}")
 _SAME_VALUE = frozenset({"checkpoint_callback", "gpus", "num_processes", "replace_sampler_ddp", "tpu_cores"})
 """Arguments whose replacement takes the same number or flag."""
 _IGNORED = "Lightning reports no error, and the Trainer uses its default instead of the value."

@@ -21,6 +21,7 @@ from doctor.api import (
     hosts_text,
     ranks_in_words,
 )
+from doctor.core.text import conjunction
 from doctor.facts import EnvironmentFacts, GpuFacts, MissingReason, SoftwareFacts, TorchBuild, TrainerFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
@@ -179,8 +180,8 @@ def backend_unavailable(job: Job) -> Iterator[Verdict]:
             yield _finding(
                 torch,
                 identical,
-                f"The job requests {', '.join(lacking).upper()}, but PyTorch {torch.version} is built without "
-                f"{'its' if len(lacking) == 1 else 'their'} support",
+                f"The job requests {conjunction(lacking).upper()}, but PyTorch {torch.version} is built without "
+                f"{f'{lacking[0].upper()} support' if len(lacking) == 1 else 'them'}",
             )
         elif without_cuda and _has_gpus(identical):
             yield _finding(

@@ -153,8 +153,8 @@ def _exposed(machine: LocalRanks, gpus: list[Gpu]) -> Iterator[Finding]:
             evidence={"compute_mode": gpus[0].compute_mode, "gpus": [gpu.index for gpu in gpus]},
             effect="A rank that uses the GPU of another rank, for example by cuda() before set_device() or a barrier "
             "without device_ids, fails with `CUDA-capable device(s) is/are busy or unavailable`.",
-            fix="Set CUDA_VISIBLE_DEVICES to one GPU for each rank, or call `torch.cuda.set_device(local_rank)` before "
-            "any other CUDA call.",
+            fix="Set CUDA_VISIBLE_DEVICES to one GPU for each rank, or call `torch.cuda.set_device(int(os.environ["
+            '"LOCAL_RANK"]))` before any other CUDA call.',
             severity=Severity.INFO,
         )
 

@@ -218,7 +218,7 @@ def _judge(
         f"{'has' if len(local_ranks) == 1 else 'have'} no GPU: {devices} visible",
         ranks=numbers,
         evidence={"visible_devices": size, "local_ranks": local_ranks, "CUDA_VISIBLE_DEVICES": listed},
-        effect=_SHARES if severity is Severity.WARNING else "",
+        effect=_SHARES if severity is Severity.WARNING else _fails(numbers),
         fix=f"Select the device of each rank with `LOCAL_RANK % {size}`."
         if severity is Severity.WARNING and size
         else _fix(size, listed),
@@ -228,6 +228,14 @@ def _judge(
 
 
 _SHARES = 'Ranks that use `cuda:LOCAL_RANK` fail with "CUDA error: invalid device ordinal".'
+
+
+def _fails(ranks: tuple[int, ...]) -> str:
+    verb, them = ("fail", "them") if len(ranks) > 1 else ("fails", "it")
+    return (
+        f'{ranks_in_words(ranks).capitalize()} {verb} with "CUDA error: invalid device ordinal", and the other ranks '
+        f"wait for {them} until their timeout."
+    )
 
 
 def _fix(size: int, listed: str | None) -> str:

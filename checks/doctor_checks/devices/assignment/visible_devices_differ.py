@@ -140,6 +140,8 @@ def visible_devices_differ(job: Job) -> Iterator[Verdict]:
                         str(rank.number): list(view) for view, ranks in views.items() for rank in ranks
                     }
                 },
+                fix=f"Give all ranks on {local.name} the same CUDA_VISIBLE_DEVICES, or give each of them one device "
+                "and use `cuda:0` in all of them.",
                 explains=("GPU001", "GPU002"),
             )
 

@@ -8,6 +8,7 @@ from itertools import takewhile
 
 from doctor.analysis.visible_devices import VisibleListFault, parse_visible_devices, visible_to
 from doctor.api import Finding, IdenticalRanks, Job, Severity, Unknown, Verdict, check, merge
+from doctor.core.finding import HERE
 from doctor.core.text import lazy_compile
 from doctor.facts import EnvironmentFacts, GpuFacts, MissingReason, SoftwareFacts, TorchBuild
 from doctor.knowledge.releases import within
@@ -105,7 +106,7 @@ def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
             hosts = job.hosts_of(identical.ranks)
             words = fault_text(fault, len(gpus.gpus) if gpus else 0)
             if len(hosts) == 1:
-                words = words.replace("this host", hosts[0])
+                words = words.replace(HERE, hosts[0])
             summary = f"{shown_list(text or '')} {words}"
             yield Finding(
                 summary if len(summary) <= 100 else f"CUDA_VISIBLE_DEVICES {words}",
@@ -116,7 +117,9 @@ def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
                     "gpus_of_host": [gpu.uuid or gpu.index for gpu in gpus.gpus] if gpus else None,
                 },
                 effect=_effect_of_absent(listed.entries, fault),
-                fix=fix_of_fault(fault, text or "") or _fix_of_absent(fault, len(gpus.gpus) if gpus else 0),
+                fix=(fix_of_fault(fault, text or "") or _fix_of_absent(fault, len(gpus.gpus) if gpus else 0)).replace(
+                    HERE, job.place_of(identical.ranks)
+                ),
                 explains=("GPU002", "GPU004"),
             )
         elif listed.entries and (missing := identical.missing(GpuFacts)) and missing.lack is not MissingReason.ABSENT:

@@ -45,7 +45,7 @@ def _told(job: Job) -> Iterator[Finding]:
         r"^Xid.*before this job": (
             "The link may fail again during this job, which then ends or falls back to a slower path."
         ),
-        r"^Xid|NVLink failed": (
+        r"^Xid|NVLink failed|over nvlink": (
             "Processes that use this link may fail or hang, and the other ranks then wait for them until the timeout."
         ),
         r"fatal SXid": (

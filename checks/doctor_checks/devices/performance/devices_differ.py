@@ -22,9 +22,11 @@ from doctor.api import (
     check,
     correlates,
     hosts_text,
+    ranks_in_words,
     split_groups,
     stands_alone,
 )
+from doctor.core.text import conjunction
 from doctor.facts import GpuFacts, LaunchFacts, MigDevice
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 
@@ -158,7 +160,7 @@ def devices_differ(job: Job, *, memory_share: float = 0.02) -> Iterator[Verdict]
         names = sorted({gpu.name for gpu in gpus.gpus if gpu.name}) if gpus else []
         if len(names) > 1 and not (launch and launch.running_together):
             yield Finding(
-                f"{job.ranks[0].host.name} has different GPU models: {', '.join(names)}",
+                f"{job.ranks[0].host.name} has different GPU models: {conjunction(names)}",
                 ranks=(job.ranks[0].number,),
                 evidence={"models": names},
                 fix="Select GPUs of one model with CUDA_VISIBLE_DEVICES.",
@@ -216,10 +218,11 @@ def _layout(alike: _AlikeGpus) -> str | None:
 def _judge(job: Job, trait: str, parted: MajoritySplit) -> Iterator[Finding]:
     if parted.expected or not parted.minorities:
         return
-    parts = [f"{value} on {len(ranks):,} rank{'s' if len(ranks) > 1 else ''}" for value, ranks in parted.groups]
-    summary = f"{trait} differs between ranks: {'; '.join(parts[:4])}"
+    parts = [f"{value} on {ranks_in_words(ranks, 4)}" for value, ranks in parted.minorities]
+    others = f" (others: {parted.common.value})" if parted.common else ""
+    summary = f"{trait} differs between ranks: {'; '.join(parts[:4])}{others}"
     yield Finding(
-        summary if len(summary) <= 100 else f"{trait} differs between ranks ({len(parts)} values)",
+        summary if len(summary) <= 100 else f"{trait} differs between ranks ({len(parted.groups)} values)",
         ranks=parted.odd,
         evidence={
             "ranks_by_value": {str(value): list(ranks) for value, ranks in parted.groups},

@@ -48,6 +48,8 @@ def persistence_off(job: Job) -> Iterator[Verdict]:
                 f"Persistence mode is off on {gpus} of {local.name}",
                 ranks=tuple(sorted({rank for share in off for rank in share.ranks})),
                 evidence={"gpus": [share.gpu.index for share in off], "model": off[0].gpu.name},
+                fix=f"Enable the persistence daemon on {local.name} with `sudo systemctl enable --now "
+                "nvidia-persistenced`, or run `sudo nvidia-smi -pm 1` there after each boot.",
             )
             findings.append(finding)
     yield from merge(findings)
