@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from doctor.api import FileFails, FilePasses, LaunchFile, SourceLocation, Violation, rule
 from doctor.lint.launch.kubernetes import Container
@@ -19,6 +21,7 @@ from doctor.lint.launch.process_launches import (
     visible_devices,
 )
 from doctor.lint.launch.shell.reader import ShellFile
+from doctor.lint.launch.slurm_batch import Allocation
 from doctor.lint.launch.yaml_tree import YamlNode
 from doctor.testing.script_cases import shell_fails, shell_passes
 from doctor_checks.devices.assignment.ordinal_out_of_range import ordinal_out_of_range
@@ -182,9 +185,25 @@ def _judge_start(start: ProcessLaunch, file: LaunchFile) -> Iterator[Violation]:
         given = start.step or file.allocation
         gpus = given.gpus_per_node
         if gpus and ranks > gpus and not given.splits_gpus and "exclusive" not in given.options:
-            yield _violation(
+            found = _violation(
                 start.launch.place, ranks, gpus, "the job requests", _fewer(start, gpus), devices=not start.is_agent
             )
+            yield _with_request(found, start, given, ranks)
+
+
+def _with_request(found: Violation, start: ProcessLaunch, given: Allocation, ranks: int) -> Violation:
+    """The violation with the option that requests the GPUs, and its line if it is one of the batch script."""
+    name = next((name for name in ("gpus-per-node", "gres") if name in given.options), None)
+    if name is None:
+        return found
+    value, of_step = given.options[name], start.outer is not None and name in start.outer.options
+    line = None if of_step else given.line(name)
+    place = f" in line {line}" if line else " of srun" if of_step else ""
+    more = re.sub(r"(?<=:)\d+$|^\d+$", str(ranks), value)
+    option = f"`--{name}={more}`{place}"
+    fix = found.fix.replace(f"`#SBATCH --gpus-per-node={ranks}`", option) if more != value else found.fix
+    evidence = (*found.evidence, ("requested_by", f"--{name}={value}{place}"))
+    return replace(found, fix=fix, evidence=evidence)
 
 
 def _fewer(start: ProcessLaunch, gpus: int) -> str:
