@@ -65,12 +65,12 @@ def two_lightnings(job: Job) -> Iterator[Verdict]:
         if new and old and _release(new) != _release(old):
             found.setdefault((new, old), []).extend(identical.ranks)
     for (new, old), ranks in found.items():
+        install = f"pip install {shlex.quote(f'pytorch-lightning=={new}')}"
         yield Finding(
             f"lightning {new} and pytorch-lightning {old} are both installed",
             ranks=tuple(ranks),
             evidence={"lightning": new, "pytorch-lightning": old},
-            fix=f"Run `pip install {shlex.quote(f'pytorch-lightning=={new}')}`, or uninstall pytorch-lightning if "
-            "nothing imports it.",
+            fix=f"Run `{install}` on {job.place_of(ranks)}, or uninstall pytorch-lightning if nothing imports it.",
         )
     yield from _mixed(job)
     if not installed:

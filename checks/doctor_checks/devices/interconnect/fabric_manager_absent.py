@@ -33,7 +33,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             group,
             "NCCL cannot bind multicast memory on the NVSwitches (NVLink SHARP)",
             effect="NCCL continues without NVLink SHARP, so all-reduce is slower." if _went_on(job, group) else "",
-            fix="Restart the fabric manager while no process uses the GPUs (`sudo systemctl restart "
+            fix=f"Restart the fabric manager{group.on_hosts} while no process uses the GPUs (`sudo systemctl restart "
             "nvidia-fabricmanager`), or set NCCL_NVLS_ENABLE=0.",
             severity=Severity.WARNING if _went_on(job, group) else None,
             confidence=0.9 if group.value("stated") else 0.7,

@@ -152,6 +152,8 @@ def _claim(group: EventGroup) -> str:
     verb = "were" if _verb(what) == "are" else "was"
     if "probability tensor" in what or _OF_DISTRIBUTION in group.first.text:
         subject = "a probability tensor" if "probability tensor" in what else "a parameter of a distribution"
+        if named := _PARAMETER.search(group.first.text):
+            subject = f"the parameter {named[1]} of the distribution {named[2]}"
         return f"The program ended because {subject} had invalid values{on}"
     if what == "tensor":
         return f"The program ended because a tensor contained {value}{on}"
@@ -161,6 +163,8 @@ def _claim(group: EventGroup) -> str:
 _STOPPED = lazy_compile(r"Monitored metric (\S{1,80}) = .{1,40} is not finite")
 """Lightning's ``EarlyStopping(check_finite=True)``."""
 _OF_DISTRIBUTION = "of distribution "
+_PARAMETER = lazy_compile(r"Expected parameter (\w{1,40}) .{0,200}?of distribution (\w{1,40})")
+"""torch/distributions/distribution.py"""
 
 
 def _verb(what: str) -> str:

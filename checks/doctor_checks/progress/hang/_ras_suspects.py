@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from doctor.api import EventGroup, Finding, Job, event_groups, finding_from_logs
+from doctor.api import EventGroup, Finding, Job, event_groups, finding_from_logs, ranks_in_words
 from doctor.facts import Event
 
 State = Literal["dead", "silent", "behind"]
@@ -32,6 +32,8 @@ class RasSuspect(msgspec.Struct, frozen=True):
     confidence: float
 
     def finding(self, fix: str) -> Finding:
+        """The finding about it. ``fix``: ``{who}`` stands for the ranks or processes."""
+        fix = fix.format(who=_names(self.events))
         return finding_from_logs(self.events, self.claim, ranks=self.ranks, confidence=self.confidence, fix=fix)
 
 
@@ -76,8 +78,7 @@ def _behind(job: Job) -> Iterator[RasSuspect]:
 
 def _names(group: EventGroup) -> str:
     if group.ranks and len(group.ranks) == _count(group.events):
-        shown = ", ".join(map(str, group.ranks[:8]))
-        return f"rank{'s' if len(group.ranks) > 1 else ''} {shown}{' …' if len(group.ranks) > 8 else ''}"
+        return ranks_in_words(group.ranks)
     processes = {(event.pid, event.value("node")) for event in group.events if event.pid is not None}
     if processes:
         return " and ".join(f"process {pid} on {node}" for pid, node in sorted(processes, key=str)[:4])

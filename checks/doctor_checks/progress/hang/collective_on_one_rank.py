@@ -299,10 +299,11 @@ def _effect(one_sided: OneSidedCall) -> str:
 
 
 def _fix(site: CallSite, extra: bool, group: str = "") -> str:
+    place = site.place.partition(" ")[0]
+    at = f" at {place}" if place and site.own else ""
     for word, fix in _FIXES:
         if word in site.words or (not site.words and word == site.operation):
-            return fix
-    place = site.place.partition(" ")[0]
+            return fix.replace("{at}", at)
     if extra and site.operation and place and not site.words:
         members = f"all ranks of {group}" if group else "all ranks"
         return f"Call {site.operation} at {place} on {members}, and make only the use of its result conditional."
@@ -312,13 +313,13 @@ def _fix(site: CallSite, extra: bool, group: str = "") -> str:
 _FIXES = (
     (
         "self.log",
-        "Call `self.log(..., sync_dist=True)` on all ranks, or log only on rank 0 with `self.log(..., "
+        "Call `self.log(..., sync_dist=True)`{at} on all ranks, or log only on rank 0 with `self.log(..., "
         "rank_zero_only=True)`.",
     ),
-    ("self.all_gather", "Call `self.all_gather()` on all ranks, and make only the use of its result conditional."),
+    ("self.all_gather", "Call `self.all_gather()`{at} on all ranks, and make only the use of its result conditional."),
     (
         "save_checkpoint",
-        "Call `trainer.save_checkpoint()` on all ranks: it writes only on rank 0 and ends with a barrier.",
+        "Call `trainer.save_checkpoint()`{at} on all ranks: it writes only on rank 0 and ends with a barrier.",
     ),
     (
         "backward",
@@ -327,5 +328,5 @@ _FIXES = (
     ),
     ("EarlyStopping", "Monitor a value that is the same on all ranks: log it with `sync_dist=True`."),
     ("ModelCheckpoint", "Monitor a value that is the same on all ranks: log it with `sync_dist=True`."),
-    ("barrier", "Move the barrier out of the condition on the rank, so that all ranks reach it."),
+    ("barrier", "Move the barrier{at} out of the condition on the rank, so that all ranks reach it."),
 )

@@ -60,8 +60,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     for suspect in ras_suspects(job):
         if suspect.state == "dead":
             yield suspect.finding(
-                "Read the end of the log of the dead process, and run `dmesg -T | grep -iE 'killed process|oom|nvrm'` "
-                "on its host."
+                "Read the end of the log of {who}, and search the kernel log of the host with `dmesg -T | grep -iE "
+                "'killed process|oom|nvrm'`."
             )
     found = diagnose_stall(job)
     if job.evidence is None or (found and found.kind in ("died", "differ") and found.confidence >= _OWN):

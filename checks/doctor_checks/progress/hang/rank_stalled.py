@@ -102,7 +102,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 
 
 _RAS_FIX = (
-    "Run `py-spy dump --native --pid PID` on the host of that rank to see where it is, and query RAS again "
+    "Run `py-spy dump --native --pid PID` on the host of {who} to find the blocking call, and query RAS again "
     "(`ncclras -v`) to see whether its counts advance."
 )
 _NAMED_MISSING = ("torch.monitored_barrier", "torch.nccl.desync.missing")
