@@ -93,7 +93,8 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
         cause = first if first is not None and (first.file, first.line) not in places else None
         peaceful = LaterEvents(job.evidence).is_peaceful
         who = ranks_in_words(group.ranks) if group.ranks else "a rank"
-        is_store = all(event.kind in _OF_STORE for event in lost)
+        of_store = {(event.file, event.line) for event in lost if event.kind in _OF_STORE}
+        is_store = of_store == places
         what, ended = ("the store", "its process") if is_store else ("a peer or the store", "another rank")
         claim = f"{who} lost {what}"
         found = diagnose_stall(job)
