@@ -44,7 +44,7 @@ from doctor.testing import Fails, Passes, healthy
     ),
 )
 def pcie_degraded(job: Job, *, loaded_percent: float = 10) -> Iterator[Verdict]:
-    """Ask whether each GPU's PCIe link runs at the highest generation and width that the card and slot support.
+    """Ask whether each GPU's PCIe link runs at the highest generation and width that the GPU and slot support.
 
     Why it hurts: copies between host and GPU, checkpoints and network traffic of this GPU are slower, and the other
     ranks wait for it.
