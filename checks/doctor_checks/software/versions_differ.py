@@ -65,10 +65,10 @@ _EMPTY: dict[str, object] = {"torch": None, "packages": ()}
             "until the timeout."
         ),
         r"\bPython\b": ("Objects pickled by one rank may not load on another, and packages may behave differently."),
-        r"PyTorch|CUDA": (
-            "Ranks may call different collectives or kernels: the job may hang or fail, or results may differ silently "
-            "between ranks."
+        r"PyTorch(?! for CUDA)": (
+            "Ranks with different releases may call different collectives, so the job may hang or fail."
         ),
+        r"CUDA": "Ranks run different kernels, so results may differ silently between ranks.",
         r"lightning|transformers|accelerate|deepspeed": (
             "The framework may call collectives in a different order on these ranks, so the job may hang."
         ),

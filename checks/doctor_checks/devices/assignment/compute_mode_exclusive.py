@@ -134,9 +134,10 @@ def _fix(reason: str, gpu: Gpu, host: str) -> str:
             '`torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before any other CUDA call.'
         )
     if process := re.search(r"process (\d+)", reason):
+        owner = f"`ps -o user,lstart,cmd -p {process[1]}` shows its owner"
         return (
-            f"End process {process[1]} if no job needs it (`ps -o user,lstart,cmd -p {process[1]}` shows its owner), "
-            "or select another GPU with CUDA_VISIBLE_DEVICES."
+            f"End process {process[1]} on {host} if no job needs it ({owner}), or select another GPU with "
+            "CUDA_VISIBLE_DEVICES."
         )
     return f"Allow processes on GPU {gpu.index} of {host}:\nsudo nvidia-smi -i {gpu.index} --compute-mode=DEFAULT"
 

@@ -151,7 +151,7 @@ def _finding(machine: LocalRanks, share: GpuSharers, others: list[GpuProcess], *
             ],
         },
         effect=_effect(share.gpu, others, alone),
-        fix=f"End process {first.pid} if no job needs it (`ps -o user,lstart,cmd -p {first.pid}` shows its owner), or "
-        "select other GPUs with CUDA_VISIBLE_DEVICES.",
+        fix=f"End process {first.pid} on {machine.name} if no job needs it (`ps -o user,lstart,cmd -p {first.pid}` "
+        "shows its owner), or select other GPUs with CUDA_VISIBLE_DEVICES.",
         explains=("MEM003", "GPU016"),
     )
