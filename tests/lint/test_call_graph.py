@@ -159,6 +159,19 @@ def test_what_an_installed_package_offers_may_be_called(tmp_path, more, is_info)
     assert (found(tmp_path, files | more) == ["info"]) == is_info
 
 
+@pytest.mark.parametrize(
+    ("name", "other", "is_info"), [("own", "own", True), ("own", "more", False), ("lib", "own", False)]
+)
+def test_a_package_beside_the_one_that_is_named_offers_nothing(tmp_path, name, other, is_info):
+    files = {
+        "lib/train.py": of_main(WAIT),
+        "lib/__init__.py": "from lib.train import wait\n",
+        "setup.py": SETUP.format(f"\n    name='{name}',\n"),
+        f"{other}/__init__.py": "",
+    }
+    assert (found(tmp_path, files) == ["info"]) == is_info
+
+
 def test_others_may_call_all_public_methods_of_a_class_that_a_package_offers(tmp_path):
     files = {"lib/__init__.py": "from lib.train import Run\n", "setup.py": SETUP.format("")}
     assert found(tmp_path, {"lib/train.py": of_main(METHOD), **files}) == ["warning"]

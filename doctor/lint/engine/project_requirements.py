@@ -251,9 +251,37 @@ def _installs(folder: Path) -> bool:
 
 
 def is_packaged(path: Path, root: Path) -> bool:
-    """Whether what installs packages from a folder has that of ``path`` among them, as far as it shows."""
+    """Whether what installs packages from a folder has that of ``path`` among them, as far as it shows, and is not
+    named after another one, beside which this one is for its own use."""
     own = Path(os.path.abspath(path))  # noqa: PTH100 - Path.absolute keeps ".."
-    return any(_installs(one) and not _is_left_out(own, one) for one in folders_of(path.parent, root))
+    folders = folders_of(path.parent, root)
+    return any(_installs(one) and not _is_left_out(own, one) and not _is_guest(own, one) for one in folders)
+
+
+_NAME = re.compile(r"^\s*name\s*=\s*[\"']?(?P<name>[A-Za-z][\w.-]*)[\"']?\s*,?\s*(?:#.*)?$", re.MULTILINE)
+
+
+def _is_guest(path: Path, folder: Path) -> bool:
+    """Whether the distribution of a folder has the name of another package in it than that of ``path``."""
+    for base in (folder / "src", folder):
+        if path.is_relative_to(base):
+            top = path.relative_to(base).parts[0]
+            others = [name for name in _names(base) if "__init__.py" in _names(base / name) and name != top]
+            return any(_distribution(name) in _names_of_distribution(folder) for name in others) and (
+                _distribution(top) not in _names_of_distribution(folder)
+            )
+    return False
+
+
+@lru_cache(maxsize=256)
+def _names_of_distribution(folder: Path) -> frozenset[str]:
+    found: set[str] = set()
+    for name in ("setup.py", "setup.cfg", "pyproject.toml"):
+        file = folder / name
+        with suppress(UnreadableFile):
+            text = read_text(LintTarget(file, str(file), "config", file)).text
+            found.update(_distribution(one["name"]) for one in _NAME.finditer(text))
+    return frozenset(found)
 
 
 def _is_left_out(path: Path, folder: Path) -> bool:
