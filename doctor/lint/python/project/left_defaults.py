@@ -126,7 +126,7 @@ def _left_default(script: Script, parameter: ast.arg) -> object:
     """The default of a parameter, a literal, if each call in the project leaves it, and there is one."""
     function = script.function_of(parameter)
     modules = script.modules
-    if function is None or modules is None or isinstance(function, ast.Lambda):
+    if function is None or modules is None:
         return UNKNOWN
     default, place = _default_of(function, parameter)
     name = _called_as(script, function)
