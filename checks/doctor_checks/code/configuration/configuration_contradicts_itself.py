@@ -232,8 +232,8 @@ def configuration_contradicts_itself(file: Manifest) -> Iterator[Violation]:
 
 
 def _is_asked_for(file: Manifest, claim: str) -> bool:
-    """Whether each command of the project with a configuration has the switch for the section of a claim, which stands
-    before ``distributed_type`` (accelerate/commands/launch.py): ``--use_deepspeed``."""
+    """Whether each command of the project with a configuration has the switch for the section that a claim is about,
+    ``--use_deepspeed``, which overrides ``distributed_type`` (accelerate/commands/launch.py)."""
     if file.modules is None:
         return False
     name = PurePath(file.path).name
