@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import PurePath
 from typing import NamedTuple
 
 from doctor.api import Script, Severity, Violation, rule
@@ -137,7 +136,7 @@ def _is_started_on_one_host(script: Script) -> bool:
     so that the launcher gives the same address."""
     if script.modules is None:
         return False
-    name = PurePath(script.path).name
+    name = script.path.rpartition("/")[2]
     texts = [text for _, text in script.modules.mentioning(name, launches=True)]
     texts += [text for text in script.modules.pages(script.location) if name in text] if script.location else []
     launching = [text for text in texts if _LAUNCHES.search(text)]

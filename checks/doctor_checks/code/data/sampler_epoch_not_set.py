@@ -80,6 +80,12 @@ from doctor.testing.script_cases import fails, passes
             _PLAIN.replace("dataset, net = load()", _DRAWN_TENSORS.replace("np.random.rand(999)", "np.load('y.npy')")),
             fixed={_LOOP: f"{_LOOP}\n    sampler.set_epoch(epoch)"},
         ),
+        passes(
+            "tensors of random numbers, whose names the loop takes",
+            _PLAIN.replace("dataset, net = load()", _DRAWN_TENSORS)
+            .replace("for step, batch in enumerate(loader)", "for step, (x, y) in enumerate(loader)")
+            .replace("net(batch)", "net(x.cuda())"),
+        ),
         passes("in the branch for one process", _FOR_ONE),
         fails("in the branch for several", _FOR_ONE.replace("if not", "if").replace("(dataset)", "(dataset)  # !")),
         passes("one epoch, as a setting of the script", "EPOCHS = 1\n" + _PLAIN.replace("range(10)", "range(EPOCHS)")),

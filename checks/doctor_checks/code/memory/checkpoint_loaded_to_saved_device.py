@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from doctor.api import Script, SetArgument, Severity, Violation, location_of, rule
 from doctor.lint.python.cuda import shows_one_gpu
 from doctor.lint.python.gpu_use import runs_alone, simulates_ranks, uses_gpus
+from doctor.lint.python.project.saved_values import is_saved_without_gpu
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import is_run_by_all
-from doctor.lint.python.saved_values import is_saved_without_gpu
 from doctor.lint.python.script import UNKNOWN
 from doctor.lint.python.training import WRAPPERS, only_infers, several_ranks
 from doctor.testing.script_cases import fails, passes

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import belongs_to_lightning, words_behind
+from doctor.lint.python.project.saved_values import has_no_tensors
 from doctor.lint.python.reachable_functions import run_by_all
-from doctor.lint.python.saved_values import has_no_tensors
 from doctor.lint.python.script import FunctionNode, last_name
 from doctor.lint.python.single_rank import excludes, may_run_alone, ways_to
 from doctor.lint.python.training import (

@@ -66,9 +66,9 @@ def _draws_its_items(script: Script, owner: ast.ClassDef) -> bool:
 
 
 def _is_drawn(script: Script, tensor: ast.expr) -> bool:
-    """Whether a tensor is computed from random numbers and nothing else, as far as its function shows."""
-    nodes = list(computed_from(script, tensor))
-    calls = [script.name(one.func) for one in nodes if isinstance(one, ast.Call)]
+    """Whether a tensor is computed from random numbers and nothing else above it, as far as its function shows."""
+    made = (one for one in computed_from(script, tensor) if isinstance(one, ast.Call) and one.lineno <= tensor.lineno)
+    calls = [script.name(one.func) for one in made]
     drawn = any(_DRAWS.match(one) for one in calls)
     return drawn and all(map(_is_computed, calls))
 

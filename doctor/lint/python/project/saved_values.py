@@ -199,7 +199,8 @@ def _is_bound_to_plain(script: Script, node: ast.Name | ast.Attribute, seen: _Se
         bound = [one for one in script.values_of(node) if one is not node]
     values = [one for one in bound if not _is_counted(one) and not _is_empty(one)]
     if any(isinstance(one, ast.arg) for one in values):
-        values = [*(one for one in values if not isinstance(one, ast.arg)), *(list(handed_in(script, node)) or [""])]
+        given = list(handed_in(script, node))
+        values = [*given, *(one for one in values if not (given and isinstance(one, ast.arg)))]
     known = [one for one in (*values, *entries) if not (isinstance(one, ast.AST) and _is_loaded(script, one))]
     is_made = bool(known) or any(map(_is_counted, bound))
     return is_made and all(_is_plain(script, one, seen) for one in known)
