@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from doctor.lint.python.project.imported_functions import ModuleSummary
 from doctor.lint.python.script import Script, per_script
-from doctor.lint.python.value_flow import computed_from, origins, part_of
+from doctor.lint.python.value_flow import origins, part_of
 
 _DRAWS = re.compile(r"^(?:torch|numpy\.random|random)\.(?:rand\w*|normal|uniform|integers|standard_normal)$")
 _COMPUTES = re.compile(r"^(?:torch|numpy|random|math)\.(?!load|hub|jit|from_?file|fromfile|memmap|genfromtxt)")
@@ -67,10 +67,18 @@ def _draws_its_items(script: Script, owner: ast.ClassDef) -> bool:
 
 def _is_drawn(script: Script, tensor: ast.expr) -> bool:
     """Whether a tensor is computed from random numbers and nothing else above it, as far as its function shows."""
-    made = (one for one in computed_from(script, tensor) if isinstance(one, ast.Call) and one.lineno <= tensor.lineno)
-    calls = [script.name(one.func) for one in made]
+    calls = [script.name(one.func) for one in _above(script, tensor, tensor.lineno) if isinstance(one, ast.Call)]
     drawn = any(_DRAWS.match(one) for one in calls)
     return drawn and all(map(_is_computed, calls))
+
+
+def _above(script: Script, value: ast.expr, line: int, depth: int = 4) -> Iterator[ast.AST]:
+    """The nodes of an expression, and of the values that its names get no later than a line."""
+    for node in ast.walk(value):
+        yield node
+        for one in script.values_of(node) if depth and isinstance(node, ast.Name) else ():
+            if one is not value and one.lineno <= line:
+                yield from _above(script, one, line, depth - 1)
 
 
 def _names_of_calls(script: Script, owner: ast.ClassDef) -> Iterator[str]:
