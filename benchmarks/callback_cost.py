@@ -1,6 +1,6 @@
 """What the callback costs a run: CPU time a step, wall time of a 10 ms step, memory over 100,000 steps.
 
-    python benchmarks/callback_cost.py [steps] [ten] [growth] [first] [where] [--world 1 2] [--part | --write]
+    python benchmarks/callback_cost.py [steps] [ten] [growth] [first] [where] [--world 1 2] [--run] [--part | --write]
 
 ``steps``: within one fit, blocks of steps run by turns without any callback, without one again (what noise looks like),
 with an empty callback, with the doctor's, and with Lightning's DeviceStatsMonitor and ThroughputMonitor; which comes
@@ -9,8 +9,9 @@ judges. What the doctor does beside the steps, reading of what its hooks noted a
 it is measured by itself and added. ``ten``: the same with steps of 10 ms, by wall clock. ``growth``: two fits of
 100,000 steps. ``first``: what the callback adds to a whole fit of eight batches, from its import to the report: to the
 first fit of a process and to the second one, in processes of their own, with modules that are compiled, as pip leaves
-them. ``where``: what each hook takes. ``--part``: two or three rounds of one process, for which the limits are
-not meant. Needs torch and Lightning. Ends with 1 where a limit is not kept.
+them. ``where``: what each hook takes. ``--run``: ``doctor run`` starts the processes, and the callback is the one that
+it adds. ``--part``: two or three rounds of one process, for which the limits are not meant. Needs torch and Lightning.
+Ends with 1 where a limit is not kept.
 """
 
 from __future__ import annotations
@@ -193,6 +194,11 @@ def fit(turns: Turns, folder: Path, *, sleep: float = 0.0, logs: bool = True) ->
         enable_progress_bar=False,
         enable_model_summary=False,
     )
+    if _is_added() and DOCTOR in turns.callbacks:
+        from doctor.monitor.integrations.lightning.callback import LightningHooks
+
+        added = next(one for one in turns.trainer.callbacks if isinstance(one, LightningHooks))
+        turns.callbacks = {**turns.callbacks, DOCTOR: added}
     rows = TensorDataset(torch.randn(turns.steps * world, 32))
     turns.trainer.fit(Tiny(), DataLoader(rows, batch_size=1, collate_fn=collate))
     return whole[1].less(whole[0])
@@ -206,7 +212,7 @@ def callbacks(*names: str) -> dict[str, Any]:
     def doctors() -> Any:
         from doctor import DoctorCallback
 
-        return DoctorCallback()
+        return None if _is_added() else DoctorCallback()
 
     makers: dict[str, Callable[[], Any]] = {
         BARE: lambda: None,
@@ -217,6 +223,13 @@ def callbacks(*names: str) -> dict[str, Any]:
         THROUGHPUT: lambda: ThroughputMonitor(batch_size_fn=len),
     }
     return {name: makers[name]() for name in names}
+
+
+def _is_added() -> bool:
+    """Whether ``doctor run`` adds the callback to each Trainer."""
+    from doctor.monitor.autostart.hook.sitecustomize import IDENTITY
+
+    return IDENTITY in os.environ
 
 
 # -- what runs in processes of their own; each returns what can be written as JSON
@@ -263,25 +276,29 @@ def measure_ten(folder: Path, extent: Extent) -> dict[str, Any]:
     """A step of 10 ms: microseconds of wall clock and of CPU time that callbacks add, and CPU seconds a second of the
     doctor's own threads."""
     sleep = _sleep_for(TEN, folder)
-    turns = Turns(callbacks(BARE, AGAIN, DOCTOR), extent.of_ten, TEN_BLOCK)
-    native = _native_cpu()
+    seen: list[tuple[float, float]] = []
+    turns = Turns(
+        callbacks(BARE, AGAIN, DOCTOR),
+        extent.of_ten,
+        TEN_BLOCK,
+        lambda _: seen.append((_own_threads(), time.perf_counter())),
+    )
     whole = fit(turns, folder, sleep=sleep)
+    (cpu_before, began), (cpu_after, ended) = seen[0], seen[-1]
     return {
         "bare": turns.a_step(BARE, "wall"),
         "again": turns.a_step(AGAIN, "wall", BARE),
         "doctor": turns.a_step(DOCTOR, "wall", BARE),
         "cpu": turns.a_step(DOCTOR, "process", BARE),
-        "beside": (whole.process - whole.thread - _native_cpu() + native) / whole.wall,
+        "beside": (cpu_after - cpu_before) / (ended - began),
         "seconds": whole.wall,
     }
 
 
-def _native_cpu() -> float:
-    """CPU seconds of threads that are not Python's: Gloo's, and those of torch."""
-    import psutil
-
-    own = {thread.native_id for thread in threading.enumerate()}
-    return sum(one.user_time + one.system_time for one in psutil.Process().threads() if one.id not in own)
+def _own_threads() -> float:
+    """CPU seconds of the doctor's threads that run."""
+    own = [thread.ident for thread in threading.enumerate() if thread.name.startswith("doctor-")]
+    return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in own if ident is not None)
 
 
 def _sleep_for(seconds: float, folder: Path) -> float:
@@ -423,15 +440,17 @@ def child(name: str, out: Path, extent: Extent) -> None:
         out.write_text(json.dumps(found))
 
 
-def measured(name: str, world: int, extent: Extent) -> dict[str, Any]:
-    """What processes of their own found: one, or ``world`` that torchrun starts."""
+def measured(name: str, world: int, extent: Extent, *, run: bool = False) -> dict[str, Any]:
+    """What processes of their own found: one, or ``world`` that torchrun starts; ``run``: below ``doctor run``."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"] if world > 1 else []
+    below = [sys.executable, "-m", "doctor", "run", "--"] if run else []
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
-        command = [sys.executable, *launcher, __file__, "--child", name, str(out)]
+        command = [*below, sys.executable, *launcher, str(Path(__file__).resolve()), "--child", name, str(out)]
         command += ["--part"] if extent is PART else []
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [environ.get("PYTHONPATH")])])
         done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environ, cwd=folder)
         if done.returncode != 0 or not out.exists():
             raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
@@ -470,11 +489,11 @@ def interval(values: Sequence[float], draws: int = 2000) -> tuple[float, float]:
     return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
 
 
-def tell_steps(table: Table, world: int, beside: float, extent: Extent) -> None:
+def tell_steps(table: Table, world: int, beside: float, extent: Extent, *, run: bool = False) -> None:
     """The rows of ``steps``. ``beside``: CPU seconds a second that the doctor takes beside the steps."""
-    found = measured("steps", world, extent)
+    found = measured("steps", world, extent, run=run)
     added, bare = found["added"], statistics.median(found["bare"])
-    where = _processes(world)
+    where = _processes(world, run=run)
     table.row(f"{where}: CPU time of a bare step, {len(found['wall'])} blocks of {BLOCK}", f"{bare:.0f} µs")
     for name in (AGAIN, EMPTY, DEVICE, THROUGHPUT):
         table.row(f"{where}: {name}, above none", _with_ratio(added[name], bare))
@@ -494,10 +513,10 @@ def tell_steps(table: Table, world: int, beside: float, extent: Extent) -> None:
         table.row(f"{where}: against {name}", f"{ratio:.2f} times", "1", ratio < 1.0)
 
 
-def tell_ten(table: Table, world: int, extent: Extent) -> float:
+def tell_ten(table: Table, world: int, extent: Extent, *, run: bool = False) -> float:
     """The rows of ``ten``; CPU seconds a second beside the steps."""
-    found = measured("ten", world, extent)
-    where, step = f"{_processes(world)}, step of 10 ms", statistics.median(found["bare"])
+    found = measured("ten", world, extent, run=run)
+    where, step = f"{_processes(world, run=run)}, step of 10 ms", statistics.median(found["bare"])
     for what, name in (("none again", "again"), (DOCTOR, "doctor")):
         low, high = interval(found[name])
         middle = statistics.median(found[name])
@@ -556,8 +575,9 @@ def tell_where(world: int, extent: Extent) -> None:
             print(f"  {name:40s} {calls:6.2f} {low:8.2f} {middle:8.2f} {high:8.2f}")
 
 
-def _processes(world: int) -> str:
-    return "1 process" if world == 1 else f"rank 0 of {world}"
+def _processes(world: int, *, run: bool = False) -> str:
+    where = "1 process" if world == 1 else f"rank 0 of {world}"
+    return f"{where} under doctor run" if run else where
 
 
 def _with_ratio(values: Sequence[float], bare: float) -> str:
@@ -569,6 +589,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("what", nargs="*", choices=[*MEASURES, []], help="default: steps, ten, growth, first")
     parser.add_argument("--world", type=int, nargs="+", default=[1, 2], help="processes (default: 1 2)")
+    parser.add_argument("--run", action="store_true", help="steps and ten: started by doctor run")
     parser.add_argument("--write", action="store_true", help="write the table into docs/evidence")
     parser.add_argument("--child", nargs=2, metavar=("WHAT", "FILE"), help=argparse.SUPPRESS)
     add_part(parser, "two or three rounds of one process")
@@ -579,9 +600,9 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     what, table = options.what or ["ten", "steps", "growth", "first"], Table()
     for world in [1] if options.part else options.world:
-        beside = tell_ten(table, world, extent) if {"ten", "steps"} & {*what} else 0.0
+        beside = tell_ten(table, world, extent, run=options.run) if {"ten", "steps"} & {*what} else 0.0
         if "steps" in what:
-            tell_steps(table, world, beside, extent)
+            tell_steps(table, world, beside, extent, run=options.run)
         if "where" in what:
             tell_where(world, extent)
     if "growth" in what:

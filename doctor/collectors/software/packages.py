@@ -147,12 +147,13 @@ def requirements_of(distribution: Distribution, wanted: tuple[str, ...]) -> Iter
     from packaging.requirements import InvalidRequirement
     from packaging.requirements import Requirement as Parsed
 
-    for line in re.findall(r"^Requires-Dist:[ \t]*(.+)$", distribution.text(), re.MULTILINE):
+    headers = distribution.text().splitlines()
+    for line in (header.partition(":")[2].strip() for header in headers if header.startswith("Requires-Dist:")):
         name = normalized(_BEYOND_NAME.split(line, maxsplit=1)[0])
         if not _matters(name) or not name.startswith(wanted) or _OF_AN_EXTRA.search(line):
             continue
         try:
-            parsed = Parsed(line.strip())
+            parsed = Parsed(line)
         except InvalidRequirement:
             continue
         if parsed.marker is None or parsed.marker.evaluate({"extra": ""}):
