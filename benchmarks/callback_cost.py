@@ -227,9 +227,7 @@ def callbacks(*names: str) -> dict[str, Any]:
 
 def _is_added() -> bool:
     """Whether ``doctor run`` adds the callback to each Trainer."""
-    from doctor.monitor.autostart.hook.sitecustomize import IDENTITY
-
-    return IDENTITY in os.environ
+    return "DOCTOR_RUN" in os.environ
 
 
 # -- what runs in processes of their own; each returns what can be written as JSON
