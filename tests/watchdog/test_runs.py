@@ -11,6 +11,7 @@ import pytest
 from doctor.cluster.transport.signing import Secret
 from doctor.core.capture import merge_captures
 from doctor.core.facts import ProgressFacts
+from doctor.monitor.watchdog import local_state
 from doctor.monitor.watchdog.watchdog import Watchdog
 from doctor.postmortem.inputs import read_inputs
 from tests.lab.ports import free_port
@@ -229,12 +230,14 @@ def test_ranks_that_are_spawned(scene):
     assert len({line["run"] for line in scene.said() if "met" in line}) == 1
 
 
-def test_neither_torch_nor_a_group_is_needed(tmp_path):
-    """A single process has no others: all is judged here."""
-    judged = []
+def test_neither_torch_nor_a_group_is_needed(tmp_path, monkeypatch):
+    """A single process has no others: all is judged here, and nothing is packed for them."""
+    judged, packed = [], []
+    monkeypatch.setattr(local_state, "pack_member", packed.append)
     dog = Watchdog(0, 1, ScriptedSource(0), tmp_path, lambda job, occasion: judged.append((occasion, job)))
     dog.start()
     dog.check_start(5)
     dog.stop(5)
     assert [occasion for occasion, _ in judged] == ["before", "end"]
+    assert packed == []
     assert [entry.name for entry in tmp_path.iterdir()] == ["rank-0.json"]
