@@ -213,6 +213,18 @@ def test_an_unexplained_failure_of_nccl_says_what_to_collect():
     assert "TORCH_" not in finding.fix
 
 
+def test_the_failing_line_of_the_program_is_quoted():
+    text = """[rank1]: Traceback (most recent call last):
+[rank1]:   File "/home/me/train.py", line 8, in step
+[rank1]:     loss = criterion(model(batch["text"]), batch["label"])
+[rank1]:                                            ~~~~~^^^^^^^^^
+[rank1]:   File "/opt/env/lib/python3.11/site-packages/torch/nn/functional.py", line 99, in linear
+[rank1]:     return torch.addmm(bias, x, weight)
+[rank1]: KeyError: 'label'"""
+    (finding,) = findings_of(text, "RUN004")
+    assert finding.evidence["source_line"] == 'loss = criterion(model(batch["text"]), batch["label"])'
+
+
 def test_the_place_of_an_exhaustion_is_named():
     (log,) = (log for log in LOGS if log["log"] == "a rank without memory, and ranks that waited for it")
     (finding,) = findings_of(log["text"], "MEM011")

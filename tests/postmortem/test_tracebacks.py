@@ -37,7 +37,7 @@ def of_rank(rank: int, text: str) -> list[str]:
 def test_a_traceback_is_one_event_at_its_last_line() -> None:
     (event,) = exceptions("step 1", FIRST)
     assert (event.line, event.text) == (8, "ValueError: first")
-    assert event.named == {"type": "ValueError", "message": "first"}
+    assert event.named == {"type": "ValueError", "message": "first", "source_line": "step()"}
     assert [(frame.file.rpartition("/")[2], frame.line, frame.function, frame.user) for frame in event.frames] == [
         ("functional.py", 99, "linear", False),
         ("train.py", 12, "main", True),

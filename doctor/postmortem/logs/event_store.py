@@ -35,12 +35,14 @@ Values = tuple[tuple[str, str], ...]
 
 
 class ParsedException(NamedTuple):
-    """An exception: kind of event, type, first line of the message, frames (innermost first)."""
+    """An exception: kind of event, type, first line of the message, frames (innermost first), and the source line of
+    the innermost frame of the user's program."""
 
     kind: str
     type: str
     message: str
     frames: tuple[Frame, ...]
+    code: str = ""
 
 
 class StoredEvent:

@@ -446,6 +446,7 @@ class _LogScan:
         values: Values = (
             (("type", raised.type), ("message", raised.message)) if raised.type else (("what", raised.message),)
         )
+        values += (("source_line", raised.code),) if raised.code else ()
         text = f"{raised.type}: {raised.message}" if raised.type and raised.message else raised.type or raised.message
         number, at = self._stamps.get(origin, (0, None))
         reach = LONG_TRACEBACK if origin != UNKNOWN_ORIGIN else 4 * len(raised.frames) + NEAR

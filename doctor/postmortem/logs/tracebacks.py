@@ -83,6 +83,8 @@ def lines_of_collapsed(text: str) -> list[str] | None:
 Note = Callable[[LineOrigin, ParsedException, int], StoredEvent]
 """Called with an exception, its process and its line; the lines after it are added to the stored event."""
 
+MOST_CODE = 200
+"""Maximum characters of a line of source code."""
 _HEADER = "Traceback (most recent call last)"
 _NAMED_HEADER = re.compile(r"([A-Za-z_][\w.]{0,80})\s{2,}Traceback ")
 """IPython's header, with the type of the exception."""
@@ -174,6 +176,7 @@ class _TracebackState:
     line was a frame, ``indented`` as Python writes it. ``linked``: the next exception follows from ``found``;
     ``nested``: it led to ``found``. ``lines``, ``plain``: lines of the message, and those without indentation.
     ``type``: of the exception, if the header names it, as IPython's does. ``last``: the last line of the stack.
+    ``code``: the source code of the last frame of the user's program; ``coded``: that frame.
     """
 
     frames: deque[Frame] = field(default_factory=lambda: deque(maxlen=MOST_FRAMES))
@@ -188,13 +191,22 @@ class _TracebackState:
     plain: int = 0
     type: str = ""
     last: int = 0
+    code: str = ""
+    coded: Frame | None = None
 
     def begin(self, state: str) -> None:
         self.frames.clear()
         self.state = state
         self.framed = False
-        self.type = ""
+        self.type = self.code = ""
+        self.coded = None
         self.lines = self.plain = 0
+
+    def read_code(self, text: str) -> None:
+        """Keep a line if it is the first after a frame of the user's program."""
+        frame = self.frames[-1]
+        if frame.user and frame is not self.coded:
+            self.code, self.coded = text.strip()[:MOST_CODE], frame
 
 
 class Tracebacks:
@@ -312,6 +324,7 @@ class Tracebacks:
         if stream.state != "stack" or not stream.frames:
             return False
         if text[:1] in (" ", "\t") or text.startswith("[Previous line repeated "):
+            stream.read_code(text)
             return True
         # Where the indentation was lost, one line of source code follows a frame.
         is_source = stream.framed and not _final_of(stream, record)(text)
@@ -347,9 +360,10 @@ class Tracebacks:
         if not match:
             return False
         stream = self._stream(origin)
-        frames = tuple(stream.frames)[::-1]
+        frames, code = tuple(stream.frames)[::-1], stream.code
         stream.begin("message")
-        self._keep(origin, ParsedException("python.exception", match["type"], match["message"] or "", frames), line)
+        raised = ParsedException("python.exception", match["type"], match["message"] or "", frames, code)
+        self._keep(origin, raised, line)
         return True
 
     def _decorated(self, origin: LineOrigin, text: str) -> re.Match[str] | None:

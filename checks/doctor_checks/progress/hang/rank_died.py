@@ -418,7 +418,8 @@ def rank_died(job: Job) -> Iterator[Verdict]:
         line = _line(failure)
         sure = min(found.confidence, _certainty(failure))
         events = exceptions(job.evidence) if job.evidence else ()
-        own = [line_of(event) for event in events if event.rank in found.ending.ranks]
+        raised = [event for event in events if event.rank in found.ending.ranks]
+        own = [line_of(event) for event in raised]
         claim = _claim(found, found.ending)
         error = terminated(failure.message[:2000]).rstrip(": ") if failure else ""
         yield Finding(
@@ -428,6 +429,7 @@ def rank_died(job: Job) -> Iterator[Verdict]:
                 "first": found.ending.first if len(found.ending.ranks) > 1 else None,
                 "error": _unlike(error.removeprefix("terminated "), claim),
                 "raised_at": _way(failure.frames if failure else ()),
+                "source_line": next((code for event in raised if (code := event.value("source_line"))), None),
                 "consequences": list(found.ending.consequences[:64]),
                 "others_were_in": _others_were_in(found),
                 **stall_evidence(found),
