@@ -27,6 +27,13 @@ def block(heading, language):
     return textwrap.dedent(re.search(rf"^```{language}\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[1])
 
 
+def test_it_is_short():
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 250
+    assert max(map(len, text.splitlines())) <= 160
+    assert len(text.encode()) <= 14_000
+
+
 @pytest.mark.parametrize(
     ("python", "is_found"),
     [("3.9.18", True), ("3.10.2", True), ("3.11.0", False), ("3.11.7", False), ("3.12.1", False)],

@@ -59,6 +59,8 @@ def work(argument: bytes) -> TracerReply:
     try:
         import torch  # noqa: F401 - so that this failure is not taken for one of the factory
     except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            return TracerReply(unusable="estimate needs torch, which is not installed: pip install torch")
         return TracerReply(unusable=f"cannot import torch, which estimate needs: {error}")
     try:
         if isinstance(request, TracePlan):

@@ -1,12 +1,15 @@
 """What is said when the time is up, by what the process had done until then."""
 
+import sys
+
+import msgspec
 import pytest
 
 from doctor.core.errors import UnusableError
 from doctor.estimate import tracer_client
 from doctor.estimate.data_model import LoaderUse, TrainingPlan
 from doctor.estimate.tracer_client import TracerClient
-from doctor.estimate.tracer_main import TracePlan, TracerReply
+from doctor.estimate.tracer_main import LoadFactory, TracePlan, TracerReply, work
 from doctor.probes.runtime.torch_child import ChildLost
 
 LOADING = LoaderUse(parameter_count=1_240_000_000, parameter_bytes=4 << 30)
@@ -53,3 +56,9 @@ def test_the_time_is_up_before_a_model_is_there(client):
 def test_a_process_that_ends_early_is_not_late(client):
     with pytest.raises(UnusableError, match="train:make: it was killed"):
         client(60.0, lost_after=1.0).run(TrainingPlan())
+
+
+def test_an_environment_without_torch_is_told_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    reply = work(msgspec.json.encode(LoadFactory("train:make", ".")))
+    assert reply.unusable == "estimate needs torch, which is not installed: pip install torch"
