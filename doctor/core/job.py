@@ -359,11 +359,9 @@ class Job:
         return tuple(dict.fromkeys(rank.host.name for rank in found))
 
     def place_of(self, ranks: Iterable[int]) -> str:
-        """The hosts of ``ranks`` in words: ``node1``, ``node1 and 3 more hosts``, or ``all hosts`` of several."""
+        """The hosts of ``ranks`` in words, ``node1`` or ``node1 and 3 more hosts``; empty without ranks."""
         names = self.hosts_of(ranks)
-        known = {host.name for host in self.hosts}
-        is_whole = len(names) == len(known) > 1 and not self.ungathered and not self.absent
-        return "all hosts" if is_whole else hosts_text(names) if names else ""
+        return hosts_text(names) if names else ""
 
     @functools.cached_property
     def by_number(self) -> dict[int, list[Rank]]:

@@ -120,7 +120,11 @@ def text_of_case(check_id, name):
         ("NET005", "localhost in a job of two hosts", "but rank 0 runs on node0"),
         ("NET008", "the cable is out", "eth1 on node1 has no carrier"),
         ("NET008", "a link that went down, and ranks that lost each other", "and node1 lost connections afterwards"),
-        ("NET009", "every container is 172.17.0.2", "NCCL on all hosts would use eth0 (172.17.0.2), an address that 2"),
+        (
+            "NET009",
+            "every container is 172.17.0.2",
+            "node1 would use eth0 (172.17.0.2), an address that 2 hosts share",
+        ),
         ("NET009", "every container is 172.17.0.2", "A host that connects to this address reaches itself"),
         ("NET010", "one host takes the storage network", "On node2, set NCCL_SOCKET_IFNAME to the interface in the"),
         ("NET012", "all hosts have 1500, and the job that worked had 9000", "Set the MTU of eth0 on node0 and 2 more"),

@@ -69,14 +69,10 @@ def test_two_processes_may_claim_one_rank():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "place"), [((3,), "node1"), ((0, 2), "node0 and node1"), (range(6), "all hosts"), ((), "")]
+    ("ranks", "place"), [((3,), "node1"), ((0, 2), "node0 and node1"), (range(6), "node0 and 2 more hosts"), ((), "")]
 )
 def test_the_hosts_of_ranks_in_words(ranks, place):
     assert healthy(hosts=3, per_host=2).job().place_of(ranks) == place
-
-
-def test_a_part_of_a_job_is_not_called_all_hosts():
-    assert healthy(hosts=3, per_host=1).only((0, 1)).job().place_of((0, 1)) == "node0 and node1"
 
 
 def test_a_fault_of_many_hosts_is_one_finding_with_their_names():

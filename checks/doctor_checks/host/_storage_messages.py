@@ -217,7 +217,7 @@ def _missing(group: EventGroup, path: str | None) -> _Claim:
         return _Claim(
             f"Directory {path if '/' in path else repr(path)} contains no valid checkpoint",
             "The Trainer cannot resume, and the ranks fail at startup.",
-            "Pass the directory of a checkpoint to `trainer.train(resume_from_checkpoint=...)`, or omit the argument "
+            "Pass the directory of a checkpoint as `resume_from_checkpoint` to `trainer.train()`, or omit the argument "
             "to start without a checkpoint.",
         )
     if group.value("path7"):

@@ -39,7 +39,9 @@ def _notebook(strategy: str, *, holds_gpu: bool = False, interactive: bool = Tru
     return sketch.gpu(0, processes=(GpuProcess(10_000, 400 << 20),)) if holds_gpu else sketch
 
 
-_SPAWN = 'Use `DataLoader(..., multiprocessing_context="spawn")` if a worker failed, or start the ranks with torchrun.'
+_SPAWN = (
+    'Pass `multiprocessing_context="spawn"` to the DataLoader if a worker failed, or start the ranks with torchrun.'
+)
 _EARLY = 'Do not call `.cuda()`, `.to("cuda")` or other CUDA functions before {call}, and restart the {what}.'
 
 

@@ -75,6 +75,7 @@ def _warnings_of_libfabric(job: Job) -> Iterator[Finding]:
             )
 
 
+_SOCKETS = "NCCL silently uses TCP sockets between hosts, which are often more than ten times slower than RDMA."
 _EFFECT_IN_RUN = "The rank fails with an NCCL error, and the other ranks wait for it until their timeout."
 
 
@@ -136,9 +137,7 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
             "NCCL fails with `Failed to initialize any NET plugin`, and the job ends at startup."
         ),
         r"could not initialize any network": "The job ends when NCCL starts.",
-        r"no network plugin: NCCL uses sockets": (
-            "NCCL silently uses TCP sockets between hosts, which are often more than ten times slower than RDMA."
-        ),
+        r"no network plugin: NCCL uses sockets": _SOCKETS,
         # src/plugin/net.cc (src/net.cc before 2.28): the internal networks are IB, then Socket.
         r"needs v|cannot be loaded": (
             "NCCL silently uses its built-in IB transport if the host has RDMA ports, otherwise TCP sockets, which are "
@@ -419,7 +418,7 @@ def _elastic_fabric(nccl: NcclFacts, identical: IdenticalRanks, multi_host: bool
     if loaded_net_plugin(nccl) is not None:
         # The provider of libfabric opens them through libibverbs (prov/efa/src/efa_device.c).
         shut = all(device.has_uverbs is False for device in cards)
-        return [_closed_fabric(devices, identical)] if shut and multi_host else []
+        return [_closed_fabric(devices, nccl, identical)] if shut and multi_host else []
     if any(plugin.requested for plugin in nccl.plugins):
         return []
     return [
@@ -451,7 +450,7 @@ def _absent_fabric(nccl: NcclFacts, identical: IdenticalRanks, multi_host: bool)
             ranks=identical.ranks,
             severity=Severity.ERROR if multi_host else Severity.INFO,
             evidence={"devices": [device.name for device in rdma.devices[:8]] if rdma else []},
-            effect="NCCL uses sockets, or fails if NCCL_NET names the plugin.",
+            effect=_effect_without_fabric(nccl),
             fix=f"Run `unset FI_PROVIDER` on {_HOSTS}, or pass the EFA devices to the container with "
             "`--device=/dev/infiniband`.",
         )
@@ -461,12 +460,20 @@ def _counted(devices: list[str]) -> str:
     return f"{len(devices)} EFA device{'s' if len(devices) > 1 else ''}"
 
 
-def _closed_fabric(devices: list[str], identical: IdenticalRanks) -> Finding:
+def _effect_without_fabric(nccl: NcclFacts) -> str:
+    """The impact of a plugin without a usable device: src/plugin/net.cc falls back, unless NCCL_NET names it."""
+    setting = nccl.setting("NCCL_NET")
+    if setting is None or setting.value.lower() in ("ib", "socket"):
+        return _SOCKETS
+    return f"NCCL fails, because {setting_text(setting)} allows no other network, and the job ends at startup."
+
+
+def _closed_fabric(devices: list[str], nccl: NcclFacts, identical: IdenticalRanks) -> Finding:
     return Finding(
         f"NCCL cannot open {_counted(devices)} on {_HOSTS}: "
         f"the device file{'s are' if len(devices) > 1 else ' is'} missing",
         ranks=identical.ranks,
         evidence={"devices": devices[:8], "missing": "/dev/infiniband/uverbs*"},
-        effect="NCCL uses sockets, or fails if NCCL_NET names the plugin.",
+        effect=_effect_without_fabric(nccl),
         fix="Pass the EFA devices to the container with `--device=/dev/infiniband`.",
     )

@@ -86,7 +86,6 @@ def _no_speed(interfaces: Iterable[Interface]) -> tuple[Interface, ...]:
     needs=(PathFacts,),
     or_needs=(TransferFacts,),
     impacts={
-        r"no transfer with it": "Collectives that include this host block until their timeout.",
         r"^Traffic between|messages between hosts are slow": (
             "Collectives between hosts are limited to this bandwidth; no error is raised."
         ),

@@ -266,7 +266,7 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks, multi_host: boo
 def _claim(setting: Setting, chosen: list[Interface], terms: _Terms) -> str:
     reasons = _reasons(chosen, terms)
     if terms.family and "IPv" in reasons:
-        return f"{_FAMILIES[terms.family]}: {reasons} (selected by {setting.name})"
+        return f"{_FAMILIES[terms.family]}: {reasons} ({setting.name})"
     return f"{setting_text(setting)}: {reasons}"
 
 

@@ -122,7 +122,7 @@ def rank_collision_in_files(file: LaunchFile) -> Iterator[Violation]:
 
     Why it hurts: the batch script expands $SLURM_PROCID before srun starts the tasks, so all tasks get 0. They use the
     same rank, and the other ranks never join.
-    Fix: Start the command with `srun bash -c '...'` in single quotes, so that each task expands
+    Fix: Write the command in single quotes after `srun bash -c`, so that each task expands
     `--node-rank=$SLURM_NODEID` itself, or use `--rdzv-backend=c10d`, which needs no node rank.
     """
     if isinstance(file, Manifest):
@@ -193,7 +193,7 @@ def _judge_option(start: ProcessLaunch) -> Iterator[Violation]:
             f"The batch script expands the node rank {shown(number)} to 0 for all hosts"
             if filled_in
             else f"All hosts use node rank {number}",
-            fix="Start the command with `srun bash -c '...'` in single quotes, so that each task expands "
+            fix="Write the command in single quotes after `srun bash -c`, so that each task expands "
             f"`{option_name(start.launch, command.node_rank)}=$SLURM_NODEID` itself{elastic}.",
             evidence=(("value", shown(number)), ("nodes", start.step.nodes)),
         )
