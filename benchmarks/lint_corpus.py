@@ -24,7 +24,7 @@ SEVERITIES = ("error", "warning", "info")
 TIMEOUT = 600.0
 """Seconds for one repository."""
 Part: TypeAlias = Literal[
-    "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "development"
+    "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "development"
 ]
 Half: TypeAlias = Literal["tuned", "held"] | Part
 HALVES: tuple[Half, ...] = ("tuned", "held", *get_args(Part))
