@@ -32,7 +32,7 @@ class RasSuspect(msgspec.Struct, frozen=True):
     confidence: float
 
     def finding(self, fix: str) -> Finding:
-        """The finding about it. ``fix``: ``{who}`` stands for the ranks or processes."""
+        """The finding about it. ``fix``: ``{who}`` is replaced by the ranks or processes."""
         fix = fix.format(who=_names(self.events))
         return finding_from_logs(self.events, self.claim, ranks=self.ranks, confidence=self.confidence, fix=fix)
 
