@@ -153,8 +153,8 @@ class _Gap(msgspec.Struct, frozen=True):
 
 def _findings(job: Job) -> Iterator[Finding]:
     elsewhere: dict[str, list[str]] = {}
-    for storage, identical in job.each(StorageFacts):
-        for folder in _dump_folders(storage):
+    for known, identical in job.each(StorageFacts):
+        for folder in _dump_folders(known):
             if folder.exists:
                 elsewhere.setdefault(folder.path, []).extend(job.hosts_of(identical.ranks))
     also = (SoftwareFacts, StorageFacts, TrainerFacts, TrainingFacts)
