@@ -108,7 +108,6 @@ _LABELS = {
     "contents": "hashes of the first batches",
     "contents_alike": "identical tensors in the first batches",
     "cuda_of_driver": "CUDA supported by the driver",
-    "cuda_of_torch": "CUDA of PyTorch",
     "cpu_quota": "CPU quota (CPUs)",
     "device_bytes": "GPU memory",
     "device_peak_bytes": "estimated peak",
