@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from doctor.analysis.stats.majority import ON_HOSTS, with_hosts
 from doctor.analysis.visible_devices import uses_nccl
-from doctor.api import Finding, Job, Rank, Severity, Verdict, check
+from doctor.api import Finding, Job, Rank, Severity, Verdict, check, merge
+from doctor.core.text import HERE
 from doctor.facts import (
     Directory,
     EnvironmentFacts,
@@ -135,7 +135,7 @@ def hang_undebuggable(job: Job) -> Iterator[Verdict]:
     Fix: Set TORCH_NCCL_TRACE_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1 and TORCH_NCCL_DEBUG_INFO_TEMP_FILE (a
     path prefix on shared storage) on all ranks.
     """
-    yield from with_hosts(job, _findings(job))
+    yield from merge(_findings(job), job.place_of)
 
 
 class _Gap(msgspec.Struct, frozen=True):
@@ -249,7 +249,7 @@ def _has_recorder(torch: str | None) -> bool:
     return torch is None or info is None or info.first is None or not within(torch, before=info.first)
 
 
-_IF_ELSEWHERE = f"Check{ON_HOSTS} that the file system of {{folder}} is mounted, and create the directory:"
+_IF_ELSEWHERE = f"Check on {HERE} that the file system of {{folder}} is mounted, and create the directory:"
 
 
 def _dump_folders(storage: StorageFacts | None) -> Iterator[Directory]:
@@ -267,13 +267,13 @@ def _folders(
             others = list(dict.fromkeys(elsewhere.get(folder.path, ())))
             command = f"mkdir -p {shlex.quote(folder.path)}"
             yield _Gap(
-                f"{folder.path} ({folder.source}) does not exist{ON_HOSTS}: dumps cannot be written",
+                f"{folder.path} ({folder.source}) does not exist on {HERE}: dumps cannot be written",
                 f"{_IF_ELSEWHERE.format(folder=folder.path)}\n{command}" if others else command,
                 evidence=evidence | {"exists_on": others[:4]},
             )
         elif folder.writable is False:
             yield _Gap(
-                f"{folder.path} ({folder.source}) is not writable{ON_HOSTS}: dumps cannot be written",
-                f"Make {folder.path} writable{ON_HOSTS}, or set {folder.source} to a path in a writable directory.",
+                f"{folder.path} ({folder.source}) is not writable on {HERE}: dumps cannot be written",
+                f"Make {folder.path} writable on {HERE}, or set {folder.source} to a path in a writable directory.",
                 evidence=evidence,
             )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from functools import partial
 
-from doctor.analysis.interface_choice import hosts_text
 from doctor.api import Finding, Job, Rank, Severity, Verdict, check, merge, source_of
+from doctor.core.text import HERE
 from doctor.facts import Fabric, Gpu, GpuFacts, HostFacts, LaunchFacts, MissingReason, NcclFacts, PeerLink, Setting
 from doctor.knowledge.interface_syntax import parse_nccl_integer
 from doctor.testing import Fails, Passes, healthy
@@ -39,7 +37,7 @@ def _without_nvlink(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
             "Hosts that share an NVLink domain communicate over the network, which is several times slower."
         ),
         r"not used: ": "None on this host, whose GPUs communicate over NVLink.",
-        r"peer-to-peer access within hosts": (
+        r"peer access within hosts": (
             "GPUs that have peer access to each other communicate through host memory instead, at a fraction of the "
             "speed. Only a line logged at NCCL_DEBUG=INFO shows it."
         ),
@@ -144,8 +142,7 @@ def transport_disabled(job: Job) -> Iterator[Verdict]:
     speed. Only a line logged at NCCL_DEBUG=INFO shows it.
     Fix: Unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_SHM_DISABLE and NCCL_NVLS_ENABLE; they are meant for debugging.
     """
-    for finding in merge(_findings(job)):
-        yield finding.reworded(partial(_with_hosts, hosts=hosts_text(job.hosts_of(finding.ranks))))
+    yield from merge(_findings(job), job.place_of)
 
 
 def _findings(job: Job) -> Iterator[Finding]:
@@ -212,22 +209,14 @@ def _lost_elsewhere(nccl: NcclFacts) -> Iterator[Lost]:
     """If no GPU is visible (login node, batch script, no driver), the variable still reaches the training host. Most
     hosts do not support NVLS."""
     if off := _switch(nccl, "NCCL_P2P_DISABLE", 1) or _nearest_level(nccl):
-        yield off, f"peer-to-peer access within hosts {_UNCHECKED}", None
+        yield off, f"peer access within hosts {_UNCHECKED}", None
     if shm := _switch(nccl, "NCCL_SHM_DISABLE", 1):
         yield shm, f"shared memory within hosts {_UNCHECKED}", None
     if nvls := _switch(nccl, "NCCL_NVLS_ENABLE", 0):
-        yield nvls, "NVLink SHARP (NVLS), if the GPUs support it", Severity.INFO
+        yield nvls, f"NVLink SHARP (NVLS), if the GPUs of {HERE} support it", Severity.INFO
 
 
-_UNCHECKED = "(GPUs could not be checked)"
-_LONGEST = 100
-"""The largest length of a title."""
-
-
-def _with_hosts(text: str, hosts: str) -> str:
-    """``turns off shared memory within hosts (GPUs of node0 could not be checked)``, if the title is not too long."""
-    named = re.sub(r"\bGPUs(?= could not be checked| support it)", lambda found: f"{found[0]} of {hosts}", text)
-    return named if len(named) <= _LONGEST else text
+_UNCHECKED = f"(GPUs of {HERE} could not be checked)"
 
 
 def _switch(nccl: NcclFacts, name: str, value: int) -> Setting | None:

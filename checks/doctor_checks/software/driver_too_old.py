@@ -23,7 +23,7 @@ from doctor.api import (
     is_older,
     merge,
 )
-from doctor.core.finding import HERE
+from doctor.core.text import HERE
 from doctor.facts import DriverFacts, GpuFacts, MissingReason, SoftwareFacts, TorchBuild
 from doctor.knowledge.nvidia import DRIVER_MISMATCH
 from doctor.knowledge.releases import minimum_driver

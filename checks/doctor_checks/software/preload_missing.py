@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from doctor.api import Finding, Job, Severity, Verdict, check, merge
-from doctor.core.finding import HERE
-from doctor.core.text import conjunction
+from doctor.core.text import HERE, conjunction
 from doctor.facts import SoftwareFacts
 from doctor.testing import Fails, Passes, healthy
 

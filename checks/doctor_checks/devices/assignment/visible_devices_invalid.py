@@ -8,8 +8,7 @@ from itertools import takewhile
 
 from doctor.analysis.visible_devices import VisibleListFault, parse_visible_devices, visible_to
 from doctor.api import Finding, IdenticalRanks, Job, Severity, Unknown, Verdict, check, merge
-from doctor.core.finding import HERE
-from doctor.core.text import lazy_compile
+from doctor.core.text import HERE, lazy_compile
 from doctor.facts import EnvironmentFacts, GpuFacts, MissingReason, SoftwareFacts, TorchBuild
 from doctor.knowledge.releases import within
 from doctor.testing import Fails, JobBuilder, Passes, healthy
