@@ -4,14 +4,15 @@
 
 ``steps``: within one fit, blocks of steps run by turns without any callback, without one again (what noise looks like),
 with an empty callback, with the doctor's, and with Lightning's DeviceStatsMonitor and ThroughputMonitor; which comes
-when is drawn anew each round. Process CPU time of all threads, on one process and on rank 0 of two over Gloo, which
-judges. What the doctor does beside the steps, reading of what its hooks noted among it, goes on in all blocks alike, so
-it is measured by itself and added. ``ten``: the same with steps of 10 ms, by wall clock. ``growth``: two fits of
-100,000 steps. ``first``: what the callback adds to a whole fit of eight batches, from its import to the report: to the
-first fit of a process and to the second one, in processes of their own, with modules that are compiled, as pip leaves
-them. ``where``: what each hook takes. ``--run``: ``doctor run`` starts the processes, and the callback is the one that
-it adds. ``--part``: two or three rounds of one process, for which the limits are not meant. Needs torch and Lightning.
-Ends with 1 where a limit is not kept.
+when is drawn anew each round. CPU time of the thread that trains, on one process and on rank 0 of two over Gloo, which
+judges: that of the process has what Gloo's threads take, which varies more than a callback costs. What the doctor does
+beside the steps, reading of what its hooks noted among it, goes on in all blocks alike, so it is measured by itself and
+added. ``ten``: the same with steps of 10 ms, by wall clock. ``growth``: two fits of 100,000 steps. ``first``: what the
+callback adds to a whole fit of eight batches, from its import to the report: to the first fit of a process and to the
+second one, in processes of their own, with modules that are compiled, as pip leaves them. ``where``: what each hook
+takes. ``--run``: ``doctor run`` starts the processes, and the callback is the one that it adds. ``--part``: two or
+three rounds of one process, for which the limits are not meant. Needs torch and Lightning. Ends with 1 where a limit is
+not kept.
 """
 
 from __future__ import annotations
@@ -240,11 +241,11 @@ def measure_steps(folder: Path, extent: Extent) -> dict[str, Any]:
     turns = Turns(callbacks(BARE, *names), rounds, BLOCK)
     with _reading_timed() as read:
         fit(turns, folder)
-    added = {name: turns.a_step(name, "process", BARE) for name in names}
+    added = {name: turns.a_step(name, "thread", BARE) for name in names}
     reading = 1e6 * sum(read) / (BLOCK * rounds)
     return {
         "added": added,
-        "bare": turns.a_step(BARE, "process"),
+        "bare": turns.a_step(BARE, "thread"),
         "wall": turns.a_step(BARE, "wall"),
         "reading": reading,
     }
@@ -287,7 +288,7 @@ def measure_ten(folder: Path, extent: Extent) -> dict[str, Any]:
         "bare": turns.a_step(BARE, "wall"),
         "again": turns.a_step(AGAIN, "wall", BARE),
         "doctor": turns.a_step(DOCTOR, "wall", BARE),
-        "cpu": turns.a_step(DOCTOR, "process", BARE),
+        "cpu": turns.a_step(DOCTOR, "thread", BARE),
         "beside": (cpu_after - cpu_before) / (ended - began),
         "seconds": whole.wall,
     }
