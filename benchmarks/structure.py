@@ -53,8 +53,8 @@ ROOMS: dict[str, str] = {
     "monitor.watchdog.local_peers.stack_dump monitor.watchdog.local_peers.stack_request "
     "postmortem.flight_recorder.loader_processes postmortem.ras",
     "doctor.estimate": "core core.check_registry knowledge probes.runtime session version",
-    "doctor.report": "core core.check core.check_registry lint.engine.registry lint.engine.rule estimate.data_model "
-    "version",
+    "doctor.report": "core core.check core.check_registry knowledge.log_patterns lint.engine.registry lint.engine.rule "
+    "estimate.data_model version",
     "doctor.monitor": f"{EXAMINE} knowledge analysis collectors cluster cluster.transport session version "
     "monitor.sinks monitor.telemetry monitor.watchdog",
     "doctor.monitor.autostart": "core report monitor monitor.integrations monitor.telemetry "

@@ -174,8 +174,8 @@ def _commands() -> str:
 
 
 _COMPLETION = """\
-Bash, zsh and fish complete commands, options, ids, families, profiles and files after one of these lines in the start file of the
-shell:
+Bash, zsh and fish complete commands, options, ids, families, profiles and files after one of these lines in the start
+file of the shell:
 
 ```bash
 eval "$(_DOCTOR_COMPLETE=bash_source doctor)"
