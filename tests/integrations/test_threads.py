@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,6 +78,48 @@ def test_none_is_left_after_an_exception(fit: Callable[..., Any]) -> None:
     with pytest.raises(RuntimeError, match="planted"):
         fit(model=Breaks())
     assert ours() == set()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("search", ["LearningRateFinder", "BatchSizeFinder"])
+def test_a_search_that_fails_ends_the_run_with_its_exception(search: str, tmp_path: Path) -> None:
+    """The search replaces the callbacks of the Trainer, which then calls ``on_exception`` of none of ours."""
+    from lightning.pytorch import Trainer, callbacks
+    from lightning.pytorch.demos.boring_classes import BoringModel
+    from torch.utils.data import DataLoader
+
+    from doctor import DoctorCallback
+
+    class Breaks(BoringModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.learning_rate, self.batch_size, self.steps = 1e-3, 2, 0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.steps += 1
+            if self.steps > 2:
+                raise ValueError("planted")
+            return super().training_step(batch, batch_idx)
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(super().train_dataloader().dataset, batch_size=self.batch_size)
+
+    trainer = Trainer(
+        accelerator="cpu",
+        callbacks=[getattr(callbacks, search)(), DoctorCallback(dirpath=tmp_path / "of the doctor")],
+        default_root_dir=tmp_path,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        logger=False,
+        max_epochs=1,
+    )
+    before = trainer.strategy
+    with pytest.raises(ValueError, match="planted"):
+        trainer.fit(Breaks())
+    assert ours() == set()
+    assert "on_exception" not in vars(before)
+    report = json.loads((tmp_path / "of the doctor" / "report.json").read_text())
+    assert [one["id"] for one in report["results"] if one["findings"] and one["id"] == "RUN004"] == ["RUN004"]
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])

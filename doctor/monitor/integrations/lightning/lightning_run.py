@@ -23,6 +23,9 @@ BROADCAST = "_broadcast_sigterm_tensor"
 RUN_STAGE = "_run_stage"
 """The method a Trainer calls between setup and teardown (lightning/pytorch/trainer/trainer.py, _run)."""
 
+ON_EXCEPTION = "on_exception"
+"""The method of a strategy that a Trainer calls after those of its callbacks (lightning/pytorch/trainer/call.py)."""
+
 WITHIN_STEPS = "_DataLoaderIterDataFetcher"
 """The fetcher of a ``training_step`` that takes the loader itself: batches are fetched within a step, which
 continues (lightning/pytorch/loops/fetchers.py)."""
@@ -88,6 +91,7 @@ class LightningRun(AdapterRun):
         vars(self._epoch_loop).pop(BEFORE_FETCH, None)
         vars(self._epoch_loop).pop(BROADCAST, None)
         vars(self.trainer).pop(RUN_STAGE, None)
+        value_or_default(lambda: vars(self.trainer.strategy).pop(ON_EXCEPTION, None), None)
 
     def restore_after_close(self) -> None:
         """Restore the launcher's observer."""
@@ -109,8 +113,13 @@ class LightningRun(AdapterRun):
         """Have ``callback`` called with the exception that ends the stage.
 
         In processes that the Trainer forks or spawns, ``on_exception`` is only called in the parent
-        (lightning/pytorch/strategies/launchers/multiprocessing.py).
+        (lightning/pytorch/strategies/launchers/multiprocessing.py). A search for a learning rate or a batch size
+        replaces the callbacks, and leaves them so if it fails (lightning/pytorch/tuner/lr_finder.py).
         """
+        strategy = value_or_default(lambda: self.trainer.strategy, None)
+        on_exception = getattr(strategy, ON_EXCEPTION, None)
+        if callable(on_exception):
+            setattr(strategy, ON_EXCEPTION, functools.partial(_report_and_call, callback, on_exception))
         launcher = value_or_default(lambda: self.trainer.strategy.launcher, None)
         run_stage = getattr(self.trainer, RUN_STAGE, None)
         if callable(run_stage) and hasattr(launcher, "_start_method"):
@@ -233,6 +242,13 @@ def _call_and_report(work: Callable[[], Any], callback: Callable[[BaseException]
     except BaseException as error:
         callback(error)
         raise
+
+
+def _report_and_call(
+    callback: Callable[[BaseException], None], on_exception: Callable[[BaseException], None], error: BaseException
+) -> None:
+    callback(error)
+    on_exception(error)
 
 
 def _observers() -> list[threading.Thread]:
