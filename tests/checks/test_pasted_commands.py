@@ -70,7 +70,7 @@ def test_the_path_of_a_lock_is_quoted(tmp_path: Path, monkeypatch, folder):
     ]
     fix = next(index for index, line in enumerate(told) if line.startswith("fix "))
     if "\n" in folder:
-        assert told[fix].endswith("whose path contains control characters.")
+        assert not any(line.startswith("rm ") for line in told)
     else:
         assert f"rm '{lock}'" in told[fix + 1]
 

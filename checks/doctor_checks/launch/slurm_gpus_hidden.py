@@ -298,7 +298,7 @@ def _report(fault: HiddenGpus, seats: list[tuple[LocalRankGpus, IdenticalRanks]]
         fix=f"Request `--gpus-per-node={max(fault.tasks, 1)}` instead of GPUs per task, and add `--gpu-bind=none` to "
         "srun."
         if fault.options
-        else f"Request as many GPUs per host as tasks: `#SBATCH --gpus-per-node={max(fault.tasks, 1)}`.",
+        else f"Use `#SBATCH --gpus-per-node={max(fault.tasks, 1)}`, which requests as many GPUs per host as tasks.",
         explains=("GPU002", "RUN004"),
     )
 

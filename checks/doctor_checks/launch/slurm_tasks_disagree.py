@@ -152,8 +152,8 @@ def _by_waiting(job: Job) -> Iterator[Finding]:
                 ranks=(),
                 evidence={"came": came, "world_size": size},
                 confidence=0.6,
-                fix=f"Set `#SBATCH --nodes` and `#SBATCH --ntasks-per-node` so that {size} tasks start, and launch "
-                "with `srun python train.py`.",
+                fix=f"Set `#SBATCH --nodes` and `#SBATCH --ntasks-per-node` so that {size} tasks start, and start "
+                "the script with `srun`.",
                 explains=("ENV005", "ENV009"),
             )
 

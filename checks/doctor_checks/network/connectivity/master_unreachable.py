@@ -100,7 +100,8 @@ def _logged_finding(job: Job, group: EventGroup, port: str | None) -> Finding:
 def _fix_of_log(why: str, host: str | None, port: str | None, place: str) -> str:
     if "route" in why or "unreachable" in why:
         return (
-            f"Set MASTER_ADDR to an address of rank 0's host that {place.removeprefix(' on ') or HERE} has a route to."
+            "Set MASTER_ADDR to an address of rank 0's host to which "
+            f"{place.removeprefix(' on ') or 'the host of this rank'} has a route."
         )
     target = " ".join((host or '"$MASTER_ADDR"', port or '"$MASTER_PORT"'))
     if "refused" in why:

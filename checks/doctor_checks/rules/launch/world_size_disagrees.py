@@ -44,7 +44,7 @@ def _config(kind: str, machines: str, count: str) -> str:
     check=world_size_disagrees,
     reads=LaunchFile,
     impacts={
-        r"^num_processes": "Accelerate rounds down the number per machine, and starts fewer than num_processes.",
+        r"^num_processes": "Accelerate rounds down the number per host, and starts fewer than num_processes.",
         r"^train_batch_size": "DeepSpeed fails at startup, because no number of ranks fits these sizes.",
         r"^WORLD_SIZE=.* only": "The job waits for ranks that are not started.",
         r"^WORLD_SIZE=": "PyTorch rejects the ranks beyond the world size.",

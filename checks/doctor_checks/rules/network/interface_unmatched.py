@@ -49,7 +49,7 @@ def _effect(name: str, value: str) -> str:
     if name == "TP_SOCKET_IFNAME":
         return "TensorPipe finds no such interface and uses 127.0.0.1, so RPC workers on other hosts cannot connect."
     if value.startswith("^"):
-        return "NCCL ignores what it cannot match, so it may use an interface that was meant to be excluded."
+        return "NCCL ignores entries without a match, so it may use an interface that was meant to be excluded."
     if has_sound_entry(value):
         return "NCCL uses only the interfaces that match the rest of the list, and fails if there are none."
     return "NCCL fails with `Bootstrap : no socket interface found`."
