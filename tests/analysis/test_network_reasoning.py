@@ -8,7 +8,6 @@ from doctor.analysis.interface_choice import (
     gid_index,
     gloo_endpoints,
     good_interfaces,
-    hosts_text,
     nccl_endpoints,
     nccl_rdma_ports,
     release_of,
@@ -32,6 +31,7 @@ from doctor.core.facts import (
     Setting,
     Variable,
 )
+from doctor.core.text import hosts_text
 from doctor_checks.network.interfaces._export_line import export_line, selecting_fix
 
 
