@@ -142,6 +142,9 @@ _SYNCHRONIZATIONS = (
 )
 """Files whose ``synchronize`` waits for the device."""
 
+_OF_LOCK_FILES = ("/torch/utils/file_baton.py", "/filelock/")
+"""Files that wait for a lock file, whoever made it."""
+
 _OF_OBJECTS = frozenset(
     {
         "all_gather_object",
@@ -204,3 +207,8 @@ def synchronizes(file: str, function: str) -> bool:
 def rests_for_others(file: str) -> bool:
     """Whether a thread without CPU time whose innermost frame is in this file waits for others."""
     return any(path in file for path in _AT_REST)
+
+
+def tries_lock_file(file: str) -> bool:
+    """Whether the functions of a file do nothing but wait until a lock file is gone, or its lock free."""
+    return any(path in file for path in _OF_LOCK_FILES)

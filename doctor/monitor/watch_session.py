@@ -104,6 +104,7 @@ class WatchSession:
             write_line=print_status,
             secret=self._secret,
             on_delay=self.telemetry.pauses.note_delay,
+            sample=self.telemetry.sample,
             training_thread=self.telemetry.progress.training_thread,
         )
         self.telemetry.progress.run = self._watchdog.run

@@ -8,8 +8,8 @@ from doctor.analysis.hang.wait_graph import CollectiveNode, missing_from, roots_
 from doctor.core.facts import Frame
 from doctor.core.job import Member, build_job
 from doctor.facts import ChildProcess, Collective, ProcessGroup, ProgressFacts, RecorderFacts
-from doctor.monitor.telemetry.stacks.blocking_call import OF_THREADS
-from doctor.monitor.telemetry.stacks.endless_waits import ENDLESS, WHOSE_THREAD
+from doctor.monitor.telemetry.stacks.blocking_call import OF_THREADS, WITH_TIMEOUT
+from doctor.monitor.telemetry.stacks.endless_waits import ENDLESS, IDLE, WHOSE_THREAD
 
 
 def job_of(recorders, world=None, **progress):
@@ -227,6 +227,13 @@ FUTURE = Frame("/usr/lib/python3.11/concurrent/futures/_base.py", 451, "result")
 UPLOAD = Frame("/env/site-packages/urllib3/connection.py", 7, "getresponse")
 PATHLIB = Frame("/usr/lib/python3.11/pathlib.py", 1044, "open")
 CHECKPOINT = {"point": "checkpoint", "stack": (Frame("/env/site-packages/torch/serialization.py", 9, "save"), OWN)}
+SOCKET = Frame("/usr/lib/python3.11/socket.py", 718, "readinto")
+SEMAPHORE = Frame("/usr/lib/python3.11/multiprocessing/synchronize.py", 95, "__enter__")
+LOGGING = Frame("/usr/lib/python3.11/logging/__init__.py", 922, "acquire")
+DEVICE = Frame("/env/site-packages/torch/cuda/__init__.py", 1040, "synchronize")
+IMPORT = Frame("<frozen importlib._bootstrap>", 225, "acquire")
+FILELOCK = Frame("/env/site-packages/filelock/_api.py", 340, "acquire")
+ANSWER = "data from 10.0.0.9:443"
 STILL, DEAD = ChildProcess(8, "S", "rsync", still=8.0), ChildProcess(9, "Z", "ls")
 COMMAND = {"stack": (Frame("/usr/lib/python3.11/subprocess.py", 2004, "_try_wait"), OWN)}
 COMMAND |= {"blocked": "the end of a child process"}
@@ -261,13 +268,24 @@ BETWEEN_STEPS = [
     ("a checkpoint in a thread that writes to a full pipe", {**CHECKPOINT, "blocked": SAVED + PIPE}, True),
     ("a checkpoint in a thread that writes a file", {**CHECKPOINT, "blocked": SAVED + DISK}, False),
     ("a server that is silent", {"blocked": "data from 10.0.0.9:80"}, True),
-    ("a library that waits for an answer", {"blocked": "data from 10.0.0.9:443", "stack": (UPLOAD, OWN)}, False),
+    ("a library that waits for an answer", {"blocked": ANSWER, "stack": (SOCKET, UPLOAD, OWN)}, True),
+    ("the same until a timeout", {"blocked": ANSWER + WITH_TIMEOUT, "stack": (SOCKET, UPLOAD, OWN)}, False),
+    ("a request until a timeout", {"blocked": ANSWER + WITH_TIMEOUT, "stack": (SOCKET, OWN)}, False),
+    ("attempts to receive until a timeout", {"blocked": ANSWER + WITH_TIMEOUT}, True),
+    ("an event of processes", {"blocked": LOCK, "stack": (SEMAPHORE, OWN)}, True),
+    ("a handler of a logger", {"blocked": LOCK, "stack": (LOGGING, OWN)}, True),
+    ("a library that waits for a device", {"blocked": LOCK, "stack": (DEVICE, OWN)}, False),
+    ("an import that waits", {"blocked": LOCK, "stack": (IMPORT, OWN)}, False),
+    ("an event, and all other threads sleep", {"blocked": EVENT + IDLE, "stack": (CONDITION, OWN)}, True),
+    ("the same in a library", {"blocked": EVENT + IDLE, "stack": (CONDITION, LIBRARY, OWN)}, False),
+    ("a signal that nobody sends", {"blocked": "a signal"}, True),
+    ("a lock file that a library waits for", {"blocked": "the end of a sleep", "stack": (FILELOCK, OWN)}, True),
     ("a checkpoint in a pipe that nobody reads", {**CHECKPOINT, "blocked": "room in a pipe"}, True),
     ("a checkpoint that waits for a thread in vain", {**CHECKPOINT, "blocked": SAVED + ENDLESS}, True),
     ("a checkpoint that waits for a thread", {**CHECKPOINT, "blocked": SAVED}, False),
     ("a checkpoint to a slow file server", {**CHECKPOINT, "blocked": "the file /mnt/last.ckpt"}, False),
     ("a named pipe that nobody opens", {"blocked": "the other end of a named pipe", "stack": (PATHLIB, OWN)}, True),
-    ("the same in a library", {"blocked": "the other end of a named pipe", "stack": (PATHLIB, LIBRARY, OWN)}, False),
+    ("the same of a library", {"blocked": "the other end of a named pipe", "stack": (PATHLIB, LIBRARY, OWN)}, True),
     ("attempts without end", {"blocked": "the end of a sleep"}, True),
     ("pauses of a library between its attempts", {"blocked": "the end of a sleep", "stack": (LIBRARY, OWN)}, False),
     ("an evaluation", {"blocked": ""}, False),

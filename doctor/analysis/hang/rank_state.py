@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -22,6 +22,7 @@ from doctor.core.facts.telemetry import DEFAULT_GROUPS
 from doctor.core.frames import is_doctor, waits_in
 from doctor.core.job import Job
 from doctor.core.text import lazy_compile
+from doctor.knowledge.waiting_functions import tries_lock_file
 
 LEAST_WAIT = 3.0
 """Seconds without progress from which a rank in a collective counts as waiting, even within its own limit.
@@ -37,28 +38,33 @@ OWN_LOCK = "a lock of its own process"
 _NAP = "the end of a sleep"
 """The same for a thread that sleeps, or naps in a loop at one place."""
 _QUEUES = ("an item of a queue (", "room in a queue (")
-_OF_QUEUES = ("/queue.py", "/threading.py", "/multiprocessing/queues.py")
-_OF_LOCK_FILES = ("/torch/utils/file_baton.py",)
-"""Files that wait until a lock file is gone, whoever made it."""
-_OF_PATHS = ("/pathlib.py", "/pathlib/__init__.py", "/pathlib/_local.py")
-"""Files of Python through which code of the user opens and reads files."""
+_OF_STANDARD = lazy_compile(r"/lib(?:64)?/python\d+\.\d+/(?!site-packages|dist-packages|importlib)")
+"""Files of Python's own library: what calls them waits."""
 _FULL_PIPE = "room in a pipe"
 """The same for a file whose reader has stopped; a file server may only be slow."""
 _END_OF_CHILD, _FROM_PIPE = "the end of a child process", "data from a pipe"
 """The same for a command that the rank started, and for its output."""
 _ENDLESS = ", which no other thread can bring about"
 """End of the same for an event, a future or the end of a thread: all other threads wait, too."""
+_IDLE = ", and no other thread of its process runs"
+"""The same: all other threads wait or sleep, perhaps until a timeout, and save nothing."""
 _WHOSE_THREAD = ", whose thread waits for "
 """What the same goes on with for a future or the end of a thread: then what that thread waits for."""
 _OF_THREADS = ("/threading.py", "/concurrent/futures/_base.py", "/concurrent/futures/thread.py")
 _OF_TERMINAL = ("input from a terminal", "room in a terminal")
-_OF_OTHERS = (
-    OWN_LOCK, "a lock on ", _FULL_PIPE, "data from ", "a connection to ", "the other end of a named pipe",
-    *_OF_TERMINAL,
+_OUTSIDE = (
+    "a lock on ", _FULL_PIPE, "data from ", "room to send to ", "a connection to ", "the other end of a named pipe",
+    "a signal", "a semaphore that other processes share", "a message queue that other processes share", *_OF_TERMINAL,
 )  # fmt: skip
-"""Starts of the same for what another thread, process, server or user has to end or to answer."""
+"""Starts of the same for what another process, a server or a user has to end or to answer."""
+_OF_OTHERS = (OWN_LOCK, "one of several files or sockets", *_OUTSIDE)
+"""The same with what another thread has to end."""
+_WITH_TIMEOUT = ", until a timeout"
+"""End of the same for a wait that has a limit of its own."""
 _OF_STEP = frozenset({"step", "forward", "backward", "optimizer"})
 _AFTER_STEP = frozenset({"batch-end", "epoch-end"})
+_COMPILES = lazy_compile(r"importlib|^<frozen|/torch/(?!multiprocessing/|utils/file_baton)|/triton/")
+"""Files of code that may wait without moving between steps: imports, compilation, and a device that computes."""
 _PREPARES = lazy_compile(
     r"importlib|^<frozen|/torch/cuda/|/torch/_(?:dynamo|inductor|functorch)/|/triton/|/multiprocessing/"
     r"|/concurrent/futures/|/asyncio/|/(?:socket|ssl|selectors|subprocess)\.py$|/http/"
@@ -147,6 +153,8 @@ class RankState(msgspec.Struct, frozen=True, dict=True):
             return False
         if self.wait is not None or self.stack_wait or not self.stack or is_in_backward(self.stack):
             return False
+        if progress.stage != "setup" and progress.point in _AFTER_STEP:
+            return _stands_between_steps(progress)
         work = local_work_of(self.stack)
         if work is not None:
             is_stuck = _blocked_at_last(progress).startswith(_FULL_PIPE) or progress.blocked.endswith(_ENDLESS)
@@ -158,9 +166,6 @@ class RankState(msgspec.Struct, frozen=True, dict=True):
         prepares = any(_PREPARES.search(frame.file) for frame in _without_endless_wait(progress) if not frame.user)
         if progress.stage == "setup":
             return not prepares and _stands_before_training(progress)
-        if progress.point in _AFTER_STEP:
-            is_of_threads = progress.blocked.endswith(_ENDLESS) or _WHOSE_THREAD in progress.blocked
-            return (not prepares or is_of_threads) and _stands_between_steps(progress)
         works_elsewhere = any(one.state in ("R", "D") and not one.name.startswith("pt_") for one in progress.children)
         return progress.stage == "train" and progress.point in _OF_STEP and not prepares and not works_elsewhere
 
@@ -327,11 +332,20 @@ def _may_have_work_done(progress: ProgressFacts) -> bool:
 
 def _without_endless_wait(progress: ProgressFacts) -> tuple[Frame, ...]:
     """The stack, without the frames of an endless wait of the user's code for a future, a thread or a queue."""
-    if progress.blocked.startswith(_QUEUES):
-        return tuple(frame for frame in progress.stack if not frame.file.endswith(_OF_QUEUES))
-    caller = next((at for at, one in enumerate(progress.stack) if not one.file.endswith(_OF_THREADS)), 0)
-    is_endless = progress.blocked.endswith(_ENDLESS) and progress.stack[caller].user
-    return progress.stack[caller:] if is_endless else progress.stack
+    if progress.blocked.startswith(_QUEUES) or progress.blocked.endswith(_ENDLESS):
+        at, caller = _caller(progress.stack)
+        return progress.stack[at:] if caller.user or progress.blocked.startswith(_QUEUES) else progress.stack
+    return progress.stack
+
+
+def _caller(stack: Sequence[Frame]) -> tuple[int, Frame]:
+    """The innermost frame outside of Python's own library, and of what waits for lock files, with its place."""
+    places = (
+        (at, one)
+        for at, one in enumerate(stack)
+        if one.user or not (_OF_STANDARD.search(one.file) or tries_lock_file(one.file))
+    )
+    return next(places, (0, stack[0]))
 
 
 def _blocked_at_last(progress: ProgressFacts) -> str:
@@ -357,21 +371,34 @@ def _stands_before_training(progress: ProgressFacts) -> bool:
 
 
 def _stands_between_steps(progress: ProgressFacts) -> bool:
-    """Whether a rank between two steps of a loop, where nothing is known of its work, waits in one call of the user's
-    code for a lock, a queue, a pipe, a terminal, a child process or a silent server, which has no timeout, or sleeps
-    there, perhaps between attempts without end, and no child process may work for it."""
+    """Whether a rank between two steps of a loop, where nothing is known of its work, waits without a timeout.
+
+    In a call of the user's code, of Python's library too: for a lock, a queue, a pipe, a terminal, a signal, a child
+    process or a silent server; or it sleeps there, perhaps between attempts without end. In another library: for what
+    other processes or servers have to do. No child process may work for it.
+    """
+    blocked, last = progress.blocked, _blocked_at_last(progress)
+    work = local_work_of(progress.stack)
+    if work is not None and work.kind == "debugger":
+        return True
     if _may_have_work_done(progress):
         return False
-    if progress.blocked.endswith(_ENDLESS) or (
-        _WHOSE_THREAD in progress.blocked and _blocked_at_last(progress).startswith(_OF_OTHERS)
-    ):
-        return next((frame.user for frame in progress.stack if not frame.file.endswith(_OF_THREADS)), False)
-    if progress.blocked.startswith(_QUEUES):
-        return next((frame.user for frame in progress.stack if not frame.file.endswith(_OF_QUEUES)), False)
-    known = (*_OF_PATHS, *_OF_LOCK_FILES)
-    caller = next((frame for frame in progress.stack if not frame.file.endswith(known)), progress.stack[0])
-    is_of_others = progress.blocked.startswith((*_OF_OTHERS, _NAP)) or _waits_for_still_child(progress)
-    return caller.user and is_of_others
+    if work is not None and work.kind == "child":
+        return _waits_for_still_child(progress)
+    if work is not None and work.kind == "saving":
+        return last.startswith(_OF_OTHERS) or blocked.endswith(_ENDLESS)
+    calls_directly, is_of_user = progress.stack[0].user, _caller(progress.stack)[1].user
+    if blocked.endswith(_ENDLESS) or blocked.startswith(_QUEUES):
+        return is_of_user
+    if blocked.endswith(_IDLE) or (_WHOSE_THREAD in blocked and last.startswith(_OF_OTHERS)):
+        return is_of_user
+    if any(_COMPILES.search(frame.file) for frame in progress.stack if not frame.user):
+        return False
+    if blocked.endswith(_WITH_TIMEOUT) and not calls_directly:
+        return False
+    if not is_of_user:
+        return blocked.startswith(_OUTSIDE)
+    return blocked.startswith((*_OF_OTHERS, _NAP)) or _waits_for_still_child(progress)
 
 
 def _shared_names(job: Job) -> frozenset[str]:

@@ -82,7 +82,8 @@ def read_kernel_view(
     counters = read_pairs(folder / "io", ":", limit=4096)
     transferred = [parse_int(counters.get(name)) for name in ("rchar", "wchar")]
     links = open_links(folder / "fd")
-    call, argument = system_call(main / "syscall")
+    call, arguments = system_call(main / "syscall")
+    argument = arguments[0] if arguments else None
     files = _OpenFiles(folder, links or {})
     return KernelView(
         state=fields[0][:1],
@@ -139,14 +140,14 @@ def _wchan(path: Path) -> str:
     return text[:LONGEST_WCHAN] if re.fullmatch(r"[A-Za-z_][\w.]*", text, re.ASCII) else ""
 
 
-def system_call(path: Path) -> tuple[int | None, int | None]:
-    """Return the number of the system call and its first argument; ``None`` if the thread runs, or is blocked outside
-    of one (-1)."""
+def system_call(path: Path) -> tuple[int | None, tuple[int | None, ...]]:
+    """Return the number of the system call and its arguments; ``None`` and none if the thread runs, or is blocked
+    outside of one (-1)."""
     fields = (read_text(path, limit=256) or "").split()
     number = parse_int(fields[0]) if fields else None
     if number is None or number < 0:
-        return None, None
-    return number, _hexadecimal(fields[1]) if len(fields) > 1 else None
+        return None, ()
+    return number, tuple(map(_hexadecimal, fields[1:7]))
 
 
 def _kernel_stack(path: Path) -> tuple[str, ...]:

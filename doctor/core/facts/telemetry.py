@@ -413,7 +413,8 @@ class RankPausesFacts(WatchedSection, frozen=True, kw_only=True):
     """What kept a rank from running in the last ``seconds`` of a run. ``cpu_quota``: the CPUs that its control group
     grants, ``None`` without a quota; ``periods`` of that quota, those in which it was throttled, and the seconds for
     which it was. ``delays``: how often its watchdog's thread continued late, for ``delayed_seconds`` in all, because it
-    got neither the interpreter's lock nor a CPU."""
+    got neither the interpreter's lock nor a CPU. ``waiting``: the share of some seconds of training each, newest last,
+    in which its stack showed that it waited for other ranks."""
 
     key: ClassVar[str] = "pauses"
 
@@ -424,6 +425,7 @@ class RankPausesFacts(WatchedSection, frozen=True, kw_only=True):
     throttled_seconds: float | None = None
     delays: int = 0
     delayed_seconds: float = 0.0
+    waiting: tuple[float, ...] = ()
 
 
 class MemorySample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import psutil
@@ -15,6 +16,7 @@ import psutil
 from doctor.collectors.base import listed, parse_int, read_text
 from doctor.collectors.launch.rank_variables import RANK_VARIABLES
 from doctor.core.facts import ChildProcess
+from doctor.monitor.telemetry.stacks.stillness import NAPS, POLLING_SHARE
 
 MOST = 256
 """Maximum number of children that are examined."""
@@ -29,34 +31,50 @@ class ChildStillness:
     """For how long the children of this process have not run, from one look to the next.
 
     A process that waits for a server or a disk is woken by each answer, which its context switches show
-    (proc_pid_status(5)); one that sleeps or waits for a lock is not.
+    (proc_pid_status(5)); one that sleeps or waits for a lock is not, and one that looks for something now and then is
+    woken at most :data:`NAPS` times a second to do next to nothing.
     """
 
     def __init__(self, *, proc: Path = PROC) -> None:
         self._proc = proc
-        self._since: dict[int, tuple[int, float]] = {}
+        self._since: dict[int, tuple[_Runs, float]] = {}
 
     def look(self) -> tuple[ChildProcess, ...]:
-        """Return the children with the seconds since the first look at which they had run as often as now."""
+        """Return the children with the seconds since the first look from which on they have hardly run."""
         now, before, self._since = time.monotonic(), self._since, {}
         found = []
         for child in child_processes(proc=self._proc):
-            runs = _switches(self._proc / str(child.pid))
+            runs = _runs(self._proc / str(child.pid))
             if runs is not None:
-                earlier = before.get(child.pid)
-                since = earlier[1] if earlier is not None and earlier[0] == runs else now
-                self._since[child.pid] = runs, since
+                earlier, since = before.get(child.pid, (runs, now))
+                if not runs.is_idle_since(earlier, now - since):
+                    earlier, since = runs, now
+                self._since[child.pid] = earlier, since
                 child = msgspec.structs.replace(child, still=round(now - since, 3))
             found.append(child)
         return tuple(found)
 
 
-def _switches(folder: Path) -> int | None:
-    """Return the context switches of all threads of a process; ``None`` if they are unreadable, or too many."""
+class _Runs(NamedTuple):
+    """How often the threads of a process have run, and for how many nanoseconds (``None``: unknown)."""
+
+    switches: int
+    nanoseconds: int | None
+
+    def is_idle_since(self, earlier: _Runs, seconds: float) -> bool:
+        switches = self.switches - earlier.switches
+        if switches == 0 or self.nanoseconds is None or earlier.nanoseconds is None:
+            return switches == 0
+        ran = self.nanoseconds - earlier.nanoseconds
+        return switches <= NAPS * (seconds + 1.0) and ran <= POLLING_SHARE * (seconds + 1.0) * 1e9
+
+
+def _runs(folder: Path) -> _Runs | None:
+    """Return how often all threads of a process have run; ``None`` if it is unreadable, or if they are too many."""
     threads = listed(folder / "task")
     if not 0 < len(threads) <= MOST_THREADS:
         return None
-    total = 0
+    total, nanoseconds = 0, 0
     for thread in threads:
         lines = (read_text(folder / "task" / thread / "status") or "").splitlines()
         counts = [parse_int(line.partition(":")[2]) for line in lines if "ctxt_switches:" in line]
@@ -64,7 +82,9 @@ def _switches(folder: Path) -> int | None:
         if len(known) != 2:  # voluntary ones, and those at the end of a time slice
             return None
         total += sum(known)
-    return total
+        ran = parse_int((read_text(folder / "task" / thread / "schedstat") or "").partition(" ")[0])
+        nanoseconds = -1 if ran is None or nanoseconds < 0 else nanoseconds + ran
+    return _Runs(total, nanoseconds if nanoseconds >= 0 else None)
 
 
 def child_processes(pid: int | None = None, *, proc: Path = PROC) -> tuple[ChildProcess, ...]:

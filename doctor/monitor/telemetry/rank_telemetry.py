@@ -28,6 +28,7 @@ from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
 from doctor.monitor.telemetry.stacks.endless_waits import shown_by_threads
 from doctor.monitor.telemetry.stacks.live_stacks import named_root, thread_stack, with_statements
 from doctor.monitor.telemetry.step_clock import GRADIENTS, WAITED, StepClock
+from doctor.monitor.telemetry.wait_shares import WaitShares
 
 Sections = dict[str, "Section | Missing"]
 
@@ -48,6 +49,7 @@ class RankTelemetry:
         self.memory = MemorySampler()
         self.replica = ReplicaTracker(every_n_steps)
         self.pauses = RankPauses()
+        self.waits = WaitShares()
         self.training = TrainingFacts()
         self.when_due: Callable[[], None] = lambda: None
         self._progress = Progress(hang_after=hang_after)
@@ -56,6 +58,7 @@ class RankTelemetry:
         self.note = self._event_log.note
         self._read_lock = threading.RLock()  # a signal handler may read while its thread does
         self._track_loss = self.replica.loss
+        self.replica.gradients.batch = lambda: self._batches_trained + 1
         self._stage = self._progress.stage
         self._every = max(1, every_n_steps)
         self._batches_begun = -1
@@ -112,6 +115,7 @@ class RankTelemetry:
     def close(self) -> None:
         """Restore everything that was changed."""
         self.loaders.close()
+        self.replica.gradients.detach()
 
     # Calls of adapters, in the order of a run.
 
@@ -255,6 +259,12 @@ class RankTelemetry:
             self._paused_at = progress.passed
             self._children.look()
 
+    def sample(self) -> None:
+        """Look whether the training thread waits for other ranks. For the watchdog's thread."""
+        now = self._progress
+        is_in_step = now.stage == "train" and now.point not in ("epoch-end", "epoch-start", "checkpoint")
+        self.waits.sample(now.training_thread, trains=is_in_step and now.state == "running")
+
     def current_facts(self) -> Sections:
         """Return everything known of this rank without disturbing it."""
 
@@ -272,7 +282,7 @@ class RankTelemetry:
             "run-memory": self.memory.facts,
             "model": self.replica.model,
             "replica": self.replica.facts,
-            "pauses": self.pauses.facts,
+            "pauses": lambda: msgspec.structs.replace(self.pauses.facts(), waiting=self.waits.facts()),
         }
         if self.progress.state != "running":  # ranks may have called different collectives without an error
             readers["flight-recorder"] = lambda: read_recorder(stacks=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from statistics import fmean, median
@@ -274,7 +275,8 @@ def rank_straggling(
             slow = list(_judge(job, ranks, steps, windows, slower_share, least_seconds, persistent_share))
             paused = slow or [*_throttled_alone(ranks)] or [*_delayed(ranks)]
             rare = paused or [*_rarely_slow(ranks, windows, slower_share, _waits(ranks))]
-            yield from rare or _saving(ranks, slower_share)
+            saving = rare or [*_saving(ranks, slower_share)]
+            yield from saving or _hardly_waiting(ranks)
     if not found:
         yield Skip("not enough steps yet on ranks that do the same work")
 
@@ -556,6 +558,36 @@ def _saving(ranks: tuple[Rank, ...], share: float) -> Iterator[Finding]:
                 evidence={"checkpoints": len(times)},
                 effect=f"Training is interrupted for {lost / whole:.0%} of the time.",
                 fix="Save less often, or in the background with `torch.distributed.checkpoint.async_save`.",
+                explains=("RUN013",),
+            )
+
+
+_SLOTS, _LEAST_LESS, _LESS_IN_EACH = 4, 0.2, 0.1
+"""The newest periods in which waits were sampled, by how much less a rank waits than all of its peers, and in each
+period. A share of 50 samples has a standard deviation of up to 0.07."""
+_SHARDED = re.compile(r"fsdp|fully_shard|deepspeed|zero", re.IGNORECASE)
+"""Strategies whose ranks wait within the forward or the backward pass, where their stacks show it."""
+
+
+def _hardly_waiting(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
+    """A rank that hardly waits for its peers, while all of these wait, in parts that are equally long on all."""
+    strategies = [found.strategy or "" for rank in ranks if (found := rank.find(TrainingFacts))]
+    shares = {rank.number: one.waiting for rank in ranks if (one := rank.find(RankPausesFacts)) and one.waiting}
+    recent = {number: own[-_SLOTS:] for number, own in shares.items() if len(own) >= _SLOTS}
+    if len(recent) < max(2, len(shares)) or not all(map(_SHARDED.search, strategies)):
+        return
+    for number, own in recent.items():
+        others = [one for rank, one in recent.items() if rank != number]
+        less = [min(row) - mine for mine, row in zip(own, zip(*others, strict=True), strict=True)]
+        if fmean(less) >= _LEAST_LESS and min(less) >= _LESS_IN_EACH:
+            theirs = min(fmean(one) for one in others)
+            yield Finding(
+                f"Rank {number} waits for other ranks {fmean(own):.0%} of the time, its peers {theirs:.0%} or more",
+                ranks=(number,),
+                evidence={"waiting_by_rank": {str(rank): round(fmean(one), 2) for rank, one in recent.items()}},
+                effect=f"The other ranks wait for rank {number} in each step.",
+                fix=f"Look for work that only rank {number} does in its forward or backward pass, such as longer "
+                "batches, and for other processes on its CPUs or its GPU.",
                 explains=("RUN013",),
             )
 

@@ -12,6 +12,7 @@ from doctor.collectors.base import NotPresent
 from doctor.core.facts import Checksum, Counted, ModelFacts, NonFinite, ReplicaFacts
 from doctor.monitor.telemetry.cuda_events import event_factory
 from doctor.monitor.telemetry.replica.checksum import ParameterChunks, digest
+from doctor.monitor.telemetry.replica.gradient_check import GradientCheck
 from doctor.monitor.telemetry.replica.loss_tracker import LossTracker
 from doctor.monitor.telemetry.replica.model_layout import describe_model
 from doctor.monitor.telemetry.replica.readback import Readback
@@ -40,8 +41,7 @@ class ReplicaTracker:
 
     Gradients are checked once, on a CPU, after a loss that is not finite, if they still exist (Lightning clears them in
     the next step, others at the end of this one) and the loss belongs to this very batch: some batches later every
-    gradient is affected. Non-finite gradients with a finite loss are ignored: either a GradScaler is searching for its
-    scale, or the next loss shows it.
+    gradient is affected. Of a finite loss, ``gradients`` shows the first one that is NaN before it is reduced.
 
     ``settings``: those of optimizers and modules, sampled after the same optimizer steps as the checksums.
 
@@ -57,6 +57,7 @@ class ReplicaTracker:
         self._readback: Readback | None = None
         self._losses = LossTracker()
         self.settings = StepSettingsTracker()
+        self.gradients = GradientCheck()
         self.loss = self._losses.record
         self._checksums: dict[Counted, SampleHistory[Checksum]] = {"step": SampleHistory(), "batch": SampleHistory()}
         self._initial: dict[str, str] = {}
@@ -73,6 +74,8 @@ class ReplicaTracker:
         facts = describe_model(model, replicated, broadcast)
         self._module = weakref.ref(model)
         self.settings.attach(model)
+        if replicated:
+            self.gradients.attach(model)
         self._parts = ParameterChunks(model) if facts.replicated is not False else None
         parameter = next(model.parameters(), None)
         events = event_factory(parameter.device) if parameter is not None else None
@@ -122,9 +125,10 @@ class ReplicaTracker:
         ``stands``: the training thread stands still, so that gradients that it has not computed are recorded.
         """
         losses = (self._losses.first,) if self._losses.first else ()
+        own = (self.gradients.first,) if self.gradients.first else ()
         return ReplicaFacts(
             checksums=tuple(one for counted in ("step", "batch") for one in self._checksums[counted].kept(_by_step)),
-            non_finite=(*losses, *(self._gradients or ())),
+            non_finite=(*losses, *own, *(self._gradients or ())),
             losses=self._losses.seen,
             non_finite_losses=self._losses.in_a_row,
             settings=self.settings.kept(),

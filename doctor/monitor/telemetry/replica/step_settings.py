@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 MOST_GROUPS, MOST_OPTIMIZERS, MOST_NAMES = 8, 4, 4
 """Parameter groups and optimizers that are recorded, and names in one text."""
 MOST_MODULES, MOST_NODES = 20_000, 100_000
-HYPERPARAMETERS = ("lr", "weight_decay", "momentum", "betas", "eps")
+IMPLEMENTATIONS = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
+"""Keys of a parameter group that no result depends on, as far as PyTorch documents it."""
 
 
 class StepSettingsTracker:
@@ -131,7 +132,6 @@ def _of_optimizers(optimizers: list[Any]) -> Iterable[Variable]:
         for index, group in enumerate(groups[:MOST_GROUPS]):
             where = f" of optimizer {place}" if len(optimizers) > 1 else ""
             where += f" of parameter group {index}" if len(groups) > 1 else ""
-            for name in HYPERPARAMETERS:
-                value = group.get(name)
-                if isinstance(value, (int, float, tuple)) and not isinstance(value, bool):
+            for name, value in group.items():
+                if name not in IMPLEMENTATIONS and isinstance(value, (int, float, tuple)):
                     yield Variable(f"{name}{where}", f"{value:.10g}" if isinstance(value, float) else str(value))

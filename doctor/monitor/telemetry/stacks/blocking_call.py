@@ -24,6 +24,12 @@ _CALLS: dict[str, dict[int, str]] = {
         0: "read",
         1: "write",
         7: "poll",
+        17: "read",
+        18: "write",
+        19: "read",
+        20: "write",
+        23: "select",
+        34: "signal",
         42: "connect",
         43: "accept",
         44: "write",
@@ -31,19 +37,44 @@ _CALLS: dict[str, dict[int, str]] = {
         46: "write",
         47: "read",
         61: "child",
+        65: "semaphore",
+        69: "message",
+        70: "message",
         72: "lock",
         73: "lock",
+        128: "signal",
+        130: "signal",
         202: "futex",
+        220: "semaphore",
+        232: "select",
+        242: "message",
+        243: "message",
         247: "child",
+        270: "select",
         271: "poll",
+        281: "select",
         288: "accept",
         35: "sleep",
         230: "sleep",
     },
     "aarch64": {
+        22: "select",
         63: "read",
         64: "write",
+        65: "read",
+        66: "write",
+        67: "read",
+        68: "write",
+        72: "select",
         73: "poll",
+        133: "signal",
+        137: "signal",
+        182: "message",
+        183: "message",
+        188: "message",
+        189: "message",
+        192: "semaphore",
+        193: "semaphore",
         203: "connect",
         202: "accept",
         206: "write",
@@ -66,6 +97,15 @@ _EVENT, _FUTURE = "an event or a condition (threading)", "a future (Future.resul
 _END_OF_THREAD = "the end of a thread (Thread.join)"
 OF_THREADS = (_EVENT, _FUTURE, _END_OF_THREAD)
 """What another thread of the process has to bring about."""
+WITH_TIMEOUT = ", until a timeout"
+"""End of the words of a wait for a socket or a file that has a limit of its own."""
+_WORDS = {
+    "child": "the end of a child process",
+    "signal": "a signal",
+    "semaphore": "a semaphore that other processes share",
+    "message": "a message queue that other processes share",
+}
+"""Words of the kinds that have no file."""
 OWN_LOCK = "a lock of its own process"
 """Start of the words of such a wait."""
 _BY_STACK = (
@@ -82,6 +122,8 @@ _BY_STACK = (
 queues and futures wait in conditions of ``threading``."""
 _OPENS_PIPE = "wait_for_partner"
 """The function of the kernel in which ``open`` of a named pipe waits (fs/pipe.c, ``fifo_open``)."""
+_POLL = 7
+"""The number of poll(2), which aarch64 does not have."""
 _NEAR = 4
 """Innermost frames that are compared with these."""
 _INODE = lazy_compile(r"(?:pipe|socket):\[(\d{1,20})\]")
@@ -98,12 +140,15 @@ def blocking_call(native_id: int, stack: Sequence[Frame], pid: int | None = None
         if any(frame.function == function and frame.file.endswith(file) for frame in stack[:_NEAR]):
             return words
     process = proc / ("self" if pid is None else str(pid))
-    number, argument = system_call(process / "task" / str(native_id) / "syscall")
+    number, arguments = system_call(process / "task" / str(native_id) / "syscall")
+    argument = arguments[0] if arguments else None
     kind = _CALLS.get(platform.machine(), {}).get(number if number is not None else -1, "")
     if kind == "futex":
         return f"{OWN_LOCK} (threading.Lock, or a lock in native code)"
-    if kind == "child":
-        return "the end of a child process"
+    if kind in _WORDS:
+        return _WORDS[kind]
+    if kind == "select":
+        return "one of several files or sockets (select)"
     if _is_at(process / "task" / str(native_id) / "wchan", _OPENS_PIPE):
         return "the other end of a named pipe"
     if kind == "sleep":
@@ -113,7 +158,19 @@ def blocking_call(native_id: int, stack: Sequence[Frame], pid: int | None = None
     descriptor = _polled(argument, process) if kind == "poll" else argument
     links = open_links(process / "fd") or {}
     link = links.get(descriptor, "") if descriptor is not None else ""
-    return _of_file(kind, link, native_id, proc) if link else ""
+    words = _of_file(kind, link, native_id, proc) if link else ""
+    return words + WITH_TIMEOUT if words and kind == "poll" and _is_limited(number, arguments) else words
+
+
+def _is_limited(number: int | None, arguments: Sequence[int | None]) -> bool:
+    """Return whether poll(2) has a timeout, as Python calls it before each transfer of a socket that has one.
+
+    It is an ``int``, which is negative without a limit; of ppoll(2), the pointer to a time, which may be NULL.
+    """
+    limit = arguments[2] if len(arguments) > 2 else None
+    if limit is None:
+        return False
+    return not limit & 0x80000000 if number == _POLL else limit != 0
 
 
 def _is_at(path: Path, function: str) -> bool:

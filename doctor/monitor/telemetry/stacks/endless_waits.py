@@ -22,7 +22,11 @@ from doctor.monitor.telemetry.stacks.stillness import nanoseconds_run
 ENDLESS = ", which no other thread can bring about"
 WHOSE_THREAD = ", whose thread waits for "
 """What is added to the words of such a wait."""
+IDLE = ", and no other thread of its process runs"
+"""The same if others may end the wait, after a sleep or an answer, and none of them computes or saves."""
 _OWN = str(Path(__file__).resolve().parents[3])
+_SAVES = "/torch/serialization.py"
+"""Of a thread that saves, perhaps to a slow disk."""
 _MONITOR = "/tqdm/_monitor.py"
 """The thread of tqdm, which sets nothing of others."""
 _STANDS = (
@@ -57,18 +61,35 @@ def shown_by_threads(thread: int, words: str) -> str:
     if words not in OF_THREADS:
         return ""
     frames = sys._current_frames()
-    if _has_timeout(frames.get(thread)):
-        return ""
     # Without its lock, which the training thread may hold.
     known = getattr(threading, "_enumerate", threading.enumerate)()
     native = {one.ident: one.native_id for one in known}
     frames.pop(threading.get_ident(), None)
+    if _has_timeout(frames.get(thread)):
+        return _idle(thread, frames, native)
     shown = _awaited_by(thread, frames, native) + (ENDLESS if _is_deadlock(thread, frames) else "")
     if shown:
-        return shown
+        return shown if shown.endswith(ENDLESS) else shown + _idle(thread, frames, native)
     others = {one: frame for one, frame in frames.items() if one != thread}
     stand = (_sets_nothing(frame) or _stands(frame, native.get(ident)) for ident, frame in others.items())
-    return ENDLESS if all(stand) else ""
+    return ENDLESS if all(stand) else _idle(thread, frames, native)
+
+
+def _idle(thread: int, frames: dict[int, FrameType], native: dict[int | None, int | None]) -> str:
+    others = {ident: frame for ident, frame in frames.items() if ident != thread and not _sets_nothing(frame)}
+    if len(others) > _MOST_THREADS:
+        return ""
+    before = {ident: nanoseconds_run(native_id) for ident in others if (native_id := native.get(ident)) is not None}
+    time.sleep(_MOMENT)
+    for ident, frame in others.items():
+        native_id, ran = native.get(ident), before.get(ident)
+        if native_id is None or ran is None or ran != nanoseconds_run(native_id):
+            return ""
+        stack = frames_of_stack(frame)
+        words = blocking_call(native_id, stack)
+        if not words or words.startswith("the file ") or any(_SAVES in one.file for one in stack):
+            return ""
+    return IDLE
 
 
 def _awaited_by(thread: int, frames: dict[int, FrameType], native: dict[int | None, int | None]) -> str:

@@ -8,12 +8,14 @@ Between steps, while other ranks wait, one that naps at the same place stands as
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Hashable
 from pathlib import Path
 
 from doctor.collectors.base import parse_int, read_text
+from doctor.knowledge.waiting_functions import tries_lock_file
 
 MOST_FRAMES = 60
 CPU_SHARE, CPU_SECONDS = 0.2, 0.3
@@ -24,7 +26,8 @@ NAPS = 3.0
 POLLS, POLLING_SHARE = 15.0, 0.0015
 """The same for a thread that uses at most this share of a CPU: it only looks again when it is woken. A call of SQLite
 that waits for a locked database is woken 10 times a second (``sqliteDefaultBusyCallback``, src/main.c) and uses 0.04 %,
-a loop of small forward passes with pauses of 50 ms more than 0.5 %."""
+a loop of small forward passes with pauses of 50 ms more than 0.5 %. So does what tries a lock file 20 times a second
+(filelock), which its frames show."""
 
 
 def nanoseconds_run(native_id: int) -> int | None:
@@ -65,8 +68,14 @@ class Stillness:
     def _most_switches(self, seconds: float, ran: int | None, *, naps: bool) -> float:
         if not naps:
             return 0.0
+        if self._tries_lock_file():
+            return math.inf
         polls = ran is not None and self._ran is not None and ran - self._ran <= POLLING_SHARE * (seconds + 1.0) * 1e9
         return (POLLS if polls else NAPS) * (seconds + 1.0)
+
+    def _tries_lock_file(self) -> bool:
+        frame = sys._current_frames().get(self._thread)
+        return frame is not None and tries_lock_file(frame.f_code.co_filename)
 
     def _switches(self) -> int | None:
         try:
