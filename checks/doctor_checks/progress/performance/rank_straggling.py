@@ -119,6 +119,13 @@ def _spanned(seconds: float, on: tuple[int, ...] = (0,)) -> JobBuilder:
     return _job(spans("backward"), {rank: spans("checkpoint") for rank in on}, hosts=1)
 
 
+def _sampled(usual: tuple[float, ...], slow: tuple[float, ...]) -> JobBuilder:
+    """Steps of four ranks whose parts are equally long, with the shares of the time in which they wait; rank 1 is the
+    slow one."""
+    sketch = _job(_windows(), {}).alter(TrainingFacts, strategy="FSDPNet")
+    return sketch.put(RankPausesFacts(waiting=usual)).put(RankPausesFacts(waiting=slow), ranks=(1,))
+
+
 def _swinging() -> StepFacts:
     slow, usual = _windows(data=0.11, backward=0.15).windows, _windows().windows
     return StepFacts(windows=tuple((slow if place % 2 else usual)[place] for place in range(6)))
@@ -244,6 +251,17 @@ def _swinging() -> StepFacts:
         Fails("a rank whose checkpoints the other waits for", _spanned(8), ranks=(0,)),
         Passes("checkpoints that take a twentieth of the time", _spanned(0.5)),
         Passes("the same checkpoints on both ranks", _spanned(8, on=(0, 1))),
+        Fails(
+            "a rank that its peers wait for in the middle of a sharded forward pass",
+            _sampled((0.7, 0.75, 0.6, 0.7), (0.1, 0.05, 0.2, 0.1)),
+            ranks=(1,),
+        ),
+        Passes("ranks that wait for each other in turn", _sampled((0.7, 0.1, 0.7, 0.1), (0.1, 0.7, 0.1, 0.7))),
+        Passes("a rank that waits a little less", _sampled((0.3, 0.32, 0.3, 0.3), (0.18, 0.2, 0.19, 0.18))),
+        Passes(
+            "waits within the backward pass of DDP, which stacks do not show",
+            _sampled((0.7, 0.75, 0.6, 0.7), (0.1, 0.05, 0.2, 0.1)).alter(TrainingFacts, strategy="ddp"),
+        ),
         Fails(
             "on GPUs the others wait where they read a value back",
             _job(_windows(other=0.12), {1: _windows(data=0.12)}, hosts=1, gpus=None),

@@ -19,8 +19,8 @@ from doctor.core.facts import NonFinite
 if TYPE_CHECKING:
     import torch
 
-AMONG, LARGEST = 8, 65_536
-"""Parameters among which the smallest is taken, from the first one on, and its largest number of elements."""
+LARGEST = 65_536
+"""Elements of the parameter: the first one that has no more."""
 
 
 class GradientCheck:
@@ -35,10 +35,8 @@ class GradientCheck:
     def attach(self, model: torch.nn.Module) -> None:
         """Watch a parameter of a model; without a suitable one, nothing."""
         self.detach()
-        plain = ((name, one) for name, one in model.named_parameters() if type(one).__name__ == "Parameter")
-        trained = [(name, one) for name, one in plain if one.requires_grad and one.device.type == "cpu"][:AMONG]
-        name, chosen = min(trained, key=lambda pair: pair[1].numel(), default=("", None))
-        if chosen is None or chosen.numel() > LARGEST or not chosen.is_floating_point():
+        name, chosen = next(filter(_is_suitable, model.named_parameters()), ("", None))
+        if chosen is None:
             return
         own = weakref.ref(self)
 
@@ -61,3 +59,9 @@ class GradientCheck:
         if gradient.is_floating_point() and math.isnan(gradient.sum().item()):
             self.first = NonFinite(self.batch(), "gradient", self._name, "nan")
             self.detach()
+
+
+def _is_suitable(named: tuple[str, torch.nn.Parameter]) -> bool:
+    _, one = named
+    is_plain = type(one).__name__ == "Parameter" and one.device.type == "cpu" and one.is_floating_point()
+    return is_plain and one.requires_grad and one.numel() <= LARGEST

@@ -1,0 +1,66 @@
+"""Gradients of real models that are NaN before they are reduced."""
+
+import pytest
+
+from doctor.core.facts import NonFinite
+from doctor.monitor.telemetry.replica.gradient_check import GradientCheck
+
+torch = pytest.importorskip("torch")
+
+
+def _model():
+    return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+
+
+def _check(model):
+    check = GradientCheck()
+    check.batch = lambda: 7
+    check.attach(model)
+    return check
+
+
+def test_a_finite_loss_whose_gradient_is_not():
+    model = _model()
+    check = _check(model)
+    loss = model(torch.ones(2, 4)).square().mean()
+    loss.backward(retain_graph=True)
+    assert check.first is None
+    (loss + 0 * torch.sqrt(loss * 0)).backward()
+    assert torch.isfinite(loss)
+    assert check.first == NonFinite(7, "gradient", "0.weight", "nan")
+    assert not model[0].weight._backward_hooks, "one is enough"
+
+
+def test_an_infinite_gradient_is_left_to_the_loss():
+    model = _model()
+    check = _check(model)
+    (model(torch.ones(2, 4)).mean() * float("inf")).backward()
+    assert check.first is None
+
+
+def test_gradients_are_those_of_a_model_that_is_not_checked():
+    gradients = []
+    for checked in (False, True):
+        torch.manual_seed(7)
+        model = _model()
+        check = _check(model) if checked else None
+        model(torch.ones(2, 4)).square().mean().backward()
+        gradients.append([one.grad.clone() for one in model.parameters()])
+        if check:
+            check.detach()
+            assert not any(one._backward_hooks for one in model.parameters())
+    assert all(map(torch.equal, *gradients))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        torch.nn.LazyLinear(3),
+        torch.nn.Linear(4, 3, device="meta"),
+        torch.nn.Linear(4, 3).requires_grad_(False),
+        torch.nn.ReLU(),
+    ],
+    ids=["lazy", "meta", "frozen", "without parameters"],
+)
+def test_models_without_a_suitable_parameter(model):
+    assert _check(model).first is None
