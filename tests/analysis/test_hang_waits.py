@@ -202,6 +202,7 @@ BEFORE_TRAINING = [
     ("a lock while a child works", {"blocked": LOCK, "children": (ChildProcess(7, "S", "aws"),)}, False),
     ("an event that another thread sets", {"blocked": "an event or a condition (threading)"}, False),
     ("a lock on a file", {"blocked": "a lock on /data/x.lock", "still": 100.0}, False),
+    ("a question to the user", {"blocked": "input from a terminal (/dev/pts/3)"}, True),
     ("a sleep, which may be short", {}, False),
     ("a sleep that is long", {"still": LONG_STILL}, True),
     ("the same, as the kernel shows it", {"still": LONG_STILL, "blocked": "the end of a sleep"}, True),

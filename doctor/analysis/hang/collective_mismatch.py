@@ -70,6 +70,13 @@ class Divergence(msgspec.Struct, frozen=True):
 
     @property
     def is_even(self) -> bool:
+        """Whether the two largest variants have the same number of ranks, and neither names rank 0 as the root.
+
+        Most programs collect and send on rank 0, which has the place of the majority then."""
+        return self.is_tie and not (self.aspect == "root" and self.variants[0].entry.root == 0)
+
+    @property
+    def is_tie(self) -> bool:
         """Whether the two largest variants have the same number of ranks."""
         return len(self.variants[0].ranks) == len(self.variants[1].ranks)
 

@@ -11,7 +11,7 @@ from collections import Counter
 from msgspec.structs import replace
 
 from doctor.analysis.call_sites import SiteKey, site_key
-from doctor.analysis.hang.collective_mismatch import Divergence, MismatchGroup, largest_first
+from doctor.analysis.hang.collective_mismatch import Divergence, MismatchGroup
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.rank_state import JobState, RankState
 from doctor.core.facts import Collective
@@ -32,9 +32,10 @@ def ranks_by_root(states: JobState) -> Diagnosis | None:
         if sequence is None:
             continue
         roots = Counter(call.root for call in calls.values())
-        variants = largest_first(_variant(states, calls, root, key) for root in roots)
+        found = (_variant(states, calls, root, key) for root in roots)
+        variants = tuple(sorted(found, key=lambda one: (-len(one.ranks), one.entry.root != 0, one.ranks[0])))
         divergence = Divergence(group, sequence, "root", variants)
-        confidence = 0.7 if divergence.is_even else 0.9
+        confidence = 0.7 if divergence.is_tie else 0.9
         return Diagnosis(states, "differ", divergence.odd_ranks, confidence, divergence=divergence)
     return None
 

@@ -32,7 +32,7 @@ LEAST_STILL = 6.0
 """Seconds from which a rank that neither moves nor computes has come to a stop, if nothing that prepares a step is on
 its stack."""
 LONG_STILL = 40.0
-"""The same before the first batch, where ranks start one after the other or wait for a file; not for a lock."""
+"""The same before the first batch, where ranks start one after the other or wait for a file; not for a lock or a user."""
 OWN_LOCK = "a lock of its own process"
 """Start of :attr:`.ProgressFacts.blocked` for locks of threads and of native code."""
 _NAP = "the end of a sleep"
@@ -362,11 +362,11 @@ def _waits_for_still_child(progress: ProgressFacts) -> bool:
 
 def _stands_before_training(progress: ProgressFacts) -> bool:
     """Whether a rank that has not begun to train is blocked in one call of the user's code, in no library and with no
-    child process that may work for it."""
+    child process that may work for it: for a lock of its process, a user, or a long sleep."""
     if not progress.stack[0].user or _may_have_work_done(progress):
         return False
     if progress.blocked and progress.blocked != _NAP:
-        return progress.blocked.startswith(OWN_LOCK)
+        return progress.blocked.startswith((OWN_LOCK, *_OF_TERMINAL))
     return (progress.still or 0.0) >= LONG_STILL
 
 

@@ -51,6 +51,7 @@ class LocalState:
                 stack_from=earlier.stack_from,
                 children=earlier.children,
                 blocked=earlier.blocked,
+                root=earlier.root,
             )
             self._newest = {**self._position, **sections, ProgressFacts.key: now}
             before, recorder = self._position.get(RecorderFacts.key), sections.get(RecorderFacts.key)

@@ -483,6 +483,13 @@ _REFUSES = "PyTorch compares the calls before they start and rejects them with R
             ranks=(1,),
         ),
         Fails(
+            "one of two ranks gathers on itself and not on rank 0",
+            with_call(stalled(1, 2), range(2), "gather", user_frame(50))
+            .alter(ProgressFacts, root=0)
+            .alter(ProgressFacts, ranks=(1,), root=1),
+            ranks=(1,),
+        ),
+        Fails(
             "integers among floats, which the back end adds up without an error",
             with_call(running(1, 3), (1,), "all_reduce", user_frame(50), ago=1, types=("Int",)),
             ranks=(1,),
