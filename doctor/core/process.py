@@ -29,21 +29,9 @@ importlib.import_module(module).main(*arguments)
 """
 """Sets the import path before anything else is imported."""
 
-CRASHES = frozenset(
-    {
-        signal.SIGILL,
-        signal.SIGTRAP,
-        signal.SIGABRT,
-        signal.SIGBUS,
-        signal.SIGFPE,
-        signal.SIGKILL,
-        signal.SIGSEGV,
-        signal.SIGSYS,
-        signal.SIGXCPU,
-    }
-)
-"""Signals of a fault of the process, or of the kernel where memory or CPU time runs out (``ulimit -t``); launchers and
-users send others first."""
+CRASHES = frozenset(signal.Signals) - {signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
+"""Signals that show why a process ended: of its own fault, of the kernel where memory, CPU time or the size of a file
+runs out, of a timer, or of somebody who means this process alone; launchers and users send the others to all."""
 GRACE = 1.0
 """Seconds that the end of the interpreter waits for a child that is just being started by a collector's thread."""
 

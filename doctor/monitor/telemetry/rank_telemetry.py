@@ -259,11 +259,15 @@ class RankTelemetry:
             self._paused_at = progress.passed
             self._children.look()
 
-    def sample(self) -> None:
-        """Look whether the training thread waits for other ranks. For the watchdog's thread."""
+    def sample(self) -> float:
+        """Look whether the training thread waits for other ranks; return the seconds until the next look.
+
+        For the watchdog's thread.
+        """
         now = self._progress
         is_in_step = now.stage == "train" and now.point not in ("epoch-end", "epoch-start", "checkpoint")
         self.waits.sample(now.training_thread, trains=is_in_step and now.state == "running")
+        return self.waits.pause()
 
     def current_facts(self) -> Sections:
         """Return everything known of this rank without disturbing it."""

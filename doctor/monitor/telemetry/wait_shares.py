@@ -12,7 +12,9 @@ from collections import deque
 from doctor.monitor.telemetry.stacks.live_stacks import is_waiting_in_collective
 
 EVERY = 0.1
-"""Seconds between two samples, each of which takes some 30 µs of the watchdog's thread."""
+"""Mean seconds between two samples, each of which takes some 30 µs of the watchdog's thread."""
+GOLDEN = 0.6180339887
+"""Multiples of it are spread evenly over the remainders of division by 1, in no order that repeats."""
 SLOT, KEPT = 5.0, 12
 """Seconds that are counted together, and how many of these are kept."""
 
@@ -24,6 +26,12 @@ class WaitShares:
         self._shares: deque[float] = deque(maxlen=KEPT)
         self._samples = self._waits = 0
         self._since: float | None = None
+        self._turn = 0.0
+
+    def pause(self) -> float:
+        """Return the seconds until the next sample: never in step with the training, whose steps may be as long."""
+        self._turn = (self._turn + GOLDEN) % 1.0
+        return EVERY * (0.5 + self._turn)
 
     def sample(self, thread: int, *, trains: bool) -> None:
         """Look at the training thread; samples outside of training are left out."""

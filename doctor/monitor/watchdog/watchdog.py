@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import math
 import os
 import queue
 import sys
@@ -22,7 +23,6 @@ from doctor.core.background import BackgroundCall, start_thread
 from doctor.core.files.own_folder import OwnFolder
 from doctor.core.job import Job
 from doctor.monitor.telemetry.rank_telemetry import Sections
-from doctor.monitor.telemetry.wait_shares import EVERY
 from doctor.monitor.watch_options import OnHang
 from doctor.monitor.watchdog.admission import own_namespace
 from doctor.monitor.watchdog.decision import Decision, OnRecovery, RankSource, Trigger
@@ -55,8 +55,8 @@ class Watchdog:
     evaluating rank. ``on_recovery``: called there when a confirmed stall is over; prints a line by default.
     ``write_line``: gets lines for the console. ``round_seconds``: interval of periodic rounds. ``secret``: the key that
     signs messages. ``on_delay``: gets the seconds by which a wait of the thread ended late. ``sample``: called there
-    every :data:`.wait_shares.EVERY` seconds. ``training_thread``: by default the one that creates it. No method raises
-    into it, and none waits longer than requested.
+    and returns the seconds until it is to be called again. ``training_thread``: by default the one that creates it. No
+    method raises into it, and none waits longer than requested.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Watchdog:
         round_seconds: float = 15.0,
         secret: Secret | None = None,
         on_delay: Callable[[float], object] = lambda seconds: None,
-        sample: Callable[[], object] = lambda: None,
+        sample: Callable[[], float] = lambda: math.inf,
         training_thread: int | None = None,
     ) -> None:
         self._rank = rank
@@ -87,7 +87,7 @@ class Watchdog:
         self._round_seconds = round_seconds
         self._secret = secret
         self._on_delay = on_delay
-        self._sample = sample
+        self._sample, self._sample_in = sample, 0.0
         self._training_thread = threading.get_ident() if training_thread is None else training_thread
         self._pid = os.getpid()
         self._requests: queue.SimpleQueue[RoundRequest] = queue.SimpleQueue()
@@ -203,13 +203,14 @@ class Watchdog:
         """Wait, and look at the training thread meanwhile."""
         until = time.monotonic() + seconds
         while (left := until - (began := time.monotonic())) > 0:
-            pause = min(left, EVERY) if self._world_size > 1 else left
+            pause = min(left, self._sample_in) if self._world_size > 1 else left
             is_woken = self._wake.wait(pause)
             self._on_delay(time.monotonic() - began - pause)
             if is_woken:
                 return
             with self._guard():
-                self._sample()
+                self._sample_in = FAULT_PAUSE
+                self._sample_in = self._sample()
 
     def _report(self, line: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # the console is gone
