@@ -32,7 +32,7 @@ LEAST_STILL = 6.0
 """Seconds from which a rank that neither moves nor computes has come to a stop, if nothing that prepares a step is on
 its stack."""
 LONG_STILL = 40.0
-"""The same before the first batch, where ranks start one after the other or wait for a file; not for locks and users."""
+"""The same before the first batch, where ranks start one after the other or wait for a file; not for locks, users."""
 OWN_LOCK = "a lock of its own process"
 """Start of :attr:`.ProgressFacts.blocked` for locks of threads and of native code."""
 _NAP = "the end of a sleep"

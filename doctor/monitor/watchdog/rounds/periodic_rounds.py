@@ -17,6 +17,8 @@ PER_RANK = 0.05
 take a hundredth of the time."""
 LOOK = 5.0
 """Seconds between two looks, in which ranks post their facts as in a round."""
+FIRST = 8.0
+"""Seconds until the first round at most: what differs from the start is in the facts of the first batches."""
 MISSED, IN_TURN = 3, 8
 """Missed heartbeats after which the next rank takes over; each rank waits for one more, up to this many."""
 NAME = "rounds"
@@ -31,7 +33,7 @@ class PeriodicRounds:
         self._context = context
         self._every = max(seconds, PER_RANK * context.world_size)
         self._look_every = min(self._every, max(LOOK, PER_RANK * context.world_size))
-        self._due, self._look_due = now + self._every, now + self._look_every
+        self._due, self._look_due = now + min(self._every, FIRST), now + self._look_every
         self._evaluates, self._has_news = context.rank == 0, False
         self._alarms: frozenset[Alarm] = frozenset()
         self._heartbeat = Heartbeat(lambda data: context.peer_store.set_on_best(NAME, data), context.rank)
