@@ -32,6 +32,8 @@ importlib.import_module(module).main(*arguments)
 CRASHES = frozenset(signal.Signals) - {signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
 """Signals that show why a process ended: of its own fault, of the kernel where memory, CPU time or the size of a file
 runs out, of a timer, or of somebody who means this process alone; launchers and users send the others to all."""
+KILLS = CRASHES | {signal.SIGTERM}
+"""The same with the signal that also ends single processes, if others outlive it."""
 GRACE = 1.0
 """Seconds that the end of the interpreter waits for a child that is just being started by a collector's thread."""
 

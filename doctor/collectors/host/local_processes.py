@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from doctor.collectors.base import parse_int, read_pairs
-from doctor.core.process import CRASHES
+from doctor.core.process import KILLS
 
 State = Literal["gone", "stopped", "silent"]
 GONE: Final = "gone"
@@ -57,9 +57,9 @@ def zombie_exit_code(pid: int, started: float) -> int | None:
 
 
 def signal_that_killed(pid: int, started: float | None) -> int:
-    """Return which of :data:`CRASHES` ended a zombie; 0 if it is none, or ended in another way."""
+    """Return which of :data:`KILLS` ended a zombie; 0 if it is none, or ended in another way."""
     code = zombie_exit_code(pid, started) if started is not None else None
-    return -code if code is not None and -code in CRASHES else 0
+    return -code if code is not None and -code in KILLS else 0
 
 
 def process_start_time(pid: int | None = None) -> float | None:

@@ -92,11 +92,11 @@ def await_end(pids: Collection[int], seconds: float | None = None) -> None:
 
 def _signal_that_killed(pid: int) -> int:
     """Return the signal that killed a child that was not waited for yet; 0 if it runs, or ended in another way."""
-    from doctor.core.process import CRASHES
+    from doctor.core.process import KILLS
 
     seen = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     by_signal = seen is not None and seen.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
-    return seen.si_status if seen is not None and by_signal and seen.si_status in CRASHES else 0
+    return seen.si_status if seen is not None and by_signal and seen.si_status in KILLS else 0
 
 
 def _has_ended(pid: int) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -23,6 +25,9 @@ from doctor.monitor.telemetry.stacks.stack_files import read_stack_file
 from doctor.monitor.watchdog.local_peers.stack_dump import STACK_DUMPER, StackSignal, stack_file
 from doctor.monitor.watchdog.local_peers.stack_request import LocalPeer, request_stacks
 from doctor.monitor.watchdog.protocol import PeerObservation, PeerProcess
+
+OUTLIVED = 1.0
+"""Seconds after the end of a peer by SIGTERM from which it is known that it was sent to that peer alone."""
 
 
 def host_key(host: Identity) -> str:
@@ -44,6 +49,7 @@ class LocalPeerProbe:
         self._known: dict[int, PeerProcess] = {}
         self._announcements: Mailbox | None = None
         self._sizes: dict[int, int] = {}
+        self._terminated: dict[int, float] = {}
 
     def announce(self, store: FailoverStore) -> None:
         """Announce this process and its stack signal to the other ranks on this host."""
@@ -70,15 +76,22 @@ class LocalPeerProbe:
     def killed_neighbor(self) -> tuple[int, int] | None:
         """The next rank on this host, and the signal that killed it, while its parent has not waited for it yet.
 
-        One rank is enough: each is the next of another.
+        One rank is enough: each is the next of another. SIGTERM may have been sent to all ranks: it counts if this one
+        outlives it by :data:`OUTLIVED` seconds.
         """
         higher = [rank for rank in self.ranks if rank > self._rank]
         rank = min(higher or self.ranks, default=None)
         if rank is None:
             return None
         process = self._known[rank]
-        number = signal_that_killed(process.pid, process.started)
+        number = self._signal_of(process)
         return (rank, number) if number else None
+
+    def _signal_of(self, process: PeerProcess) -> int:
+        number, now = signal_that_killed(process.pid, process.started), time.monotonic()
+        if number != signal.SIGTERM:
+            return number
+        return number if now - self._terminated.setdefault(process.rank, now) >= OUTLIVED else 0
 
     def exited(self, ranks: Iterable[int]) -> set[int]:
         """Return which of these ranks have no process on this host any more."""
@@ -94,7 +107,7 @@ class LocalPeerProbe:
         process = self._known[rank]
         if before is not None and before.signal:  # its parent may have waited for it since
             return before
-        killed_by = signal_that_killed(process.pid, process.started)
+        killed_by = self._signal_of(process)
         state, letter = process_state(process.pid, process.started)
         if state != SILENT:
             return PeerObservation(rank, self._rank, state, letter, signal=killed_by)
