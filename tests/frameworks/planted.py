@@ -25,8 +25,10 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import lapses
 import slips
 from accidents import EVERY_STEP, IN_TENTH_STEPS, STRIKE_ON, STRIKE_ONCE, Accidents
+from lapses import Lapses
 from mishaps import ON, ON_ALL, ONCE, Mishaps
 from slips import Slips
 
@@ -36,17 +38,17 @@ LONG = 1000.0
 BETWEEN_STEPS = (
     "lock", "socket", "queue", "retry", "sigstop", "sigkill", "exit", "evaluate", "barrier", "drift", "rate",
     "checkpoint_stuck", "segfault", "abort", "gil", "flock", "child", "send", "momentum", "decay", "fifo",
-    *STRIKE_ONCE, *ONCE, *slips.STRIKE_ONCE,
+    *STRIKE_ONCE, *ONCE, *slips.STRIKE_ONCE, *lapses.STRIKE_ONCE,
 )  # fmt: skip
 """Plants that strike once, after the step ``at``."""
 FROM_THEN_ON = (
     "straggle_sleep", "straggle_compute", "rare", "collect", "checkpoint_slow", "leak", "threads", *STRIKE_ON, *ON,
-    *slips.STRIKE_ON,
+    *slips.STRIKE_ON, *lapses.STRIKE_ON,
 )  # fmt: skip
 """Plants that strike after each step from ``at`` on."""
 
 
-class Plant(Accidents, Mishaps, Slips):
+class Plant(Accidents, Mishaps, Slips, Lapses):
     """The play of one rank."""
 
     def __init__(self, folder, play):
@@ -80,6 +82,7 @@ class Plant(Accidents, Mishaps, Slips):
         self.rows += 1
         in_worker = torch.utils.data.get_worker_info() is not None
         if self.here and self.rows == self.at * BATCH:
+            self.reads(in_worker)
             if self.name == "row_sleep" or (self.name == "loader_timeout" and in_worker):
                 self.note()
                 time.sleep(LONG)
@@ -96,13 +99,19 @@ class Plant(Accidents, Mishaps, Slips):
             if self.name == "worker_lock" and in_worker:
                 self.note()
                 self.lock_of_log.acquire()  # a thread held it when this worker was forked
+        return torch.full((WIDTH,), math.sin(self.each_row(index)))
+
+    def each_row(self, index):
+        """What is done for every row; the number of the row that is read."""
         if self.here and self.name == "row_slow" and self.rows > self.at * BATCH:
             self.note()
             time.sleep(0.02)
         if self.here and self.name == "zipped" and self.rows > self.at * BATCH:
             self.note()
             self.zipped()
-        return torch.full((WIDTH,), math.sin(index))
+        if self.name == "unsharded":
+            self.note()
+        return index + self.own.gauss(0, 0.1) if self.name == "repeated_augmentation" else index
 
     @property
     def workers(self):
@@ -144,6 +153,8 @@ class Plant(Accidents, Mishaps, Slips):
         if self.name == "worker_lock" and self.here:
             self.lock_of_log = threading.Lock()
             self.lock_of_log.acquire()
+        if self.name == "forked_pool" and self.here:
+            self.begins_to_read()
         more = {"more": 1, "fewer": -1, "stream": -10, "join": 7, "joined_by_minimum": 5}.get(self.name, 0)
         if more and abs(more) == 1:
             self.note()
@@ -159,12 +170,12 @@ class Plant(Accidents, Mishaps, Slips):
             seconds *= self.own.uniform(0.5, 1.5)
         if self.name == "turns" and self.passes // 10 % self.world == self.rank:
             seconds *= 2
-        if self.name in ("accumulates", "bf16", "by_hand", "batch_size", "no_sampler") and self.here:
+        if self.name in ("accumulates", "bf16", "by_hand", "batch_size", "no_sampler", "other_optimizer") and self.here:
             self.note()
         if self.name == "slow_first" and self.passes == 1:
             seconds = 10.0 + 2.0 * self.rank
         time.sleep(seconds)
-        if self.name in slips.IN_MODEL:
+        if self.name in (*slips.IN_MODEL, *lapses.IN_MODEL):
             getattr(self, self.name)()
         if self.strikes("forward_sleep"):
             self.note()
@@ -203,6 +214,9 @@ class Plant(Accidents, Mishaps, Slips):
         if self.strikes("grad_nan"):
             self.note()
             return loss + 0 * torch.sqrt(loss * 0)  # the loss is finite, its derivative is not
+        if self.strikes(*lapses.IN_LOSS):
+            self.note()
+            return getattr(self, self.name)(loss)
         return loss
 
     # In the loop.
@@ -223,6 +237,10 @@ class Plant(Accidents, Mishaps, Slips):
         if self.name == "clip" and self.here and self.step >= self.at:
             self.note()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        if self.strikes("grad_norm_alone"):
+            self.note()
+            norm = torch.nn.utils.get_total_norm([one.grad for one in model.parameters()])
+            print(f"norm of the gradients: {norm.full_tensor()}")
 
     def leaves(self):
         """Whether this rank leaves the loop now."""
@@ -242,7 +260,7 @@ class Plant(Accidents, Mishaps, Slips):
             self.lock_of_log.release()
         if self.name == "loads_other" and self.step == 5:
             self.kept = [one.detach().clone() for one in model.parameters()]
-        if self.name in (*EVERY_STEP, *ON_ALL, *slips.EVERY_STEP):
+        if self.name in (*EVERY_STEP, *ON_ALL, *slips.EVERY_STEP, *lapses.EVERY_STEP):
             getattr(self, self.name)(model)
         if self.name in IN_TENTH_STEPS and self.step % 10 == 0:
             self.metric()
@@ -289,6 +307,8 @@ class Plant(Accidents, Mishaps, Slips):
         """Do what a user does after an epoch."""
         if self.name in ("skip_ahead", "stream") and self.here:
             self.note()
+        if self.name == "heartbeat":
+            self.kept[0].join()
         if self.name == "evaluate_everywhere":
             self.evaluates(model, 12)
         if self.name == "evaluate_first":

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,9 +16,10 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from lapses import RepeatAugSampler, Scaled
 from planted import BATCH, WIDTH, Plant
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, WeightedRandomSampler
 
 
 class Rows(Dataset):
@@ -41,7 +43,8 @@ class Stream(IterableDataset):
 
     def __iter__(self):
         """As many rows as this rank has."""
-        return (self.plant.row(self.plant.rank * 10_000 + number) for number in range(self.count))
+        first = 0 if self.plant.name == "unsharded" else self.plant.rank * 10_000
+        return (self.plant.row(first + number) for number in range(self.count))
 
 
 class Net(torch.nn.Module):
@@ -82,7 +85,7 @@ def loader_of(plant, collate=None):
     """A loader of this rank's part of the rows; those with another number of batches have rows of their own."""
     options = {"collate_fn": collate or plant.collate, "num_workers": plant.workers, "timeout": plant.patience}
     batches = plant.batches()
-    if plant.name == "stream":
+    if plant.name in ("stream", "unsharded"):
         return DataLoader(Stream(plant, batches * BATCH), BATCH, **options)
     if plant.name == "no_sampler":
         return DataLoader(Rows(plant, batches * BATCH), BATCH, shuffle=True, **options)
@@ -90,7 +93,14 @@ def loader_of(plant, collate=None):
         return DataLoader(Rows(plant, batches * BATCH, plant.rank * 10_000), BATCH, **options)
     left_over = 3 if plant.name == "drop_last" else 0
     rows = Rows(plant, plant.world * batches * plant.batch + left_over)
-    sampler = DistributedSampler(rows, plant.world, plant.reads_as, drop_last=plant.name == "drop_last")
+    sampler = DistributedSampler(
+        rows, plant.world, plant.reads_as, seed=plant.seed_of_sampler(), drop_last=plant.name == "drop_last"
+    )
+    if plant.name == "weighted":
+        own = torch.Generator().manual_seed(plant.rank)
+        sampler = WeightedRandomSampler([1.0, 3.0] * (len(rows) // 2), plant.steps * BATCH, generator=own)
+    if plant.name == "repeated_augmentation":
+        sampler = RepeatAugSampler(len(rows), plant.rank, plant.world)
     return DataLoader(rows, plant.batch, sampler=sampler, drop_last=plant.name == "drop_last", **options)
 
 
@@ -111,6 +121,7 @@ def loop(plant, model, loader, backward=None, optimizers=()):
 
 def rest_of(plant, loader, epoch):
     """The batches that are left: a rank that resumed from another checkpoint skips some."""
+    plant.lists_files(epoch)
     if plant.name == "prefetch_dead":
         return plant.prefetched(loader)
     if plant.name != "skip_ahead" or not plant.here or epoch:
@@ -149,7 +160,8 @@ def one_epoch(plant, model, loader, backward, optimizers):
         if not accumulates:
             plant.clips(model)
             for optimizer in optimizers:
-                optimizer.step()
+                if not plant.skips_update():
+                    optimizer.step()
                 optimizer.zero_grad()
         plant.stepped(model)
     return False
@@ -191,11 +203,25 @@ def by_hand(plant):
     loop(plant, model, loader_of(plant), backward)
 
 
+def mixed(plant):
+    """A loop in mixed precision, whose scale is too large in its first steps and in some later ones."""
+    net = Net(plant)
+    net.forward = torch.autocast("cpu", torch.float16)(net.forward)
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=20)
+    optimizer = Scaled(sgd(model), scaler)
+    loop(plant, model, loader_of(plant), lambda loss: scaler.scale(loss).backward(), [optimizer])
+    dist.destroy_process_group()
+
+
 def ddp(plant):
     """A loop around DistributedDataParallel."""
     start(plant)
     if plant.name == "by_hand":
         by_hand(plant)
+        return
+    if plant.name == "grad_scaler":
+        mixed(plant)
         return
     model = torch.nn.parallel.DistributedDataParallel(Net(plant))
     loop(plant, model, loader_of(plant), optimizers=parts_of(plant, model))
@@ -340,6 +366,7 @@ def transformers(plant):
         gradient_accumulation_steps=accumulate, dataloader_num_workers=plant.workers, max_steps=steps,
         eval_strategy="epoch" if plant.name == "evaluate_everywhere" else "no", learning_rate=0.01,
         dataloader_drop_last=plant.name == "drop_last",
+        optim="sgd" if plant.name == "other_optimizer" and plant.here else "adamw_torch",
     )  # fmt: skip
     trainer_of(plant, Trainer)(
         Outputs(), arguments, data_collator=lambda rows: {"rows": torch.stack(list(rows))},
@@ -451,6 +478,13 @@ def zero2(plant):
     dist.barrier()
 
 
+def with_new_word(plant, words, model, given, named):
+    """A batch with a word that was added to the tokenizer only (https://github.com/mickeysjm/R-BERT/issues/5)."""
+    if plant.strikes("token_id"):
+        plant.note()
+        named["input_ids"][0, 0] = words
+
+
 def trl(plant):
     """SFTTrainer of TRL, with a language model and a tokenizer made here."""
     from datasets import Dataset as Table
@@ -470,6 +504,7 @@ def trl(plant):
         max_position_embeddings=64, pad_token_id=0, eos_token_id=1,
     ))  # fmt: skip
     model.register_forward_pre_hook(lambda *_: plant.forward() if model.training else plant.evaluated())
+    model.register_forward_pre_hook(partial(with_new_word, plant, len(words)), with_kwargs=True)
     evaluates = "epoch" if plant.name == "evaluate_everywhere" else "no"
     if plant.name == "evaluates_more" and plant.here:
         evaluates = "steps"
@@ -496,4 +531,6 @@ FRAMEWORKS = {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    FRAMEWORKS[sys.argv[2]](Plant(sys.argv[1], json.loads(sys.argv[3])))
+    plant = Plant(sys.argv[1], json.loads(sys.argv[3]))
+    FRAMEWORKS[sys.argv[2]](plant)
+    plant.finishes()
