@@ -24,9 +24,7 @@ def finding(check, ranks, explained_by=None):
 def test_each_play_has_a_name_of_its_own_and_a_program():
     assert len({play["name"] for play in PLAYS}) == len(PLAYS)
     assert {play["framework"] for play in PLAYS} == set(training.FRAMEWORKS)
-    source = (ROOT / "tests" / "frameworks" / "planted.py").read_text() + (
-        ROOT / "tests" / "frameworks" / "training.py"
-    ).read_text()
+    source = "".join(path.read_text() for path in (ROOT / "tests" / "frameworks").glob("*.py"))
     for play in PLAYS:
         name = play["play"]["plant"]
         assert f'"{name}"' in source or hasattr(planted.Plant, name) or name in ("restarts",), name

@@ -286,7 +286,7 @@ class Lapses:
         inner.register_step_pre_hook(lambda *_: time.sleep(0.06))
 
     def samples_text(self, model):
-        """Generate a text in every fifth step, on the main rank (https://github.com/huggingface/trl/issues/2159)."""
+        """Generate a text in every fifth step, on the main rank (https://github.com/axolotl-ai-cloud/axolotl/pull/521)."""
         if self.step % 5:
             return
         inner = getattr(model, "module", model)
