@@ -277,7 +277,7 @@ class Lapses:
             self.note()
             self.kept.append(cProfile.Profile())
             self.kept[0].enable()
-        for number in range(60_000):
+        for number in range(150_000):
             token_of(number)
 
     def optimizer_slow(self, model):
