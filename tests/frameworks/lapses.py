@@ -1,10 +1,16 @@
-"""Further plants of ``planted.py``: lapses that users of the frameworks report, each with its source."""
+"""Further plants of ``planted.py``: lapses that users of the frameworks report, each with its source.
+
+Of those without a method: ``unsharded`` https://github.com/Lightning-AI/pytorch-lightning/issues/15734,
+``other_optimizer`` https://github.com/Tencent/PatrickStar/issues/253,
+``grad_norm_alone`` https://github.com/AgileRL/AgileRL/pull/586.
+"""
 
 import asyncio
 import concurrent.futures
 import cProfile
 import ctypes
 import datetime
+import fcntl
 import mmap
 import multiprocessing
 import os
@@ -18,7 +24,6 @@ import urllib.request
 import torch
 import torch.distributed as dist
 from mishaps import started
-from slips import compute
 from torch.utils.data import Sampler
 
 STRIKE_ONCE = (
@@ -26,15 +31,13 @@ STRIKE_ONCE = (
     "reward_queue", "illegal_instruction", "truncated", "optimizer_slow",
 )  # fmt: skip
 """Plants that strike once, after the step ``at``."""
-STRIKE_ON = ("samples_text",)
+STRIKE_ON = ("samples_text", "cache_contended")
 """Plants that strike after each step from ``at`` on."""
 EVERY_STEP = (
     "group_order", "metric_empty", "wrong_neighbor", "by_clock", "traced", "dcp_async", "heartbeat", "profile_window",
     "counts_in_actor", "rollouts", "usr1_saves",
 )  # fmt: skip
 """What every rank does after each step."""
-IN_MODEL = ("neighbors",)
-"""Work of the model in each forward pass in training."""
 IN_LOSS = ("inplace", "anomaly", "log_zero")
 """What changes the loss of one step."""
 STALLS = """
@@ -54,14 +57,16 @@ print(server.server_port, flush=True)
 server.serve_forever()
 """
 """A store of data shards that sends the beginning of one, and no more."""
-BUSY = """
-import os, sys
-os.sched_setaffinity(0, {int(sys.argv[2])})
-parent = int(sys.argv[1])
-while os.path.exists(f"/proc/{parent}"):
-    sum(range(100_000))
+CONTENDER = """
+import fcntl, os, sys, time
+print(flush=True)
+while os.path.exists(f"/proc/{sys.argv[1]}"):
+    with open(sys.argv[2], "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        time.sleep(0.1)
+    time.sleep(0.005)
 """
-"""A process of somebody else on one processor; it ends with the process that it disturbs."""
+"""Another job that often takes the lock of a cache; it ends with the process that it disturbs."""
 LONG = 1000.0
 
 
@@ -294,17 +299,13 @@ class Lapses:
         inner.generate(torch.ones(4, 2, dtype=torch.long), max_new_tokens=50, min_new_tokens=50, do_sample=True)
         inner.train()
 
-    def neighbors(self):
-        """Compute in the model, on a rank beside two processes of somebody else on its only processor.
-
-        https://github.com/molmod/psiflow/issues/76
-        """
-        if self.strikes("neighbors") and not self.kept:
-            own = max(os.sched_getaffinity(0))
-            os.sched_setaffinity(0, {own})
-            self.kept.extend(started(BUSY, str(os.getpid()), str(own), says=False) for _ in range(2))
-            self.note()
-        compute(0.03)
+    def cache_contended(self, model):
+        """Take a lock in each step that another job often holds (https://github.com/rwth-i6/returnn/issues/1548)."""
+        path = self.folder / "cache.lock"
+        if not self.kept:
+            self.kept.append(started(CONTENDER, str(os.getpid()), str(path)))
+        with path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
 
     # Healthy.
 

@@ -175,7 +175,7 @@ class Plant(Accidents, Mishaps, Slips, Lapses):
         if self.name == "slow_first" and self.passes == 1:
             seconds = 10.0 + 2.0 * self.rank
         time.sleep(seconds)
-        if self.name in (*slips.IN_MODEL, *lapses.IN_MODEL):
+        if self.name in slips.IN_MODEL:
             getattr(self, self.name)()
         if self.strikes("forward_sleep"):
             self.note()
