@@ -53,7 +53,7 @@ def texts(finding):
         ("NCCL008", "one process, another release than in the capture", "an environment with NCCL 2.27.3, or, if"),
         ("NCCL009", "Blackwell with NCCL 2.21", "2.25.1 or later on node1"),
         ("NCCL010", "LD_LIBRARY_PATH leads to an older one", "from LD_LIBRARY_PATH on node1"),
-        ("NCCL011", "the folder is missing on one host", "does not exist on node1: dumps"),
+        ("NCCL011", "the folder is missing on one host", "does not exist on node1: no dumps"),
         ("NCCL011", "the folder is missing on one host", "Check on node1 that the file system of /shared/dumps"),
         ("NCCL014", "missing on one host", "does not exist on node1"),
         ("RUN001", "log of a process that ends because a collective failed", "timed out on rank 3, but"),

@@ -267,13 +267,13 @@ def _folders(
             others = list(dict.fromkeys(elsewhere.get(folder.path, ())))
             command = f"mkdir -p {shlex.quote(folder.path)}"
             yield _Gap(
-                f"{folder.path} ({folder.source}) does not exist on {HERE}: dumps cannot be written",
+                f"{folder.path} ({folder.source}) does not exist on {HERE}: no dumps",
                 f"{_IF_ELSEWHERE.format(folder=folder.path)}\n{command}" if others else command,
                 evidence=evidence | {"exists_on": others[:4]},
             )
         elif folder.writable is False:
             yield _Gap(
-                f"{folder.path} ({folder.source}) is not writable on {HERE}: dumps cannot be written",
+                f"{folder.path} ({folder.source}) is not writable on {HERE}: no dumps",
                 f"Make {folder.path} writable on {HERE}, or set {folder.source} to a path in a writable directory.",
                 evidence=evidence,
             )

@@ -37,7 +37,7 @@ def _without_nvlink(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
             "Hosts that share an NVLink domain communicate over the network, which is several times slower."
         ),
         r"not used: ": "None on this host, whose GPUs communicate over NVLink.",
-        r"peer access within hosts": (
+        r"peer access \(GPUs of": (
             "GPUs that have peer access to each other communicate through host memory instead, at a fraction of the "
             "speed. Only a line logged at NCCL_DEBUG=INFO shows it."
         ),
@@ -209,9 +209,9 @@ def _lost_elsewhere(nccl: NcclFacts) -> Iterator[Lost]:
     """If no GPU is visible (login node, batch script, no driver), the variable still reaches the training host. Most
     hosts do not support NVLS."""
     if off := _switch(nccl, "NCCL_P2P_DISABLE", 1) or _nearest_level(nccl):
-        yield off, f"peer access within hosts {_UNCHECKED}", None
+        yield off, f"peer access {_UNCHECKED}", None
     if shm := _switch(nccl, "NCCL_SHM_DISABLE", 1):
-        yield shm, f"shared memory within hosts {_UNCHECKED}", None
+        yield shm, f"shared memory {_UNCHECKED}", None
     if nvls := _switch(nccl, "NCCL_NVLS_ENABLE", 0):
         yield nvls, f"NVLink SHARP (NVLS), if the GPUs of {HERE} support it", Severity.INFO
 
