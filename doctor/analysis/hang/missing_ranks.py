@@ -26,6 +26,8 @@ from doctor.knowledge.waiting_functions import ANY_COLLECTIVE
 
 _UNNAMED = (DEVICE_WAIT, ANY_COLLECTIVE)
 """Operations behind which any collective may be, so that they don't differ from another one."""
+BY_MAJORITY = 0.8
+"""Confidence that the ranks of a cycle are at fault that wait in another call than most of it."""
 _SENDING, _RECEIVING = ("send", "send_object_list"), ("recv", "recv_object_list")
 
 
@@ -96,7 +98,18 @@ def of_cycle(states: JobState, cycle: Sequence[int]) -> Diagnosis:
         one_sided = one_sided_call(divergence) if len(divergence.variants) > 1 else None
         if one_sided is not None and (one_sided.call.site.condition or not one_sided.call.is_usual):
             return _of_divergence(states, divergence, one_sided)
-    return Diagnosis(states, "deadlock", tuple(cycle), 0.9)
+    odd = _odd_of_cycle(cycle, ranks)
+    return Diagnosis(states, "deadlock", odd, BY_MAJORITY) if odd else Diagnosis(states, "deadlock", tuple(cycle), 0.9)
+
+
+def _odd_of_cycle(cycle: Sequence[int], ranks: Sequence[RankState]) -> tuple[int, ...]:
+    """The ranks of a cycle that wait in another collective than most of it; empty without a majority."""
+    waits = {one.rank: one.wait for one in ranks if one.wait is not None}
+    calls = {rank: (wait.group, wait.sequence) for rank, wait in waits.items()}
+    if not calls or any(wait.is_p2p for wait in waits.values()):
+        return ()
+    most, count = Counter(calls.values()).most_common(1)[0]
+    return tuple(sorted(rank for rank in cycle if calls.get(rank) != most)) if count * 2 > len(cycle) else ()
 
 
 def _variants_in_cycle(states: JobState, ranks: Iterable[RankState]) -> tuple[MismatchGroup, ...]:

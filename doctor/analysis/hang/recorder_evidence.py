@@ -10,21 +10,19 @@ The graph and the labels of its ends follow Holmes (NSDI '25) and C4D (HPCA '25)
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
 from msgspec.structs import replace
 
 from doctor.analysis.hang.diagnosis import Diagnosis, Kind
-from doctor.analysis.hang.missing_ranks import of_cycle
+from doctor.analysis.hang.missing_ranks import BY_MAJORITY, of_cycle
 from doctor.analysis.hang.rank_state import WITH_ALL, JobState, RankState, is_of_device
 from doctor.analysis.hang.wait_graph import CollectiveNode, Node, sinks_of, unmatched_peers
 from doctor.core.facts import Collective
 
-SURE, BY_MAJORITY, NO_DUMP, TOGETHER = 0.9, 0.8, 0.6, 0.4
-"""Confidence if entries show it; for ranks in a cycle with a majority in one call; for a rank without a dump; if all
-ranks are in one call."""
+SURE, NO_DUMP, TOGETHER = 0.9, 0.6, 0.4
+"""Confidence if entries show it; for a rank without a dump; if all ranks are in one call."""
 WITHOUT_HISTORY, BY_COUNT = 0.9, 0.75
 """Factors of the confidence if no history shows that the groups matched before, and if a call counts as open only
 because others have not entered it."""
@@ -83,12 +81,9 @@ def _diagnosis(states: JobState, kind: Kind, ranks: Iterable[int], confidence: f
 def _of_cycle(states: JobState, cycle: tuple[int, ...]) -> Diagnosis:
     """The diagnosis of ranks that wait for one another; if most of them wait in one call, of the other ones."""
     found = of_cycle(states, cycle)
-    waits = {rank: wait for rank in cycle if (wait := states.ranks[rank].wait) is not None}
-    calls = {rank: (wait.group, wait.sequence) for rank, wait in waits.items()}
-    most, count = Counter(calls.values()).most_common(1)[0]
-    if found.kind != "deadlock" or count * 2 <= len(cycle) or any(wait.is_p2p for wait in waits.values()):
+    if found.kind != "deadlock" or set(found.ranks) == set(cycle):
         return found
-    return _diagnosis(states, "deadlock", (rank for rank in cycle if calls.get(rank) != most), BY_MAJORITY)
+    return _diagnosis(states, "deadlock", found.ranks, BY_MAJORITY)
 
 
 def _has_history(states: JobState) -> bool:

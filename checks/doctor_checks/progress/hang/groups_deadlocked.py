@@ -19,6 +19,11 @@ def _crossed(world: int) -> JobBuilder:
     return with_group_call(first, (1,), "2", (0, 1), user_frame(31))
 
 
+def _one_crosses() -> JobBuilder:
+    first = with_group_call(stalled(1, 3), (0, 2), "1", (0, 1, 2), user_frame(30))
+    return with_group_call(first, (1,), "2", (0, 1, 2), user_frame(30))
+
+
 def _transfer(operation: str, rank: int, peer: int, frame: Frame) -> Collective:
     source = rank if operation == "send" else peer
     return Collective("0", 9, operation, "nccl", is_p2p=True, source=source, peer=peer, frames=(frame,))
@@ -60,6 +65,7 @@ def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
             ranks=(0, 1),
         ),
         Fails("two groups in different order, and others that wait for both", _crossed(4), ranks=(0, 1)),
+        Fails("one of three ranks reduces over two groups in another order", _one_crosses(), ranks=(1,)),
         Fails(
             "two ranks that send to each other and never receive",
             _transfers(
@@ -126,6 +132,13 @@ def groups_deadlocked(job: Job) -> Iterator[Verdict]:
 
 def _claim(found: Diagnosis, transfers: bool, most: int = 4) -> str:
     known = found.known
+    if not transfers and found.waiting and all(one.wait for one in known):
+        odd, others = known[0], found.states.ranks[found.waiting[0]]
+        groups = [found.states.name_of(one.wait.group) for one in (odd, others) if one.wait is not None]
+        if len(set(groups)) > 1 and odd.site is not None:
+            who, wait = ranks_in_words(found.ranks), "wait" if len(found.ranks) > 1 else "waits"
+            rest = ranks_in_words(found.waiting)
+            return f"{who[:1].upper()}{who[1:]} {wait} in {_short(odd.site)} ({groups[0]}), {rest} in {groups[1]}"
     places = [f"rank {one.rank} in {_short(one.site)}" for one in known[:most] if one.site is not None]
     if len(found.ranks) > 1:
         sites = {_short(one.site) for one in known[:most] if one.site is not None}
