@@ -108,15 +108,16 @@ def _noisy(seed: int) -> StepFacts:
     )
 
 
-def _spanned(seconds: float, on: tuple[int, ...] = (0,)) -> JobBuilder:
-    """Two ranks. Checkpoints of those in ``on`` take so many seconds in each span, and the others wait as long."""
+def _spanned(seconds: float, on: tuple[int, ...] = (0,), within: str = "checkpoint") -> JobBuilder:
+    """Two ranks. Checkpoints, or another part, of those in ``on`` take so many seconds in each span, and the others
+    wait as long."""
 
     def spans(part: str) -> StepFacts:
         times = {"backward": 8.0} | {part: seconds + (8.0 if part == "backward" else 0.0)}
         row = tuple(times.get(name, 0.0) for name in TIME_PARTS)
         return StepFacts(windows=_windows().windows, spans=tuple(TimeSpan(16 * at, 16, row) for at in range(6)))
 
-    return _job(spans("backward"), {rank: spans("checkpoint") for rank in on}, hosts=1)
+    return _job(spans("backward"), {rank: spans(within) for rank in on}, hosts=1)
 
 
 def _sampled(usual: tuple[float, ...], slow: tuple[float, ...]) -> JobBuilder:
@@ -250,6 +251,7 @@ def _swinging() -> StepFacts:
         ),
         Fails("a rank whose checkpoints the other waits for", _spanned(8), ranks=(0,)),
         Passes("checkpoints that take a twentieth of the time", _spanned(0.5)),
+        Fails("a rank that lists files before each epoch", _spanned(8, within="between"), ranks=(0,)),
         Passes("the same checkpoints on both ranks", _spanned(8, on=(0, 1))),
         Fails(
             "a rank that its peers wait for in the middle of a sharded forward pass",
@@ -293,8 +295,8 @@ def rank_straggling(
             slow = list(_judge(job, ranks, steps, windows, slower_share, least_seconds, persistent_share))
             paused = slow or [*_throttled_alone(ranks)] or [*_delayed(ranks)]
             rare = paused or [*_rarely_slow(ranks, windows, slower_share, _waits(ranks))]
-            saving = rare or [*_saving(ranks, slower_share)]
-            yield from saving or _hardly_waiting(ranks)
+            outside = rare or [*_outside_steps(ranks, slower_share)]
+            yield from outside or _hardly_waiting(ranks)
     if not found:
         yield Skip("not enough steps yet on ranks that do the same work")
 
@@ -550,9 +552,12 @@ _FIX_OF_RARE = {
     "to a background thread.",
 }
 
+_OUTSIDE = {"checkpoint": "on checkpoints", "between": "between epochs", "epoch-start": "before its epochs"}
+"""Parts of the time outside of steps, which windows leave out."""
 
-def _saving(ranks: tuple[Rank, ...], share: float) -> Iterator[Finding]:
-    """Ranks that save checkpoints while their peers wait, for a large part of all the time."""
+
+def _outside_steps(ranks: tuple[Rank, ...], share: float) -> Iterator[Finding]:
+    """Ranks that save checkpoints or prepare epochs while their peers wait, for a large part of all the time."""
     spans = {rank.number: {one.first: one for one in steps.spans} for rank in ranks if (steps := rank.find(StepFacts))}
     own = {number: found for number, found in spans.items() if found}
     shared = sorted(set.intersection(*(set(found) for found in own.values()))) if len(own) > 1 else []
@@ -563,7 +568,8 @@ def _saving(ranks: tuple[Rank, ...], share: float) -> Iterator[Finding]:
             part: [found[at].part(part) - median(other[at].part(part) for other in peers) for at in rows]
             for part in TIME_PARTS
         }
-        costs = excess["checkpoint"]
+        part = max(_OUTSIDE, key=lambda name: sum(excess[name]))
+        costs = excess[part]
         lost, waited = sum(costs), -sum(min(0.0, sum(one)) for one in excess.values())
         whole = sum(sum(found[at].seconds) for at in rows)
         times = [one for one in costs if one > 0.2 * lost / max(1, len(costs))]
@@ -571,11 +577,14 @@ def _saving(ranks: tuple[Rank, ...], share: float) -> Iterator[Finding]:
             continue
         if max(costs) <= 0.5 * lost:
             yield Finding(
-                f"Rank {number} spent {lost:.0f} s of {whole:.0f} s on checkpoints while its peers waited",
+                f"Rank {number} spent {lost:.0f} s of {whole:.0f} s {_OUTSIDE[part]} while its peers waited",
                 ranks=(number,),
-                evidence={"checkpoints": len(times)},
+                evidence={"checkpoints" if part == "checkpoint" else "times": len(times)},
                 effect=f"Training is interrupted for {lost / whole:.0%} of the time.",
-                fix="Save less often, or in the background with `torch.distributed.checkpoint.async_save`.",
+                fix="Save less often, or in the background with `torch.distributed.checkpoint.async_save`."
+                if part == "checkpoint"
+                else f"Look for work that only rank {number} does between two epochs, such as listing files, shuffling "
+                "or starting data workers, and do it once before the run.",
                 explains=("RUN013",),
             )
 
