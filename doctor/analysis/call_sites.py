@@ -173,8 +173,10 @@ SiteKey = tuple[object, ...]
 def site_key(entry: Collective) -> SiteKey:
     """The identity of a call site: the operation, the innermost five lines outside of torch and three of user code.
 
+    Not those of the doctor, which has several ways to the same call.
+
     Recorders keep these for older entries, see :mod:`doctor.monitor.telemetry.flight_recorder`."""
-    outside = [frame for frame in entry.frames if not is_torch(frame)]
+    outside = [frame for frame in entry.frames if not is_torch(frame) and not is_doctor(frame)]
     own = [frame for frame in outside if frame.user]
     return (entry.operation, *((frame.file, frame.line) for frame in (*outside[:5], *own[:3])))
 

@@ -88,7 +88,7 @@ def shorten_stack(frames: Sequence[Frame], inner: int, own: int) -> tuple[Frame,
 def call_site_frames(frames: Sequence[Frame], outside: int = 5, own: int = 3) -> tuple[Frame, ...]:
     """The frames that distinguish call sites: the innermost one, the ``outside`` innermost ones that are not in torch,
     and the ``own`` innermost ones of the user."""
-    foreign = [position for position, frame in enumerate(frames) if not is_torch(frame)][:outside]
+    foreign = [position for position, one in enumerate(frames) if not is_torch(one) and not is_doctor(one)][:outside]
     users = [position for position, frame in enumerate(frames) if frame.user][:own]
     return _at(frames, {0, *foreign, *users})
 

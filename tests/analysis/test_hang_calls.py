@@ -183,3 +183,10 @@ def test_keys_are_of_the_place_and_not_of_what_is_kept_of_the_stack():
     assert site_key(whole) == site_key(gist) != site_key(other)
     guarded = Collective("0", 1, "barrier", frames=(user_frame(31, condition="if rank == 0, line 30"),))
     assert site_key(guarded) == site_key(Collective("0", 1, "barrier", frames=(user_frame(31),)))
+
+
+def test_a_key_does_not_depend_on_the_way_through_the_doctor():
+    own = user_frame(31)
+    ways = (package_frame("doctor/monitor/integrations/backward_pass.py", line, "time_wait") for line in (107, 110))
+    keys = {site_key(Collective("0", 1, "broadcast", frames=(way, own))) for way in ways}
+    assert keys == {site_key(Collective("0", 1, "broadcast", frames=(own,)))}
