@@ -25,10 +25,24 @@ def test_a_finite_loss_whose_gradient_is_not():
     loss = model(torch.ones(2, 4)).square().mean()
     loss.backward(retain_graph=True)
     assert check.first is None
-    (loss + 0 * torch.sqrt(loss * 0)).backward()
+    (loss + 0 * torch.sqrt(loss * 0)).backward(retain_graph=True)
     assert torch.isfinite(loss)
     assert check.first == NonFinite(7, "gradient", "0.weight", "nan")
-    assert not model[0].weight._backward_hooks, "one is enough"
+    assert check.before(None) is None, "the next gradient may be finite"
+    assert check.before(NonFinite(7, "loss")) is None, "a gradient of a loss that is not finite"
+    assert check.before(NonFinite(8, "loss")) == check.first
+    check.batch = lambda: 8
+    (loss * float("nan")).backward()
+    assert check.first.step == 7
+
+
+def test_a_scaler_that_skips_a_step():
+    model = _model()
+    check = _check(model)
+    loss = model(torch.ones(2, 4)).square().mean()
+    (loss + 0 * torch.sqrt(loss * 0)).backward()
+    model(torch.ones(2, 4)).square().mean().backward()
+    assert check.first is None
 
 
 def test_an_infinite_gradient_is_left_to_the_loss():

@@ -24,7 +24,11 @@ LARGEST = 65_536
 
 
 class GradientCheck:
-    """The check of one model. ``batch``: returns the number of the batch that the training thread is in."""
+    """The check of one model. ``batch``: returns the number of the batch that the training thread is in.
+
+    ``first``: the first gradient that is NaN, if all since are. A gradient scaler that searches for its scale skips
+    the step of a batch whose gradients are not finite, and the next ones are finite again.
+    """
 
     def __init__(self) -> None:
         self.first: NonFinite | None = None
@@ -42,7 +46,7 @@ class GradientCheck:
 
         def look(gradient: torch.Tensor) -> None:
             check = own()
-            if check is not None and check.first is None:
+            if check is not None:
                 with contextlib.suppress(Exception):  # an exception would end the backward pass
                     check._look(gradient)
 
@@ -54,11 +58,16 @@ class GradientCheck:
         if handle is not None:
             handle.remove()
 
+    def before(self, loss: NonFinite | None) -> NonFinite | None:
+        """Return the first gradient that is NaN, once a later loss is not finite: before, it may be passing."""
+        first = self.first
+        return first if first is not None and loss is not None and loss.step > first.step else None
+
     def _look(self, gradient: torch.Tensor) -> None:
-        # Infinite sums are left to the loss: a gradient scaler that searches for its scale makes some.
-        if gradient.is_floating_point() and math.isnan(gradient.sum().item()):
+        if not math.isnan(gradient.sum().item()):
+            self.first = None
+        elif self.first is None:
             self.first = NonFinite(self.batch(), "gradient", self._name, "nan")
-            self.detach()
 
 
 def _is_suitable(named: tuple[str, torch.nn.Parameter]) -> bool:

@@ -41,7 +41,8 @@ class ReplicaTracker:
 
     Gradients are checked once, on a CPU, after a loss that is not finite, if they still exist (Lightning clears them in
     the next step, others at the end of this one) and the loss belongs to this very batch: some batches later every
-    gradient is affected. Of a finite loss, ``gradients`` shows the first one that is NaN before it is reduced.
+    gradient is affected. Of a finite loss, ``gradients`` shows one that is NaN before it is reduced, and that later
+    losses follow.
 
     ``settings``: those of optimizers and modules, sampled after the same optimizer steps as the checksums.
 
@@ -125,7 +126,7 @@ class ReplicaTracker:
         ``stands``: the training thread stands still, so that gradients that it has not computed are recorded.
         """
         losses = (self._losses.first,) if self._losses.first else ()
-        own = (self.gradients.first,) if self.gradients.first else ()
+        own = (gradient,) if (gradient := self.gradients.before(self._losses.first)) else ()
         return ReplicaFacts(
             checksums=tuple(one for counted in ("step", "batch") for one in self._checksums[counted].kept(_by_step)),
             non_finite=(*losses, *own, *(self._gradients or ())),
