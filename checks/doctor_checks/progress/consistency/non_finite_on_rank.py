@@ -23,7 +23,7 @@ from doctor.api import (
     ranks_in_words,
 )
 from doctor.core.text import lazy_compile
-from doctor.facts import Event, NonFinite, ReplicaFacts
+from doctor.facts import Event, NonFinite, ReplicaFacts, StepFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, running
 
 
@@ -232,6 +232,10 @@ _FIX_OF_SCALE = "Train in bfloat16 instead of float16, or lower the learning rat
             "no other rank has come so far yet",
             running(2, 2).put(ReplicaFacts(losses=119)).put(_first(120), ranks=(0,)),
         ),
+        Passes(
+            "ranks whose newest facts are of the start of the run",
+            running(2, 2).put(ReplicaFacts()).put(StepFacts(seen=3)).put(_first(120), ranks=(0,)),
+        ),
         Passes("no losses are recorded", running(2, 2).put(ReplicaFacts())),
         Fails("one rank, and one batch later all", _spoilt(2, then=121), ranks=(2,)),
         Fails("one rank alone", _spoilt(3), ranks=(3,)),
@@ -324,8 +328,14 @@ def non_finite_on_rank(job: Job) -> Iterator[Verdict]:
     others = [seen for seen in judged if seen.step > step and seen.losses >= step]
     if others:
         yield _finding(job, first, others, step)
-    elif len(first) == len(judged) and first[0].first and first[0].first.what == "loss":
+    elif len(first) == len(judged) and first[0].first and first[0].first.what == "loss" and not _is_early(job, step):
         yield _diverged(job, first, first[0].first)
+
+
+def _is_early(job: Job, step: float) -> bool:
+    """Whether the newest facts of some ranks are of an earlier batch: their losses may be finite."""
+    seen = [steps.seen for rank in job.ranks if (steps := rank.find(StepFacts)) is not None]
+    return len(job.ranks) < (job.world_size or 0) or any(batches < step for batches in seen)
 
 
 def _diverged(job: Job, first: list[_RankLosses], loss: NonFinite) -> Finding:
