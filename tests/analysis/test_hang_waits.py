@@ -228,6 +228,7 @@ FUTURE = Frame("/usr/lib/python3.11/concurrent/futures/_base.py", 451, "result")
 UPLOAD = Frame("/env/site-packages/urllib3/connection.py", 7, "getresponse")
 PATHLIB = Frame("/usr/lib/python3.11/pathlib.py", 1044, "open")
 CHECKPOINT = {"point": "checkpoint", "stack": (Frame("/env/site-packages/torch/serialization.py", 9, "save"), OWN)}
+RAY = Frame("/env/site-packages/ray/_private/worker.py", 1029, "get_objects")
 SOCKET = Frame("/usr/lib/python3.11/socket.py", 718, "readinto")
 SEMAPHORE = Frame("/usr/lib/python3.11/multiprocessing/synchronize.py", 95, "__enter__")
 LOGGING = Frame("/usr/lib/python3.11/logging/__init__.py", 922, "acquire")
@@ -279,6 +280,10 @@ BETWEEN_STEPS = [
     ("an import that waits", {"blocked": LOCK, "stack": (IMPORT, OWN)}, False),
     ("an event, and all other threads sleep", {"blocked": EVENT + IDLE, "stack": (CONDITION, OWN)}, True),
     ("the same in a library", {"blocked": EVENT + IDLE, "stack": (CONDITION, LIBRARY, OWN)}, False),
+    ("a task of Ray that never runs", {"blocked": "a result of another process (ray.get)", "stack": (RAY, OWN)}, True),
+    ("a loop that does not end", {"still": None, "loops": 8.0}, True),
+    ("a loop that began a moment ago", {"still": None, "loops": 3.0}, False),
+    ("a loop in the step", {"still": None, "loops": 8.0, "point": "forward"}, False),
     ("a signal that nobody sends", {"blocked": "a signal"}, True),
     ("a lock file that a library waits for", {"blocked": "the end of a sleep", "stack": (FILELOCK, OWN)}, True),
     ("a checkpoint in a pipe that nobody reads", {**CHECKPOINT, "blocked": "room in a pipe"}, True),

@@ -54,7 +54,8 @@ _OF_THREADS = ("/threading.py", "/concurrent/futures/_base.py", "/concurrent/fut
 _OF_TERMINAL = ("input from a terminal", "room in a terminal")
 _OUTSIDE = (
     "a lock on ", _FULL_PIPE, "data from ", "room to send to ", "a connection to ", "the other end of a named pipe",
-    "a signal", "a semaphore that other processes share", "a message queue that other processes share", *_OF_TERMINAL,
+    "a signal", "a semaphore that other processes share", "a message queue that other processes share",
+    "a result of another process", *_OF_TERMINAL,
 )  # fmt: skip
 """Starts of the same for what another process, a server or a user has to end or to answer."""
 _OF_OTHERS = (OWN_LOCK, "one of several files or sockets", *_OUTSIDE)
@@ -149,12 +150,15 @@ class RankState(msgspec.Struct, frozen=True, dict=True):
         training step that neither computes nor prepares anything, such as a lock or a sleep, in a file that nobody
         reads, or before the first batch in one call of the user's code, of a lock or for long."""
         progress = self.progress
-        if progress is None or self.state != "running" or (progress.still or 0.0) < LEAST_STILL:
+        if progress is None or self.state != "running":
+            return False
+        loops = progress.point in _AFTER_STEP and (progress.loops or 0.0) >= LEAST_STILL
+        if (progress.still or 0.0) < LEAST_STILL and not loops:
             return False
         if self.wait is not None or self.stack_wait or not self.stack or is_in_backward(self.stack):
             return False
         if progress.stage != "setup" and progress.point in _AFTER_STEP:
-            return _stands_between_steps(progress)
+            return loops or _stands_between_steps(progress)
         work = local_work_of(self.stack)
         if work is not None:
             is_stuck = _blocked_at_last(progress).startswith(_FULL_PIPE) or progress.blocked.endswith(_ENDLESS)

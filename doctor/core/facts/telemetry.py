@@ -167,6 +167,7 @@ class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
     ``epoch``, ``batch``, ``loader`` count from 0, ``step`` counts optimizer steps. ``left``: passes that the loop left
     before their end, newest last; only loops of the user's own record them. ``still``: seconds for which its training
     thread has been in one instruction while its process used no CPU time, if the pace of the run is not known yet.
+    ``loops``: seconds for which it has computed in a few lines of one function, if nothing is known of its work.
     ``idle``: seconds since the last progress; ``limit``: the timeout of this point in seconds, derived from the run's
     own pace; ``patience``: the timeout while the rank is busy, which is longer while it waits for others. ``stack`` of
     the main thread, innermost first; ``stack_from``: ``interpreter``, or ``signal`` if the interpreter could not
@@ -198,6 +199,7 @@ class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
     passed: int = 0
     idle: float | None = None
     still: float | None = None
+    loops: float | None = None
     limit: float | None = None
     patience: float | None = None
     stack: tuple[Frame, ...] = ()

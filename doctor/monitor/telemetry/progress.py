@@ -19,6 +19,7 @@ from doctor.monitor.telemetry import event_log
 from doctor.monitor.telemetry.event_log import ENDED, StageEntered
 from doctor.monitor.telemetry.stacks.live_stacks import is_waiting_in_collective
 from doctor.monitor.telemetry.stacks.stillness import Stillness
+from doctor.monitor.telemetry.stacks.tight_loops import TightLoop
 
 FLOOR = 8.0
 """Seconds without progress below which nothing counts as a stall, however short the steps."""
@@ -117,6 +118,7 @@ class Progress:
         """Have the thread that trains followed: by default the one that made this object."""
         self.training_thread, self.native_id = thread, native_id
         self._stillness = Stillness(thread, native_id)
+        self._loop = TightLoop(thread, native_id)
 
     def take(self, events: Sequence[event_log.LoggedEvent], *, contiguous: bool = True) -> None:
         """Process ``events``; ``contiguous``: no events were lost before them."""
@@ -178,13 +180,14 @@ class Progress:
         """Return the stall, if progress has stopped. A rank that ended or failed is not stalled."""
         if self.state != "running":
             return None
-        idle, limit, still = time.monotonic() - self.since, self.limit(), self.still()
+        idle, limit, still, loops = time.monotonic() - self.since, self.limit(), self.still(), self.loops()
         if idle > limit:
             return Stall(idle, limit)
         early = self.limit_of_waiting()
         if idle > early and is_waiting_in_collective(self.training_thread):
             return Stall(idle, early)
-        return Stall(idle, EARLY, early=True) if idle > EARLY and (still or 0.0) > EARLY - 2 * EARLY_LOOK else None
+        stands = max(still or 0.0, loops or 0.0) if idle > EARLY else 0.0
+        return Stall(idle, EARLY, early=True) if stands > EARLY - 2 * EARLY_LOOK else None
 
     def still(self) -> float | None:
         """Return the seconds for which this rank has been still; ``None`` if its pace is known or it moves.
@@ -199,10 +202,18 @@ class Progress:
         in_one_call = prepares and not is_waiting_in_collective(self.training_thread)
         return self._stillness.look(in_one_call=in_one_call, naps=self._has_trained)
 
+    def loops(self) -> float | None:
+        """Return the seconds for which this rank has computed in a few lines; ``None`` where :meth:`still` is, and
+        before the first batch."""
+        idle = time.monotonic() - self.since
+        if not (self.has_peers and self._has_trained) or self._hang_after is not None or idle <= EARLY_LOOK:
+            return None
+        return self._loop.look() if self.limit() > self.limit_of_waiting() else None
+
     def facts(self) -> ProgressFacts:
         """Return the current progress, without stack and children, which cost more."""
         now = time.monotonic()
-        stall, still = self.stall(), self.still()
+        stall, still, loops = self.stall(), self.still(), self.loops()
         if stall is not None and stall.early:
             stall = None
         offset, recent = self._offset, list(self._recent)
@@ -220,6 +231,7 @@ class Progress:
             passed=self.passed,
             idle=round(now - self.since, 3),
             still=None if still is None else round(still, 3),
+            loops=None if loops is None else round(loops, 3),
             limit=round(stall.limit if stall else self.limit(), 3),
             patience=round(self.limit(), 3),
             failure=self.failure,

@@ -9,7 +9,7 @@ from math import prod
 from doctor.analysis.gpu_activity import activity_text
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.exits import nature_of
-from doctor.analysis.hang.rank_state import JobState, RankState
+from doctor.analysis.hang.rank_state import LEAST_STILL, JobState, RankState
 from doctor.api import Source, ranks_in_words
 from doctor.facts import Collective
 
@@ -148,6 +148,8 @@ def condition_in_words(condition: str) -> str:
 def blocked_text(found: Diagnosis) -> str:
     """`` and waits for a lock on /data/x, held by rank 0 (PID 12)``: what the kernel shows of the first faulty rank."""
     progress = found.first.progress if found.first else None
+    if progress is not None and (progress.loops or 0.0) >= LEAST_STILL:
+        return f" and has been in a loop of a few lines for {progress.loops:.0f} s"
     if progress is None or progress.sampled or not progress.blocked:
         return ""
     pids = {one.progress.pid: rank for rank, one in found.states.ranks.items() if one.progress and one.progress.pid}

@@ -109,6 +109,8 @@ _WORDS = {
 OWN_LOCK = "a lock of its own process"
 """Start of the words of such a wait."""
 _BY_STACK = (
+    ("/ray/_private/worker.py", "get_objects", "a result of another process (ray.get)"),
+    ("/ray/_private/worker.py", "wait", "a result of another process (ray.wait)"),
     ("/queue.py", "get", "an item of a queue (queue.get)"),
     ("/queue.py", "put", "room in a queue (queue.put)"),
     ("/concurrent/futures/_base.py", "result", _FUTURE),

@@ -1,0 +1,75 @@
+"""For how long a thread has computed in a few lines of one function, without coming back from it.
+
+Such as a search that never converges, or a wait that asks again and again without a pause. An evaluation, the
+generation of texts or a metric calls modules of torch, other libraries or functions of the user, which its stack shows
+sooner or later.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Hashable
+from pathlib import Path
+from types import FrameType
+
+from doctor.collectors.base import parse_int, read_text
+from doctor.core.frames import is_user_code
+from doctor.core.text import lazy_compile
+
+MOST_LINES, MOST_FRAMES = 4, 60
+BUSY = 0.8
+"""Least share of the time for which the thread runs, or could run if a processor were free."""
+_INNER = lazy_compile(r"/lib(?:64)?/python\d+\.\d+/(?!site-packages|dist-packages)|/torch/(?:_tensor|functional)\.py$")
+"""Files that may be called from these lines: Python's own library, and Python code of operators of torch."""
+
+
+class TightLoop:
+    """The loop that one thread of this process is in, from one look to the next."""
+
+    def __init__(self, thread: int, native_id: int) -> None:
+        self._thread = thread
+        self._native_id = native_id
+        self._key: Hashable = None
+        self._since, self._busy = 0.0, 0
+        self._lines: set[int] = set()
+        self._positions: set[int] = set()
+
+    def look(self) -> float:
+        """Return the seconds for which the thread has been in the loop; takes some microseconds."""
+        now, busy = time.monotonic(), _nanoseconds_busy(self._native_id)
+        place = _place(sys._current_frames().get(self._thread))
+        if place is None or busy is None:
+            self._key = None
+            return 0.0
+        key, frame = place
+        is_idle = busy - self._busy < BUSY * (now - self._since - 1.0) * 1e9
+        if key != self._key or is_idle or len(self._lines) > MOST_LINES:
+            self._key, self._since, self._busy = key, now, busy
+            self._lines, self._positions = set(), set()
+        self._lines.add(frame.f_lineno)
+        self._positions.add(frame.f_lasti)
+        return now - self._since if len(self._positions) > 1 else 0.0  # one call may just take long
+
+
+def _nanoseconds_busy(native_id: int) -> int | None:
+    """Return the time for which a thread of this process ran or was ready to run (proc_pid_schedstat)."""
+    fields = (read_text(Path("/proc/self/task", str(native_id), "schedstat")) or "").split()
+    known = [number for one in fields[:2] if (number := parse_int(one)) is not None]
+    return sum(known) if len(known) == 2 else None
+
+
+def _place(frame: FrameType | None) -> tuple[Hashable, FrameType] | None:
+    """Return the innermost frame of the user's code, and the call that it is; ``None`` below other libraries."""
+    while frame is not None and not is_user_code(frame.f_code.co_filename):
+        if not _INNER.search(frame.f_code.co_filename):
+            return None
+        frame = frame.f_back
+    if frame is None:
+        return None
+    outer: list[tuple[int, int]] = []
+    caller = frame.f_back
+    while caller is not None and len(outer) < MOST_FRAMES:
+        outer.append((id(caller.f_code), caller.f_lasti))
+        caller = caller.f_back
+    return (id(frame), id(frame.f_code), tuple(outer)), frame
