@@ -19,7 +19,7 @@ from doctor.core.facts import NonFinite
 if TYPE_CHECKING:
     import torch
 
-LARGEST = 65_536
+LARGEST = 4096
 """Elements of the parameter: the first one that has no more."""
 
 
