@@ -50,7 +50,8 @@ class GradientCheck:
                 with contextlib.suppress(Exception):  # an exception would end the backward pass
                     check._look(gradient)
 
-        self._name, self._handle = name, chosen.register_hook(look)
+        parameter: Any = chosen  # whose method has no types
+        self._name, self._handle = name, parameter.register_hook(look)
 
     def detach(self) -> None:
         """End the check."""
