@@ -115,9 +115,10 @@ def test_a_declared_finding_uses_groups_of_its_pattern(pattern):
     declared = pattern.finding
     assert pattern.check in CHECKS.ids()
     assert set(declared.explains) <= set(CHECKS.ids())
-    groups = {name for one in PATTERNS if one.kind == pattern.kind for name in re.findall(r"\(\?P<(\w+)>", one.pattern)}
+    same = [one.pattern for one in PATTERNS if one.kind == pattern.kind]
+    groups = {name for text in same for name in re.findall(r"\(\?P<(\w+)>", text)}
     places = re.findall(r"\{([\w|]+)(?:\?[^{}]+)?\}", declared.summary + declared.fix)
-    known = groups | {"blamed"} if declared.blames else groups
+    known = groups | {"on_hosts"} | ({"blamed"} if declared.blames else set())
     assert {name for names in (*places, *declared.evidence.values()) for name in names.split("|")} <= known
     assert {*declared.by, *declared.blames} <= groups
     assert set(declared.unless) <= {one.kind for one in PATTERNS}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
-from doctor.analysis.stats.majority import only_on
 from doctor.api import (
     ALONE,
     BaselineDeviation,
@@ -202,7 +201,7 @@ def _fix(job: Job, name: str, found: MajoritySplit) -> str:
     if files:
         where, what = " and ".join(files), "the file" if len(files) == 1 else "the files"
         holders = [rank for nccl, same in job.each(NcclFacts) if _is_in_file(nccl, name) for rank in same.ranks]
-        on = only_on(job, holders)
+        on = f" on {job.place_of(holders)}"
         return f"Remove {name} from {where}{on}, or make {what} identical on all hosts."
     if found.common is None:
         return f"Set {name} to the same value on all ranks, or unset it on all ranks."

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import group_by_value
-from doctor.analysis.stats.majority import only_on
 from doctor.api import Finding, Job, Scope, Severity, Source, Unknown, Verdict, check
 from doctor.facts import NcclFacts, Setting
 from doctor.knowledge.variable_values import effective as effective_value
@@ -58,7 +57,7 @@ def settings_from_file(job: Job) -> Iterator[Verdict]:
         ),
     ):
         if group.value:
-            yield _finding(group.value, group.ranks, only_on(job, group.ranks))
+            yield _finding(group.value, group.ranks, f" on {job.place_of(group.ranks)}")
     for hidden, ranks in group_by_value(job, NcclFacts, lambda nccl, _: nccl.why_hidden("files")):
         if hidden is not None:
             yield Unknown(hidden.reason, ranks, hidden.unhide)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.stats.majority import ON_HOSTS, with_hosts
 from doctor.analysis.visible_devices import bus_key
 from doctor.api import (
     Finding,
@@ -15,8 +14,10 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
+    merge,
     source_of,
 )
+from doctor.core.text import HERE, counted
 from doctor.facts import GpuFacts, NcclFacts, ReferencedFile
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
@@ -138,7 +139,7 @@ def topology_file_unfit(job: Job) -> Iterator[Verdict]:
     file of another machine, NCCL selects wrong paths or fails to start.
     Fix: Unset NCCL_TOPO_FILE and NCCL_GRAPH_FILE, or set them to files for this machine type.
     """
-    yield from with_hosts(job, _findings(job))
+    yield from merge(_findings(job), job.place_of)
     for nccl, identical in job.each(NcclFacts):
         for file in _files(nccl):
             if file.exists is None:
@@ -177,19 +178,19 @@ def _findings(job: Job) -> Iterator[Finding]:
 
 def _fix(file: ReferencedFile) -> str:
     if file.exists is not False and file.readable is False:
-        return f"Make {file.path} readable by the job's user{ON_HOSTS}, or run `unset {file.variable}`."
+        return f"Make {file.path} readable by the job's user on {HERE}, or run `unset {file.variable}`."
     for variable, root in (("NCCL_TOPO_FILE", "system"), (_GRAPHS, "graphs")):
         if variable != file.variable and f"root element is <{root}>" in (file.error or ""):
             kind = "a topology" if root == "system" else "a graph file"
             return f"Run `unset {file.variable}`, and set {variable} to this file instead if you need it: it is {kind}."
-    return f"Run `unset {file.variable}`{ON_HOSTS}, or set it to a file for this machine type."
+    return f"Run `unset {file.variable}` on {HERE}, or set it to a file for this machine type."
 
 
 def _wrong(file: ReferencedFile, gpus: GpuFacts | None) -> str | None:
     if file.exists is False:
-        return f"does not exist{ON_HOSTS}"
+        return f"does not exist on {HERE}"
     if file.readable is False:
-        return f"cannot be read{ON_HOSTS}" + (f" ({file.error})" if file.error else "")
+        return f"cannot be read on {HERE}" + (f" ({file.error})" if file.error else "")
     if file.error:
         broken, colon, reason = file.error.partition("not well-formed")
         return f"is not well-formed XML{reason}" if colon and not broken else f"is not valid: {file.error}"
@@ -198,9 +199,9 @@ def _wrong(file: ReferencedFile, gpus: GpuFacts | None) -> str | None:
         if not beyond:
             return None
         count = len(gpus.gpus) if gpus else 0
-        return f"names GPU {max(beyond)}, but this host has {count} GPU{'' if count == 1 else 's'}"
+        return f"names GPU {max(beyond)}, which does not exist on {HERE} ({counted(count, 'GPU')})"
     here = {bus_key(gpu.bus_id) for gpu in gpus.gpus} if gpus else set()
     named = {bus_key(bus_id) for bus_id in file.gpus}
     if here and named and not here & named:
-        return f"describes another machine: none of its {len(named)} GPUs is in this host"
+        return f"describes another machine: none of its {len(named)} GPUs is in the host"
     return None

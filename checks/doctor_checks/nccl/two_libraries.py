@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import msgspec
 
 from doctor.analysis.effective_settings import group_by_value
-from doctor.analysis.stats.majority import only_on
 from doctor.api import Finding, Job, Severity, Skip, Unknown, Verdict, check, event_groups, finding_from_logs, is_older
 from doctor.facts import NcclLibrary, Package, SoftwareFacts
 from doctor.testing import Fails, Passes, healthy, logged
@@ -149,7 +148,7 @@ def two_libraries(job: Job) -> Iterator[Verdict]:
         return
     for found, ranks in group_by_value(job, SoftwareFacts, lambda software, _: _found(software)):
         if found is not None:
-            yield from _judge(found, ranks, only_on(job, ranks))
+            yield from _judge(found, ranks, f" on {job.place_of(ranks)}")
 
 
 class _Found(msgspec.Struct, frozen=True):

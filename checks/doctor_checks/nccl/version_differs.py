@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from doctor.analysis.logs.event_timeline import parse_count
+from doctor.analysis.stats.baseline import or_new_baseline
 from doctor.api import (
     ALONE,
     BaselineDeviation,
@@ -236,10 +237,7 @@ def _finding(job: Job, found: MajoritySplit, group: Group[object]) -> Finding:
 
 def _fix_of_drift(ranks: tuple[int, ...], release: object) -> str:
     environment = f"an environment with NCCL {release}" if release else "an environment without NCCL"
-    return (
-        f"Start {ranks_in_words(ranks, 4)} from {environment}, or, if the change is intended, record a new baseline "
-        "with `doctor capture -o expected.json`."
-    )
+    return or_new_baseline(f"Start {ranks_in_words(ranks, 4)} from {environment}")
 
 
 def _fix(ranks: tuple[int, ...]) -> str:

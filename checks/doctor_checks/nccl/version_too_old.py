@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.logs.event_timeline import events_of_kinds
-from doctor.analysis.stats.majority import ON_HOSTS, with_hosts
 from doctor.analysis.visible_devices import on_processor
-from doctor.api import EventGroup, Finding, Job, Severity, Skip, Unknown, Verdict, check, finding_from_logs
+from doctor.api import EventGroup, Finding, Job, Severity, Skip, Unknown, Verdict, check, finding_from_logs, merge
+from doctor.core.text import HERE
 from doctor.facts import (
     Fabric,
     Gpu,
@@ -138,7 +138,7 @@ def version_too_old(job: Job) -> Iterator[Verdict]:
     if not any(software.nccl_libraries for software, _ in job.facts(SoftwareFacts)):
         yield Skip("no NCCL library was found")
         return
-    yield from with_hosts(job, _findings(job))
+    yield from merge(_findings(job), job.place_of)
     for software, identical in job.each(SoftwareFacts):
         if software.nccl_libraries and software.nccl is None:
             yield Unknown("the version of the loaded NCCL could not be read", identical.ranks)
@@ -171,7 +171,7 @@ def _fix(needed: str, software: SoftwareFacts) -> str:
         return f"pip install 'torch>={needed.removeprefix('PyTorch ')}'"
     cuda = (software.torch.cuda or "" if software.torch else "").partition(".")[0] or "12"
     wheel = f"pip install 'nvidia-nccl-cu{cuda}>={needed}'"
-    return f"Install a PyTorch build with NCCL {needed} or later{ON_HOSTS}, or run `{wheel}`."
+    return f"Install a PyTorch build with NCCL {needed} or later on {HERE}, or run `{wheel}`."
 
 
 def _for_gpus(gpus: GpuFacts, version: str) -> Iterator[tuple[str, str]]:

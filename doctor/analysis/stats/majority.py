@@ -25,9 +25,8 @@ from doctor.core.facts import (
     SlurmFacts,
     SoftwareFacts,
 )
-from doctor.core.finding import Finding, merge
 from doctor.core.job import UNKNOWN_HOST, Group, Host, Job, Rank
-from doctor.core.text import conjunction, counted, ranks_in_words
+from doctor.core.text import counted, ranks_in_words
 
 S = TypeVar("S", bound=Section)
 
@@ -151,24 +150,6 @@ def _word(value: object) -> str:
     if isinstance(value, tuple):
         return " ".join(_word(part) for part in value if part is not None and part != "") or "none"
     return str(value)
-
-
-def only_on(job: Job, ranks: Iterable[int], most: int = 2) -> str:
-    """`` on node1``: the hosts of ``ranks`` if they are a few of several; empty if all hosts have such ranks."""
-    hosts = job.hosts_of(ranks)
-    is_part = len(hosts) < len({host.name for host in job.hosts})
-    return f" on {conjunction(hosts)}" if is_part and 0 < len(hosts) <= most and UNKNOWN_HOST not in hosts else ""
-
-
-ON_HOSTS = " @hosts"
-"""Stands for :func:`only_on` in findings of single hosts, until equal ones are merged."""
-
-
-def with_hosts(job: Job, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Merge findings with equal texts, and replace :data:`ON_HOSTS` in each by the hosts of its ranks."""
-    for finding in merge(findings):
-        where = only_on(job, finding.ranks)
-        yield finding.reworded(lambda text, where=where: text.replace(ON_HOSTS, where))  # type: ignore[misc]
 
 
 def correlates(job: Job, ranks: Iterable[int]) -> tuple[str, ...]:
