@@ -33,7 +33,7 @@ class TightLoop:
         self._key: Hashable = None
         self._since, self._busy = 0.0, 0
         self._lines: set[int] = set()
-        self._positions: set[int] = set()
+        self._positions: set[Hashable] = set()
 
     def look(self) -> float:
         """Return the seconds for which the thread has been in the loop; takes some microseconds."""
@@ -42,13 +42,13 @@ class TightLoop:
         if place is None or busy is None:
             self._key = None
             return 0.0
-        key, frame = place
+        key, line, position = place
         is_idle = busy - self._busy < BUSY * (now - self._since - 1.0) * 1e9
         if key != self._key or is_idle or len(self._lines) > MOST_LINES:
             self._key, self._since, self._busy = key, now, busy
             self._lines, self._positions = set(), set()
-        self._lines.add(frame.f_lineno)
-        self._positions.add(frame.f_lasti)
+        self._lines.add(line)
+        self._positions.add(position)
         return now - self._since if len(self._positions) > 1 else 0.0  # one call may just take long
 
 
@@ -59,11 +59,16 @@ def _nanoseconds_busy(native_id: int) -> int | None:
     return sum(known) if len(known) == 2 else None
 
 
-def _place(frame: FrameType | None) -> tuple[Hashable, FrameType] | None:
-    """Return the innermost frame of the user's code, and the call that it is; ``None`` below other libraries."""
+def _place(frame: FrameType | None) -> tuple[Hashable, int, Hashable] | None:
+    """Return which call the innermost one of the user's code is, its line, and the instructions that it is in.
+
+    ``None`` below other libraries.
+    """
+    inner: list[tuple[int, int]] = []
     while frame is not None and not is_user_code(frame.f_code.co_filename):
         if not _INNER.search(frame.f_code.co_filename):
             return None
+        inner.append((id(frame.f_code), frame.f_lasti))
         frame = frame.f_back
     if frame is None:
         return None
@@ -72,4 +77,4 @@ def _place(frame: FrameType | None) -> tuple[Hashable, FrameType] | None:
     while caller is not None and len(outer) < MOST_FRAMES:
         outer.append((id(caller.f_code), caller.f_lasti))
         caller = caller.f_back
-    return (id(frame), id(frame.f_code), tuple(outer)), frame
+    return (id(frame), id(frame.f_code), tuple(outer)), frame.f_lineno, (frame.f_lasti, tuple(inner))
