@@ -228,6 +228,11 @@ FUTURE = Frame("/usr/lib/python3.11/concurrent/futures/_base.py", 451, "result")
 UPLOAD = Frame("/env/site-packages/urllib3/connection.py", 7, "getresponse")
 PATHLIB = Frame("/usr/lib/python3.11/pathlib.py", 1044, "open")
 CHECKPOINT = {"point": "checkpoint", "stack": (Frame("/env/site-packages/torch/serialization.py", 9, "save"), OWN)}
+FETCH = {
+    "blocked": "an item of a queue (multiprocessing.Queue.get)",
+    "stack": (Frame("/env/site-packages/torch/utils/data/dataloader.py", 1310, "_try_get_data"), OWN),
+}
+WORKER, READS = (ChildProcess(pid, "S", "pt_data_worker", still=still) for pid, still in ((5, 8.0), (6, 1.0)))
 RAY = Frame("/env/site-packages/ray/_private/worker.py", 1029, "get_objects")
 SOCKET = Frame("/usr/lib/python3.11/socket.py", 718, "readinto")
 SEMAPHORE = Frame("/usr/lib/python3.11/multiprocessing/synchronize.py", 95, "__enter__")
@@ -284,6 +289,9 @@ BETWEEN_STEPS = [
     ("a loop that does not end", {"still": None, "loops": 8.0}, True),
     ("a loop that began a moment ago", {"still": None, "loops": 3.0}, False),
     ("a loop in the step", {"still": None, "loops": 8.0, "point": "forward"}, False),
+    ("a batch of workers that stand", {**FETCH, "children": (WORKER,)}, True),
+    ("a batch of a worker that reads", {**FETCH, "children": (WORKER, READS)}, False),
+    ("a batch of workers that are not seen", FETCH, False),
     ("a signal that nobody sends", {"blocked": "a signal"}, True),
     ("a lock file that a library waits for", {"blocked": "the end of a sleep", "stack": (FILELOCK, OWN)}, True),
     ("a checkpoint in a pipe that nobody reads", {**CHECKPOINT, "blocked": "room in a pipe"}, True),

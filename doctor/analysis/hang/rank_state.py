@@ -379,7 +379,7 @@ def _stands_between_steps(progress: ProgressFacts) -> bool:
 
     In a call of the user's code, of Python's library too: for a lock, a queue, a pipe, a terminal, a signal, a child
     process or a silent server; or it sleeps there, perhaps between attempts without end. In another library: for what
-    other processes or servers have to do. No child process may work for it.
+    other processes or servers have to do, or for data workers that stand, too. No child process may work for it.
     """
     blocked, last = progress.blocked, _blocked_at_last(progress)
     work = local_work_of(progress.stack)
@@ -389,6 +389,8 @@ def _stands_between_steps(progress: ProgressFacts) -> bool:
         return False
     if work is not None and work.kind == "child":
         return _waits_for_still_child(progress)
+    if work is not None and work.kind == "loading" and blocked.startswith(_QUEUES):
+        return bool(progress.children) and all((one.still or 0.0) >= LEAST_STILL for one in progress.children)
     if work is not None and work.kind == "saving":
         return last.startswith(_OF_OTHERS) or blocked.endswith(_ENDLESS)
     calls_directly, is_of_user = progress.stack[0].user, _caller(progress.stack)[1].user
