@@ -381,30 +381,47 @@ def _stands_between_steps(progress: ProgressFacts) -> bool:
     process or a silent server; or it sleeps there, perhaps between attempts without end. In another library: for what
     other processes or servers have to do, or for data workers that stand, too. No child process may work for it.
     """
-    blocked, last = progress.blocked, _blocked_at_last(progress)
     work = local_work_of(progress.stack)
     if work is not None and work.kind == "debugger":
         return True
     if _may_have_work_done(progress):
         return False
-    if work is not None and work.kind == "child":
-        return _waits_for_still_child(progress)
-    if work is not None and work.kind == "loading" and blocked.startswith(_QUEUES):
-        return bool(progress.children) and all((one.still or 0.0) >= LEAST_STILL for one in progress.children)
-    if work is not None and work.kind == "saving":
-        return last.startswith(_OF_OTHERS) or blocked.endswith(_ENDLESS)
-    calls_directly, is_of_user = progress.stack[0].user, _caller(progress.stack)[1].user
-    if blocked.endswith(_ENDLESS) or blocked.startswith(_QUEUES):
+    of_work = _STANDS_AT_WORK.get(work.kind if work is not None else "")
+    return of_work(progress) if of_work else _waits_without_end(progress)
+
+
+def _stands_while_saving(progress: ProgressFacts) -> bool:
+    return _blocked_at_last(progress).startswith(_OF_OTHERS) or progress.blocked.endswith(_ENDLESS)
+
+
+def _stands_while_loading(progress: ProgressFacts) -> bool:
+    if not progress.blocked.startswith(_QUEUES):
+        return _waits_without_end(progress)
+    return bool(progress.children) and all((one.still or 0.0) >= LEAST_STILL for one in progress.children)
+
+
+def _waits_without_end(progress: ProgressFacts) -> bool:
+    blocked = progress.blocked
+    is_of_user = _caller(progress.stack)[1].user
+    if blocked.endswith((_ENDLESS, _IDLE)) or blocked.startswith(_QUEUES):
         return is_of_user
-    if blocked.endswith(_IDLE) or (_WHOSE_THREAD in blocked and last.startswith(_OF_OTHERS)):
+    if _WHOSE_THREAD in blocked and _blocked_at_last(progress).startswith(_OF_OTHERS):
         return is_of_user
     if any(_COMPILES.search(frame.file) for frame in progress.stack if not frame.user):
         return False
-    if blocked.endswith(_WITH_TIMEOUT) and not calls_directly:
+    if blocked.endswith(_WITH_TIMEOUT) and not progress.stack[0].user:
         return False
     if not is_of_user:
         return blocked.startswith(_OUTSIDE)
     return blocked.startswith((*_OF_OTHERS, _NAP)) or _waits_for_still_child(progress)
+
+
+_STANDS_AT_WORK = {
+    "child": _waits_for_still_child,
+    "saving": _stands_while_saving,
+    "loading": _stands_while_loading,
+}
+"""By the kind of local work of a rank, whether it stands between two steps."""
 
 
 def _shared_names(job: Job) -> frozenset[str]:
