@@ -306,6 +306,7 @@ BETWEEN_STEPS = [
     ("a lock that a child holds", {"blocked": "a lock on /data/x.lock", "children": (STILL,)}, True),
     ("a command that does not end", {**COMMAND, "children": (STILL,)}, True),
     ("the output of a command", {**COMMAND, "blocked": "data from a pipe", "children": (STILL,)}, True),
+    ("a command that does not read", {**COMMAND, "blocked": "room in a pipe", "children": (STILL,)}, True),
     ("a command that has ended, and another one that hangs", {**COMMAND, "children": (DEAD, STILL)}, True),
     ("a command that works", {**COMMAND, "children": (ChildProcess(7, "S", "aws", still=2.0), STILL)}, False),
     ("a command of which nothing is known", {**COMMAND, "children": (ChildProcess(7, "S", "aws"),)}, False),

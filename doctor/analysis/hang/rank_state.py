@@ -359,7 +359,7 @@ def _blocked_at_last(progress: ProgressFacts) -> str:
 
 def _waits_for_still_child(progress: ProgressFacts) -> bool:
     """Whether a rank waits after a step for a child process, and none has run of late."""
-    waits = progress.blocked == _END_OF_CHILD or progress.blocked.startswith(_FROM_PIPE)
+    waits = progress.blocked == _END_OF_CHILD or progress.blocked.startswith((_FROM_PIPE, _FULL_PIPE))
     trains = progress.stage == "train" and progress.point in _OF_STEP | _AFTER_STEP
     return waits and trains and bool(progress.children) and not _may_have_work_done(progress)
 
