@@ -508,7 +508,7 @@ def mebibytes(size: int | None) -> str:
     """Bytes in the units of nvidia-smi: ``512 MiB``, ``76.2 GiB``, or ``an unknown size``."""
     if size is None:
         return "an unknown size"
-    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size >> 20} MiB"
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MiB"
 
 
 GpuSharersByHost = tuple[tuple[LocalRanks, tuple[GpuSharers, ...]], ...]

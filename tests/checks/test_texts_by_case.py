@@ -24,7 +24,7 @@ def texts_of(check_id, case_name):
         ("DATA002", "observed, as the dataset makes the batches", "Make the dataset yield batches of the same size"),
         ("DATA004", "made for four ranks", "The ranks read only 2 of 4 shares"),
         ("DATA004", "created before the ranks were known", "Every rank reads the whole dataset"),
-        ("DATA004", "the shard of rank 0 on all ranks", "Rank 1 reads share 0 of the data instead of share 1."),
+        ("DATA004", "the shard of rank 0 on all ranks", "Rank 1 reads shard 0 of the data instead of shard 1."),
         ("DATA006", "on one rank", "Call `set_epoch(self.current_epoch)` of the sampler"),
         ("DATA006", "an epoch that the order of a custom sampler does not use", "`Chunks.__iter__` depend on"),
         ("DATA008", "an unsplit stream of Hugging Face, before the first batch", "split_dataset_by_node"),

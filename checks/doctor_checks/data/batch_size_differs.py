@@ -122,6 +122,11 @@ def batch_size_differs(job: Job, *, dynamic_ratio: float = 1.2) -> Iterator[Verd
             ranks = readers.at(data_rank for group in found.minorities for data_rank in group.ranks)
             sizes = ", ".join(str(group.value) for group in found.minorities[:4])
             common = found.common.value if found.common else None
+            same = (
+                f"`batch_size={common}` on {ranks_in_words(ranks)}"
+                if common is not None
+                else "the same `batch_size` on all ranks"
+            )
             what = f"The {'mean ' if compared == _MEANS else ''}batch size of the {readers.name}"
             yield Finding(
                 f"{what} is {sizes} on {ranks_in_words(ranks)}, but {common} on the others"
@@ -132,15 +137,17 @@ def batch_size_differs(job: Job, *, dynamic_ratio: float = 1.2) -> Iterator[Verd
                 effect="" if readers.stage in TRAINING else _OF_EVALUATION,
                 fix="Make the batch sampler give all ranks batches of similar size."
                 if any(reader.loader.dynamic for reader in readers.members)
+                else f"Make the dataset yield batches of {common} on {ranks_in_words(ranks)}, as on the others."
+                if compared == _OBSERVED and common is not None
                 else "Make the dataset yield batches of the same size on all ranks."
                 if compared == _OBSERVED
                 else advice(
                     job,
-                    lightning=f"Set the same `batch_size` on all ranks in `{loader_hook(readers.stage)}`, or broadcast "
-                    "the smallest one if `Tuner.scale_batch_size` chose it.",
+                    lightning=f"Set {same} in `{loader_hook(readers.stage)}`, or broadcast the smallest one if "
+                    "`Tuner.scale_batch_size` chose it.",
                     transformers="Set the same `per_device_train_batch_size` in `TrainingArguments` on all ranks, with "
                     "`auto_find_batch_size=False`.",
-                    plain="Set the same `batch_size` in the DataLoader of all ranks.",
+                    plain=f"Set {same} in the DataLoader.",
                 ),
                 severity=severity,
             )

@@ -124,7 +124,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     from_logs=_from_logs,
     impacts={
         r"ran out of batches while others": "PyTorch raises this error on all ranks, and the job ends.",
-        r"ended normally": "The other ranks lose the connection or wait until a timeout, and fail.",
         r"uneven workload": "The program ends the epoch early and skips the remaining batches.",
     },
     cases=lambda: (
@@ -317,6 +316,8 @@ def _of_early_end(evidence: LogEvidence, ending: RunEnd) -> Finding:
         f"{'were' if len(lost) > 1 else 'was'} still training, probably after fewer batches",
         ranks=ending.left,
         evidence={"said": [line_of(event) for event in exceptions(evidence) if event.rank in lost][:4]},
+        effect=f"{ranks_in_words(lost).capitalize()} lose{'s' if len(lost) == 1 else ''} the connection or "
+        f"wait{'s' if len(lost) == 1 else ''} until a timeout, and fail{'s' if len(lost) == 1 else ''}.",
         fix="Give every rank the same number of batches, or look for a `return`, `break` or `sys.exit(0)` that depends "
         "on the rank.",
         confidence=0.65,
@@ -358,9 +359,11 @@ def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int
     counts = {rank: f"{count} {'in all' if rank in seen.ended else 'so far'}" for rank, count in seen.batches.items()}
     mine = {seen.batches[rank] for rank in odd}
     others = set(seen.batches.values()) - mine
+    rest = tuple(rank for rank in seen.batches if rank not in odd)
+    on_others = ranks_in_words(rest) if len(rest) == 1 else "the others"
     return Finding(
         f"The {readers.name} yielded {batches_in_words(*sorted(mine))} on {ranks_in_words(odd)} in epoch {seen.epoch}"
-        + (f", but {_listed(others)} on the others" if others else ""),
+        + (f", but {_listed(others)} on {on_others}" if others else ""),
         ranks=odd,
         evidence={
             "batches": describe(split_values(counts)),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from doctor.analysis.stats.rank_roles import uses_lightning
-from doctor.api import Finding, Job, Scope, Severity, Skip, Verdict, check, merge
+from doctor.api import Finding, Job, Scope, Severity, Skip, Verdict, check, merge, ranks_in_words
 from doctor.facts import LoaderEpoch, LoaderFacts, Sampler, TrainingFacts
 from doctor.testing import Fails, JobBuilder, Passes, running, with_loader, with_sampler
 from doctor.testing.loader_cases import drawing
@@ -94,11 +96,12 @@ def epoch_not_set(job: Job) -> Iterator[Verdict]:
     for readers in loaders:
         pairs = [(reader, pair) for reader in readers.members if (pair := _newest_two(reader))]
         compared |= bool(pairs)
-        yield from merge(
+        found = merge(
             _finding(job, readers, reader, *pair)
             for reader, pair in pairs
             if _may_shuffle(reader) and same_order(*pair) and _is_shuffled(reader.loader.sampler, pair[1])
         )
+        yield from (_with_ranks(one, readers) for one in found)
     if loaders and not compared:
         yield from why_no_draws(job, "fewer than two epochs have been drawn")
 
@@ -135,6 +138,13 @@ def _finding(job: Job, readers: PeerLoaders, reader: RankLoader, first: LoaderEp
         },
         fix=_fix(job, sampler, second),
     )
+
+
+def _with_ranks(finding: Finding, readers: PeerLoaders) -> Finding:
+    """Name the ranks if the others shuffle."""
+    if len(finding.ranks) == len(readers.members):
+        return finding
+    return msgspec.structs.replace(finding, summary=f"{finding.summary} on {ranks_in_words(finding.ranks, 4)}")
 
 
 def _fix(job: Job, sampler: Sampler, epoch: LoaderEpoch) -> str:

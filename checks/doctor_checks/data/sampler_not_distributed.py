@@ -171,8 +171,7 @@ def _finding(job: Job, readers: PeerLoaders, data_ranks: list[int]) -> Finding:
             lightning=lightning,
             transformers="Let `Trainer.get_train_dataloader` create the loader, or pass your own to "
             "`self.accelerator.prepare(loader)` in it.",
-            plain="Pass a `DistributedSampler` to the DataLoader, and call `loader.sampler.set_epoch(epoch)` in each "
-            "epoch.",
+            plain="Pass a `DistributedSampler` to the DataLoader, and call its `set_epoch` at the start of each epoch.",
         ),
         explains=("DATA005",),
     )

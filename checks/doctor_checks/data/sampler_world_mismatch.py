@@ -172,13 +172,13 @@ def _cause(reader: RankLoader) -> str | None:
 def _effect(sampler: Sampler, reader: RankLoader) -> str:
     replicas, size = sampler.replicas, reader.training.data_parallel_size
     if replicas is None or size is None or replicas == size:
-        return f"Rank {reader.rank} reads share {sampler.rank} of the data instead of share {reader.data_rank}."
+        return f"Rank {reader.rank} reads shard {sampler.rank} of the data instead of shard {reader.data_rank}."
     if replicas > size:
         who = "rank reads" if size == 1 else "ranks read"
-        return f"The {who} only {size} of {replicas} shares; the other samples are never read."
+        return f"The {who} only {size} of {replicas} shards; the other samples are never read."
     if replicas == 1:
         return "Every rank reads the whole dataset, so an epoch takes as long as on one rank."
-    return "Several ranks read the same share of the dataset, so an epoch takes longer than necessary."
+    return "Several ranks read the same shard of the dataset, so an epoch takes longer than necessary."
 
 
 def _fix(job: Job, readers: PeerLoaders, reader: RankLoader) -> str:

@@ -177,11 +177,18 @@ def _seed(reader: RankLoader) -> str | None:
     """The seed of the sampler, and that of the order inside it: ``0``, ``0 (sampler), 7 (inner sampler)``."""
     sampler = reader.loader.sampler
     assert sampler is not None
-    inner = reader.training.seed if _draws_from_the_process(sampler) else sampler.generator_seed
+    inner = _inner_seed(reader)
     if inner is None:
         return None if sampler.seed is None else str(sampler.seed)
     outer = "" if sampler.seed is None else f"{sampler.seed} (sampler), "
     return f"{outer}{inner} ({'inner sampler' if sampler.inner else 'generator'})"
+
+
+def _inner_seed(reader: RankLoader) -> int | None:
+    """The seed of the order inside the sampler: that of the process, or of its own generator."""
+    sampler = reader.loader.sampler
+    assert sampler is not None
+    return reader.training.seed if _draws_from_the_process(sampler) else sampler.generator_seed
 
 
 def _overlapping(data_ranks: dict[int, RankLoader], overlap: float) -> bool:
@@ -198,10 +205,17 @@ def _finding(job: Job, readers: PeerLoaders, found: MajoritySplit) -> Finding:
     sampler = readers.data_ranks[found.minorities[0].ranks[0]].loader.sampler
     assert sampler is not None
     certain = sampler.shuffle is True
-    is_short = found.common is not None and len(found.minorities) == 1 and not sampler.inner
+    name = f"{sampler_in_words(sampler.name)} of the {readers.name}"
+    compared = {number: readers.data_ranks[number] for group in found.groups for number in group.ranks}
+    outer_seeds = {one.loader.sampler.seed for one in compared.values() if one.loader.sampler}
+    is_inner = bool(sampler.inner) and len(outer_seeds) == 1
+    if is_inner:
+        name = f"{sampler.inner} in {sampler.name}"
+        found = split_values({number: _inner_seed(one) for number, one in compared.items()})
+    is_short = found.common is not None and len(found.minorities) == 1 and (is_inner or not sampler.inner)
     global_seeds = {data_rank: reader.training.seed for data_rank, reader in readers.data_ranks.items()}
     return Finding(
-        f"{sampler_in_words(sampler.name)} of the {readers.name} uses "
+        f"{name} uses "
         + (
             f"seed {found.minorities[0].value} on {ranks_in_words(ranks)}, but {found.common.value} on the others"
             if is_short and found.common
@@ -212,16 +226,20 @@ def _finding(job: Job, readers: PeerLoaders, found: MajoritySplit) -> Finding:
         ranks=ranks,
         evidence={
             **({} if is_short or not found.common else {"seeds": describe(found, readers.at)}),
-            **({"inner": sampler.inner} if sampler.inner else {}),
+            **({"inner": sampler.inner} if sampler.inner and not is_inner else {}),
             "global_seeds": describe(split_values(global_seeds), readers.at),
             "goes_with": list(correlates(job, ranks)),
         },
         effect=""
         if certain
         else "If the sampler shuffles by this seed, some samples are drawn by several ranks and others by none.",
-        fix=f"Pass the same `seed` to `{sampler.name}` on all ranks."
-        if len(set(global_seeds.values())) == 1
-        else _fix(job),
+        fix=_fix(job)
+        if len(set(global_seeds.values())) > 1
+        else f"Give the generator of `{sampler.inner}` the same seed on all ranks."
+        if is_inner
+        else f"Pass `seed={found.common.value}` to `{sampler.name}` on {ranks_in_words(ranks)}, as on the others."
+        if is_short and found.common and str(found.common.value).isdigit()
+        else f"Pass the same `seed` to `{sampler.name}` on all ranks.",
         severity=Severity.ERROR if certain else Severity.INFO,
         explains=("DATA005",),
     )

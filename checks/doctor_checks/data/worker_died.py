@@ -110,6 +110,6 @@ def worker_died(job: Job) -> Iterator[Verdict]:
             yield finding_from_logs(
                 group,
                 f"{raiser} raised {kind}",
-                fix="Fix the error that the traceback below `Original Traceback` shows.",
+                fix=f"Fix the {kind or 'error'} that the traceback below `Original Traceback` shows.",
                 confidence=0.9,
             )

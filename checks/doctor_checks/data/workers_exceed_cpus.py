@@ -137,7 +137,7 @@ def _finding(job: Job, crews: list[_Crew], cpus: float, how: str) -> Finding:
     whose = f"rank {first.number}" if count == 1 else f"the ranks on {first.host.name}"
     return Finding(
         f"{_workers(crews)} DataLoader workers of "
-        f"{f'rank {first.number}' if count == 1 else f'{count} ranks'} share {cpus:g} CPU"
+        f"{f'rank {first.number}' if count == 1 else f'{count} ranks'} on {first.host.name} share {cpus:g} CPU"
         f"{'' if cpus == 1 else 's'}",
         ranks=tuple(crew.rank.number for crew in with_workers),
         evidence={
@@ -146,9 +146,9 @@ def _finding(job: Job, crews: list[_Crew], cpus: float, how: str) -> Finding:
         },
         fix=advice(
             job,
-            lightning=f"Set `DataLoader(..., num_workers={each})` in the hooks that create the loaders",
+            lightning=f"Set `num_workers={each}` in the hooks that create the loaders",
             transformers=f"Set `TrainingArguments(dataloader_num_workers={each})`",
-            plain=f"Set `DataLoader(..., num_workers={each})`",
+            plain=f"Set `num_workers={each}` in each DataLoader",
         )
         + f", or give {whose} more CPUs (for example with `{_MORE_CPUS[how]}`).",
         explains=("RUN005", "HOST005"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from doctor.api import Job, Rank
+from doctor.api import Job, Rank, conjunction
 from doctor.facts import EnvironmentFacts, Frame, TrainingFacts
 from doctor.knowledge.alloc_conf import split_options
 
@@ -16,7 +16,7 @@ _TRANSFORMERS = (
     "or set gradient_checkpointing=True"
 )
 _LIGHTNING = (
-    "lower the batch_size of the DataLoader and raise `Trainer(accumulate_grad_batches=...)` by the same factor, or "
+    "lower the batch_size of the DataLoader and raise `accumulate_grad_batches` of the Trainer by the same factor, or "
     'set `Trainer(precision="bf16-mixed")`'
 )
 _DEEPSPEED = (
@@ -80,17 +80,18 @@ def allocations(count: int) -> str:
     return f"{count} allocation{'' if count == 1 else 's'}"
 
 
-def end_processes(pids: Sequence[int]) -> str:
-    """What to do about other processes on a GPU; ``pids``: those that are known."""
+def end_processes(pids: Sequence[int], host: str = "", gpu: str = "the GPU") -> str:
+    """What to do about other processes on a GPU; ``pids``: those that are known; ``host``: if it is known."""
+    end = f"On {host}, end" if host else "End"
     instead = "or select another GPU with CUDA_VISIBLE_DEVICES."
     if not pids:
-        return f"End other processes on the GPU (`nvidia-smi` lists them), {instead}"
+        return f"{end} other processes on {gpu} (`nvidia-smi` lists them), {instead}"
     if len(pids) == 1:
         shown = f"`ps -o user,lstart,cmd -p {pids[0]}` shows its owner"
-        return f"End process {pids[0]} if no job needs it ({shown}), {instead}"
+        return f"{end} process {pids[0]} if no job needs it ({shown}), {instead}"
     numbers = [str(pid) for pid in pids]
     shown = f"`ps -o pid,user,lstart,cmd -p {','.join(numbers)}` shows their owners"
-    return f"End processes {', '.join(numbers)} if no job needs them ({shown}), {instead}"
+    return f"{end} processes {conjunction(numbers)} if no job needs them ({shown}), {instead}"
 
 
 def defragmenting(message: str) -> str:

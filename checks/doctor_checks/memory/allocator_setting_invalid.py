@@ -309,6 +309,8 @@ def _fix(name: str, text: str, complaint: AllocConfFault) -> str:
     better = complaint.fix or _valid(option, problem)
     if not better and ("unknown option" in problem or "PyTorch" in problem):
         return _without(name, text, option)
+    if "powers of two" in problem:
+        return f"Replace the sizes and divisions of {option} in {name} that are not powers of two."
     if not better:
         return f"Correct or remove {option} in {name}." if option else f"Correct {name}, or unset it."
     if not option and ":" in better and "," not in text:
@@ -345,7 +347,7 @@ def _contradictions(cuda: str, general: str, ranks: tuple[int, ...]) -> Iterator
         f"{CUDA_VARIABLE} and {GENERAL_VARIABLE} differ in {shown}",
         ranks=ranks,
         evidence={CUDA_VARIABLE: cuda, GENERAL_VARIABLE: general},
-        effect="Which variable takes effect depends on the option and the PyTorch version.",
-        fix=f"Unset {GENERAL_VARIABLE}, and set all options in {CUDA_VARIABLE}.",
+        effect="Parts of the allocator read different variables, so which value takes effect depends on the option.",
+        fix=f"Set all options in {CUDA_VARIABLE}, and unset {GENERAL_VARIABLE}.",
         severity=None if clashing else Severity.WARNING,
     )

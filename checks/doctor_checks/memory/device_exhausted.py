@@ -30,8 +30,8 @@ _REASONS = {
 }
 
 _FIXES = {
-    "skew": "Call `torch.cuda.set_device(local_rank)` before any other CUDA call, and load checkpoints with "
-    '`torch.load(path, map_location="cpu")`.',
+    "skew": "Call `torch.cuda.set_device(local_rank)` before any other CUDA call, and pass "
+    '`map_location="cpu"` to each `torch.load` of a checkpoint.',
     "limit": "Raise the limit that `torch.cuda.set_per_process_memory_fraction()` sets.",
 }
 
@@ -200,7 +200,7 @@ def _finding(job: Job, found: tuple[OomEvent, ...]) -> Finding:
 
 def _fix(job: Job, one: OomEvent, rank: Rank | None) -> str:
     if one.cause == "others":
-        return end_processes([pid for pid, _ in one.shortage.others[:4]])
+        return end_processes([pid for pid, _ in one.shortage.others[:4]], rank.host.name if rank else "")
     advice = smaller_batch(job, one.event.frames)
     first, *_ = advice.partition(", or ")
     if one.cause == "unknown":

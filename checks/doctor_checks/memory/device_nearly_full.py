@@ -13,7 +13,19 @@ from doctor.analysis.visible_devices import (
     sees_host_processes,
     shares_by_machine,
 )
-from doctor.api import Finding, Job, LocalRanks, Rank, Severity, Skip, Unknown, Verdict, check, ranks_in_words
+from doctor.api import (
+    Finding,
+    Job,
+    LocalRanks,
+    Rank,
+    Severity,
+    Skip,
+    Unknown,
+    Verdict,
+    check,
+    conjunction,
+    ranks_in_words,
+)
 from doctor.facts import Gpu, GpuFacts, GpuProcess, HostFacts, MigDevice, MissingReason, ProcessFacts, RunMemoryFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, running
 from doctor_checks.memory._device_memory_settings import as_sentence, end_processes, smaller_batch
@@ -43,10 +55,6 @@ def _in_run(*ranks: int, peak: int, foreign: int = GIB, retries: int = 0) -> Job
         r"\d retr(?:y|ies)$": (
             'Each retry empties the cache and blocks the rank. A slightly larger batch may fail with "CUDA out '
             'of memory".'
-        ),
-        r"nearly full": (
-            'A slightly larger batch may fail with "CUDA out of memory", and the other ranks wait for this rank until '
-            "their timeout."
         ),
     },
     cases=lambda: (
@@ -167,7 +175,13 @@ def _judge_run(job: Job, rank: Rank, facts: RunMemoryFacts, limit: float) -> Ite
             "allocation_retries": facts.retries,
             "allocation_failures": facts.failures,
         },
-        fix=as_sentence(smaller_batch(job)) if foreign <= (1 - limit) * total else "",
+        effect=""
+        if short
+        else 'A slightly larger batch may fail with "CUDA out of memory", and the other ranks wait for rank '
+        f"{rank.number} until their timeout.",
+        fix=as_sentence(smaller_batch(job))
+        if foreign <= (1 - limit) * total
+        else end_processes((), rank.host.name, f"the GPU of rank {rank.number}"),
         severity=Severity.WARNING if short or foreign > limit * total else Severity.INFO,
         explains=("MEM011",),
     )
@@ -188,13 +202,14 @@ def _judge(job: Job, machine: LocalRanks, share: GpuSharers) -> Finding | Unknow
         reason = f"GPU {gpu.index} is {_share_used(gpu):.0%} full, but the owners of the memory are not visible here"
         return Unknown(reason, share.ranks, "run nvidia-smi on the host, or start the container with --pid=host")
     is_own = bool(mine and not foreign)
-    holders = ", ".join(f"{one.name or 'process'} (pid {one.pid})" for one in foreign[:3])
-    more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
-    by = holders + more or ("the job's own ranks" if is_own else "processes that the driver does not list")
+    holders = [f"{one.name or 'process'} (PID {one.pid})" for one in foreign[:3]]
+    by = conjunction([*holders, f"{len(foreign) - 3} more"] if len(foreign) > 3 else holders)
+    owners = tuple({own[process.pid] for process in mine})
+    by = by or (ranks_in_words(owners) if is_own else "processes that the driver does not list")
     sizes = [one.memory for one in foreign]
     size = sum(one or 0 for one in sizes) if sizes and None not in sizes else gpu.memory_used
     who = ranks_in_words(share.ranks)
-    used = f"use{'s' if len(foreign) == 1 else ''} {mebibytes(size)} of {mebibytes(gpu.memory_total)}"
+    used = f"use{'s' if len(foreign or (owners if is_own else ())) == 1 else ''} {mebibytes(size)} of {mebibytes(gpu.memory_total)}"
     return Finding(
         f"{by[:1].upper() + by[1:] if not foreign else by} {used} on GPU {gpu.index} of {machine.name}",
         ranks=share.ranks,
@@ -206,16 +221,16 @@ def _judge(job: Job, machine: LocalRanks, share: GpuSharers) -> Finding | Unknow
         },
         effect=f"{who[:1].upper()}{who[1:]} {'fails' if len(share.ranks) == 1 else 'fail'} with "
         '"CUDA out of memory" as soon as more memory is needed than is free.',
-        fix=as_sentence(smaller_batch(job)) if is_own else _fix(gpu, foreign),
+        fix=as_sentence(smaller_batch(job)) if is_own else _fix(gpu, foreign, machine.name),
         severity=Severity.INFO if is_own else Severity.WARNING,
         explains=("MEM005", "MEM011"),
     )
 
 
-def _fix(gpu: Gpu, foreign: list[GpuProcess]) -> str:
+def _fix(gpu: Gpu, foreign: list[GpuProcess], host: str) -> str:
     if not foreign:
         return (
-            "List the processes that have the GPU open, and end those that no job needs:\nsudo fuser -v "
-            f"/dev/nvidia{gpu.index}"
+            f"On {host}, list the processes that have GPU {gpu.index} open, and end those that no job needs:\n"
+            f"sudo fuser -v /dev/nvidia{gpu.index}"
         )
-    return end_processes([process.pid for process in foreign[:4]])
+    return end_processes([process.pid for process in foreign[:4]], host)

@@ -156,7 +156,9 @@ def exhaustion_forecast(job: Job, *, horizon: float = 30, least_batches: float =
                 "seconds_a_batch": first.seconds_a_step,
             },
             effect=_effect(job, leaks, first),
-            fix=_LEAK_FIX,
+            fix=f"Detach tensors that {who if len(leaks) < job.world_size else 'the ranks'} "
+            f"keep{'s' if len(leaks) == 1 < job.world_size else ''} between steps (`loss.detach()`, `loss.item()`), and "
+            "reset metrics after each epoch.",
             explains=("MEM003", "MEM006", "MEM011"),
         )
     for holder, need in needs:
@@ -258,11 +260,6 @@ def _leak_evidence(leak: _Leak) -> dict[str, object]:
     }
 
 
-_LEAK_FIX = (
-    "Detach tensors that are kept between steps (`loss.detach()`, `loss.item()`), and reset metrics after each epoch."
-)
-
-
 def _rate(size: float) -> str:
     return f"{size / MIB:.1f} MiB" if size >= MIB / 10 else f"{size / 1024:.0f} KiB"
 
@@ -357,8 +354,8 @@ def _need_finding(holder: _RankMemoryUse, need: _BatchMemoryNeed) -> Finding:
         },
         effect=f"So far, only rank {need.met.rank} had such a batch. In the next epoch, shuffling may assign one to "
         f'rank {number}, which then fails with "CUDA out of memory".',
-        fix="Limit the size of a batch, for example with a token-based batch sampler, or split long batches with "
-        "gradient accumulation.",
+        fix=f"Limit batches to less than {need.met.units:,} tokens or samples, for example with a token-based batch "
+        "sampler, or split larger ones with gradient accumulation.",
         confidence=0.9 if need.low > holder.limit else 0.6,
         explains=("MEM011",),
     )

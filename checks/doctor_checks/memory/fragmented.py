@@ -54,11 +54,15 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         return
     first = found[0].shortage
     gpu = "" if first.device is None else f" on GPU {first.device}"
+    ranks = as_event_groups(found).ranks
+    who = f"Rank {ranks[0]}" if len(ranks) == 1 else "The rank"
     yield finding_from_logs(
         as_event_groups(found),
         f"An allocation of {mebibytes(first.wanted)}{gpu} failed with {mebibytes(first.reserved_unallocated)} reserved "
         "but unallocated",
         evidence=numbers_of(found[0]),
+        effect=f'{who} fails with "CUDA out of memory" although enough memory is reserved, and the other ranks wait for '
+        "it until their timeout.",
         fix=defragmenting(found[0].event.text) or "Use a smaller batch, or pad batches to a few fixed lengths.",
         severity=Severity.ERROR,
         confidence=0.75,
@@ -72,12 +76,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     when="RM",
     needs=(RunMemoryFacts,),
     from_logs=_from_logs,
-    impacts={
-        r"failed with": (
-            'The rank fails with "CUDA out of memory" although enough memory is reserved, and the other ranks wait '
-            "for it until their timeout."
-        ),
-    },
+    impacts={},
     cases=lambda: (
         Passes("room for everything", running(2, 2)),
         Passes("a run on the CPU", running(1, 2, gpus=0)),
@@ -165,7 +164,7 @@ def fragmented(job: Job, *, unallocated_share: float = 0.1) -> Iterator[Verdict]
                     "allocation_retries": facts.retries,
                     "allocation_failures": facts.failures,
                 },
-                effect=_FAILED if facts.failures else _RETRIED,
+                effect=(_FAILED if facts.failures else _RETRIED).format(rank=rank.number),
                 fix=_fix(rank),
                 explains=("MEM003", "MEM011"),
             )
@@ -177,8 +176,8 @@ def _fix(rank: Rank) -> str:
     return "Pad batches to a few fixed lengths, or use a smaller batch."
 
 
-_FAILED = 'The program caught the error. An error that is not caught ends the rank with "CUDA out of memory".'
+_FAILED = 'The program caught the error. An error that is not caught ends rank {rank} with "CUDA out of memory".'
 _RETRIED = (
-    "Each retry blocks the rank until the GPU is idle and frees the cache, so the other ranks wait too. An allocation "
-    'that still does not fit fails with "CUDA out of memory".'
+    "Each retry blocks rank {rank} until the GPU is idle and frees the cache, so the other ranks wait too. An "
+    'allocation that still does not fit fails with "CUDA out of memory".'
 )

@@ -132,7 +132,7 @@ def host_exhausted(job: Job) -> Iterator[Verdict]:
         pid = group.value("pid")
         yield finding_from_logs(
             group,
-            f"A DataLoader worker{f' (pid {pid})' if pid else ''} was killed by SIGKILL, probably by the OOM killer",
+            f"A DataLoader worker{f' (PID {pid})' if pid else ''} was killed by SIGKILL, probably by the OOM killer",
             fix=_CHECK.format(at=_place(group, group.ranks)),
             confidence=0.95 if named else 0.75,
             explains=("DATA012",),
@@ -251,10 +251,10 @@ def _unit(texts: list[str]) -> str:
 
 
 def _process(group: EventGroup, command: str | None) -> str:
-    """``python (pid 4321, 94.2 GiB)``."""
+    """``python (PID 4321, 94.2 GiB)``."""
     pid, held = group.value("pid", "pid2", "pid3"), group.value("rss", "rss3")
     size = mebibytes(int(held) << 10) if held and int(held) >= 1024 else ""
-    known = ", ".join(filter(None, (f"pid {pid}" if pid else "", size)))
+    known = ", ".join(filter(None, (f"PID {pid}" if pid else "", size)))
     name = command or "a process"
     return f"{name} ({known})" if known else name
 
@@ -289,7 +289,7 @@ def _by_signal(job: Job, group: EventGroup) -> Finding:
         who = ranks_in_words(ranks, 4)
         who = f"{who[:1].upper()}{who[1:]}"
     pid, node = group.value("pid", "pid2"), group.value("node", "node2")
-    known = f"{f' (pid {pid})' if pid else ''}{f' on {node}' if node else ''}" if len(ranks) < 2 else ""
+    known = f"{f' (PID {pid})' if pid else ''}{f' on {node}' if node else ''}" if len(ranks) < 2 else ""
     why = ": the host probably ran out of memory" if (used or 0) >= _NEARLY_ALL else ", possibly by the OOM killer"
     return finding_from_logs(
         group,

@@ -161,7 +161,7 @@ def host_memory_short(job: Job, *, used_share: float = 0.9, surely_used_share: f
             yield Unknown(note.reason if note else "the memory size of the host is unknown", local.ranks)
         elif need > whole:
             limits = "its cgroup allows" if host.memory_limit == whole else "the host has"
-            more = "" if host.memory_limit == whole else f"{_ONCE}, or run fewer ranks per host."
+            more = "" if host.memory_limit == whole else f"{_ONCE}, or run fewer ranks on {local.name}."
             yield _finding(local, need, f"{limits} {mebibytes(whole)}", Severity.ERROR, host, more)
         elif free is not None and need > free:
             is_limited = _left(host.memory_limit, host.memory_used) == free
@@ -242,19 +242,19 @@ def _judge_run(local: LocalRanks, holding: _Holding, limit: float, surely: float
             "size_bytes": space.size,
         },
         severity=Severity.ERROR if space.share > surely else Severity.WARNING,
-        fix=_fix(holding),
+        fix=_fix(holding, local.name),
         explains=("MEM012",),
     )
 
 
-def _fix(holding: _Holding) -> str:
+def _fix(holding: _Holding, host: str) -> str:
     if holding.workers > holding.processes:
         return (
-            "Lower num_workers, or store the dataset in arrays instead of Python lists and dictionaries, whose pages "
+            "Lower `num_workers` of the DataLoader, or store the dataset in arrays instead of Python lists and dictionaries, whose pages "
             "each worker copies when it reads them."
         )
-    more = "request more memory (`--mem`)" if holding.space.name.startswith(_CGROUP) else "run fewer ranks per host"
-    return f"Load the dataset once per host as a memory map (`numpy.load(path, mmap_mode='r')`, Arrow), or {more}."
+    more = "request more memory (`--mem`)" if holding.space.name.startswith(_CGROUP) else f"run fewer ranks on {host}"
+    return f"Load the dataset once per host as a memory map (`mmap_mode='r'` of `numpy.load`, Arrow), or {more}."
 
 
 def _smallest(*sizes: int | None) -> int | None:

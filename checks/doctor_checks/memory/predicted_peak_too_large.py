@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import VisibleDevice, devices_of, mebibytes, on_processor
-from doctor.api import Finding, Job, Rank, Severity, Skip, Unknown, Verdict, check, ranks_in_words
+from doctor.api import Finding, Job, Rank, Severity, Skip, Unknown, Verdict, check, hosts_text, ranks_in_words
 from doctor.facts import EstimateFacts, GpuFacts, MemorySample, MigDevice, RunMemoryFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, running
 from doctor_checks.memory._device_memory_settings import end_processes
@@ -122,12 +122,16 @@ def _judge_floors(floors: list[tuple[Rank, RunMemoryFacts]]) -> Iterator[Finding
             f"{mebibytes(floor)}; {mebibytes(room)} are free",
             ranks=numbers,
             evidence={"floor_bytes": floor, "room_bytes": room},
-            fix=end_processes(())
+            fix=end_processes((), hosts_text(rank.host.name for rank in ranks), _gpus(numbers))
             if all(_total(rank) > floor for rank in ranks)
             else "Shard the parameters and the optimizer state with FSDP or ZeRO.",
             confidence=0.9,  # parameters that never get a gradient have no state either
             explains=("MEM011",),
         )
+
+
+def _gpus(ranks: tuple[int, ...]) -> str:
+    return f"the GPU{'' if len(ranks) == 1 else 's'} of {ranks_in_words(ranks, 4)}"
 
 
 def _total(rank: Rank) -> int:
@@ -147,8 +151,9 @@ def _finding(peak: int, free: int, members: list[tuple[Rank, VisibleDevice]]) ->
     now = f" (now {estimate.batch_size})" if estimate and estimate.batch_size else ""
     labels = dict.fromkeys(device.label for _, device in members)
     where = next(iter(labels)) if len(labels) == 1 else "each GPU"
+    hosts = hosts_text(rank.host.name for rank, _ in members)
     return Finding(
-        f"The estimated peak of {mebibytes(peak)} exceeds the {mebibytes(free)} that {where} has free",
+        f"The estimated peak of {mebibytes(peak)} exceeds the {mebibytes(free)} that {where} of {hosts} has free",
         ranks=tuple(rank.number for rank, _ in members),
         evidence={
             "device_peak_bytes": peak,

@@ -21,11 +21,12 @@ KINDS = {"peak_allocated": "at its peak", "allocated": "after each step", "reser
 """Fields of :class:`RunMemoryFacts` that are compared, starting with the one that causes "out of memory"."""
 
 _FIXES = {
-    "holds": "Find the tensors that only this rank keeps between steps, for example metrics in a list or a "
-    "second model.",
-    "batches": "Give every rank the same amount of data per batch, for example with a token-based batch sampler.",
+    "holds": "Find the tensors that only rank {rank} keeps between steps, for example metrics in a list or a second "
+    "model.",
+    "batches": "Give rank {rank} batches of the size that its peers have, for example with a token-based batch "
+    "sampler.",
     "peaks": "Call torch.cuda.memory._record_memory_history() and, after a few steps, "
-    "torch.cuda.memory._dump_snapshot('memory.pickle') on this rank and on a peer, and compare both in "
+    "torch.cuda.memory._dump_snapshot('memory.pickle') on ranks {rank} and {peer}, and compare both in "
     "https://pytorch.org/memory_viz.",
     "reserves": "Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, or call `torch.cuda.empty_cache()` after a "
     "larger batch or validation.",
@@ -137,8 +138,13 @@ def rank_memory_outlier(job: Job, *, share: float = 0.2, device_share: float = 0
                         f"{mebibytes(int(outlier.typical))})",
                         ranks=(outlier.rank,),
                         evidence=evidence,
-                        effect="" if more else f"GPU memory of rank {outlier.rank} stays unused.",
-                        fix=_FIXES[_cause(kind, own, others)] if more else _fix_of_less(own, others),
+                        effect=f"Rank {outlier.rank} would run out of memory first, so it limits the batch size of "
+                        "all ranks while its peers have free memory."
+                        if more
+                        else f"GPU memory of rank {outlier.rank} stays unused.",
+                        fix=_FIXES[_cause(kind, own, others)].format(rank=outlier.rank, peer=others[0].rank.number)
+                        if more
+                        else _fix_of_less(own, others),
                         severity=Severity.WARNING if more else Severity.INFO,
                         explains=("MEM003", "MEM004", "MEM011"),
                     )

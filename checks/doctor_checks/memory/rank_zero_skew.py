@@ -95,11 +95,13 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         else f"{gpu} is full, and other processes, probably ranks, hold {others} of it"
     )
     ranks = tuple(sorted({one.rank for one in found if one.rank is not None}))
+    who = f"Rank {ranks[0]}" if len(ranks) == 1 else "The rank of this GPU"
     yield finding_from_logs(
         as_event_groups(found),
         what,
         ranks=ranks,
         evidence={**numbers_of(first), "likely_cause": _CAUSES["checkpoint" if first.is_loading else "contexts"]},
+        effect=f'{who} fails with "CUDA out of memory", while other GPUs may have free memory.',
         fix=_fix(job, "checkpoint" if first.is_loading else "contexts"),
         severity=Severity.ERROR,
         confidence=0.8 if first.is_loading or (first.cause == "skew" and len(first.shortage.others) > 1) else 0.6,
@@ -116,13 +118,14 @@ def _by_processes(job: Job) -> Iterator[Finding]:
     held = {(event.value("pid"), int(event.value("gpu") or 0)): int(event.value("mebibytes") or 0) for event in rows}
     first = {pid: size for (pid, gpu), size in held.items() if gpu == 0}
     strangers = {pid: size for pid, size in first.items() if any(_is_home(held, pid, gpu) for _, gpu in held)}
+    probably = "" if strangers else "probably "
     strangers = strangers or _contexts(rows, first)
     if not strangers or len(first) == len(strangers):
         return
-    who = "processes that use other GPUs hold" if len(strangers) > 1 else "process that uses another GPU holds"
+    use = "processes that {}use other GPUs hold" if len(strangers) > 1 else "process that {}uses another GPU holds"
     yield finding_from_logs(
         EventGroup("gpu.process", tuple(event for event in rows if event.value("pid") in strangers)),
-        f"{len(strangers)} {who} {mebibytes(sum(strangers.values()) * MIB)} on GPU 0",
+        f"{len(strangers)} {use.format(probably)} {mebibytes(sum(strangers.values()) * MIB)} on GPU 0",
         evidence={"memory_bytes_by_process": {pid: size * MIB for pid, size in strangers.items()}},
         fix=_fix(job, "contexts"),
         severity=Severity.WARNING,
@@ -154,9 +157,8 @@ def _is_home(held: Mapping[tuple[str | None, int], int], pid: str | None, gpu: i
     compares_ranks=True,
     from_logs=(_by_processes, _from_logs),
     impacts={
-        r"is full": 'The rank of this GPU fails with "CUDA out of memory", while other GPUs may have free memory.',
-        r"that uses? (?:an)?other GPU": (
-            "The rank of GPU 0 has less memory than the other ranks, and runs out of memory first."
+        r"uses? (?:an)?other GPU": (
+            "The rank of GPU 0 has less memory than the other ranks, and may run out of memory first."
         ),
     },
     cases=lambda: (
@@ -276,8 +278,8 @@ def rank_zero_skew(
 
     Why it hurts: the other ranks use memory of the first GPU, whose own rank runs out of it while other GPUs have free
     memory.
-    Fix: Call `torch.cuda.set_device(local_rank)` before any other CUDA call, and load checkpoints with
-    `torch.load(path, map_location="cpu")`.
+    Fix: Call `torch.cuda.set_device(local_rank)` before any other CUDA call, and pass `map_location="cpu"` to each
+    `torch.load` of a checkpoint.
     """
     # A context takes 300 to 800 MiB, depending on the architecture and the loaded kernels.
     judged = [local for local in job.by_host() if len(local.members) > 1]
@@ -406,7 +408,7 @@ def _model_bytes(rank: Rank) -> int:
 def _fix(job: Job, cause: str) -> str:
     if cause == "checkpoint":
         lightning = ", or pass `ckpt_path` to `trainer.fit()`" if uses_lightning(job) else ""
-        return f'Load checkpoints with `torch.load(path, map_location="cpu")`{lightning}.'
+        return f'Pass `map_location="cpu"` to each `torch.load` of a checkpoint{lightning}.'
     if cause in ("grows", "tensors"):
         own = "self.device" if uses_lightning(job) else 'torch.device("cuda", local_rank)'
         return (

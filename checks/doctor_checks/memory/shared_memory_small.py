@@ -23,6 +23,7 @@ from doctor.api import (
     is_logged,
     merge,
 )
+from doctor.core.text import HERE
 from doctor.facts import Filesystem, GpuFacts, HostFacts, NcclFacts, PeerLink, SoftwareFacts
 from doctor.knowledge.releases import within
 from doctor.testing import Fails, Passes, healthy, logged
@@ -59,6 +60,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         yield finding_from_logs(
             EventGroup(full[0].kind, full),
             "A tensor or array could not be shared between processes: /dev/shm is full",
+            fix=_FIX_OF_FULL,
             explains=_CONSEQUENCES,
         )
     for group in event_groups(job, "shm.full"):
@@ -88,11 +90,11 @@ def _refusal(text: str, pid: str | None) -> tuple[str, str]:
         is_sure = "No space" in text or "Disk quota" in text
         return (
             f"NCCL cannot allocate shared memory: /dev/shm is {'' if is_sure else 'probably '}full",
-            "" if is_sure else _FIX_OF_GUESS,
+            _FIX_OF_FULL if is_sure else _FIX_OF_GUESS,
         )
     if "worker" in text or "insufficient shared memory" in text.lower():
-        return f"A DataLoader worker{f' (pid {pid})' if pid else ''} crashed: /dev/shm is probably full", _FIX_OF_GUESS
-    return "A tensor or array could not be written to shared memory: /dev/shm is full", ""
+        return f"A DataLoader worker{f' (PID {pid})' if pid else ''} crashed: /dev/shm is probably full", _FIX_OF_GUESS
+    return "A tensor or array could not be written to shared memory: /dev/shm is full", _FIX_OF_FULL
 
 
 def _bus_error(job: Job) -> Iterator[Finding]:
@@ -145,6 +147,10 @@ _FIX_OF_GUESS = (
     "`docker run --ipc=host`, in Kubernetes with an emptyDir of `medium: Memory`."
 )
 """For messages that do not show that it is full, or that the process runs in a container."""
+_FIX_OF_FULL = (
+    "Enlarge /dev/shm (in a container with `docker run --ipc=host`, in Kubernetes with an emptyDir of "
+    "`medium: Memory`), or remove files from it that no process uses."
+)
 
 
 _SHARING = ("multiprocessing/heap.py", "multiprocessing/shared_memory.py", "multiprocessing/reductions.py")
@@ -158,7 +164,7 @@ _SHARING = ("multiprocessing/heap.py", "multiprocessing/shared_memory.py", "mult
     needs=(HostFacts,),
     from_logs=(_from_logs, _started_with_little, _bus_error),
     impacts={
-        r"NCCL needs": (
+        r"^NCCL needs": (
             'NCCL initialization fails with "failed to extend /dev/shm/nccl-…" or "unhandled system error".'
         ),
         r"DataLoader worker": (
@@ -280,15 +286,15 @@ def shared_memory_small(job: Job, *, smallest_mebibytes: float = 128) -> Iterato
             continue
         need = _need(local, users)
         if host.shm.total < smallest_mebibytes * MIB:
-            words = f"Shared memory (/dev/shm) has only {mebibytes(host.shm.total)}"
+            words = f"Shared memory (/dev/shm) of {HERE} has only {mebibytes(host.shm.total)}"
             findings.append(_finding(local, host, words, need))
         elif need > host.shm.free:
-            words = f"NCCL needs {mebibytes(need)} of /dev/shm, but {mebibytes(host.shm.free)} are free"
+            words = f"NCCL needs {mebibytes(need)} of /dev/shm on {HERE}, but {mebibytes(host.shm.free)} are free"
             findings.append(_finding(local, host, words, need))
         elif host.shm.free < smallest_mebibytes * MIB:
-            words = f"/dev/shm is nearly full: {mebibytes(host.shm.free)} of {mebibytes(host.shm.total)} free"  # noqa: S108 - the mount itself
+            words = f"/dev/shm of {HERE} is nearly full: {mebibytes(host.shm.free)} of {mebibytes(host.shm.total)} free"  # noqa: S108 - the mount itself
             findings.append(_finding(local, host, words, need, Severity.WARNING))
-    yield from merge(findings)
+    yield from merge(findings, job.place_of)
 
 
 def _need(local: LocalRanks, users: set[Rank]) -> int:
@@ -342,9 +348,12 @@ def _finding(local: LocalRanks, host: HostFacts, summary: str, need: int, severi
 
 def _fix(host: HostFacts) -> str:
     if host.nccl_shm_bytes and host.shm and host.nccl_shm_bytes > host.shm.total // 2:
-        return "While no job runs on the host, remove the files of killed jobs:\nrm /dev/shm/nccl-*"
+        return f"While no job runs on {HERE}, remove the files of killed jobs:\nrm /dev/shm/nccl-*"
     if host.shm and host.shm.free < host.shm.total // 4:
-        return "List the files, and remove those that no process uses:\nls -lS /dev/shm | head\nfuser -v /dev/shm/*"
+        return (
+            f"On {HERE}, list the files, and remove those that no process uses:\nls -lS /dev/shm | head\n"
+            "fuser -v /dev/shm/*"
+        )
     if host.container == "kubernetes":
         return "Mount an emptyDir with `medium: Memory` at /dev/shm."
     if host.container in ("docker", "podman"):
