@@ -523,12 +523,12 @@ def test_the_fix_of_a_launch_names_host_and_option(text, check, named):
         (
             "mpirun noticed that process rank 3 with PID 4711 on node node01 exited on signal 9 (Killed).",
             "MEM012",
-            "Rank 3 (pid 4711) on node01 was killed by SIGKILL, possibly by the OOM killer",
+            "Rank 3 (PID 4711) on node01 was killed by SIGKILL, possibly by the OOM killer",
         ),
         (
             'earlyoom[700]: sending SIGTERM to process 4321 uid 1000 "python": badness 900',
             "MEM012",
-            "earlyoom ended python (pid 4321) because the host was low on memory",
+            "earlyoom ended python (PID 4321) because the host was low on memory",
         ),
         (
             "systemd[1]: train.service: Failed with result 'oom-kill'.",
@@ -538,7 +538,7 @@ def test_the_fix_of_a_launch_names_host_and_option(text, check, named):
         (
             "[12345.6] Killed process 4321 (python) total-vm:1kB, anon-rss:1kB",
             "MEM012",
-            "python (pid 4321) was killed by the OOM killer",
+            "python (PID 4321) was killed by the OOM killer",
         ),
         (
             "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update",

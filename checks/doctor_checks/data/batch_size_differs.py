@@ -143,7 +143,7 @@ def batch_size_differs(job: Job, *, dynamic_ratio: float = 1.2) -> Iterator[Verd
                 if compared == _OBSERVED
                 else advice(
                     job,
-                    lightning=f"Set {same} in `{loader_hook(readers.stage)}`, or broadcast the smallest one if "
+                    lightning=f"Set {same} in `{loader_hook(readers.stage)}`, or broadcast the smallest size if "
                     "`Tuner.scale_batch_size` chose it.",
                     transformers="Set the same `per_device_train_batch_size` in `TrainingArguments` on all ranks, with "
                     "`auto_find_batch_size=False`.",

@@ -209,7 +209,8 @@ def _judge(job: Job, machine: LocalRanks, share: GpuSharers) -> Finding | Unknow
     sizes = [one.memory for one in foreign]
     size = sum(one or 0 for one in sizes) if sizes and None not in sizes else gpu.memory_used
     who = ranks_in_words(share.ranks)
-    used = f"use{'s' if len(foreign or (owners if is_own else ())) == 1 else ''} {mebibytes(size)} of {mebibytes(gpu.memory_total)}"
+    is_one = len(foreign) == 1 or (is_own and len(owners) == 1)
+    used = f"use{'s' if is_one else ''} {mebibytes(size)} of {mebibytes(gpu.memory_total)}"
     return Finding(
         f"{by[:1].upper() + by[1:] if not foreign else by} {used} on GPU {gpu.index} of {machine.name}",
         ranks=share.ranks,

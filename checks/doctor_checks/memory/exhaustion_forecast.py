@@ -156,9 +156,8 @@ def exhaustion_forecast(job: Job, *, horizon: float = 30, least_batches: float =
                 "seconds_a_batch": first.seconds_a_step,
             },
             effect=_effect(job, leaks, first),
-            fix=f"Detach tensors that {who if len(leaks) < job.world_size else 'the ranks'} "
-            f"keep{'s' if len(leaks) == 1 < job.world_size else ''} between steps (`loss.detach()`, `loss.item()`), and "
-            "reset metrics after each epoch.",
+            fix=f"Detach tensors that {who} keep{'s' if len(leaks) == 1 else ''} between steps (`loss.detach()`, "
+            "`loss.item()`), and reset metrics after each epoch.",
             explains=("MEM003", "MEM006", "MEM011"),
         )
     for holder, need in needs:

@@ -61,8 +61,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         f"An allocation of {mebibytes(first.wanted)}{gpu} failed with {mebibytes(first.reserved_unallocated)} reserved "
         "but unallocated",
         evidence=numbers_of(found[0]),
-        effect=f'{who} fails with "CUDA out of memory" although enough memory is reserved, and the other ranks wait for '
-        "it until their timeout.",
+        effect=f'{who} fails with "CUDA out of memory" although enough memory is reserved, and the other ranks wait '
+        "for it until their timeout.",
         fix=defragmenting(found[0].event.text) or "Use a smaller batch, or pad batches to a few fixed lengths.",
         severity=Severity.ERROR,
         confidence=0.75,

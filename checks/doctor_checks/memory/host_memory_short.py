@@ -250,8 +250,8 @@ def _judge_run(local: LocalRanks, holding: _Holding, limit: float, surely: float
 def _fix(holding: _Holding, host: str) -> str:
     if holding.workers > holding.processes:
         return (
-            "Lower `num_workers` of the DataLoader, or store the dataset in arrays instead of Python lists and dictionaries, whose pages "
-            "each worker copies when it reads them."
+            "Lower `num_workers` of the DataLoader, or store the dataset in arrays instead of Python lists and "
+            "dictionaries, whose pages each worker copies when it reads them."
         )
     more = "request more memory (`--mem`)" if holding.space.name.startswith(_CGROUP) else f"run fewer ranks on {host}"
     return f"Load the dataset once per host as a memory map (`mmap_mode='r'` of `numpy.load`, Arrow), or {more}."

@@ -153,7 +153,7 @@ def _finding(peak: int, free: int, members: list[tuple[Rank, VisibleDevice]]) ->
     where = next(iter(labels)) if len(labels) == 1 else "each GPU"
     hosts = hosts_text(rank.host.name for rank, _ in members)
     return Finding(
-        f"The estimated peak of {mebibytes(peak)} exceeds the {mebibytes(free)} that {where} of {hosts} has free",
+        f"The estimated peak of {mebibytes(peak)} exceeds the {mebibytes(free)} that {where} on {hosts} has free",
         ranks=tuple(rank.number for rank, _ in members),
         evidence={
             "device_peak_bytes": peak,
