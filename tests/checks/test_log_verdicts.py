@@ -420,7 +420,7 @@ def test_the_local_rank_of_a_killed_process():
         "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 3 (pid: 7727) of binary:"
     )
     (finding,) = findings_of(text, "MEM012")
-    assert finding.summary.startswith("The process of local rank 3 (pid 7727) was killed")
+    assert finding.summary.startswith("The process of local rank 3 (PID 7727) was killed")
     assert finding.ranks == ()
 
 
