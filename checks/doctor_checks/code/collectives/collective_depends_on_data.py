@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
@@ -112,6 +113,8 @@ def _is_in_other_branch(script: Script, statement: ast.stmt, inner: ast.AST, wor
     return word in words
 
 
+_IS_VALID = re.compile(r"not [^ ]{0,40}isnan\(|[^ ]{0,40}isfinite\(")
+"""Tests of values that only valid ones pass."""
 _DEPENDENCIES = {"data": "local data", "time": "the local clock", "signal": "a local signal"}
 
 
@@ -128,9 +131,19 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
     summary = f"{name} {how} {script.text_of(test, 40)} (line {test.lineno}), {cause}"
     if len(summary) > LONGEST_SUMMARY:
         summary = f"{name} {how} the condition at line {test.lineno} holds, {cause}"
+    # A rank for which the condition does not hold has no valid loss: no rank may use it then.
+    needs_all = "runs" in how and (word == "backward" or bool(_IS_VALID.match(ast.unparse(test))))
+    condition = script.text_of(test, 40)
+    condition = f"the condition at line {test.lineno}" if condition.endswith("…") else f"the condition `{condition}`"
     return Violation(
         call,
         summary,
+        fix=f"Reduce {condition} as a tensor over all ranks (`dist.all_reduce(flag, op=dist.ReduceOp."
+        + (
+            "MIN)`), and make the call only if it holds on all of them."
+            if needs_all
+            else "MAX)`), and branch on the result."
+        ),
         severity=Severity.WARNING if kind == "signal" or _is_asked_elsewhere(script, statement, kind) else None,
         evidence=(
             ("condition", script.text_of(test)),

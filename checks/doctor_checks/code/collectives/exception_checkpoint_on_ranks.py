@@ -47,7 +47,8 @@ def exception_checkpoint_on_ranks(script: Script) -> Iterator[Violation]:
             yield Violation(
                 call,
                 "OnExceptionCheckpoint blocks a failed rank, because the other ranks do not join the save",
-                fix="Replace OnExceptionCheckpoint with `ModelCheckpoint(every_n_train_steps=..., save_last=True)`.",
+                fix="Replace OnExceptionCheckpoint with a ModelCheckpoint that sets `every_n_train_steps` and "
+                "`save_last=True`.",
                 evidence=(("trainer_at_line", trainers[0].lineno),),
             )
     yield from _hooks(script)
@@ -66,6 +67,8 @@ def _hooks(script: Script) -> Iterator[Violation]:
                 yield Violation(
                     one.call,
                     f"on_exception calls {script.text_of(one.call.func, 40)}, but ranks that did not fail do not",
+                    fix="Remove the call from on_exception, so that the error ends the rank and the launcher stops the "
+                    "others.",
                     evidence=(("collective", one.word),),
                     confidence=0.9,
                 )

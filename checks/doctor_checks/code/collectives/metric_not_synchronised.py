@@ -191,8 +191,8 @@ def _scheduled_alone(script: Script) -> Iterator[Violation]:
                 call,
                 f"{script.text_of(call.func)} receives {script.text_of(call.args[0], 40)}, which covers only this "
                 "rank's shard",
-                fix="Average the value over all ranks (`dist.all_reduce(loss, op=dist.ReduceOp.AVG)`) before calling "
-                f"{script.text_of(call.func)}.",
+                fix=f"Average `{script.text_of(call.args[0], 40)}` over all ranks with `dist.all_reduce`, and pass the "
+                f"mean to {script.text_of(call.func)}.",
                 confidence=0.85,
             )
 

@@ -326,24 +326,20 @@ def _words(script: Script, one: CollectiveCall) -> str:
 
 
 _FIXES = {
-    "sync_dist": "Call `self.log(..., sync_dist=True)` on all ranks, outside the branch; if only one rank has the "
-    "value, pass `rank_zero_only=True` and no sync_dist.",
-    "save_checkpoint": "Call `trainer.save_checkpoint(path)` on all ranks: it contains a barrier, and only rank 0 "
-    "writes.",
-    "save": "Call `fabric.save(path, state)` on all ranks: it contains a barrier, and only rank 0 writes.",
+    "sync_dist": "Call `{call}` on all ranks, outside the branch; if only one rank has the value, pass "
+    "`rank_zero_only=True` instead of `sync_dist=True`.",
+    "save_checkpoint": "Call `{call}` on all ranks: it contains a barrier, and only rank 0 writes.",
+    "save": "Call `{call}` on all ranks: it contains a barrier, and only rank 0 writes.",
     "barrier": "Move the barrier out of the branch, or remove it: the other ranks do not call it.",
     "validate": "Evaluate on all ranks, each on its shard; run a test on one process in a separate script with "
     "`Trainer(devices=1)`.",
-    "new_group": "Call `group = dist.new_group(ranks)` on all ranks, outside the branch, including ranks that are not "
-    "members of the group.",
+    "new_group": "Call `{call}` on all ranks, outside the branch, including ranks that are not members of the group.",
     "forward of DDP": "Run the forward pass on all ranks, or call the inner model (`model.module`) on one rank.",
     "forward of FSDP": "Run the forward pass on all ranks: FSDP gathers the parameters of each layer from all of them.",
-    "save_model": "Call `trainer.save_model(path)` on all ranks: under FSDP it gathers the shards, and only rank 0 "
-    "writes.",
-    "save_state": "Call `accelerator.save_state(path)` on all ranks: each rank writes its own shard.",
-    "state_dict of FSDP": "Call `state = model.state_dict()` on all ranks, and save it on rank 0: `if rank == 0: "
-    "torch.save(state, path)`.",
+    "save_model": "Call `{call}` on all ranks: under FSDP it gathers the shards, and only rank 0 writes.",
+    "save_state": "Call `{call}` on all ranks: each rank writes its own shard.",
 }
+"""``{call}``: the call of the script."""
 _FIXES |= dict.fromkeys(("test", "predict", "fit"), _FIXES["validate"])
 
 
@@ -355,7 +351,8 @@ def _fix(script: Script, one: CollectiveCall, condition: RankCondition) -> str:
         return f"Call `{name}` on all ranks: each of them reads or writes its own shards."
     is_inside = any(one is condition.where for one in script.around(one.call))
     if not one.through and one.word in _FIXES and (is_inside or one.word not in _BARRIERS):
-        return _FIXES[one.word]
+        whole = script.text_of(one.call, 80)
+        return _FIXES[one.word].replace("{call}", name if whole.endswith("…") else whole)
     line = getattr(condition.where, "lineno", one.call.lineno)
     if isinstance(condition.where, ast.If) and not is_inside:
         return f"Call `{name}` also on the ranks that leave at line {line}{_or_remove(one)}."

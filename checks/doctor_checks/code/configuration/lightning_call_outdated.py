@@ -15,6 +15,7 @@ from doctor.knowledge.lightning_api import imported as lightning_import
 from doctor.knowledge.lightning_api import method as trainer_method
 from doctor.knowledge.lightning_api import strategy as trainer_strategy
 from doctor.knowledge.releases import release
+from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.fix.trainer_arguments import HALF, STRATEGIES_AS_ACCELERATORS, trainer_edits
 from doctor.lint.python.lightning_version import KnownLightning, known_lightning
 from doctor.lint.python.project.unreached import calls_nowhere, is_imported_nowhere, is_used_nowhere
@@ -116,7 +117,8 @@ def _joined(fixes: list[str]) -> str:
 
 def _fix(one: _Complaint) -> str:
     if one.removed.startswith("since "):
-        return f"Install {one.replacement}, or remove the argument."
+        argument = one.words.partition("(")[2].removesuffix(")")
+        return f"Install {one.replacement}, or remove {f'`{argument}`' if argument else 'the argument'}."
     if _PROSE.search(one.replacement):
         return f"Instead of `{one.words}`, use {one.replacement}."
     return f"Use `{one.replacement}` instead of `{one.words}`."
@@ -174,9 +176,11 @@ def _claim(worst: list[_Complaint], known: KnownLightning) -> str:
         since = worst[0].removed.removeprefix("since ")
         return f"Lightning {known.number} does not support {subject}, added in {since}"
     verb = "uses arguments" if has_several else verb
-    gone = f"{subject} {verb} removed in Lightning {' and '.join(sorted({one.removed for one in worst}))}"
+    releases = " and ".join(sorted({one.removed for one in worst}))
+    gone = f"{subject} {verb} removed in Lightning {releases}"
     if known.number is None or known.is_open:
-        return f"{gone}, {_OPEN}"
+        summary = f"{gone}, {_OPEN}"
+        return summary if len(summary) <= LONGEST_SUMMARY else f"{subject} was removed in {releases}, {_OPEN}"
     if known.proof:
         return f"{gone}, and {known.proof} needs 2.0 or newer"
     # "1.9" stands for a bound of the project: the newest line of releases that it permits.

@@ -55,18 +55,21 @@ def more_workers_than_cores(script: Script) -> Iterator[Violation]:
                 f"{workers.of}{exceeds} {script.processors} CPU cores{'' if ranks > 1 else ' of this host'}",
                 fix=f"Set `num_workers={fitting}`."
                 if workers.certain
-                else f"Set `{script.text_of(given, 40)}` to {fitting}.",
+                else f"Pass `{workers.option} {fitting}`, or change the default in line {workers.line}.",
                 confidence=1.0 if workers.certain else 0.7,
                 evidence=(("workers", total), ("ranks", ranks), ("cores", script.processors)),
             )
 
 
 class _Workers(NamedTuple):
-    """``number``: ``None`` for all cores. ``of``: where it is set."""
+    """``number``: ``None`` for all cores. ``of``: where it is set. ``option``: the one whose default in ``line`` it
+    is."""
 
     number: int | None
     of: str
     certain: bool = True
+    option: str = ""
+    line: int = 0
 
 
 def _workers(script: Script, given: ast.expr) -> _Workers | None:
@@ -77,17 +80,21 @@ def _workers(script: Script, given: ast.expr) -> _Workers | None:
         given = values[0]
     if isinstance(given, ast.Call) and script.name(given.func) in _ALL_CORES:
         return _Workers(None, f"num_workers={script.text_of(given)}")
-    if isinstance(given, ast.Attribute) and (default := _default_of(script, given.attr)) is not None:
-        return _Workers(default, f"num_workers={script.text_of(given)} ({default} by default)", False)
+    if isinstance(given, ast.Attribute) and (found := _default_of(script, given.attr)) is not None:
+        default, option, line = found
+        return _Workers(default, f"num_workers={script.text_of(given)} ({default} by default)", False, option, line)
     return None
 
 
-def _default_of(script: Script, name: str) -> int | None:
+def _default_of(script: Script, name: str) -> tuple[int, str, int] | None:
+    """The default of an option, its longest spelling, and the line of the default."""
     for call in script.method_calls("add_argument"):
         flags = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
         if any(flag.lstrip("-").replace("-", "_") == name for flag in flags):
-            default = script.value(script.argument(call, "default"))
-            return default if isinstance(default, int) and not isinstance(default, bool) else None
+            given = script.argument(call, "default")
+            default = script.value(given)
+            is_number = isinstance(default, int) and not isinstance(default, bool)
+            return (default, max(flags, key=len), given.lineno) if is_number and given is not None else None
     return None
 
 

@@ -176,10 +176,13 @@ def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Vi
 
 def _fix(script: Script, sampler: ast.Call, epochs: ast.For | ast.While, fed: str) -> str:
     statement = _statement(script, sampler, epochs, fed)
-    if _is_alternative(script, sampler):
+    is_alternative = _is_alternative(script, sampler)
+    if is_alternative:
         statement = f"if isinstance({statement.partition('.set_epoch')[0]}, DistributedSampler): {statement}"
     if isinstance(epochs, ast.For) and ast.unparse(epochs.target) == "_":
         return f"Rename `_` in line {epochs.lineno} to `epoch`, and start the loop with `{statement}`."
+    if is_alternative:
+        return f"Start the loop at line {epochs.lineno} with `{statement}`."
     return f"Call `{statement}` as the first statement of the loop at line {epochs.lineno}."
 
 

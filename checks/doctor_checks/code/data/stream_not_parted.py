@@ -101,6 +101,9 @@ def _hits(script: Script, owner: ast.ClassDef, ranks: ast.Call | None) -> Iterat
     yield Violation(
         reads,
         f"Dataset {owner.name} yields all of its samples {' and '.join(readers)}",
+        fix="In `__iter__`, yield only the samples of this worker (`torch.utils.data.get_worker_info()`)."
+        if ranks is None
+        else "",
         evidence=(("job_started_at_line", ranks.lineno),) if ranks is not None else (),
     )
 

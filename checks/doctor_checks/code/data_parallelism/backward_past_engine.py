@@ -77,12 +77,14 @@ def backward_past_engine(script: Script) -> Iterator[Violation]:
     is_known = release is not None and script.states_release_of("deepspeed")
     if release is None or release < _SUPPORTED:
         for call in script.method_calls("backward"):
-            if _is_past(script, call) and not _has_engine_beside(script, call, "backward"):
+            engine = _engine_behind(script, call)
+            if engine and not _has_engine_beside(script, call, "backward"):
                 known = f"in deepspeed {script.releases.get('deepspeed')}" if release else "before release 0.18.3"
                 yield Violation(
                     call,
                     f"{script.text_of(call.func)}() bypasses the DeepSpeed engine: no gradient reduction {known}",
                     severity=None if is_known else Severity.WARNING,
+                    fix=_fix(script, call, engine),
                 )
     for call in script.method_calls("step"):
         if _is_engines_optimizer(script, call, makes) and not _has_engine_beside(script, call, "step"):
@@ -90,8 +92,25 @@ def backward_past_engine(script: Script) -> Iterator[Violation]:
                 call,
                 f"{script.text_of(call.func)}() bypasses engine.step(), which also counts micro-batches",
                 severity=Severity.WARNING,
-                fix="Call `engine.step()` instead of `optimizer.step()` and `optimizer.zero_grad()`.",
+                fix=_fix_of_step(script, call, makes),
             )
+
+
+def _fix(script: Script, call: ast.Call, engine: str) -> str:
+    """The engine divides the loss by the number of micro-batches itself."""
+    loss = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+    whole = loss.left if isinstance(loss, ast.BinOp) and isinstance(loss.op, ast.Div) else loss
+    return (
+        f"Call `{engine}.backward({script.text_of(whole)})` instead of `{script.text_of(call.func)}()`, and "
+        f"`{engine}.step()` instead of the optimizer's `step()` and `zero_grad()`."
+    )
+
+
+def _fix_of_step(script: Script, call: ast.Call, makes: list[ast.Call]) -> str:
+    owner = script.text_of(call.func.value if isinstance(call.func, ast.Attribute) else call.func)
+    engines = {_targets(script, made)[0] for made in makes if owner in _targets(script, made)}
+    engine = engines.pop() if len(engines) == 1 else "engine"
+    return f"Call `{engine}.step()` instead of `{owner}.step()` and `{owner}.zero_grad()`."
 
 
 def _release(text: str | None) -> tuple[int, ...] | None:
@@ -99,12 +118,13 @@ def _release(text: str | None) -> tuple[int, ...] | None:
     return tuple(int(part or 0) for part in found.groups()) if found else None
 
 
-def _is_past(script: Script, call: ast.Call) -> bool:
-    """``loss.backward()`` of what the engine computed; ``engine.backward(loss)`` has an argument."""
+def _engine_behind(script: Script, call: ast.Call) -> str:
+    """The engine that computed the loss of ``loss.backward()``; empty for other calls. ``engine.backward(loss)`` has an
+    argument."""
     if not isinstance(call.func, ast.Attribute) or call.args or is_engine(script, call.func.value):
-        return False
-    behind = computed_from(script, call.func.value)
-    return any(isinstance(one, ast.Call) and is_engine(script, one.func) for one in behind)
+        return ""
+    behind = (one for one in computed_from(script, call.func.value) if isinstance(one, ast.Call))
+    return next((script.text_of(one.func) for one in behind if is_engine(script, one.func)), "")
 
 
 def is_engine(script: Script, node: ast.expr) -> bool:
@@ -127,11 +147,14 @@ def _is_first(script: Script, node: ast.AST) -> bool:
 
 def _place(script: Script, made: ast.Call, node: ast.expr) -> int | None:
     """The position of a name among the targets of the call."""
+    parts, name = _targets(script, made), ast.unparse(node)
+    return parts.index(name) if name in parts else None
+
+
+def _targets(script: Script, made: ast.Call) -> list[str]:
     statement = script.parent(made)
     target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-    parts = [ast.unparse(one) for one in target.elts] if isinstance(target, (ast.Tuple, ast.List)) else []
-    name = ast.unparse(node)
-    return parts.index(name) if name in parts else None
+    return [ast.unparse(one) for one in target.elts] if isinstance(target, (ast.Tuple, ast.List)) else []
 
 
 def _is_engines_optimizer(script: Script, call: ast.Call, makes: list[ast.Call]) -> bool:

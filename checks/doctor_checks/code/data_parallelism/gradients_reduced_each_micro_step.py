@@ -152,7 +152,8 @@ def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
 
 
 _FIXES = {
-    ACCELERATOR: "Use `Accelerator(gradient_accumulation_steps=n)` and `with accelerator.accumulate(model):`.",
+    ACCELERATOR: "Run each micro-step under `with accelerator.accumulate(model):`, and pass the number of micro-steps "
+    "as `gradient_accumulation_steps` to Accelerator.",
     FABRIC: "Use `with fabric.no_backward_sync(model, enabled=not last):` around the forward and backward pass.",
 }
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Script, SetArgument, Severity, Violation, location_of, rule
+from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.cuda import shows_one_gpu
 from doctor.lint.python.gpu_use import runs_alone, simulates_ranks, uses_gpus
 from doctor.lint.python.project.saved_values import is_saved_without_gpu
@@ -142,9 +143,11 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
 
 def _unmapped(script: Script, call: ast.Call, shown: ast.Call) -> Violation:
     certain = script.name(call.func) == "torch.load" and _goes_into_state(script, call)
+    summary = f"Every rank loads {_source(script, call)} onto the GPU it was saved from"
+    reason = ": map_location is not set"
     return Violation(
         call,
-        f"Every rank loads {_source(script, call)} onto the GPU it was saved from: map_location is not set",
+        summary + (reason if len(summary + reason) <= LONGEST_SUMMARY else ""),
         evidence=(("job_started_at_line", shown.lineno),),
         confidence=0.9,
         edits=(SetArgument(location_of(call), "map_location", '"cpu"'),) if certain and len(call.args) == 1 else (),
