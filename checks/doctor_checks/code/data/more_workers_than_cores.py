@@ -93,8 +93,9 @@ def _default_of(script: Script, name: str) -> tuple[int, str, int] | None:
         if any(flag.lstrip("-").replace("-", "_") == name for flag in flags):
             given = script.argument(call, "default")
             default = script.value(given)
-            is_number = isinstance(default, int) and not isinstance(default, bool)
-            return (default, max(flags, key=len), given.lineno) if is_number and given is not None else None
+            if given is None or not isinstance(default, int) or isinstance(default, bool):
+                return None
+            return default, max(flags, key=len), given.lineno
     return None
 
 
