@@ -69,6 +69,7 @@ def texts_of(check_id, case_name):
         ("MEM008", "a run that fills the host", "or run fewer ranks on node1"),
         ("MEM010", "filled by files of killed jobs", "NCCL needs 399 MiB of /dev/shm on node0"),
         ("MEM010", "logged by Python", "or remove files from it that no process uses"),
+        ("MEM011", "a snapshot with an allocation that was refused", "GPU 1 of rank 1 ran out of memory"),
         ("NCCL006", "shared memory is off, no GPU is seen", "GPUs without peer access communicate over the network"),
         ("NCCL012", "a time-out of two hours in a job of one", "7200 s, argument of the strategy"),
         ("NCCL015", "HCCL waits for a rank", "HCCL failed with EI0006 on rank 0"),

@@ -126,8 +126,9 @@ def device_exhausted(job: Job) -> Iterator[Verdict]:
                 if most and most.frame
                 else ""
             )
+            whose = f" of rank {silent[0]}" if len(silent) == 1 else ""
             yield Finding(
-                f"GPU {refused.device} ran out of memory allocating {byte_size(refused.size)}{holder}",
+                f"GPU {refused.device}{whose} ran out of memory allocating {byte_size(refused.size)}{holder}",
                 ranks=silent,
                 evidence={
                     "snapshot": snapshot.path,
@@ -167,7 +168,9 @@ def _holders(snapshot: MemorySnapshotFacts) -> list[str]:
 def _finding(job: Job, found: tuple[OomEvent, ...]) -> Finding:
     first = found[0]
     group = first.shortage
+    ranks = as_event_groups(found).ranks
     gpu = f"GPU {group.device}" if group.device is not None else "A GPU"
+    gpu += f" of rank {ranks[0]}" if len(ranks) == 1 else ""
     wanted = f" allocating {byte_size(group.wanted)}" if group.wanted else ""
     reason = _REASONS["size" if first.cause == "demand" and group.allocated is None else first.cause].format(
         allocated=_size(group.allocated),
@@ -180,7 +183,7 @@ def _finding(job: Job, found: tuple[OomEvent, ...]) -> Finding:
     snapshot = rank.find(MemorySnapshotFacts) if rank else None
     held = {"snapshot": snapshot.path, "holds_most": _holders(snapshot)} if snapshot else {}
     summary, fix = f"{gpu} ran out of memory{wanted}; {reason}", _FIXES.get(first.cause) or _fix(job, first, rank)
-    effect = _effect(as_event_groups(found).ranks)
+    effect = _effect(ranks)
     for words, (claim, advice) in _OF_VLLM.items():
         if words in first.event.text:
             summary, fix = claim.format(wanted=_size(group.wanted), free=_size(group.free)), advice
