@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from doctor.api import Job, Rank, conjunction
-from doctor.core.job import UNKNOWN_HOST
 from doctor.facts import EnvironmentFacts, Frame, TrainingFacts
 from doctor.knowledge.alloc_conf import split_options
 
@@ -83,7 +82,7 @@ def allocations(count: int) -> str:
 
 def end_processes(pids: Sequence[int], host: str = "", gpu: str = "the GPU") -> str:
     """What to do about other processes on a GPU; ``pids``: those that are known; ``host``: if it is known."""
-    end = f"On {host}, end" if host not in ("", UNKNOWN_HOST) else "End"
+    end = f"On {host}, end" if host else "End"
     instead = "or select another GPU with CUDA_VISIBLE_DEVICES."
     if not pids:
         return f"{end} other processes on {gpu} (`nvidia-smi` lists them), {instead}"

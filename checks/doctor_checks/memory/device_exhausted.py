@@ -203,7 +203,8 @@ def _finding(job: Job, found: tuple[OomEvent, ...]) -> Finding:
 
 def _fix(job: Job, one: OomEvent, rank: Rank | None) -> str:
     if one.cause == "others":
-        return end_processes([pid for pid, _ in one.shortage.others[:4]], rank.host.name if rank else "")
+        hosts = as_event_groups((one,)).hosts
+        return end_processes([pid for pid, _ in one.shortage.others[:4]], hosts[0] if len(hosts) == 1 else "")
     advice = smaller_batch(job, one.event.frames)
     first, *_ = advice.partition(", or ")
     if one.cause == "unknown":

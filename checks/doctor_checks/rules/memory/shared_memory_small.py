@@ -103,6 +103,9 @@ def shared_memory_small_in_files(file: Manifest) -> Iterator[Violation]:
                     yield Violation(
                         box.gpus_place or SourceLocation(1),
                         f"{why} mounts no volume at /dev/shm, which has 64 MiB by default",
+                        fix=f"Mount an emptyDir with `medium: Memory` at /dev/shm in the container {box.name}."
+                        if box.name
+                        else "",
                         evidence=(("container", box.name), ("gpus", box.gpus)),
                     )
 
