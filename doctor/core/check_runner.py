@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import TypeVar
 
 import msgspec
@@ -100,10 +100,10 @@ class _Runner:
     def _evaluated(self, check: Check, *, is_needed: bool = True) -> tuple[_SectionCoverage, _CheckYield, float]:
         """What one check yields, and the seconds that it took. ``is_needed``: ``False`` skips it, because other checks
         found the cause."""
-        started = time.perf_counter()
+        started = monotonic()
         coverage = self._coverages.of(check)
         outcome = self._evaluate(check, coverage) if is_needed else _CheckYield(skips=[Skip(NOT_NEEDED)])
-        return coverage, outcome, time.perf_counter() - started
+        return coverage, outcome, monotonic() - started
 
     def _result(self, check: Check, coverage: _SectionCoverage, outcome: _CheckYield, seconds: float) -> CheckResult:
         findings = tuple(self._complete(check, finding) for finding in outcome.findings)

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,19 @@ def test_a_run_on_one_device_with_data_workers(folder: Path, tmp_path: Path) -> 
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["job"]["world_size"] == 1
     assert [result for result in report["results"] if result["status"] == "crash"] == []
+
+
+def test_a_clock_that_tests_replace_is_not_read(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of a monitor of the user's own have ``time.perf_counter`` return a list of times, one for each call."""
+    readers, clock = [], time.perf_counter
+
+    def read() -> float:
+        readers.append(sys._getframe(1).f_globals["__name__"])
+        return clock()
+
+    monkeypatch.setattr(time, "perf_counter", read)
+    _fit(folder, DoctorCallback(tmp_path, every_n_steps=2))
+    assert [one for one in readers if one.startswith("doctor")] == []
 
 
 def test_switched_off_it_does_nothing(
