@@ -17,6 +17,7 @@ from doctor.knowledge.waiting_functions import (
     is_of_collectives,
     synchronizes,
     transfers_objects,
+    tries_lock_file,
     waiting_functions,
 )
 from doctor.version import PACKAGE
@@ -144,6 +145,11 @@ def root_in(innermost: FrameType | None) -> int | None:
     given = innermost.f_locals
     root = given.get("group_src", given.get("group_dst"))
     return root if isinstance(root, int) else None
+
+
+def waits_for_lock_file(file: str) -> bool:
+    """Whether the functions of a file do nothing but wait until a lock file is gone, or its lock free."""
+    return tries_lock_file(file)
 
 
 def waits_for_device(stack: Sequence[Frame]) -> bool:

@@ -395,7 +395,7 @@ def _stands_while_saving(progress: ProgressFacts) -> bool:
 
 
 def _stands_while_loading(progress: ProgressFacts) -> bool:
-    if not progress.blocked.startswith(_QUEUES):
+    if not progress.blocked.startswith((*_QUEUES, _FROM_PIPE)):
         return _waits_without_end(progress)
     return bool(progress.children) and all((one.still or 0.0) >= LEAST_STILL for one in progress.children)
 

@@ -15,7 +15,7 @@ from collections.abc import Hashable
 from pathlib import Path
 
 from doctor.collectors.base import parse_int, read_text
-from doctor.knowledge.waiting_functions import tries_lock_file
+from doctor.core.frames import waits_for_lock_file
 
 MOST_FRAMES = 60
 CPU_SHARE, CPU_SECONDS = 0.2, 0.3
@@ -75,7 +75,7 @@ class Stillness:
 
     def _tries_lock_file(self) -> bool:
         frame = sys._current_frames().get(self._thread)
-        return frame is not None and tries_lock_file(frame.f_code.co_filename)
+        return frame is not None and waits_for_lock_file(frame.f_code.co_filename)
 
     def _switches(self) -> int | None:
         try:
