@@ -31,7 +31,7 @@ EXPECTED = {
     "sleeps": ("RUN001", (2,), "Rank 2 has not reached all_reduce (collective"),
     "sleeps_after_other_history": ("RUN001", (2,), "Rank 2 has not reached all_reduce (collective"),
     "receives_what_nobody_sends": ("RUN001", (1,), "Rank 1 has not reached all_reduce (collective"),
-    "crosses_groups": ("RUN015", (0,), "Only rank 0 waits in all_reduce"),
+    "crosses_groups": ("RUN015", (0,), "Rank 0 waits in all_reduce"),
     "crosses_new_groups": ("RUN015", (0, 1), "wait for each other in all_reduce at dumping.py"),
     "one_of_a_group": ("RUN006", (1,), "Only rank 1 calls all_reduce at dumping.py"),
     "runs_out_of_time": ("RUN001", (0,), "Rank 0 has not reached all_reduce"),

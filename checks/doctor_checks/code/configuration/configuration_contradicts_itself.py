@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import PurePath
 
 from doctor.api import FileFails, FilePasses, Severity, Violation, rule
 from doctor.lint.launch.configs import contradictions_in
@@ -236,7 +235,7 @@ def _is_asked_for(file: Manifest, claim: str) -> bool:
     ``--use_deepspeed``, which overrides ``distributed_type`` (accelerate/commands/launch.py)."""
     if file.modules is None:
         return False
-    name = PurePath(file.path).name
+    name = file.path.rpartition("/")[2]
     switch = re.compile(rf"--use[_-]{claim.partition('_config')[0]}\b")
     texts = (text for _, text in file.modules.mentioning(name) if "accelerate" in text)
     lines = (line for text in texts for line in text.replace("\\\n", " ").splitlines())

@@ -83,6 +83,11 @@ def _sampled(name: str, usual: str, other: str, *ranks: int, step: int = 100) ->
             ranks=(3,),
         ),
         Fails(
+            "gradients are accumulated on one rank",
+            running(1, 4).alter(TrainingFacts, ranks=(2,), accumulate=4),
+            ranks=(2,),
+        ),
+        Fails(
             "one of two ranks evaluates more often",
             running(1, 2).alter(TrainingFacts, ranks=(1,), arguments=(Variable("val_check_interval", "50"),)),
             ranks=(0, 1),
