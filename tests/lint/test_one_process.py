@@ -492,6 +492,31 @@ def test_a_program_that_runs_srun_itself_needs_none(tmp_path):
     assert found(tmp_path, {"job.sh": batch, "train.py": starts}) == []
 
 
+TRAINS = "import torch\nfrom layers import Net\n\nmodel = {}\nloss(model(x)).backward()\n"
+SPAWNS = "import torch.multiprocessing as mp\n\nmp.spawn(work, nprocs=4)\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "layers", "nodes", "expected"),
+    [
+        (SPAWNS, "", 1, []),
+        ("import layers\n\nlayers.start()\n", f"def start():\n{indented(SPAWNS)}", 1, []),
+        (SPAWNS, "", 2, [("ENV014", "warning")]),  # those of the other host are never started
+        (TRAINS.format("Net()"), "", 1, []),
+        (TRAINS.format("torch.nn.DataParallel(Net())"), "", 1, []),
+        (TRAINS.format("torch.nn.parallel.DistributedDataParallel(Net())"), "", 1, [("ENV014", "warning")]),
+        (TRAINS.format("Net()"), "import torch.distributed as dist\n", 1, [("ENV014", "warning")]),
+        (TRAINS.format("Net(os.environ['SLURM_PROCID'])"), "", 1, [("ENV014", "warning")]),
+        ("from framework import run\n\nrun()\n", "", 1, [("ENV014", "warning")]),
+    ],
+)
+def test_tasks_may_reserve_the_cpus_of_one_process(tmp_path, program, layers, nodes, expected):
+    options = "".join(f"#SBATCH --{one}\n" for one in (f"nodes={nodes}", "ntasks-per-node=8", "gres=gpu:2"))
+    batch = f"#!/bin/bash\n{options}\npython -u train.py --gpu 0 1\n"
+    hits = found(tmp_path, {"job.sh": batch, "train.py": program, "layers.py": layers})
+    assert [one for one in hits if one[0] == "ENV014"] == expected
+
+
 def test_a_program_of_the_project_without_a_group_may_be_slow(tmp_path):
     batch = "export CUDA_LAUNCH_BLOCKING=1\nsrun python {}.py\n"
     (tmp_path / "model.py").write_text("import torch\n")

@@ -53,6 +53,10 @@ _JOINS = re.compile(
 _ADDS_TO_PATH = re.compile(r"^[^#\n]*(?:\bsys\.path\b|PYTHONPATH|addsitedir|pip3? install (?:-e|\.))", re.MULTILINE)
 _NO_GPU = re.compile(r".*VISIBLE_DEVICES'\] = '(?:-1)?'$|(?:\w+\.)?device = (?:torch\.device\()?'cpu'")
 _STEPS = re.compile(r"\b(?:srun|mpirun|mpiexec)\b")
+_SPAWNS = re.compile(r"\b(?:mp|multiprocessing)\.(?:spawn|start_processes)\(|\bmultiprocessing import [^#\n]*\bspawn\b")
+_THREADS = re.compile(r"\bDataParallel\b|\bdata_parallel\b")
+"""Names of torch.nn that use several GPUs from one process."""
+_COUNTS_TASKS = re.compile(rf"{_JOINS.pattern}|SLURM_|OMPI_|PMI_", re.IGNORECASE)
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+(\w+|\*|(?=\())|import[ \t]+([.\w]+))", re.MULTILINE
 )
@@ -346,6 +350,20 @@ class ProjectFiles:
     def starts_steps(self, script: str) -> bool:
         """Whether a program that a launch file names is a file of the project that runs srun or mpirun itself."""
         return any(_STEPS.search(self._text(one)) for one in self._programs(script))
+
+    def is_one_process(self, script: str) -> bool:
+        """Whether a program that a launch file names is a file of the project, and either starts the processes of its
+        host itself, or trains a model with nothing in it, or in the modules that it imports from the project, that
+        could be for several processes."""
+        places = self._programs(script)
+        return bool(places) and all(self._spawns(one) or self._trains_alone(one) for one in places)
+
+    def _spawns(self, location: str) -> bool:
+        return any(_SPAWNS.search(self._text(one)) for one in self._related(location))
+
+    def _trains_alone(self, location: str) -> bool:
+        texts = [_THREADS.sub("", self._text(one)) for one in self._related(location)]
+        return any(".backward(" in one for one in texts) and not any(map(_COUNTS_TASKS.search, texts))
 
     def hides_gpus(self, script: str) -> bool:
         """Whether a program that a launch file names gives some of its ranks no GPU: it hides all of them, or takes the

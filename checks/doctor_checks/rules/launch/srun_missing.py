@@ -71,7 +71,13 @@ def srun_missing_in_files(file: ShellFile) -> Iterator[Violation]:
     if file.modules is not None and any(file.modules.starts_steps(start.launch.script) for start in starts):
         return
     if not any(start.is_agent for start in starts):
-        yield from islice((found for start in starts for found in _judge_python(start.launch, job)), 1)
+        launches = (start.launch for start in starts if not _is_one_process(file, start.launch, job))
+        yield from islice((found for launch in launches for found in _judge_python(launch, job)), 1)
+
+
+def _is_one_process(file: ShellFile, launch: Launch, job: Allocation) -> bool:
+    """Whether the program is to be started once on the only host of the job, whose tasks reserve its CPUs."""
+    return (job.nodes or 1) == 1 and file.modules is not None and file.modules.is_one_process(launch.script)
 
 
 def _judge_agent(start: ProcessLaunch, job: Allocation) -> Iterator[Violation]:
