@@ -219,6 +219,29 @@ def test_pages_say_how_many_processes_a_script_has(tmp_path, page, severity, nam
     assert found(tmp_path, {"train.py": HEAD + JOINS + HANG}) == [("CODE005", severity)]
 
 
+BY_MODULE = "deepspeed --num_gpus=1 -m jobs.train --lr 3\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "page", "severity"),
+    [
+        (BY_MODULE, "", "info"),
+        (BY_MODULE.replace("-m", "--module"), BY_MODULE, "info"),
+        ("python -m jobs.train\n", "", "info"),
+        (BY_MODULE.replace("=1", "=8"), "", "error"),
+        (BY_MODULE, BY_MODULE.replace("=1", "=8"), "error"),
+        (BY_MODULE, f"{BY_MODULE}\nFiles are named as modules, as in `deepspeed -m jobs.train`.\n", "info"),
+        ("", f"{BY_MODULE}\nOn all GPUs, use `deepspeed --num_nodes 1 -m jobs.train`.\n", "error"),
+        ("", "The command is `deepspeed -m jobs.train`.\n", "error"),
+        (BY_MODULE.replace("jobs.train", "other.train"), "", "error"),
+    ],
+)
+def test_a_script_may_be_started_as_a_module(tmp_path, command, page, severity):
+    (tmp_path / "jobs").mkdir()
+    files = {"run.sh": f"#!/bin/bash\n{command}", "README.md": page, "jobs/train.py": HEAD + JOINS + HANG}
+    assert found(tmp_path, files) == [("CODE005", severity)]
+
+
 def test_another_program_says_how_many_processes_a_script_has(tmp_path):
     for count, severity in ((1, "info"), (4, "error")):
         starts = f"command = ['deepspeed', '--num_gpus={count}', 'train.py', '--lr=3']\nsubprocess.run(command)\n"

@@ -51,14 +51,13 @@ def is_started_as_one(script: Script) -> bool:
     modules = script.modules
     if modules is None:
         return False
-    name = PurePath(script.path).name
-    counts = [*_counts_of_files(modules, script.path), *_counts_of_pages(script, name)]
+    counts = [*_counts_of_files(modules, script.path), *_counts_of_pages(script, script.path)]
     counts += _counts_of_python(script, modules)
     if counts or is_program(script):
         return _are_one(counts)
     programs = _programs_of(modules, script.path)
     return bool(programs) and all(
-        _are_one([*_counts_of_files(modules, shown), *_counts_of_pages(script, PurePath(shown).name, is_own=False)])
+        _are_one([*_counts_of_files(modules, shown), *_counts_of_pages(script, shown, is_own=False)])
         for shown in programs
     )
 
@@ -93,18 +92,16 @@ def _counts_of_files(modules: ProjectModules, path: str) -> Iterator[int | None]
     yield from _counts_of_lists(modules, path)
 
 
-def _counts_of_pages(script: Script, name: str, *, is_own: bool = True) -> Iterator[int | None]:
+def _counts_of_pages(script: Script, path: str, *, is_own: bool = True) -> Iterator[int | None]:
     """The processes of each command in the project's pages and notebooks that starts a file; ``None`` if unknown.
     ``python`` is one process of a script that starts no others. ``is_own``: the file is the script."""
     if script.modules is None or not script.location:
         return
+    name = PurePath(path).name
     plain = _plain_start(name)
-    for text in (*script.modules.pages(script.location), *script.modules.notebooks(name)):
-        if name not in text:
-            continue
-        for line in text.replace("\\\n", " ").splitlines():
-            if name not in line:
-                continue
+    for page in (*script.modules.pages(script.location), *script.modules.notebooks(PurePath(path).stem)):
+        text = _with_files(page, path).replace("\\\n", " ") if PurePath(path).stem in page else ""
+        for line in _without_mentions([one for one in text.splitlines() if name in one], name):
             if _NAMES_LAUNCHER.search(line):
                 yield _count_of_command(script.modules, line, name)
             elif plain.search(line):
@@ -122,9 +119,10 @@ def _counts_of_python(script: Script, modules: ProjectModules) -> Iterator[int |
     neither it nor what it imports starts ranks, else ``None``. In a job of a cluster, it may run more than once."""
     name = PurePath(script.path).name
     plain = _plain_start(name)
-    for shown, text in modules.mentioning(name):
-        if shown == script.path or _JOBS.search(text) or not _is_nearest(modules, shown, script.path):
+    for shown, read in modules.mentioning(PurePath(name).stem):
+        if shown == script.path or _JOBS.search(read) or (name in read and not _is_nearest(modules, shown, script.path)):
             continue
+        text = read if shown.endswith(".py") else _with_files(read, script.path)
         runs = _RUNS_COMMAND if shown.endswith(".py") else _NOT_A_COMMENT
         lines = [one for one in text.replace("\\\n", " ").splitlines() if name in one and plain.search(one)]
         for line in lines:
@@ -184,6 +182,37 @@ def _counts_of_lists(modules: ProjectModules, path: str) -> Iterator[int | None]
                 yield _count_of_command(modules, command, name)
 
 
+_NAMES_MODULE = re.compile(r"(?<![\w-])(?:-m|--module)[ \t=]+(?P<module>[A-Za-z_]\w*(?:\.\w+)*)(?![\w.-])")
+
+
+def _with_files(text: str, path: str) -> str:
+    """Commands that start a file as a module (``-m src.tools.train``), with the path of the file instead."""
+    parts = PurePath(path).with_suffix("").parts
+
+    def file_of(found: re.Match[str]) -> str:
+        named = tuple(found["module"].split("."))
+        is_meant = parts[-len(named) :] == named and len(named) >= min(2, len(parts))
+        return f"{'/'.join(named)}.py" if is_meant else found[0]
+
+    return _NAMES_MODULE.sub(file_of, text)
+
+
+_MENTION = re.compile(r"(?<=[^`\s\]][ ,(])`(?P<launcher>torchrun|deepspeed|python3?) [\w./-]+`")
+"""A launcher and a file in a sentence, with no options of either."""
+
+
+def _without_mentions(lines: list[str], name: str) -> list[str]:
+    """The lines of a page that name a file; where one of them has a whole command of a launcher, without the sentences
+    that only say that it is used: "by module, as in `deepspeed train.py`"."""
+    whole = " ".join(line for line in lines if name in _MENTION.sub("", line))
+
+    def only_says_it(line: str) -> bool:
+        launchers = {found["launcher"] for found in _MENTION.finditer(line)} - {"python", "python3"}
+        return name not in _MENTION.sub("", line) and bool(launchers) and all(map(whole.__contains__, launchers))
+
+    return [line for line in lines if not only_says_it(line)]
+
+
 def _count_of_command(modules: ProjectModules, line: str, name: str) -> int | None:
     """The processes of a launcher's command in a page."""
     command = re.sub(r"^(?:RUN|CMD|ENTRYPOINT|[$>!%\"`\s-])+", "", line).rstrip('`", ')
@@ -194,9 +223,10 @@ def _count_of_command(modules: ProjectModules, line: str, name: str) -> int | No
 def _counts_of_launches(modules: ProjectModules, path: str) -> Iterator[int | None]:
     """The processes of each launcher in the project's files that starts a file; ``None`` if unknown."""
     name = PurePath(path).name
-    for shown, text in modules.mentioning(".py", launches=True):
-        if name in text and not _is_nearest(modules, shown, path):
+    for shown, read in modules.mentioning(PurePath(path).stem, launches=True):
+        if name in read and not _is_nearest(modules, shown, path):
             continue
+        text = _with_files(read, path)
         if name in text and _has_one_gpu(text):
             yield 1  # several ranks cannot share it
         elif name in text:
