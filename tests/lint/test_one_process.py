@@ -255,6 +255,22 @@ def test_a_script_that_starts_its_ranks_is_not_one_process(tmp_path):
     assert found(tmp_path, {"train.py": HEAD + spawns.format(1)}) == [("CODE005", "info")]
 
 
+@pytest.mark.parametrize(
+    ("calls", "severity"),
+    [
+        ("ranks = count = 1\nstart(ranks)", "info"),
+        ("start(count=1)", "info"),
+        ("start(1)\nstart(4)", "error"),
+        ("start(torch.cuda.device_count())", "error"),
+        ("jobs = [start]", "error"),
+    ],
+)
+def test_a_number_of_processes_may_be_an_argument(tmp_path, calls, severity):
+    work = "def work(rank):\n" + indented(JOINS + HANG)
+    starts = f"def start(count):\n    torch.multiprocessing.spawn(work, nprocs=count)\n\n{calls}\n"
+    assert found(tmp_path, {"train.py": HEAD + work + starts}) == [("CODE005", severity)]
+
+
 def test_branches_of_ranks_that_nothing_ties_together_are_left_over(tmp_path):
     text = (
         "import torch\nimport torch.distributed as dist\nif args.local_rank != -1:\n    dist.init_process_group()\n"

@@ -332,7 +332,7 @@ def is_made_for_one(script: Script) -> bool:
     if accelerators and all(script.value(script.argument(one, "cpu")) is True for one in accelerators):
         return True
     spawned = list(script.calls("torch.multiprocessing.spawn"))
-    if spawned and all(script.value(script.argument(one, "nprocs", 2)) == 1 for one in spawned):
+    if spawned and all(_is_one(script, script.argument(one, "nprocs", 2)) for one in spawned):
         return True
     if _leaves_models_apart(script) or _is_run_with_one(script) or _has_one_worker(script):
         return True
@@ -341,6 +341,22 @@ def is_made_for_one(script: Script) -> bool:
     if script.modules is None or STARTS_RANKS.search(script.text):
         return False
     return is_started_as_one(script)
+
+
+def _is_one(script: Script, given: ast.expr | None) -> bool:
+    """Whether a number is 1, or a parameter that is 1 in every call of its function."""
+    function = script.function_of(given) if isinstance(given, ast.Name) else None
+    names = [one.arg for one in function.args.args] if function is not None else []
+    if function is None or not isinstance(given, ast.Name) or given.id not in names:
+        return given is not None and script.value(given) == 1
+    calls = [one for one in script.all(ast.Call) if script.definition(one.func) is function]
+    values = [script.value(script.argument(one, given.id, names.index(given.id))) for one in calls]
+    is_bound_again = any(
+        one.id == given.id and isinstance(one.ctx, ast.Store) for one in script.inside(function, ast.Name)
+    )
+    uses = sum(one.id == function.name for one in script.all(ast.Name))
+    is_seen = uses == len(calls) > 0 and not _is_used_elsewhere(script, function.name)
+    return is_seen and not is_bound_again and all(one == 1 for one in values)
 
 
 _PLACES = {"sparkdl.HorovodRunner": 0}
