@@ -317,6 +317,44 @@ def test_threads_are_an_info_beside_the_same_with_a_process_per_gpu(tmp_path, be
 
 
 @pytest.mark.parametrize(
+    ("use", "severity"),
+    [
+        ("evaluate(model, loader)", "info"),
+        ("fine_tune(model, loader)", "warning"),
+        ("evaluate(model, loader)\n    return model", "warning"),
+        ("train(model, loader)", "warning"),
+    ],
+)
+def test_threads_that_only_evaluate_are_an_info(tmp_path, use, severity):
+    text = (
+        "import torch\nfrom training import evaluate, fine_tune\n\n"
+        "def train(model, loader):\n    for x in loader:\n        model(x).sum().backward()\n\n"
+        "def main():\n    model, optimizer = Net(), make_optimizer()\n"
+        "    optimizer.load_state_dict(torch.load('last.pt'))\n"
+        f"    model = torch.nn.DataParallel(model).to('cuda')\n    model.eval()\n    {use}\n\nmain()\n"
+    )
+    assert found(tmp_path, {"evaluate.py": text}) == [("CODE009", severity)]
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "severity"),
+    [
+        ("train_gpu.py", "train_ddp.py", "info"),
+        ("training.py", "train_ddp.py", "info"),
+        ("train_apex.py", "train_dist_apex.py", "info"),
+        ("train_faces.py", "train_ddp.py", "warning"),
+        ("train_gpu.py", "ddp/train_ddp.py", "warning"),
+        ("train_gpu.py", "ddp_utils.py", "warning"),
+    ],
+)
+def test_programs_whose_names_differ_in_the_use_of_gpus_do_the_same(tmp_path, own, other, severity):
+    (tmp_path / "ddp").mkdir()
+    threads = "import torch\nmodel = torch.nn.DataParallel(Net())\nfor x in loader:\n    model(x).sum().backward()\n"
+    ranks = "import torch\nmodel = torch.nn.parallel.DistributedDataParallel(Net())\ntrain_epoch(model)\n"
+    assert found(tmp_path, {own: threads, other: ranks}) == [("CODE009", severity)]
+
+
+@pytest.mark.parametrize(
     ("beside", "expected"),
     [
         ({}, ["info"]),

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import PurePath
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone, sees_one_gpu
@@ -83,7 +84,10 @@ def data_parallel(script: Script) -> Iterator[Violation]:
         if certain:
             found = _hit(script, call, shown)
             chosen = shown is None and (
-                _has_other_way(script) or _is_never_enabled(script, call) or sees_one_gpu(script)
+                _has_other_way(script)
+                or _is_never_enabled(script, call)
+                or sees_one_gpu(script)
+                or _is_only_evaluated(script, call)
             )
             yield replace(found, severity=Severity.INFO, preview=True) if chosen else found
 
@@ -193,6 +197,21 @@ def _targets_of(script: Script, call: ast.Call) -> set[str] | None:
     return found
 
 
+def _is_only_evaluated(script: Script, call: ast.Call) -> bool:
+    """Whether each use of the wrapped model in the function around it evaluates the model, although the function also
+    makes what belongs to training: an optimizer whose state is read from a checkpoint."""
+    function, kept = script.function_of(call), _targets_of(script, call)
+    if function is None or not kept or _runs_backward(script, function):
+        return False
+    names = (one for one in script.inside(function, ast.Name) if one.id in kept and one.lineno > call.lineno)
+    uses = [one for one in names if isinstance(one.ctx, ast.Load)]
+    return bool(uses) and not any(_is_trained(script, one) or _is_returned(script, one) for one in uses)
+
+
+def _is_returned(script: Script, name: ast.Name) -> bool:
+    return script.nearest(name, ast.Call) is None
+
+
 def _is_never_enabled(script: Script, call: ast.Call) -> bool:
     """Whether it is under a parameter that is false by default, and nothing in the project gives another value."""
     function = script.function_of(call)
@@ -231,17 +250,39 @@ def _is_off(script: Script, function: ast.FunctionDef | ast.AsyncFunctionDef, na
 
 def _has_other_way(script: Script) -> bool:
     """Whether another file that has its name and more, or a part of it, does the same with one process per GPU:
-    ``train_distributed.py`` for ``train.py``. The author has chosen then."""
+    ``train_distributed.py`` for ``train.py``; or one beside it whose name differs in the words for how it uses GPUs:
+    ``train_ddp.py`` for ``train_gpu.py``. The author has chosen then."""
     if script.modules is None:
         return False
-    own = _stem(script.path)
     words = ("DistributedDataParallel", "horovod.torch")
     found = (one for word in words for one in script.modules.mentioning(word))
-    others = ((_stem(shown), text) for shown, text in found if shown != script.path)
-    return any((own in other or other in own) and _TRAINS.search(text) for other, text in others)
+    return any(shown != script.path and _is_other_way(script.path, shown, text) for shown, text in found)
+
+
+def _is_other_way(path: str, other: str, text: str) -> bool:
+    own, stem = _stem(path), _stem(other)
+    if (own in stem or stem in own) and _TRAINS.search(text):
+        return True
+    is_beside = PurePath(other).parent == PurePath(path).parent
+    return is_beside and _task_of(own) == _task_of(stem) and _CALLS_TRAINING.search(text) is not None
+
+
+_WAYS = re.compile(
+    r"(?:(?:single|multi|one|all)?gpus?|cpu|single|multi|one|all|dp|ddp|dist|distributed?|parallel|data|apex|amp|fp16|"
+    r"horovod|hvd|fsdp|launch|spawn|nccl)$"
+)
+"""Words in the names of programs for how they use GPUs and processes."""
+
+
+def _task_of(stem: str) -> frozenset[str]:
+    """The words of a file's name for what it does: of ``train_gpu`` and of ``ddp_training``, ``train``."""
+    words = re.split(r"[_\W]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", stem).lower())
+    tasks = (re.sub(r"(?<=train)(?:ing|er)$", "", word) for word in words)
+    return frozenset(word for word in tasks if word and not _WAYS.match(word))
 
 
 _TRAINS = re.compile(r"\.backward\(|init_process_group|hvd\.init")
+_CALLS_TRAINING = re.compile(rf"{_TRAINS.pattern}|\b(?:train|fit)(?:_\w+)?\(")
 
 
 _NAMED = re.compile(
