@@ -111,6 +111,26 @@ def test_commands_that_a_page_gives_to_install_a_project(tmp_path, page, expecte
     assert required_releases(tmp_path / "train.py", tmp_path) == expected
 
 
+@pytest.mark.parametrize(
+    ("sentence", "expected"),
+    [
+        ("Install [PyTorch 2.0.1](https://pytorch.org/get-started/locally/) for your system.", "2.0.1"),
+        ("1. Install **PyTorch** 1.13 with CUDA.", "1.13"),
+        ("Then install `torch` version 2.1.0.", "2.1.0"),
+        ("Install PyTorch 2.0 or newer.", None),
+        ("Install PyTorch 1.8+ first.", None),
+        ("Install PyTorch 2.0.1 (later releases work too).", None),
+        ("Install PyTorch 1.8 - 2.0.", None),
+        ("Tested with PyTorch 2.0.1.", None),
+        ("Do not install torchvision 0.15.", None),
+    ],
+)
+def test_a_sentence_may_say_which_torch_to_install(tmp_path, sentence, expected):
+    (tmp_path / "README.md").write_text(f"# Setup\n\n{sentence}\n\npip install -r requirements.txt\n")
+    (tmp_path / "requirements.txt").write_text("torch\n")
+    assert required_releases(tmp_path / "train.py", tmp_path).get("torch") == expected
+
+
 def test_requirement_files_come_before_pages(tmp_path):
     (tmp_path / "README.md").write_text("pip install lightning==1.6.0 torch==1.9.0\n")
     (tmp_path / "requirements.txt").write_text("lightning==2.1.0\n")

@@ -75,6 +75,12 @@ _NEWEST_WITH_CUDA = {
 (pytorch.org/get-started/previous-versions)."""
 _INSTALLS = re.compile(r"\b(?:pip3?|conda|mamba|uv)[ \t]+(?:install|add)\b(?P<given>[^\n#;&|`]*)")
 """A command of a page or a script that installs distributions."""
+_TELLS = re.compile(
+    r"\b[Ii]nstall[ \t]+(?:[\[*`][\[*`]?)?(?i:pytorch|torch)\b[*`]{0,2}[ \t]+(?:v|version[ \t]+)?"
+    r"(?P<release>\d{1,2}\.\d{1,2}(?:\.\d{1,2})?)(?![\d.]*(?:\d|\.[\dx]|[ \t]*(?:\+|<|>|-|~|/)))"
+    r"(?![^\n]{0,60}\b(?:or|newer|later|higher|above|least|greater|minimum)\b)"
+)
+"""A sentence of a page that says which release of torch to install: "Install [PyTorch 2.0.1](https://pytorch.org)"."""
 _PAGES = re.compile(r"^(?:readme|install(?:ation)?)(?:\.(?:md|rst|txt))?$|^dockerfile|^(?:install|setup)\w*\.sh$")
 _READABLE = re.compile(r"\.(?:md|rst)$|^readme|^dockerfile|^containerfile|^makefile$", re.IGNORECASE)
 """Files that show how programs are started, without being launch files."""
@@ -183,6 +189,7 @@ def _lowest(files: Iterable[Path]) -> dict[str, str]:
             stated = [one["release"] or one["named"] for one in _IMAGE.finditer(text)] + list(
                 filter(None, map(_bound_of_cuda, commands))
             )
+            stated += [one["release"] for one in _TELLS.finditer(text)]
             found.update(("torch", one) for one in stated[:1])
             words = (word for one in commands for word in one.split())
             text = "\n".join(word.strip("\"'") for word in words)
