@@ -72,6 +72,57 @@ def test_one_micro_step_in_all_configurations_wastes_nothing(tmp_path, files, se
     assert found(tmp_path, {"train.py": ACCUMULATES.format(counter=counter), **files}) == [("CODE032", severity)]
 
 
+@pytest.mark.parametrize("counter", ["max(config.accumulation_steps, 1)", "max(1, config.accumulation_steps)"])
+def test_no_less_than_one_micro_step(tmp_path, counter):
+    text = ACCUMULATES.format(counter=counter)
+    assert found(tmp_path, {"train.py": text, "config.yaml": "accumulation_steps: 1\n"}) == [("CODE032", "info")]
+    assert found(tmp_path, {"train.py": text, "config.yaml": "accumulation_steps: 4\n"}) == [("CODE032", "warning")]
+
+
+MAKES = "_target_: work.{}.Work\naccumulation_steps: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "severity"),
+    [
+        ({"small.yaml": MAKES.format("train", 1), "large.yaml": MAKES.format("other", 8)}, "info"),
+        ({"small.yaml": MAKES.format("train", 1), "large.yaml": MAKES.format("train", 8)}, "warning"),
+        ({"small.yaml": MAKES.format("train", 1), "more.yaml": "accumulation_steps: 8\n"}, "warning"),
+        (
+            {"small.yaml": MAKES.format("train", 1), "run.sh": "torchrun main.py small accumulation_steps=8\n"},
+            "warning",
+        ),
+        (
+            {
+                "small.yaml": MAKES.format("train", 1),
+                "large.yaml": MAKES.format("other", 1),
+                "run.sh": "torchrun main.py --config-name=large accumulation_steps=8\n",
+            },
+            "info",
+        ),
+        (
+            {
+                "small.yaml": MAKES.format("train", 1),
+                "run.sh": "torchrun main.py --config-name=$NAME accumulation_steps=8\n",
+            },
+            "warning",
+        ),
+    ],
+)
+def test_configurations_that_make_an_object_of_another_module_do_not_count(tmp_path, files, severity):
+    text = ACCUMULATES.format(counter="config.accumulation_steps")
+    assert found(tmp_path, {"train.py": text, **files}) == [("CODE032", severity)]
+
+
+def test_the_first_backward_pass_of_a_static_graph_is_reduced(tmp_path):
+    text = ACCUMULATES.format(counter="4").replace("DDP(build())", "DDP(build(), static_graph=True)")
+    (tmp_path / "train.py").write_text(text)
+    asked = LintRequest(BOOK, Settings(), {one.id: one.family for one in BOOK.rules}, Releases({}))
+    report = build_report(lint_paths([tmp_path], asked), asked, started=time.time())
+    (fix,) = [one.fix for result in report.results for one in result.findings]
+    assert "except the very first" in fix
+
+
 @pytest.mark.parametrize(
     ("files", "severity"),
     [

@@ -147,7 +147,7 @@ def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
                 severity=Severity.INFO if is_off else None,
                 preview=is_off,
                 evidence=(("wrapped_at_line", wrapper.lineno),),
-                fix=_FIXES.get(script.name(wrapper.func), ""),
+                fix=_fix(script, wrapper),
             )
 
 
@@ -158,18 +158,41 @@ _FIXES = {
 }
 
 
+_FIX_OF_STATIC_GRAPH = (
+    "Run all but the last forward and backward pass of a step under `with model.no_sync():`, except the very first of "
+    "the run, where no_sync() raises an internal error with static_graph=True."
+)
+"""expect_autograd_hooks_ INTERNAL ASSERT FAILED (torch/csrc/distributed/c10d/reducer.cpp of 2.13)."""
+
+
+def _fix(script: Script, wrapper: ast.Call) -> str:
+    """Empty where that of the rule applies."""
+    if script.value(script.argument(wrapper, "static_graph")) is True:
+        return _FIX_OF_STATIC_GRAPH
+    return _FIXES.get(script.name(wrapper.func), "")
+
+
 def _is_off_by_default(script: Script, loop: Loop) -> bool:
     """Whether the number of accumulation steps is 1 unless something else asks for more: then no reduction is
     unnecessary by default."""
     for part in script.inside(loop.node, ast.BinOp):
-        if isinstance(part.op, ast.Mod) and isinstance(part.right, (ast.Name, ast.Attribute, ast.Subscript)):
-            values = [script.value(one) for one in script.values_of(part.right)]
-            key = script.value(part.right.slice) if isinstance(part.right, ast.Subscript) else last_name(part.right)
+        steps = _at_least_one(script, part.right)
+        if isinstance(part.op, ast.Mod) and isinstance(steps, (ast.Name, ast.Attribute, ast.Subscript)):
+            values = [script.value(one) for one in script.values_of(steps)]
+            key = script.value(steps.slice) if isinstance(steps, ast.Subscript) else last_name(steps)
             name = key if isinstance(key, str) else ""
             is_counter = _COUNTS_STEPS.search(name) or _decides_step(script, loop, part)
             if is_counter and (1 in values or _default(script, name) == 1 or is_one_everywhere(script, name)):
                 return True
     return False
+
+
+def _at_least_one(script: Script, number: ast.expr) -> ast.expr:
+    """What a number is unless it is below 1: ``steps`` in ``max(steps, 1)``."""
+    if not isinstance(number, ast.Call) or last_name(number.func) != "max" or len(number.args) != 2:
+        return number
+    others = [one for one in number.args if script.value(one) != 1]
+    return others[0] if len(others) == 1 else number
 
 
 def _decides_step(script: Script, loop: Loop, part: ast.BinOp) -> bool:

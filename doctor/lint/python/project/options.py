@@ -104,7 +104,7 @@ def is_one_everywhere(script: Script, option: str) -> bool:
     declared = re.compile(rf"[\"']--{spelled}[\"']([^)]{{0,200}})")
     texts = _texts_of_starts(script)
     own = texts.own and declared.search(script.text) is not None
-    launches = texts.launches if own else [text for _, text in _launches_with(modules, option)]
+    launches = texts.launches if own else _of_selected(script, modules, dict(_launches_with(modules, option)))
     programs = [script.text] if own else [text for shown, text in modules.mentioning(option) if shown.endswith(".py")]
     found = [_number(one, text) for text in launches for one in given.findall(text)]
     others = [one for text in texts.pages for one in stated.findall(text)]
@@ -113,6 +113,30 @@ def is_one_everywhere(script: Script, option: str) -> bool:
         return False
     defaults = [one for text in programs for one in declared.findall(text)]
     return all(re.search(r"default\s?=\s?1\b", one) for one in defaults) or _is_in_all_starts(script, texts, given)
+
+
+_MAKES = re.compile(r"^_target_:[ \t]*[\"']?([\w.]+)", re.MULTILINE)
+"""The class of which a configuration of Hydra makes an object (hydra.utils.instantiate)."""
+
+
+def _of_selected(script: Script, modules: ProjectModules, launches: dict[str, str]) -> list[str]:
+    """The launch files, without those of other modules: where configurations make an object of a class of this one,
+    those that make another object, and commands that name such a configuration alone."""
+    makes = {
+        shown: found[1].split(".")[-2:-1] == [PurePath(script.path).stem]
+        for shown, text in modules.mentioning("_target_", launches=True)
+        if (found := _MAKES.search(text))
+    }
+    if not any(makes.values()):
+        return list(launches.values())
+    return [text for shown, text in launches.items() if makes.get(shown, _may_select(makes, text))]
+
+
+def _may_select(makes: dict[str, bool], text: str) -> bool:
+    """Whether a launch file names a configuration that makes the object, or none that makes another."""
+    words = set(re.findall(r"[\w-]+", text))
+    named = [is_own for shown, is_own in makes.items() if PurePath(shown).stem in words]
+    return any(named) or not named
 
 
 class _StartTexts(NamedTuple):
