@@ -250,7 +250,7 @@ def _is_off(script: Script, function: ast.FunctionDef | ast.AsyncFunctionDef, na
 
 def _has_other_way(script: Script) -> bool:
     """Whether another file that has its name and more, or a part of it, does the same with one process per GPU:
-    ``train_distributed.py`` for ``train.py``; or one beside it whose name differs in the words for how it uses GPUs:
+    ``train_distributed.py`` for ``train.py``; or one of its folder whose name differs in the words for how it uses GPUs:
     ``train_ddp.py`` for ``train_gpu.py``. The author has chosen then."""
     if script.modules is None:
         return False
@@ -263,8 +263,8 @@ def _is_other_way(path: str, other: str, text: str) -> bool:
     own, stem = _stem(path), _stem(other)
     if (own in stem or stem in own) and _TRAINS.search(text):
         return True
-    is_beside = PurePath(other).parent == PurePath(path).parent
-    return is_beside and _task_of(own) == _task_of(stem) and _CALLS_TRAINING.search(text) is not None
+    in_folder = PurePath(other).parent == PurePath(path).parent
+    return in_folder and _task_of(own) == _task_of(stem) and _CALLS_TRAINING.search(text) is not None
 
 
 _WAYS = re.compile(

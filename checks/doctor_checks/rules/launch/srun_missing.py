@@ -76,7 +76,7 @@ def srun_missing_in_files(file: ShellFile) -> Iterator[Violation]:
 
 
 def _is_one_process(file: ShellFile, launch: Launch, job: Allocation) -> bool:
-    """Whether the program is to be started once on the only host of the job, whose tasks reserve its CPUs."""
+    """Whether the program needs one start on the only host of the job, whose tasks reserve CPUs for it."""
     return (job.nodes or 1) == 1 and file.modules is not None and file.modules.is_one_process(launch.script)
 
 
