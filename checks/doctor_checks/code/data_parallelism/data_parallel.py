@@ -250,7 +250,7 @@ def _is_off(script: Script, function: ast.FunctionDef | ast.AsyncFunctionDef, na
 
 def _has_other_way(script: Script) -> bool:
     """Whether another file that has its name and more, or a part of it, does the same with one process per GPU:
-    ``train_distributed.py`` for ``train.py``; or one of its folder whose name differs in the words for how it uses GPUs:
+    ``train_distributed.py`` for ``train.py``; or one of its folder whose name differs in the words for the use of GPUs:
     ``train_ddp.py`` for ``train_gpu.py``. The author has chosen then."""
     if script.modules is None:
         return False
