@@ -38,6 +38,17 @@ _WITHOUT = ("no_grad", "inference_mode")
                 "    for p in model.parameters():\n        dist.all_reduce(p.grad)\n    optimizer.step()",
             ),
         ),
+        passes("entries of a container that a loop has wrapped", _ENTRIES),
+        passes(
+            "entries of a list that a loop has wrapped",
+            _ENTRIES.replace("name, net in nets.items()", "name, net in enumerate(nets)").replace(
+                "net in nets.values()", "net in nets"
+            ),
+        ),
+        fails(
+            "entries of the container of the bare models",
+            _ENTRIES.replace("nets[name]", "wrapped[name]").replace("(net(x), y)", "(net(x), y)  # !"),
+        ),
         passes("a teacher, and a wrapper that is used elsewhere", _TEACHER),
         passes("a fixed model that another one is trained against", _TARGET),
         fails(
@@ -172,6 +183,7 @@ def _unwrapped(script: Script, call: ast.Call, wraps: list[ast.Call]) -> str:
             and script.function_of(wrap) is script.function_of(call)
             and ast.unparse(wrap.args[0]) == ast.unparse(call.func)
             and not _is_given_again(script, call.func, wrap)
+            and not _is_entry_of_wrappers(script, call, statement)
         ):
             return ast.unparse(statement.targets[0])
     return ""
@@ -184,6 +196,20 @@ def _is_given_again(script: Script, name: ast.expr, wrap: ast.Call) -> bool:
         one.lineno > wrap.lineno and any(ast.unparse(target) == own for target in one.targets)
         for one in script.inside(scope, ast.Assign)
     )
+
+
+def _is_entry_of_wrappers(script: Script, call: ast.Call, wrap: ast.Assign) -> bool:
+    """Whether a loop gives a name to the entries of a container, which an earlier loop has replaced by their wrappers:
+    ``for key, net in nets.items(): nets[key] = DDP(net)``."""
+    target, name = wrap.targets[0], ast.unparse(call.func)
+    if not isinstance(target, ast.Subscript):
+        return False
+    container = ast.unparse(target.value)
+    for loop in script.around(call):
+        if isinstance(loop, ast.For) and any(ast.unparse(one) == name for one in ast.walk(loop.target)):
+            read = {ast.unparse(one) for one in ast.walk(loop.iter)}
+            return container in read and loop not in script.around(wrap)
+    return False
 
 
 def _is_prepared(script: Script, block: ast.AST, wrapper: str) -> bool:
@@ -332,6 +358,14 @@ optimizer = torch.optim.Adam(patch.parameters())
 judge = torch.nn.parallel.DistributedDataParallel(judge)
 patch = torch.nn.parallel.DistributedDataParallel(patch)
 train(patch, judge, loader, optimizer)
+"""
+_ENTRIES = """\
+for name, net in nets.items():
+    nets[name] = DDP(net, device_ids=[rank])
+for x, y in loader:
+    for net in nets.values():
+        loss = criterion(net(x), y)
+        loss.backward()
 """
 _TEACHER = """\
 student = DDP(Net())
