@@ -148,6 +148,8 @@ def _device(script: Script, node: ast.expr) -> str:
 
 def _stated_device(script: Script, node: ast.expr) -> str:
     if isinstance(node, ast.IfExp):
+        if any(_is_numbered(script, one) for one in (node.body, node.orelse)):
+            return ""  # the other one is for a process alone
         devices = [_stated_device(script, one) for one in (node.body, node.orelse)]
         return next((one for one in devices if one.startswith("cuda")), "")
     if isinstance(node, ast.Call) and script.name(node.func) == "torch.device":
@@ -156,3 +158,15 @@ def _stated_device(script: Script, node: ast.expr) -> str:
         return "" if numbered or inner is None else _stated_device(script, inner)
     value = script.value(node)
     return value if value is not UNKNOWN and isinstance(value, str) else ""
+
+
+def _is_numbered(script: Script, node: ast.expr) -> bool:
+    """Whether it is the GPU of a number that a variable has: ``f"cuda:{rank}"``, ``torch.device("cuda", rank)``."""
+    if isinstance(node, ast.JoinedStr):
+        first = node.values[0] if node.values else None
+        return isinstance(first, ast.Constant) and str(first.value).startswith("cuda:") and len(node.values) > 1
+    if not isinstance(node, ast.Call) or script.name(node.func) != "torch.device":
+        return False
+    inner = script.argument(node, "type", 0)
+    is_given = script.is_given(node, "index", 1) and script.value(script.argument(node, "index", 1)) is UNKNOWN
+    return is_given or (inner is not None and _is_numbered(script, inner))

@@ -36,6 +36,13 @@ from doctor.testing.script_cases import fails, passes
             "device_id", _SPAWNED.replace("world_size=world)  # !", "world_size=world, device_id=torch.device(rank))")
         ),
         passes("devices told by number", _BY_NUMBER),
+        passes("a device with the number of the rank, if there is one", _RANK_IF_ANY),
+        fails(
+            "the first GPU, if there is one",
+            _RANK_IF_ANY.replace("f'cuda:{rank}' if rank is not None", "'cuda' if is_gpu").replace(
+                "world_size=world)", "world_size=world)  # !"
+            ),
+        ),
         passes("where there is one process alone", _ALONE),
         passes("rank 0 alone uses the current device", _FIRST_RANK),
         passes(
@@ -197,6 +204,21 @@ def main(args, net):
         model = DDP(net.to(args.local_rank), device_ids=[args.local_rank])
     else:
         model = net.cuda()
+"""
+_RANK_IF_ANY = """\
+import torch
+
+class Recipe:
+    def __init__(self, rank=None):
+        self.device = f'cuda:{rank}' if rank is not None else 'cuda'
+        self.model = build().to(self.device)
+
+def worker(rank, world):
+    dist.init_process_group("nccl", rank=rank, world_size=world)
+    Recipe(rank).train()
+
+if __name__ == "__main__":
+    mp.spawn(worker, args=(4,), nprocs=4)
 """
 _MASKED = """\
 import torch
