@@ -13,7 +13,7 @@ from doctor.lint.python.gpu_use import runs_alone, simulates_ranks, uses_gpus
 from doctor.lint.python.project.saved_values import is_saved_without_gpu
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import is_run_by_all
-from doctor.lint.python.script import UNKNOWN
+from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import WRAPPERS, only_infers, several_ranks
 from doctor.testing.script_cases import fails, passes
 
@@ -33,12 +33,17 @@ _SETTINGS = re.compile(
 """Names of what holds settings, and no tensors."""
 _SAVED_FROM_CPU = re.compile(
     r"\{\s*(\w+)\s*:\s*(\w+)(?:\.detach\(\))?(?:\.data)?\.(?:cpu\(\)|to\([\"']cpu)[^{}]*\bfor\s+\1,\s*\2\s+in\b|"
+    r"[Dd]ict\(\s*\[?\s*[\[(]\s*(\w+)\b[^{}=\n]{0,80},\s*(\w+)(?:\.detach\(\))?(?:\.data)?\.(?:cpu\(\)|to\([\"']cpu[\"']\))"
+    r"\s*[\])]\s*for\s+\3,\s*\4\s+in\b|"
     r"\.cpu\(\)\.state_dict\(|\.to\([\"']cpu[\"']\)\.state_dict\(|FullStateDictConfig\([^()]*offload_to_cpu\s?=\s?True|"
     r"StateDictOptions\([^()]*cpu_offload\s?=\s?True"
 )
-"""``{k: v.cpu() for k, v in state.items()}``, ``net.cpu().state_dict()``, and states that FSDP gathers on the CPU: what
-a project saves like this is loaded onto the CPU."""
+"""``{k: v.cpu() for k, v in state.items()}``, also as ``dict([[k, v.cpu()] for k, v in state.items()])``,
+``net.cpu().state_dict()``, and states that FSDP gathers on the CPU: what a project saves like this is loaded onto the
+CPU."""
 _CPU_WORDS = (".cpu", "cpu_offload", "offload_to_cpu", '.to("cpu', ".to('cpu")
+_GATHERED_ON_CPU = ("offload_to_cpu", "cpu_offload")
+_OPTIMIZER = re.compile(r"optim|^opt(?:_|$)", re.IGNORECASE)
 _OF_A_RANK = re.compile(r"rank|process_index", re.IGNORECASE)
 """A file that each rank saved for itself."""
 _FIRST = re.compile(r"^cuda:0$")
@@ -77,6 +82,15 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
         passes("settings that an earlier run kept", _WEIGHTS_ARGS),
         fails("weights that are called parameters", _WEIGHTS_PARAMS),
         passes("the project saves states from the CPU", _FROM_CPU),
+        passes(
+            "the project saves pairs from the CPU",
+            _FROM_CPU.replace(_EACH, "dict([[name[7:], one.cpu()] for name, one in model.state_dict().items()])"),
+        ),
+        fails(
+            "the optimizer is saved as it is",
+            _OPTIMIZER_AS_IT_IS,
+            fixed={"_of_optimizer))": '_of_optimizer, map_location="cpu"))'},
+        ),
         passes("the model is moved to the CPU before", _FROM_CPU.replace(_EACH, "model.cpu().state_dict()")),
         passes(
             "FSDP gathers on the CPU what is saved",
@@ -131,7 +145,7 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
             continue
         where = script.argument(call, "map_location", 1)
         if where is None or script.value(where) is None:
-            if _is_checkpoint(script, call) and not _saves_from_cpu(script):
+            if _is_checkpoint(script, call) and (_is_of_optimizer(script, call) or not _saves_from_cpu(script)):
                 yield _unmapped(script, call, shown)
         elif fixed := _first_gpu(script, where):
             yield Violation(
@@ -180,6 +194,21 @@ def _saves_from_cpu(script: Script) -> bool:
 
 def _has_cpu_state(text: str) -> bool:
     return any(word in text for word in _CPU_WORDS) and _SAVED_FROM_CPU.search(text) is not None
+
+
+def _is_of_optimizer(script: Script, call: ast.Call) -> bool:
+    """Whether an optimizer alone gets what is loaded, and nothing puts its tensors on the CPU: they are inside the
+    entries of its state, where ``v.cpu()`` of each entry, or of the model, moves none."""
+    parent = script.parent(call)
+    if not isinstance(parent, ast.Call) or not isinstance(parent.func, ast.Attribute) or not _copies(script, call):
+        return False
+    return _OPTIMIZER.search(last_name(parent.func.value)) is not None and not _gathers_on_cpu(script)
+
+
+def _gathers_on_cpu(script: Script) -> bool:
+    """Whether FSDP gathers states on the CPU, those of optimizers too, in the file or its project."""
+    others = script.modules.mentioning("torch.save(") if script.modules is not None else ()
+    return any(word in text for word in _GATHERED_ON_CPU for text in (script.text, *(text for _, text in others)))
 
 
 def _source(script: Script, call: ast.Call) -> str:
@@ -359,6 +388,22 @@ model.load_state_dict(torch.load(checkpoint))
 model = DDP(model)
 fit(model)
 save(model, checkpoint)
+"""
+_OPTIMIZER_AS_IT_IS = """\
+import torch
+
+def save(model, optimizer, path):
+    torch.save({name: one.cpu() for name, one in model.state_dict().items()}, path)
+    torch.save(optimizer.state_dict(), f"{path}.optimizer")
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(rank)
+model = build().cuda()
+model.load_state_dict(torch.load(checkpoint))
+optimizer.load_state_dict(torch.load(checkpoint_of_optimizer))  # !
+model = DDP(model)
+fit(model)
+save(model, optimizer, checkpoint)
 """
 _ONE_PROCESS = """\
 import torch
