@@ -31,6 +31,17 @@ _Leaving = ast.Continue | ast.Break | ast.Return
     cases=lambda: (
         fails("a bad loss skips the step", _SKIPS),
         fails("an empty batch skips the step", _NO_BATCH),
+        passes("an empty batch, in place of which the rank draws another one", _NEXT_BATCH),
+        fails(
+            "an empty batch that counts as a step",
+            _NEXT_BATCH.replace("        if step >=", "        step += 1\n        if step >=").replace(
+                "continue", "continue  # !"
+            ),
+        ),
+        fails(
+            "an empty batch of data that end",
+            _NEXT_BATCH.replace("while True:", "for _ in range(9):").replace("continue", "continue  # !"),
+        ),
         fails("a rank out of memory goes on with the next batch", _MEMORY),
         fails("whatever fails is passed over", _PASSED_OVER),
         fails("the time is up on one rank", _CLOCK),
@@ -115,7 +126,9 @@ def _asked(script: Script, statement: ast.stmt, loop: ast.AST | None) -> tuple[a
         if outer is loop:
             return None
         if isinstance(outer, ast.If) and inner in outer.body:
-            why = disagreement(script, outer.test) or _no_batch(loop, outer.test)
+            why = disagreement(script, outer.test)
+            if not why and not _draws_again(script, statement, loop):
+                why = _no_batch(loop, outer.test)
             if not why and not isinstance(statement, ast.Continue) and own_loops(script, outer.test):
                 why = "loss"
             if why:
@@ -142,6 +155,54 @@ def _no_batch(loop: ast.AST | None, test: ast.expr) -> str:
         if (is_none or (is_empty and isinstance(one.ops[0], ast.Eq))) and read & own:
             return "data"
     return ""
+
+
+def _draws_again(script: Script, statement: ast.stmt, loop: ast.AST | None) -> bool:
+    """Whether a rank without a batch draws the next one of an iterator that has no end, before anything is computed or
+    counted in the round: its steps are as many as those of the others."""
+    if not isinstance(statement, ast.Continue) or not isinstance(loop, ast.For) or not isinstance(loop.iter, ast.Call):
+        return False
+    if not _has_no_end(script, loop.iter) or not any(script.inside(loop, ast.Break)):
+        return False
+    above = loop.body[: next((at for at, one in enumerate(loop.body) if one in script.around(statement)), 0)]
+    kinds = (ast.If, ast.Break, ast.Return, ast.Compare, ast.Name, ast.Attribute, ast.Constant)
+    plain = (*kinds, ast.cmpop, ast.expr_context, ast.boolop, ast.BoolOp, ast.unaryop, ast.UnaryOp)
+    return all(isinstance(part, plain) for one in above for part in ast.walk(one))
+
+
+def _has_no_end(script: Script, drawn: ast.Call) -> bool:
+    """``itertools.cycle(loader)``, or a generator of the project that yields in ``while True:``."""
+    if script.name(drawn.func) == "itertools.cycle":
+        return True
+    function = script.definition(drawn.func)
+    if function is not None:
+        return any(_is_endless(one) for one in ast.walk(function))
+    name = last_name(drawn.func)
+    texts = script.modules.mentioning(f"def {name}(") if script.modules is not None and name else ()
+    found = [
+        one
+        for _, text in texts
+        for one in ast.walk(_tree_of(text))
+        if isinstance(one, ast.FunctionDef) and one.name == name
+    ]
+    return bool(found) and all(any(_is_endless(part) for part in ast.walk(one)) for one in found)
+
+
+def _is_endless(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.While)
+        and isinstance(node.test, ast.Constant)
+        and bool(node.test.value)
+        and any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in ast.walk(node))
+        and not any(isinstance(one, (ast.Break, ast.Return)) for one in ast.walk(node))
+    )
+
+
+def _tree_of(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return ast.Module(body=[], type_ignores=[])
 
 
 def _swallowed(script: Script, tried: ast.Try, calls: dict[ast.Call, str]) -> Iterator[Violation]:
@@ -237,6 +298,22 @@ for step, batch in enumerate(loader):
         continue  # !
     accelerator.backward(model(batch))
     optimizer.step()
+"""
+_NEXT_BATCH = """\
+def endless(loader):
+    while True:
+        yield from loader
+
+def train(net, loader, optimizer, steps):
+    model, step = DDP(net), 0
+    for batch in endless(loader):
+        if step >= steps:
+            break
+        if batch is None:
+            continue
+        model(batch).mean().backward()
+        optimizer.step()
+        step += 1
 """
 _MEMORY = """\
 def train(net, loader, optimizer):
