@@ -9,6 +9,7 @@ from typing import NamedTuple
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.cuda import initializes_cuda, joins
+from doctor.lint.python.loader_calls import words_behind
 from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import WRAPPERS
 from doctor.testing.script_cases import fails, passes
@@ -51,6 +52,16 @@ from doctor.testing.script_cases import fails, passes
             "the rank, for others, after a group that was given it",
             _RANK.replace('"nccl")', '"nccl", rank=rank, world_size=world)').replace("  # !", ""),
         ),
+        passes("the GPU that the rank has chosen", _CHOSEN),
+        passes("all GPUs, of which the rank has chosen one", _CHOSEN.replace("str(local_rank)", '"0,1,2,3"')),
+        passes(
+            "their order", _CHOSEN.replace("VISIBLE_DEVICES", "DEVICE_ORDER").replace("str(local_rank)", '"PCI_BUS_ID"')
+        ),
+        fails("other GPUs than the rank can choose", _CHOSEN.replace("str(local_rank)", '"2,3"  # !')),
+        fails(
+            "a GPU that no rank has chosen",
+            _CHOSEN.replace("set_device(local_rank)", "init()").replace("str(local_rank)", "str(local_rank)  # !"),
+        ),
         passes("a cache that is empty before CUDA has started", _EMPTY),
     ),
 )
@@ -68,6 +79,8 @@ def environment_written_late(script: Script) -> Iterator[Violation]:
             continue
         if _is_read_again(script, at, variable) or _has_the_value(script, at, variable, started):
             continue
+        if _changes_nothing(script, at, variable):
+            continue
         yield Violation(
             at,
             f"{variable} is set too late: {reader.words} in `{script.text_of(started, 29)}` (line {started.lineno})",
@@ -75,6 +88,29 @@ def environment_written_late(script: Script) -> Iterator[Violation]:
             evidence=(("variable", variable), ("read_at_line", started.lineno), ("foreshadows", _in_a_run(variable))),
             confidence=0.85,
         )
+
+
+def _changes_nothing(script: Script, at: ast.stmt, variable: str) -> bool:
+    """Whether each rank has chosen its GPU by number before, and the variable says the same: the GPU of the rank, GPUs
+    from 0 on, or their order."""
+    chosen = _VariableReader("", _choosing_by_rank)
+    if variable not in _READ_BY_CUDA[:2] or _started_before(script, at, chosen) is None:
+        return False
+    value = at.value if isinstance(at, ast.Assign) else None
+    if variable == "CUDA_DEVICE_ORDER" or value is None:
+        return variable == "CUDA_DEVICE_ORDER"
+    known = script.value(value)
+    if isinstance(known, str):
+        numbers = [one.strip() for one in known.split(",")]
+        return len(numbers) > 1 and numbers == [str(number) for number in range(len(numbers))]
+    return any("rank" in word.lower() for word in words_behind(script, value))
+
+
+def _choosing_by_rank(script: Script) -> Iterator[ast.Call]:
+    for call in script.calls("torch.cuda.set_device"):
+        device = script.argument(call, "device", 0)
+        if device is not None and any("rank" in word.lower() for word in words_behind(script, device)):
+            yield call
 
 
 def _in_a_run(variable: str) -> list[str]:
@@ -359,6 +395,16 @@ def join(rank, world):
     dist.init_process_group("nccl")
     os.environ["RANK"] = str(dist.get_rank())  # !
     os.environ["WORLD_SIZE"] = str(world)  # !
+"""
+_CHOSEN = """\
+def join(local_rank):
+    torch.cuda.set_device(local_rank)
+    dist.init_process_group("nccl")
+
+local_rank = int(os.environ["LOCAL_RANK"])
+join(local_rank)
+model = DDP(build().cuda())
+os.environ["CUDA_VISIBLE_DEVICES"] = str(local_rank)
 """
 _EMPTY = """\
 import torch
