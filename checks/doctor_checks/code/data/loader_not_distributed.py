@@ -77,6 +77,18 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
         ),
         passes("DeepSpeed makes the loader", _DEEPSPEED.replace("args=args", "args=args, training_data=train_set")),
         passes("a distributed sampler", _script("DataLoader(train_set, batch_size=64, sampler=sampler)")),
+        passes("a loader that a job of several ranks replaces", _REPLACED),
+        passes("a loader that is replaced where the model is wrapped", _REPLACED.replace("world > 1", "args.together")),
+        fails(
+            "a loader that is replaced for another reason",
+            _REPLACED.replace("if world > 1", "if args.sorted", 1).replace("shuffle=True)", "shuffle=True)  # !", 1),
+        ),
+        fails(
+            "a loader that is read before it is replaced",
+            _REPLACED.replace("    if world", "    fit(train_loader)\n    if world", 1).replace(
+                "shuffle=True)", "shuffle=True)  # !", 1
+            ),
+        ),
         passes("one of the two branches is for one process", _BRANCHES),
         passes("an option that is called dist", _BRANCHES.replace("args.distributed", "args.dist")),
         passes(
@@ -252,7 +264,7 @@ def _gives_all(script: Script, loader: LoaderCall) -> bool:
         return False
     if script.argument(call, "batch_sampler", 4) is not None:
         return False
-    if depends_on_ranks(script, call) or runs_alone(script, call):
+    if depends_on_ranks(script, call) or runs_alone(script, call) or _is_replaced(script, loader):
         return False
     is_map = is_iterable(script, call) is False or _has_unused_sampler(script, call)
     if not is_map and not is_random:
@@ -276,6 +288,65 @@ def _has_unused_sampler(script: Script, loader: ast.Call) -> bool:
         if ast.unparse(given) == ast.unparse(data) and all(last_name(one or data) == "set_epoch" for one in read):
             return True
     return False
+
+
+def _is_replaced(script: Script, loader: LoaderCall) -> bool:
+    """Whether a job of several ranks has another loader under the same name before it reads this one: one with a
+    distributed sampler, in a branch for several ranks, or for the condition under which the model is wrapped."""
+    made = script.parent(loader.call)
+    if not isinstance(made, ast.Assign) or not isinstance(made.targets[0], ast.Name):
+        return False
+    name = made.targets[0].id
+    wrapped = {part for call in script.calls(*WRAPPERS) for part in _conditions(script, call)}
+    later = (
+        one
+        for one in script.all(ast.Assign)
+        if one.lineno > made.lineno
+        and script.function_of(one) is script.function_of(made)
+        and any(isinstance(target, ast.Name) and target.id == name for target in one.targets)
+        and isinstance(one.value, ast.Call)
+        and _has_distributed_sampler(script, one.value)
+    )
+    for other in later:
+        conditions = _conditions(script, other) - _conditions(script, made)
+        is_for_ranks = depends_on_ranks(script, other) or (bool(conditions) and conditions <= wrapped)
+        if is_for_ranks and not _is_read_between(script, name, made, other):
+            return True
+    return False
+
+
+def _has_distributed_sampler(script: Script, call: ast.Call) -> bool:
+    sampler = script.argument(call, "sampler", 3)
+    values = [sampler, *script.values_of(sampler)] if sampler is not None else []
+    return any(isinstance(one, ast.Call) and script.name(one.func) == SAMPLER for one in values)
+
+
+def _conditions(script: Script, node: ast.AST) -> frozenset[str]:
+    """All that holds in the branches around a place, as far as they are those of ``if`` and not of ``else``."""
+    found: set[str] = set()
+    inner = node
+    for outer in script.around(node):
+        if isinstance(outer, ast.If):
+            test = outer.test
+            is_all = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
+            parts = test.values if isinstance(test, ast.BoolOp) and is_all else [test]
+            texts = {ast.unparse(one) for one in parts}
+            found |= texts if inner in outer.body else {f"not {one}" for one in texts}
+        elif isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            break
+        inner = outer
+    return frozenset(found)
+
+
+def _is_read_between(script: Script, name: str, first: ast.stmt, second: ast.stmt) -> bool:
+    scope = script.function_of(first)
+    return any(
+        one.id == name
+        and isinstance(one.ctx, ast.Load)
+        and script.function_of(one) is scope
+        and (first.end_lineno or first.lineno) < one.lineno < second.lineno
+        for one in script.all(ast.Name)
+    )
 
 
 def _is_random(script: Script, sampler: ast.expr) -> bool:
@@ -419,6 +490,25 @@ def main(args, model):
     else:
         train_loader = DataLoader(train_set, batch_size=32, shuffle=True)
     for x, y in train_loader:
+        model(x).sum().backward()
+
+main(*load())
+"""
+_REPLACED = """\
+from torchvision.datasets import MNIST
+
+def loader_of(args, world):
+    train_set = MNIST(".", train=True)
+    train_loader = DataLoader(train_set, batch_size=32, shuffle=True)
+    if world > 1:
+        sampler = DistributedSampler(train_set)
+        train_loader = DataLoader(train_set, batch_size=32, sampler=sampler)
+    return train_loader
+
+def main(args, model, world):
+    if world > 1:
+        model = DDP(model)
+    for x, y in loader_of(args, world):
         model(x).sum().backward()
 
 main(*load())
