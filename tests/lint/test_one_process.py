@@ -553,6 +553,51 @@ def test_a_program_that_reads_past_the_wrapper_works_in_one_process(tmp_path, us
     assert found(tmp_path, files) == [("CODE005", severity)]
 
 
+WRAPS = """import os
+
+import torch
+from net import Net, fit
+from torch.nn.parallel import DistributedDataParallel
+{imports}
+
+def main():
+    rank = {rank}
+    {sets}
+    model = DistributedDataParallel(Net().to("cuda"), device_ids=[rank])
+    fit(model, torch.optim.SGD(model.parameters(), 0.1))
+    torch.save(model.state_dict(), "last.pt")
+
+
+main()
+"""
+JOIN = 'import torch.distributed as dist\ndist.init_process_group("nccl")'
+SETS = "torch.cuda.set_device(rank)"
+NUMBER, TEXT = 'int(os.environ["LOCAL_RANK"])', 'os.environ["LOCAL_RANK"]'
+
+
+@pytest.mark.parametrize(
+    ("imports", "rank", "sets", "severity"),
+    [
+        (JOIN, NUMBER, SETS, "error"),
+        ("", NUMBER, SETS, "info"),
+        ("from start import join\njoin()", NUMBER, SETS, "error"),
+        ("from mmengine import start\nstart()", NUMBER, SETS, "error"),
+        (JOIN, TEXT, SETS, "info"),
+        (JOIN, 'os.getenv("LOCAL_RANK", 0)', SETS, "info"),
+        (JOIN, TEXT, "torch.cuda.set_device(int(rank))", "error"),
+        (JOIN, TEXT, "print(rank)", "error"),
+        (JOIN, 'os.environ["DEVICE"]', SETS, "error"),
+    ],
+)
+def test_a_program_that_fails_to_wrap_its_model_has_one_process(tmp_path, imports, rank, sets, severity):
+    files = {
+        "train.py": WRAPS.format(imports=imports, rank=rank, sets=sets),
+        "net.py": "class Net:\n    pass\n\ndef fit(model, optimizer):\n    optimizer.step()\n",
+        "start.py": "import torch\n\ndef join():\n    torch.distributed.init_process_group()\n",
+    }
+    assert [one for one in found(tmp_path, files) if one[0] == "CODE029"] == [("CODE029", severity)]
+
+
 def test_the_commands_of_another_folder_start_the_script_of_that_folder(tmp_path):
     for name in ("first", "second"):
         (tmp_path / name).mkdir()

@@ -10,6 +10,7 @@ from pathlib import PurePath
 
 from doctor.core.finding import Severity
 from doctor.lint.engine.rule import FlowStep, Violation
+from doctor.lint.python.project.failing_wrap import fails_to_wrap
 from doctor.lint.python.project.launch_counts import LAUNCHERS, STARTS_RANKS, is_started_as_one
 from doctor.lint.python.project.left_defaults import outcome
 from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
@@ -73,7 +74,7 @@ def _is_left_to_others(script: Script, rule: str, at: ast.AST) -> bool:
     """Whether what needs several ranks, or a folder that they share, happens in no start that the project shows."""
     if rule == _OF_SHARED_FOLDERS and _RANK_PER_HOST.search(script.text):
         return True
-    return is_made_for_one(script) or cannot_run(script, at) or uses_past_wrapper(script)
+    return is_made_for_one(script) or cannot_run(script, at) or uses_past_wrapper(script) or fails_to_wrap(script)
 
 
 def never_runs(script: Script, node: ast.AST, *, options: bool = False) -> bool:
