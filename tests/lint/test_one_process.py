@@ -518,6 +518,7 @@ def test_ranks_of_different_hosts_share_no_folder(tmp_path, count, expected):
 PREPARES = """\
 from accelerate import Accelerator
 from net import Net, read
+from step import step
 
 
 def main():
@@ -544,12 +545,26 @@ NETWORK = "class Net(Module):\n    def __init__(self):\n        self.scheduler =
         ("loader.scheduler", {}, "error"),
         ("model.other", {}, "error"),
         ("model = accelerator.unwrap_model(model); model.scheduler", {}, "error"),
+        ("step(model)", {"step.py": "def step(model):\n    model.scheduler.step()\n"}, "info"),
+        (
+            "step(model)",
+            {"step.py": "def step(model):\n    go(net=model)\n\ndef go(net):\n    net.scheduler\n"},
+            "info",
+        ),
+        ("step(model)", {"step.py": "def step(model):\n    if model.training:\n        model.scheduler\n"}, "error"),
+        ("step(model)", {"step.py": "def step(model):\n    model = model.module\n    model.scheduler\n"}, "error"),
+        (
+            "step(model)",
+            {"step.py": "def step(model, x=0):\n    if x:\n        return\n    model.scheduler\n"},
+            "error",
+        ),
+        ("step(loader)", {"step.py": "def step(model):\n    model.scheduler.step()\n"}, "error"),
         ("model.scheduler if accelerator.num_processes == 1 else model.module.scheduler", {}, "error"),
         ("model.scheduler.step()", {"all.yaml": "distributed_type: DEEPSPEED\n"}, "error"),
     ],
 )
 def test_a_program_that_reads_past_the_wrapper_works_in_one_process(tmp_path, use, other, severity):
-    files = {"train.py": PREPARES.format(use=use), "net.py": NETWORK, **other}
+    files = {"train.py": PREPARES.format(use=use), "net.py": NETWORK, "step.py": "def step(model): pass\n", **other}
     assert found(tmp_path, files) == [("CODE005", severity)]
 
 
@@ -596,6 +611,26 @@ def test_a_program_that_fails_to_wrap_its_model_has_one_process(tmp_path, import
         "start.py": "import torch\n\ndef join():\n    torch.distributed.init_process_group()\n",
     }
     assert [one for one in found(tmp_path, files) if one[0] == "CODE029"] == [("CODE029", severity)]
+
+
+def test_another_wrapper_in_the_opposite_branch_is_no_other_model(tmp_path):
+    branch = (
+        "if several:\n        model = DistributedDataParallel(model)\n    else:\n        model = DataParallel(model)\n"
+    )
+    text = PREPARES.format(use="step(model)").replace("from accelerate import Accelerator", IMPORTS_BRANCH)
+    text = text.replace("model, loader = accelerator.prepare(model, read())", f"loader = read()\n    {branch}")
+    files = {"train.py": text, "net.py": NETWORK, "step.py": "def step(model):\n    model.scheduler.step()\n"}
+    assert found(tmp_path, files) == [("CODE005", "info")]
+    files["train.py"] = text.replace("    else:\n        model = ", "    model = ")
+    assert found(tmp_path, files) == [("CODE005", "error")]
+
+
+IMPORTS_BRANCH = """from accelerate import Accelerator
+from torch.nn import DataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+several = Accelerator().num_processes > 1
+"""
 
 
 def test_the_commands_of_another_folder_start_the_script_of_that_folder(tmp_path):

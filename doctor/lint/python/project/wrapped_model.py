@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from doctor.lint.python.script import Script, last_name, per_script
+from doctor.lint.python.project.imported_functions import imported_function
+from doctor.lint.python.script import FunctionNode, Script, last_name, per_script
 from doctor.lint.python.training import ACCELERATOR, DDP
 
 _OF_WRAPPER = frozenset(
@@ -21,23 +23,25 @@ _OF_WRAPPER = frozenset(
 """Attributes of ``torch.nn.Module`` and ``DistributedDataParallel``; those that begin with ``register_`` are too."""
 _FORWARDS = re.compile(r"deepspeed|fsdp|fully_sharded", re.IGNORECASE)
 """Engines whose wrappers have the attributes of the model."""
+_DEPTH = 3
+"""Functions in a row that a model is handed to."""
 _CONDITIONAL = (ast.If, ast.IfExp, ast.Try, ast.BoolOp, ast.Lambda)
 
 
 @per_script
 def uses_past_wrapper(script: Script) -> bool:
     """Whether a program always reads an attribute of a model of its project right from the wrapper: ``model =
-    accelerator.prepare(model)``, ``model.scheduler``. With several ranks, it fails there."""
+    accelerator.prepare(model)``, ``model.scheduler``, also in a function that is given it. With several ranks, it fails
+    there."""
     modules = script.modules
     if modules is None or any(
         map(_FORWARDS.search, (script.text, *(t for _, t in modules.mentioning("distributed_type"))))
     ):
         return False
     return any(
-        _is_own(script, model, one.attr)
+        _is_own(script, model, attribute)
         for wrap, model in _wrapped(script)
-        for one in script.all(ast.Attribute)
-        if isinstance(one.value, ast.Name) and one.value.id == model.id and _always_follows(script, one, wrap, model.id)
+        for attribute in _read(_Place(script, script.function_of(wrap), wrap.end_lineno or wrap.lineno, wrap), model.id)
     )
 
 
@@ -57,18 +61,91 @@ def _wrapped(script: Script) -> Iterator[tuple[ast.Assign, ast.Name]]:
                 yield one, given
 
 
-def _always_follows(script: Script, use: ast.Attribute, wrap: ast.Assign, name: str) -> bool:
-    """Whether a use comes after the wrapping in the same function, under no condition, before another assignment."""
-    function = script.function_of(wrap)
-    if script.function_of(use) is not function or use.lineno <= (wrap.end_lineno or wrap.lineno):
+class _Place(NamedTuple):
+    """All that runs below a line of a function, or of the module; ``after``: the statement there."""
+
+    script: Script
+    function: FunctionNode | None
+    line: int
+    after: ast.stmt
+
+
+def _read(place: _Place, name: str, depth: int = _DEPTH) -> Iterator[str]:
+    """The attributes of a variable that are always read below a place, also in functions that are given it."""
+    for one in place.script.all(ast.Name):
+        if one.id == name and isinstance(one.ctx, ast.Load) and _always_follows(place, one):
+            parent = place.script.parent(one)
+            if isinstance(parent, ast.Attribute):
+                yield parent.attr
+            elif depth and (handed := _handed_to(place.script, one)) is not None:
+                yield from _read(*handed, depth - 1)
+
+
+def _always_follows(place: _Place, use: ast.Name) -> bool:
+    """Whether a use comes below a place, under no condition, before another assignment or a ``return``."""
+    script, function = place.script, place.function
+    if script.function_of(use) is not function or use.lineno <= place.line:
         return False
     for outer in script.around(use):
         if outer is function:
             break
         if isinstance(outer, _CONDITIONAL) and ast.unparse(getattr(outer, "test", outer)) != "__name__ == '__main__'":
             return False
-    stores = (one for one in script.all(ast.Name) if one.id == name and isinstance(one.ctx, ast.Store))
-    return not any(wrap.lineno < one.lineno <= use.lineno and script.function_of(one) is function for one in stores)
+    stores = [one for one in script.all(ast.Name) if one.id == use.id and isinstance(one.ctx, ast.Store)]
+    return not any(
+        place.line < one.lineno <= use.lineno
+        and script.function_of(one) is function
+        and not _is_opposite(script, one, place.after)
+        for one in (*stores, *script.all(ast.Return))
+    )
+
+
+def _is_opposite(script: Script, node: ast.AST, other: ast.stmt) -> bool:
+    """Whether a place is in the ``else`` of a branch that another one is in."""
+    around = {node, *script.around(node)}
+    inner: ast.AST = other
+    for outer in script.around(other):
+        if isinstance(outer, ast.If) and inner in outer.body:
+            if not around.isdisjoint(outer.orelse):
+                return True
+        inner = outer
+    return False
+
+
+def _handed_to(script: Script, given: ast.Name) -> tuple[_Place, str] | None:
+    """The function of the project that is called with a variable, and its parameter."""
+    word = script.parent(given)
+    call = script.parent(word) if isinstance(word, ast.keyword) else word
+    if not isinstance(call, ast.Call) or given is call.func:
+        return None
+    found = _called(script, call)
+    if found is None:
+        return None
+    other, function = found
+    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    is_word = isinstance(word, ast.keyword)
+    name = word.arg or "" if is_word else "".join(names[call.args.index(given) :][:1])
+    return (_Place(other, function, function.lineno, function), name) if name else None
+
+
+def _called(script: Script, call: ast.Call) -> tuple[Script, FunctionNode] | None:
+    """The function of a module that a call runs, and the script that defines it."""
+    own = script.definition(call.func)
+    if own is not None:
+        return (script, own) if isinstance(script.parent(own), ast.Module) else None
+    imported = imported_function(script, call.func, whole=True)
+    if imported is None or script.modules is None:
+        return None
+    name, line, location = imported.function.name, imported.function.line, imported.module.location
+    for shown, text in script.modules.mentioning(f"def {name}("):
+        try:
+            other = Script(shown, text, modules=script.modules, location=location)
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        for one in other.tree.body:
+            if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)) and (one.name, one.lineno) == (name, line):
+                return other, one
+    return None
 
 
 def _is_own(script: Script, model: ast.Name, attribute: str) -> bool:
