@@ -10,6 +10,7 @@ from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.collectives import CollectiveCall, collectives_and_forwards
 from doctor.lint.python.matching_collectives import flow_of, unmatched_condition
+from doctor.lint.python.project.before_group import waits_for_nobody
 from doctor.lint.python.project.options import switch_off_by_default
 from doctor.lint.python.rank_branches import RankCondition, denied_test, main_first, plain_test, rank_condition
 from doctor.lint.python.training import is_without_gradients, trains_on_several
@@ -112,6 +113,17 @@ from doctor.testing.script_cases import fails, passes
         fails("a state that may be sharded, of Accelerate", _STATE_DICT),
         passes("a state of replicas: the script configures DDP", _STATE_OF_REPLICAS),
         fails("a metric of torchmetrics on rank 0", _METRIC_OF_ONE),
+        passes("a helper that asks for a job, before there is one", _BEFORE_JOB),
+        fails(
+            "a helper that asks for a job, after it was joined",
+            _BEFORE_JOB.replace("    if int", "    join(args)\n    if int", 1).replace('("start")', '("start")  # !'),
+        ),
+        fails(
+            "a helper that does not ask",
+            _BEFORE_JOB.replace("    if dist.is_initialized():\n        dist", "    dist").replace(
+                '("start")', '("start")  # !'
+            ),
+        ),
         passes("one process alone tests, with a Trainer of one device", _ALONE),
         passes("a condition on the rank in another function", _ELSEWHERE),
         passes("the first rank makes them per request, in an object that it hands to a server", _SERVED),
@@ -232,11 +244,13 @@ def _body_of(script: Script, one: CollectiveCall) -> Iterator[ast.AST]:
 
 
 def _may_be_alone(script: Script, one: CollectiveCall) -> bool:
-    """Joining a job does not depend on its members; with DDP one rank may save; and a model that is sharded only below
-    exchanges nothing yet."""
+    """Joining a job does not depend on its members; with DDP one rank may save; a helper may ask whether there is a job
+    yet; and a model that is sharded only below exchanges nothing yet."""
     if one.word in ("save_state", "load_state"):
         return not _saves_together(script, one.call)
     if one.word == "init_process_group" or _takes_turns(script, one) or _is_handed_on(script, one.call):
+        return True
+    if one.through is not None and waits_for_nobody(script, one.call, one.word):
         return True
     return not one.certain and is_wrapped_later(script, one.call)
 
@@ -873,6 +887,24 @@ def reduce(loss, rank, ranks, tp_rank):
         dist.all_reduce(loss, group=group)
     if tp_rank == 0:
         dist.broadcast(loss, 0, group)
+"""
+_BEFORE_JOB = """\
+def report(text):
+    print(text)
+    if dist.is_initialized():
+        dist.barrier()
+
+def join(args):
+    dist.init_process_group("nccl")
+
+def main(args):
+    if int(os.environ["RANK"]) == 0:
+        report("start")
+    join(args)
+    report("joined")
+    train(DDP(build(args)))
+
+main(read())
 """
 _ALONE = """\
 def main(model, data):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from doctor.lint.engine.rule import FlowStep
-from doctor.lint.python.script import ProjectModules, Script, per_script
+from doctor.lint.python.script import FunctionNode, ProjectModules, Script, per_script
 
 MOST_IMPORTS = 4
 """Imports in a row that a name or a call is followed through."""
@@ -82,6 +82,26 @@ def imported_function(script: Script, node: ast.expr, *, whole: bool = False) ->
         return None
     name = script.name(node)
     return _resolved(script.modules, script.location, name, whole=whole) if name else None
+
+
+def called_function(script: Script, call: ast.Call) -> tuple[Script, FunctionNode] | None:
+    """The function of a module that a call runs, and the script that defines it."""
+    own = script.definition(call.func)
+    if own is not None:
+        return (script, own) if isinstance(script.parent(own), ast.Module) else None
+    imported = imported_function(script, call.func, whole=True)
+    if imported is None or script.modules is None:
+        return None
+    name, line, location = imported.function.name, imported.function.line, imported.module.location
+    for shown, text in script.modules.mentioning(f"def {name}("):
+        try:
+            other = Script(shown, text, modules=script.modules, location=location)
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        for one in other.tree.body:
+            if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)) and (one.name, one.lineno) == (name, line):
+                return other, one
+    return None
 
 
 def may_be_of_project(modules: ProjectModules, importer: str, name: str) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.lint.python.project.imported_functions import imported_function
+from doctor.lint.python.project.imported_functions import called_function
 from doctor.lint.python.script import FunctionNode, Script, last_name, per_script
 from doctor.lint.python.training import ACCELERATOR, DDP
 
@@ -118,7 +118,7 @@ def _handed_to(script: Script, given: ast.Name) -> tuple[_Place, str] | None:
     call = script.parent(word) if isinstance(word, ast.keyword) else word
     if not isinstance(call, ast.Call) or given is call.func:
         return None
-    found = _called(script, call)
+    found = called_function(script, call)
     if found is None:
         return None
     other, function = found
@@ -126,26 +126,6 @@ def _handed_to(script: Script, given: ast.Name) -> tuple[_Place, str] | None:
     is_word = isinstance(word, ast.keyword)
     name = word.arg or "" if is_word else "".join(names[call.args.index(given) :][:1])
     return (_Place(other, function, function.lineno, function), name) if name else None
-
-
-def _called(script: Script, call: ast.Call) -> tuple[Script, FunctionNode] | None:
-    """The function of a module that a call runs, and the script that defines it."""
-    own = script.definition(call.func)
-    if own is not None:
-        return (script, own) if isinstance(script.parent(own), ast.Module) else None
-    imported = imported_function(script, call.func, whole=True)
-    if imported is None or script.modules is None:
-        return None
-    name, line, location = imported.function.name, imported.function.line, imported.module.location
-    for shown, text in script.modules.mentioning(f"def {name}("):
-        try:
-            other = Script(shown, text, modules=script.modules, location=location)
-        except (SyntaxError, ValueError, RecursionError):
-            continue
-        for one in other.tree.body:
-            if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)) and (one.name, one.lineno) == (name, line):
-                return other, one
-    return None
 
 
 def _is_own(script: Script, model: ast.Name, attribute: str) -> bool:
