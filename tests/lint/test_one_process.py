@@ -20,6 +20,7 @@ RULES = (
     "CODE029",
     "CODE009",
     "CODE011",
+    "CODE012",
     "CODE030",
     "CODE041",
     "ENV014",
@@ -631,6 +632,35 @@ from torch.nn.parallel import DistributedDataParallel
 
 several = Accelerator().num_processes > 1
 """
+
+
+SHARDS = """import os
+
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+
+dist.init_process_group("nccl")
+local_rank = int(os.environ["LOCAL_RANK"])
+sampler = DistributedSampler(read(), num_replicas=dist.get_world_size(), rank=local_rank)
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "is_reported"),
+    [
+        ({}, True),
+        ({"README.md": "```\ntorchrun --standalone --nproc_per_node=4 train.py\n```\n"}, False),
+        ({"README.md": "`$ python -m torch.distributed.launch --nproc_per_node=4 train.py`\n"}, False),
+        ({"README.md": "torchrun --nnodes=2 --nproc_per_node=4 train.py\n"}, True),
+        ({"run.sh": "torchrun --nproc-per-node=8 train.py\n"}, False),
+        ({"run.sh": "torchrun --nproc-per-node=8 train.py\n", "README.md": "torchrun --nnodes 4 train.py\n"}, True),
+        ({"run.sh": "srun python train.py\n"}, True),
+        ({"go.py": "import os\nos.system('torchrun --nnodes 2 train.py')\n"}, True),
+    ],
+)
+def test_the_local_rank_is_the_rank_if_every_launch_has_one_host(tmp_path, files, is_reported):
+    reported = found(tmp_path, {"train.py": SHARDS, "other.py": "import torch\n", **files})
+    assert [one for one in reported if one[0] == "CODE012"] == [("CODE012", "warning")] * is_reported
 
 
 def test_the_commands_of_another_folder_start_the_script_of_that_folder(tmp_path):

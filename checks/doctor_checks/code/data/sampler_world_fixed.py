@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import words_behind
+from doctor.lint.python.project.launch_counts import is_started_on_one_host
 from doctor.lint.python.training import SAMPLER, WRAPPERS, is_test
 from doctor.testing.script_cases import fails, passes
 
@@ -85,6 +86,8 @@ def _hits(script: Script, call: ast.Call) -> Iterator[Violation]:
     elif (number := _number(rank)) is not None:
         yield Violation(call, f"DistributedSampler uses shard {number} of the data on every rank")
     elif rank is not None and replicas is not None and _mixes(script, replicas, rank):
+        if not _knows_hosts(script) and is_started_on_one_host(script):
+            return
         yield Violation(
             call,
             f"DistributedSampler uses the local rank ({script.text_of(rank, 40)}): every node reads the same shards",

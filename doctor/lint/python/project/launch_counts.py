@@ -219,9 +219,13 @@ def _without_mentions(lines: list[str], name: str) -> list[str]:
 
 def _count_of_command(modules: ProjectModules, line: str, name: str) -> int | None:
     """The processes of a launcher's command in a page."""
-    command = re.sub(r"^(?:RUN|CMD|ENTRYPOINT|[$>!%\"`\s-])+", "", line).rstrip('`", ')
-    counts = list(_counts_in(modules, "page.sh", f"{command}\n", name))
+    counts = list(_counts_in(modules, "page.sh", f"{_command_in(line)}\n", name))
     return counts[0] if len(counts) == 1 else None
+
+
+def _command_in(line: str) -> str:
+    """The command of a line of a page, without its prompt."""
+    return re.sub(r"^(?:RUN|CMD|ENTRYPOINT|[$>!%\"`\s-])+", "", line).rstrip('`", ')
 
 
 def _counts_of_launches(modules: ProjectModules, path: str) -> Iterator[int | None]:
@@ -274,6 +278,38 @@ def _counts_in(modules: ProjectModules, shown: str, text: str, name: str) -> Ite
         is_one_host = start.outer is None and (hosts_of(launch) == 1 or is_alone)
         says = says_processes(launch) or launch.option(launch.command.included) is not None
         yield processes_of(launch) if is_one_host and says else None
+
+
+@per_script
+def is_started_on_one_host(script: Script) -> bool:
+    """Whether the project shows how a script is started, and every launcher there waits for one host."""
+    modules = script.modules
+    if modules is None or not script.location:
+        return False
+    name = PurePath(script.path).name
+    hosts: list[int | None] = []
+    for shown, text in modules.mentioning(name):
+        if shown.endswith(".py"):
+            hosts += [None] if shown != script.path and _NAMES_LAUNCHER.search(text) else []
+        elif _is_nearest(modules, shown, script.path):
+            hosts += _hosts_in(shown, text, name)
+    for text in (*modules.pages(script.location), *modules.notebooks(name)):
+        for line in text.replace("\\\n", " ").splitlines():
+            if name in line and _NAMES_LAUNCHER.search(line):
+                hosts += list(_hosts_in("page.sh", f"{_command_in(line)}\n", name)) or [None]
+    return bool(hosts) and all(count == 1 for count in hosts)
+
+
+def _hosts_in(shown: str, text: str, name: str) -> Iterator[int | None]:
+    """The hosts of each start of a script; ``None`` if unknown."""
+    try:
+        file = read_launch_file(shown, text)
+    except Exception:  # noqa: BLE001 - as above
+        yield None
+        return
+    for start in starts_of(file) if file is not None else ():
+        if PurePath(start.launch.script).name == name:
+            yield hosts_of(start.launch) if start.is_agent and start.outer is None else None
 
 
 _PROCESSES = re.compile(r"^num_processes:[ \t]*[\"']?(\d{1,6})\b", re.MULTILINE)
