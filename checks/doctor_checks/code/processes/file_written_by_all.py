@@ -181,6 +181,14 @@ _LOADER = re.compile(r"loader|(?:^|_)dl$", re.IGNORECASE)
         fails("settings with the options of the rank", _SETTINGS_OF_RANK),
         fails("settings with a number that the rank computed", _SETTINGS_COMPUTED),
         passes("a log into which rank 0 alone prints", _script("if rank == 0:\n        print(loss, file=log)", _LOG)),
+        passes(
+            "a log with the models, into which rank 0 alone writes more",
+            _script("if rank == 0:\n        log.write(str(loss))", _LOG_OF_MODELS),
+        ),
+        fails(
+            "a log with the models, into which all ranks write more",
+            _script("log.write(str(loss))", _LOG_OF_MODELS.replace('"w")', '"w")  # !')),
+        ),
         fails("a log into which all ranks print", _script("print(loss, file=log)", f"{_LOG}  # !")),
         passes(
             "a branch that the calls of all ranks do not take",
@@ -405,7 +413,7 @@ def _written(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
             mode = script.value(script.argument(call, "mode", 1))
             if not isinstance(mode, str) or mode[:1] not in ("w", "x"):
                 continue
-            if not _is_marker(script, call) and not _is_only_emptied(script, call):
+            if not (_is_marker(script, call) or _is_only_emptied(script, call) or _holds_models(script, call)):
                 yield call, call.args[0]
 
 
@@ -567,20 +575,51 @@ def _is_marker(script: Script, call: ast.Call) -> bool:
 
 def _is_only_emptied(script: Script, call: ast.Call) -> bool:
     """Whether all ranks open a file, and one of them alone, or none, writes into it."""
+    uses = _uses_of_file(script, call)
+    return uses is not None and all(_only_closes(script, one) or may_run_alone(script, one) for one in uses)
+
+
+def _holds_models(script: Script, call: ast.Call) -> bool:
+    """Whether all ranks write the text of their models, which is the same, and one of them alone, or none, writes more:
+    ``log.write(str(model))``."""
+    uses = _uses_of_file(script, call) or []
+    shared = [one for one in uses if not _only_closes(script, one) and not may_run_alone(script, one)]
+    return bool(shared) and all(_writes_models(script, one) for one in shared)
+
+
+def _writes_models(script: Script, file: ast.expr) -> bool:
+    method = script.parent(file)
+    call = script.parent(method) if isinstance(method, ast.Attribute) and method.attr == "write" else None
+    if not isinstance(call, ast.Call) or len(call.args) != 1 or script.nearest(call, ast.For, ast.While) is not None:
+        return False
+    models = {ast.unparse(one.func).removesuffix(".parameters") for one in script.method_calls("parameters")}
+    waiting = [call.args[0]]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, ast.BinOp):
+            waiting += [part.left, part.right]
+        elif isinstance(part, ast.JoinedStr):
+            waiting += [one.value if isinstance(one, ast.FormattedValue) else one for one in part.values]
+        elif isinstance(part, ast.Call) and ast.unparse(part.func) in ("str", "repr"):
+            waiting += part.args
+        elif not isinstance(part, ast.Constant) and ast.unparse(part) not in models:
+            return False
+    return True
+
+
+def _uses_of_file(script: Script, call: ast.Call) -> list[ast.expr] | None:
+    """The uses of the variable of an open file; ``None`` if it has none."""
     file = _file_of(script, call)
     if isinstance(file, ast.Name):
         scope = script.scope_of(file, file.id)
-        uses: list[ast.expr] = [
+        return [
             one
             for one in script.all(ast.Name)
             if one.id == file.id and isinstance(one.ctx, ast.Load) and script.scope_of(one, one.id) is scope
         ]
-    elif isinstance(file, ast.Attribute) and isinstance(file.value, ast.Name) and file.value.id == "self":
-        loads = (one for one in script.all(ast.Attribute) if isinstance(one.ctx, ast.Load) and one.attr == file.attr)
-        uses = list(loads)
-    else:
-        return False
-    return all(_only_closes(script, one) or may_run_alone(script, one) for one in uses)
+    if isinstance(file, ast.Attribute) and isinstance(file.value, ast.Name) and file.value.id == "self":
+        return [one for one in script.all(ast.Attribute) if isinstance(one.ctx, ast.Load) and one.attr == file.attr]
+    return None
 
 
 def _file_of(script: Script, call: ast.Call) -> ast.expr | None:
@@ -682,6 +721,7 @@ for epoch in range(10):
 
 
 _LOG = 'log = open(OUT + "/log.txt", "w")'
+_LOG_OF_MODELS = f"{_LOG}\nSGD(model.parameters(), lr=0.1)\nlog.write(str(model) + '\\n')\nlog.write(f'{{model}}')"
 _BRANCH = """\
 import torch
 
