@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import PurePath
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone, sees_one_gpu
@@ -263,7 +262,7 @@ def _is_other_way(path: str, other: str, text: str) -> bool:
     own, stem = _stem(path), _stem(other)
     if (own in stem or stem in own) and _TRAINS.search(text):
         return True
-    in_folder = PurePath(other).parent == PurePath(path).parent
+    in_folder = path.removesuffix(f"{own}.py") == other.removesuffix(f"{stem}.py")
     return in_folder and _task_of(own) == _task_of(stem) and _CALLS_TRAINING.search(text) is not None
 
 
