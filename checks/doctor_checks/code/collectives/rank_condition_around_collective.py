@@ -153,6 +153,8 @@ def rank_condition_around_collective(script: Script) -> Iterator[Violation]:
             continue
         condition = unmatched_condition(script, one)
         first = main_first(script, one.call) if condition is None else None
+        if condition is not None and one.through is not None and waits_for_nobody(script, one.call, one.word):
+            continue
         if condition is not None:
             exit_of = (condition.where, condition.test)
             if condition.certain or exit_of not in exits:  # an early exit is reported once, at the first call after it
@@ -244,13 +246,11 @@ def _body_of(script: Script, one: CollectiveCall) -> Iterator[ast.AST]:
 
 
 def _may_be_alone(script: Script, one: CollectiveCall) -> bool:
-    """Joining a job does not depend on its members; with DDP one rank may save; a helper may ask whether there is a job
-    yet; and a model that is sharded only below exchanges nothing yet."""
+    """Joining a job does not depend on its members; with DDP one rank may save; and a model that is sharded only below
+    exchanges nothing yet."""
     if one.word in ("save_state", "load_state"):
         return not _saves_together(script, one.call)
     if one.word == "init_process_group" or _takes_turns(script, one) or _is_handed_on(script, one.call):
-        return True
-    if one.through is not None and waits_for_nobody(script, one.call, one.word):
         return True
     return not one.certain and is_wrapped_later(script, one.call)
 

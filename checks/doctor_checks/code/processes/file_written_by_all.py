@@ -721,7 +721,7 @@ for epoch in range(10):
 
 
 _LOG = 'log = open(OUT + "/log.txt", "w")'
-_LOG_OF_MODELS = f"{_LOG}\nSGD(model.parameters(), lr=0.1)\nlog.write(str(model) + '\\n')\nlog.write(f'{{model}}')"
+_LOG_OF_MODELS: str = f"{_LOG}\nSGD(model.parameters(), lr=0.1)\nlog.write(str(model) + '\\n')\nlog.write(f'{{model}}')"
 _BRANCH = """\
 import torch
 

@@ -91,7 +91,9 @@ def _always_follows(place: _Place, use: ast.Name) -> bool:
             break
         if isinstance(outer, _CONDITIONAL) and ast.unparse(getattr(outer, "test", outer)) != "__name__ == '__main__'":
             return False
-    stores = [one for one in script.all(ast.Name) if one.id == use.id and isinstance(one.ctx, ast.Store)]
+    stores: list[ast.expr | ast.stmt] = [
+        one for one in script.all(ast.Name) if one.id == use.id and isinstance(one.ctx, ast.Store)
+    ]
     return not any(
         place.line < one.lineno <= use.lineno
         and script.function_of(one) is function
@@ -123,8 +125,7 @@ def _handed_to(script: Script, given: ast.Name) -> tuple[_Place, str] | None:
         return None
     other, function = found
     names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-    is_word = isinstance(word, ast.keyword)
-    name = word.arg or "" if is_word else "".join(names[call.args.index(given) :][:1])
+    name = word.arg if isinstance(word, ast.keyword) else "".join(names[call.args.index(given) :][:1])
     return (_Place(other, function, function.lineno, function), name) if name else None
 
 
