@@ -12,7 +12,8 @@ from doctor.facts import Trial
 
 
 class TrialConclusions(msgspec.Struct, frozen=True):
-    """``restored_by`` and ``not_restored_by``: changes as text with numbers; ``remedies``: commands.
+    """``restored_by`` and ``not_restored_by``: changes as text with numbers; ``remedies``: commands, and
+    ``proof``: what was observed with the first.
 
     ``again``: trials that succeeded without a change; ``not_tried``: why changes could not be made."""
 
@@ -21,6 +22,7 @@ class TrialConclusions(msgspec.Struct, frozen=True):
     again: tuple[str, ...] = ()
     not_tried: tuple[str, ...] = ()
     remedies: tuple[str, ...] = ()
+    proof: str = "this fixes it"
 
     @property
     def evidence(self) -> dict[str, object]:
@@ -40,8 +42,8 @@ class TrialConclusions(msgspec.Struct, frozen=True):
         rest = f", or {otherwise[:1].lower()}{otherwise[1:]}" if otherwise else "."
         # The comment of a command is its location: ```command` on node2``.
         parts = (remedy.partition("  # ") for remedy in self.remedies)
-        commands = (f"`{command}` {where}" if where else f"`{command}`" for command, _, where in parts)
-        return f"Run {' or '.join(commands)} (tested: this fixes it){rest}"
+        commands = (f"`{command}`{_where(command, where)}" for command, _, where in parts)
+        return f"Run {' or '.join(commands)} (tested: {self.proof}){rest}"
 
 
 def with_trials(
@@ -58,7 +60,8 @@ def trial_conclusions(
     job: Job, *subjects: Subject, ranks: Collection[int], unit: str | None = None
 ) -> TrialConclusions:
     """The conclusions from the trials that :func:`trials_of` selects."""
-    trials = trials_of(job, *subjects, ranks=ranks, unit=unit)
+    found = trials_of(job, *subjects, ranks=ranks, unit=unit)
+    trials = [trial for _, trial in found]
     restoring = [trial for trial in trials if trial.restores]
     return TrialConclusions(
         _once(map(_words, restoring)),
@@ -66,7 +69,20 @@ def trial_conclusions(
         _once(_words(trial) for trial in trials if trial.knob == AGAIN),
         _once(trial.error or "" for trial in trials if trial.knob == NOT_TRIED),
         _once(trial.setting for trial in restoring if trial.setting),
+        next((_proof(host, trial) for host, trial in found if trial.restores and trial.setting), "this fixes it"),
     )
+
+
+def _where(command: str, where: str) -> str:
+    """`` on node2``; variables without a location are for all ranks."""
+    return f" {where}" if where else " on all ranks" if command.startswith("export ") else ""
+
+
+def _proof(host: str, trial: Trial) -> str:
+    """``node1 reaches node3 over eth1``, for a connection."""
+    if trial.unit != "open" or trial.peer is None:
+        return "this fixes it"
+    return f"{host} reaches {trial.peer} over {trial.knob.partition(' (')[0].removeprefix('other interface ')}"
 
 
 def _once(texts: Iterable[str]) -> tuple[str, ...]:

@@ -18,15 +18,15 @@ NOT_TRIED = "not tried"
 """The knob of a trial that could not be made; its error has the reason."""
 
 
-def trials_of(job: Job, *subjects: Subject, ranks: Collection[int], unit: str | None = None) -> list[Trial]:
-    """The trials of ``subjects`` for a finding about ``ranks``.
+def trials_of(job: Job, *subjects: Subject, ranks: Collection[int], unit: str | None = None) -> list[tuple[str, Trial]]:
+    """The trials of ``subjects`` for a finding about ``ranks``, with the names of their hosts.
 
     Trials of paths count if they start or end on the hosts of the ranks, trials of devices for the ranks themselves,
     trials of collectives if one of the ranks took part. ``unit``: only trials with it, or without any (those that could
     not be made)."""
     hosts = set(job.hosts_of(ranks))
     return [
-        trial
+        (rank.host.name, trial)
         for rank in job.ranks
         if (facts := rank.find(TrialFacts)) is not None
         for trial in facts.trials

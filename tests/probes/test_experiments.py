@@ -318,7 +318,10 @@ def test_what_mends_goes_first_and_has_its_numbers():
         "restored by": ["other interface eth1: 612 MB/s, was 1.2 MB/s"],
         "not restored by": ["IPv6 on eth0: 1.3 MB/s, was 1.2 MB/s"],
     }
-    assert found.fix("another.") == "Run `export GLOO_SOCKET_IFNAME=eth1` (tested: this fixes it), or another."
+    assert (
+        found.fix("another.")
+        == "Run `export GLOO_SOCKET_IFNAME=eth1` on all ranks (tested: this fixes it), or another."
+    )
 
 
 def test_a_comment_of_a_setting_stands_beside_the_command():
@@ -374,9 +377,9 @@ def late_and_slow() -> JobBuilder:
 def test_findings_of_collectives_tell_what_mends_them():
     shared, late = Staged(late_and_slow().job()).result("NET027").findings
     assert shared.ranks == (6,)
-    assert shared.fix.startswith("Run `export NCCL_P2P_DISABLE=1` (tested: this fixes it)")
+    assert shared.fix.startswith("Run `export NCCL_P2P_DISABLE=1` on all ranks (tested: this fixes it)")
     assert late.fix.startswith(
-        "Run `export NCCL_P2P_DISABLE=0` (tested: this fixes it), or check the links between the GPUs"
+        "Run `export NCCL_P2P_DISABLE=0` on all ranks (tested: this fixes it), or check the links between the GPUs"
     )
     assert late.evidence["restored by"] == ["NCCL_P2P_DISABLE=0: 30 µs, was 90 µs"]
 

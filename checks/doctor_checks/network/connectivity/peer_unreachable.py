@@ -336,14 +336,14 @@ def peer_unreachable(job: Job) -> Iterator[Verdict]:
     # The training backend first; a job on NCCL may also have Gloo groups, which need not be used.
     aside = {way: outcome for way, outcome in outcomes.items() if way.library == "Gloo" and way.by("NCCL") in outcomes}
     main = {way: outcome for way, outcome in outcomes.items() if way not in aside}
-    works = {way: outcome for way, outcome in aside.items() if outcomes[way.by("NCCL")] not in FAILURES}
+    works = {way: outcome for way, outcome in aside.items() if outcomes[way.by("NCCL")].outcome not in FAILURES}
     for finding in (*_judge(main, ranks, Severity.ERROR), *_judge(works, ranks, Severity.WARNING)):
         yield with_trials(job, finding, "path", otherwise=_OTHERWISE if not finding.fix else finding.fix)
-    for way, outcome in main.items():
-        if outcome == "unanswered":
+    for way, reach in main.items():
+        if reach.outcome == "unanswered":
             reason = f"{way.second} accepted a connection from {way.first}, but its process did not answer in time"
             yield Unknown(reason, ranks.get(way.second, ()))
-        elif outcome == "unresolved":
+        elif reach.outcome == "unresolved":
             yield Unknown(f"{way.first} has no address for {way.second}", ranks.get(way.first, ()))
 
 
@@ -356,19 +356,19 @@ class _DialedPath(NamedTuple):
         return self._replace(library=library)
 
 
-_Outcomes = dict[_DialedPath, str]
+_Outcomes = dict[_DialedPath, Reach]
 
 
 def _judge(outcomes: _Outcomes, ranks: dict[str, tuple[int, ...]], severity: Severity) -> Iterator[Finding]:
-    words = {(way.first, way.second): outcome for way, outcome in outcomes.items()}
-    every = [MeasuredPath(first, second, 0.0) for first, second in words]
-    failing = [path for path in every if words[path.first, path.second] in FAILURES]
+    reached = {(way.first, way.second): reach for way, reach in outcomes.items()}
+    every = [MeasuredPath(first, second, 0.0) for first, second in reached]
+    failing = [path for path in every if reached[path.first, path.second].outcome in FAILURES]
     which = " over Gloo's network" if severity is Severity.WARNING else ""
     explains = ("NET014", "NET015", "NET027") if severity is Severity.ERROR else ()
     names = {name for path in every for name in path.pair}
     fix = _FIX_OF_GLOO if which else ""
     effect = ""
-    if failing and all(words[path.first, path.second] == "stranger" for path in failing):
+    if failing and all(reached[path.first, path.second].outcome == "stranger" for path in failing):
         effect = _EFFECT_OF_STRANGERS
         fix = "Set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to an interface whose address is different on every host."
     if len(failing) == len(every) and len(names) > 2:
@@ -379,7 +379,7 @@ def _judge(outcomes: _Outcomes, ranks: dict[str, tuple[int, ...]], severity: Sev
             effect=effect,
             fix=fix,
             explains=explains,
-            evidence={"pairs": _words(failing, words)},
+            evidence={"pairs": _words(failing, reached)},
         )
         return
     hosts, rest = take_hosts(every, failing, share=0.5)
@@ -392,7 +392,7 @@ def _judge(outcomes: _Outcomes, ranks: dict[str, tuple[int, ...]], severity: Sev
             fix=fix or f"Allow all TCP traffic between {host} and the other hosts in the firewall or security group.",
             explains=explains,
             hosts=(host,),
-            evidence={"pairs": _words(paths, words), "tried": sum(host in path.pair for path in every)},
+            evidence={"pairs": _words(paths, reached), "tried": sum(host in path.pair for path in every)},
         )
     if rest:
         apart = {name for path in rest for name in path.pair}
@@ -408,7 +408,7 @@ def _judge(outcomes: _Outcomes, ranks: dict[str, tuple[int, ...]], severity: Sev
             effect=effect,
             fix=fix or _allowing(apart),
             explains=explains,
-            evidence={"pairs": _words(rest, words)},
+            evidence={"pairs": _words(rest, reached)},
         )
 
 
@@ -429,10 +429,17 @@ def _outcomes(job: Job) -> _Outcomes:
             if attempt.purpose == "peer":
                 for host in identical.hosts:
                     way = _DialedPath(host, attempt.peer, attempt.library)
-                    if way.first != way.second and outcomes.get(way) != "open":
-                        outcomes[way] = attempt.outcome
+                    known = outcomes.get(way)
+                    if way.first != way.second and (known is None or known.outcome != "open"):
+                        outcomes[way] = attempt
     return outcomes
 
 
-def _words(paths: Sequence[MeasuredPath], outcomes: dict[tuple[str, str], str]) -> list[str]:
-    return [f"{path.first} -> {path.second}: {FAILURES[outcomes[path.first, path.second]]}" for path in paths[:16]]
+def _words(paths: Sequence[MeasuredPath], reached: dict[tuple[str, str], Reach]) -> list[str]:
+    return [f"{path.first} -> {path.second} {_attempt(reached[path.first, path.second])}" for path in paths[:16]]
+
+
+def _attempt(reach: Reach) -> str:
+    """``(10.0.0.4 from eth0): no response``."""
+    source = f" from {reach.interface}" if reach.interface else ""
+    return f"({reach.address}{source}): {FAILURES[reach.outcome]}"
