@@ -563,7 +563,8 @@ class ReplicaFacts(WatchedSection, frozen=True, kw_only=True):
 
 class HostUseFacts(WatchedSection, frozen=True, kw_only=True):
     """Changes on a host over the last ``seconds`` of a run: periods of the CPU quota and how many were throttled; TCP
-    segments sent and retransmitted; errors and drops of its interfaces, by name."""
+    segments sent and retransmitted; errors and drops of its interfaces, by name, and of these the received packets that
+    were dropped."""
 
     key: ClassVar[str] = "host-use"
     level: ClassVar[Level] = "host"
@@ -574,3 +575,4 @@ class HostUseFacts(WatchedSection, frozen=True, kw_only=True):
     segments: int | None = None
     retransmitted: int | None = None
     interface_errors: tuple[tuple[str, int], ...] = ()
+    receive_drops: tuple[tuple[str, int], ...] = ()

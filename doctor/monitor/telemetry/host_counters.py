@@ -11,6 +11,7 @@ from doctor.collectors.host.cgroup import read_cgroup
 from doctor.collectors.network.routes import read_segments
 from doctor.core.facts import HostUseFacts
 
+_RECEIVE_DROPS = 3
 COLUMNS = (2, 3, 10, 11)
 """Columns of /proc/net/dev: errors and drops of received, errors and drops of transmitted packets."""
 
@@ -26,37 +27,45 @@ class HostCounters:
     def facts(self) -> HostUseFacts:
         """Return the increase since then. Reads some files of /proc and /sys; not for the step path."""
         before, now = self._before, _read_counters(self._machine)
-        errors = ((name, _increase(before.errors.get(name, 0), count)) for name, count in now.errors.items())
         return HostUseFacts(
             seconds=round(time.monotonic() - self._since, 3),
             cpu_periods=_increase(before.cpu_periods, now.cpu_periods),
             cpu_throttled_periods=_increase(before.cpu_throttled, now.cpu_throttled),
             segments=_increase(before.segments, now.segments),
             retransmitted=_increase(before.retransmitted, now.retransmitted),
-            interface_errors=tuple(sorted((name, count) for name, count in errors if count)),
+            interface_errors=_increases(before.errors, now.errors),
+            receive_drops=_increases(before.receive_drops, now.receive_drops),
         )
 
 
 class _Readings(msgspec.Struct, frozen=True):
-    """Counters at one moment. ``errors``: by interface, including drops; see proc_net(5)."""
+    """Counters at one moment. ``errors``: by interface, including drops; see proc_net(5). ``receive_drops``:
+    of these, the dropped packets that were received."""
 
     cpu_periods: int | None
     cpu_throttled: int | None
     segments: int | None
     retransmitted: int | None
     errors: dict[str, int]
+    receive_drops: dict[str, int]
 
 
 def _read_counters(machine: Machine) -> _Readings:
     group = read_cgroup(machine, ("cpu",))
     segments, again = read_segments(machine)
-    errors = {}
+    errors, drops = {}, {}
     for line in (read_text(machine.proc / "net" / "dev") or "").splitlines():
         name, colon, rest = line.partition(":")
         columns = rest.split()
         if colon and len(columns) > max(COLUMNS):
             errors[name.strip()] = sum(parse_int(columns[column]) or 0 for column in COLUMNS)
-    return _Readings(group.cpu_periods, group.cpu_throttled, segments, again, errors)
+            drops[name.strip()] = parse_int(columns[_RECEIVE_DROPS]) or 0
+    return _Readings(group.cpu_periods, group.cpu_throttled, segments, again, errors, drops)
+
+
+def _increases(before: dict[str, int], now: dict[str, int]) -> tuple[tuple[str, int], ...]:
+    increases = ((name, _increase(before.get(name, 0), count)) for name, count in now.items())
+    return tuple(sorted((name, count) for name, count in increases if count))
 
 
 def _increase(before: int | None, now: int | None) -> int | None:

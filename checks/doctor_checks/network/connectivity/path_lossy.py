@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from doctor.analysis.fabric.packet_loss import PacketLoss, lossy_parts
 from doctor.analysis.fabric.sent_samples import sent_samples
@@ -80,6 +80,13 @@ def _in_run(sent: int, again: int, hosts: int = 2, **errors: int) -> JobBuilder:
         Passes("frames that no program asked for", _in_run(2_000_000, 100, eth0=700)),
         Passes("half a per cent", _in_run(2_000_000, 10_000)),
         Fails("a run that sends one segment in forty again", _in_run(2_000_000, 50_000), ranks=(2, 3)),
+        Fails(
+            "an interface that drops what it receives in a run",
+            _in_run(2_000_000, 100, eth0=40_000).alter(
+                HostUseFacts, hosts=("node1",), receive_drops=(("eth0", 39_000),)
+            ),
+            ranks=(2, 3),
+        ),
         Fails("an interface that counts errors in a run", _in_run(2_000_000, 100, eth0=40_000), ranks=(2, 3)),
     ),
 )
@@ -139,7 +146,8 @@ def path_lossy(
             errors = f"{paths.interface_errors:,} interface errors"
             text = f"{', '.join(identical.hosts)} counted {errors} during the measurement"
             fix = _fix_of_errors(", ".join(identical.hosts))
-            yield Finding(text, ranks=identical.ranks, evidence=_evidence(paths), fix=fix)
+            effect = _effect(again / sent) if sent else ""
+            yield Finding(text, ranks=identical.ranks, evidence=_evidence(paths), fix=fix, effect=effect)
     if most < least_segments and (probed or not any(rank.find(HostUseFacts) for rank in job.ranks)):
         yield Skip(f"at most {most:,} packets were sent, too few to measure the loss")
 
@@ -202,13 +210,37 @@ def _finding_of_run(local: LocalRanks, use: HostUseFacts, text: str, errors: dic
             "segments_sent": use.segments,
             "segments_retransmitted": use.retransmitted,
             "interface_errors": errors,
+            "receive_drops": dict(use.receive_drops) or None,
             "seconds": use.seconds,
         },
-        fix=f"Check the error counters on {local.name} with `ethtool -S {next(iter(errors))} | grep -iE "
-        "'err|drop|crc'`, then replace the cable, transceiver or port."
-        if errors
-        else _fix_of(local.name),
+        effect=_effect((use.retransmitted or 0) / (use.segments or 1)),
+        fix=_fix_of_counters(local.name, use, errors) if errors else _fix_of(local.name),
         explains=("RUN013",),
+    )
+
+
+def _effect(retransmitted: float, least: float = 0.01) -> str:
+    """Empty, for the impact of the check, if TCP is slowed down considerably."""
+    if retransmitted >= least:
+        return ""
+    return (
+        f"Steps are hardly slower so far, because only {100 * retransmitted:.2g}% of the TCP segments were "
+        "retransmitted; if the errors increase, TCP slows down after each loss."
+    )
+
+
+def _fix_of_counters(host: str, use: HostUseFacts, errors: Mapping[str, int]) -> str:
+    """Packets that the host drops lack space in its receive ring; others are damaged on the link."""
+    name, count = max(errors.items(), key=lambda item: item[1])
+    drops = dict(use.receive_drops).get(name)
+    if drops is not None and 2 * drops > count:
+        return (
+            f"Enlarge the receive ring of {name} on {host} with `sudo ethtool -G {name} rx N`, where N is the maximum "
+            f"that `ethtool -g {name}` shows."
+        )
+    return (
+        f"Check the error counters on {host} with `ethtool -S {name} | grep -iE 'err|drop|crc'`, then replace the "
+        "cable, transceiver or port."
     )
 
 
