@@ -109,7 +109,7 @@ _PROCESS = lazy_compile(r"\bpid='?(?P<pid>\d{1,10})'?, name=(?P<name>[^\s,]{1,64
 def _effect(known: Xid, lines: Sequence[str]) -> str:
     """The process that a contained error ends, if all lines name the same one."""
     found = {match[0]: match for line in lines if (match := _PROCESS.search(line))}
-    if "contained to one program" not in known.meaning or len(found) != 1:
+    if "contained to one process" not in known.meaning or len(found) != 1:
         return ""
     (process,) = found.values()
     return (
@@ -141,6 +141,7 @@ def _fix(code: int, known: Xid, device: str, host: str) -> str:
         text = text.replace("run `sudo nvidia-smi --gpu-reset -i <gpu>`", "reset it")
     if device:
         text = text.replace("<gpu>", device if "." in device else f"{device}.0")
+        text = text.replace("replace the GPU", f"replace the GPU at {device}")
     return text[0].upper() + text[1:] + "."
 
 

@@ -50,6 +50,7 @@ def device_fault(job: Job) -> Iterator[Verdict]:
     Fix: Rerun the job with `CUDA_LAUNCH_BLOCKING=1`, or one process under `compute-sanitizer`, to find the call that
     fails.
     """
+    yield from _of_libraries(job)
     assertions = list(event_groups(job, "gpu.assertion", by=("expression",)))
     if not assertions and is_logged(job, "amd.kernel_fault", "amd.device"):
         return  # GPU027
@@ -67,6 +68,31 @@ def device_fault(job: Job) -> Iterator[Verdict]:
         )
 
 
+def _of_libraries(job: Job) -> Iterator[Verdict]:
+    """Failed calls of cuBLAS and other libraries, unless a kernel failed before, whose error they return."""
+    if is_logged(job, "gpu.fault", "gpu.assertion"):
+        return
+    for group in event_groups(job, "gpu.library_fault", by=("fault", "call")):
+        fault, call = group.value("fault") or "", group.value("call")
+        # cublasCreate allocates GPU memory; CUBLAS_STATUS_NOT_INITIALIZED often means that none was left.
+        is_full = fault.endswith("NOT_INITIALIZED")
+        yield finding_from_logs(
+            group,
+            f"{call or 'A call to a CUDA library'} failed: {fault}",
+            fix=_OF_FULL_MEMORY if is_full else _OF_CALL if call else _OF_ANY_CALL,
+            confidence=0.5,
+        )
+
+
+_OF_FULL_MEMORY = (
+    "Reduce the batch size if `nvidia-smi` shows that GPU memory is full, or rerun the job with "
+    "`CUDA_LAUNCH_BLOCKING=1` to find an earlier call that failed."
+)
+_OF_CALL = "Rerun the job with `CUDA_LAUNCH_BLOCKING=1` to find out whether an earlier call failed."
+_OF_ANY_CALL = (
+    "Rerun the job with `CUDA_LAUNCH_BLOCKING=1` to find the call, or with a smaller batch if GPU memory is nearly "
+    "full."
+)
 _OF_ASSERTIONS = (
     "Rerun the job with `CUDA_LAUNCH_BLOCKING=1` to find the call, and check whether its labels or indices are out of "
     "range."

@@ -32,25 +32,29 @@ def _told(job: Job) -> Iterator[Finding]:
         if failed:
             yield finding_from_logs(
                 EventGroup(group.kind, failed),
-                f"{_which(failed)} failed to remap a damaged row of its memory",
-                fix="Drain the host, and have the GPU replaced.",
+                f"{_which(failed, 'A GPU', 'The')} failed to remap a damaged row of its memory",
+                fix=f"Drain {_host_of(group)}, and have {_which(failed, 'the affected GPU')} replaced.",
                 confidence=0.95,
                 explains=_CONSEQUENCES,
             )
         if others:
             yield finding_from_logs(
                 EventGroup(group.kind, others),
-                f"{_which(others)} reported uncorrectable memory errors",
+                f"{_which(others, 'A GPU', 'The')} reported uncorrectable memory errors",
                 fix=_reset_of(others),
                 confidence=0.95,
                 explains=_CONSEQUENCES,
             )
 
 
-def _which(events: tuple[Event, ...]) -> str:
-    """``The GPU at 0000:3b:00``, if the lines name one address."""
+def _host_of(group: EventGroup) -> str:
+    return group.hosts[0] if len(group.hosts) == 1 else "the host"
+
+
+def _which(events: tuple[Event, ...], unnamed: str, article: str = "the") -> str:
+    """``the GPU at 0000:3b:00``, if the lines name one address."""
     found = {address for event in events for address in _ADDRESS.findall(event.text)}
-    return f"The GPU at {found.pop()}" if len(found) == 1 else "A GPU"
+    return f"{article} GPU at {found.pop()}" if len(found) == 1 else unnamed
 
 
 def _reset_of(events: tuple[Event, ...]) -> str:
@@ -75,7 +79,7 @@ _CONSEQUENCES = ("GPU010", "GPU019", "GPU022")
     needs=(GpuFacts,),
     from_logs=_told,
     impacts={
-        r"contained to one program": (
+        r"contained to one process": (
             "Only the process that used the damaged memory ends, and the other ranks wait for it until their timeout."
         ),
         r"not contained": "All programs on this GPU end, and their data may be corrupted. The GPU needs a reset.",
