@@ -147,6 +147,22 @@ def list_fault(value: str) -> str:
     )
 
 
+def misplaced_signs(value: str) -> str:
+    """What NCCL does with a list that repeats ``^`` or ``=`` behind a comma; empty for other lists.
+
+    parseStringList (src/misc/utils.cc) keeps the sign as part of the name, which then matches nothing."""
+    parsed = nccl_device_list(value)
+    kept = [f"{name}:{port}" if port is not None else name for name, port in parsed.entries if name[0] not in "^="]
+    ignored = [entry for entry in value.split(",")[1:] if entry.startswith(("^", "="))]
+    if not ignored or not kept:
+        return ""
+    verb, which = "excludes" if parsed.exclude else "uses", "" if parsed.exact else "devices that begin with "
+    return (
+        f"NCCL {verb} only {which}{', '.join(kept[:4])} and ignores {', '.join(ignored[:4])}, because "
+        f"`{ignored[0][0]}` is allowed only at the start of the list."
+    )
+
+
 def has_sound_entry(value: str) -> bool:
     """Whether an entry of a list that :func:`list_fault` refuses can be a name."""
     first, *others = value.split(",")

@@ -165,7 +165,7 @@ def _findings(forked: list[int], holding: dict[str, list[int]], forking: dict[st
             evidence={"strategy": strategy, "parent_holds_gpu_memory": True},
             fix=_EARLY.format(call="`trainer.fit()`", what="process or notebook kernel")
             if strategy.startswith("ddp_notebook")
-            else 'Use `strategy="ddp"`, which does not fork the ranks.',
+            else _without_fork(strategy),
         )
     for strategy, ranks in forking.items():
         yield Finding(
@@ -173,8 +173,14 @@ def _findings(forked: list[int], holding: dict[str, list[int]], forking: dict[st
             ranks=tuple(ranks),
             severity=Severity.WARNING,
             evidence={"strategy": strategy, "interactive": False},
-            fix='Use `strategy="ddp"`, which does not fork the ranks.',
+            fix=_without_fork(strategy),
         )
+
+
+def _without_fork(strategy: str) -> str:
+    """Lightning registers ``ddp`` with the same suffixes, such as ``_find_unused_parameters_true``."""
+    suffix = strategy.removeprefix("ddp_fork").removeprefix("ddp_notebook")
+    return f'Use `strategy="ddp{suffix}"`, which does not fork the ranks.'
 
 
 def _forking_strategy(rank: Rank) -> str | None:

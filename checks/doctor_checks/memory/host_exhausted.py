@@ -186,7 +186,7 @@ _BY_SENDER = (
     (
         ("result 'oom-kill'",),
         "The OOM killer ended a process of {unit}",
-        f"Raise `MemoryMax=` of the unit if it is set, {_FEWER}",
+        f"Raise `MemoryMax=` of {{unit}} if it is set, {_FEWER}",
     ),
     (
         ("slurmstepd", "srun: ", "OUT_OF_ME", "Out Of Memory", "StepId="),
@@ -224,7 +224,10 @@ def _by_name(job: Job, group: EventGroup) -> Finding:
         killed = f"{_process(group, command)} was killed by the OOM killer"
         summary = f"{reason}{killed}" if reason or not killed.startswith("a ") else f"A{killed[1:]}"
         fix = fix or (_OF_CGROUP if is_limit else _OF_HOST if is_of_host else _OF_EITHER)
-    summary = summary.replace("{process}", _process(group, _of_earlyoom(texts))).replace("{unit}", _unit(texts))
+    summary = summary.replace("{process}", _process(group, _of_earlyoom(texts))).replace(
+        "{unit}", _unit(texts) or "a systemd unit"
+    )
+    fix = fix.replace("{unit}", _unit(texts) or "the unit")
     evidence = {name: value for name in ("pid", "command", "step") if (value := group.value(name)) and value != "step"}
     return finding_from_logs(
         group,
@@ -247,7 +250,7 @@ def _unit(texts: list[str]) -> str:
     found = next(
         (found for text in texts if (found := re.search(r"(\S+\.(?:service|scope|slice)): Failed", text))), None
     )
-    return found[1] if found else "a systemd unit"
+    return found[1] if found else ""
 
 
 def _process(group: EventGroup, command: str | None) -> str:

@@ -141,7 +141,8 @@ def two_libraries(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: an older NCCL lacks functions (`undefined symbol: ncclCommRegister` when torch is imported) or has
     bugs that were fixed later. Environment variables and the import order decide which one is loaded.
-    Fix: Remove other NCCL libraries from LD_PRELOAD and LD_LIBRARY_PATH, and keep only one nvidia-nccl wheel.
+    Fix: Remove other NCCL libraries from LD_PRELOAD and LD_LIBRARY_PATH, and reinstall the nvidia-nccl version that
+    this torch requires (`pip check` shows a mismatch).
     """
     if not any(software.nccl_libraries for software, _ in job.facts(SoftwareFacts)):
         yield Skip("no NCCL library was found")

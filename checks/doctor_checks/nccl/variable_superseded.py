@@ -145,7 +145,7 @@ def _evidence(stated: EffectiveSetting) -> dict[str, object]:
 
 _WITHOUT_LOSS = {
     "NCCL_IB_CUDA_SUPPORT": "None: NCCL uses GPUDirect RDMA by default if the devices support it.",
-    "NCCL_CHECKS_DISABLE": "None: the argument checks that it turned off are now off by default.",
+    "NCCL_CHECKS_DISABLE": "None: NCCL ignores it, and the pointer checks are off by default.",
     "NCCL_WORK_FIFO_DEPTH": "None on the results: NCCL uses the default size of its work queue.",
 }
 """Removed names whose loss changes neither what NCCL chooses nor whether ranks agree, and their effects."""

@@ -101,14 +101,15 @@ def _fix(job: Job, ranks: tuple[int, ...], backend: str) -> str:
     hosts = job.hosts_of(ranks)
     if len(hosts) != 1:
         return "Find the cause with `doctor check --probe full --why` on all ranks."
-    what, command = ("GPUs", "nvidia-smi -q") if backend == "nccl" else ("memory", _MEMORY_ERRORS)
+    what, commands = ("GPUs", _GPU_ERRORS) if backend == "nccl" else ("memory", f"`{_MEMORY_ERRORS}`")
     errors = "ECC and NVLink errors" if backend == "nccl" else "errors"
     return (
-        f"Check the {what} of {hosts[0]} for {errors} with `{command}`, and exclude the host if it has any "
+        f"On {hosts[0]}, check the {what} for {errors} with {commands}, and exclude the host if it has any "
         f"(`srun --exclude={hosts[0]}` in SLURM)."
     )
 
 
+_GPU_ERRORS = "`nvidia-smi -q -d ECC` and `nvidia-smi nvlink -e`"
 _MEMORY_ERRORS = "sudo dmesg -T | grep -E 'Hardware Error|EDAC.* (CE|UE) '"
 """Lines of corrected and uncorrected errors; what the kernel logs about EDAC and MCE at boot is harmless."""
 

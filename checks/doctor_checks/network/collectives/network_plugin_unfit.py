@@ -10,9 +10,11 @@ from doctor.analysis.interface_choice import (
     active_rdma_ports,
     loaded_net_plugin,
     nccl_matters,
+    nccl_rdma_ports,
     nccl_release,
     release_of,
     setting_text,
+    what_forces_sockets,
 )
 from doctor.analysis.logs.event_timeline import spans_hosts
 from doctor.api import (
@@ -449,10 +451,10 @@ def _absent_fabric(nccl: NcclFacts, identical: IdenticalRanks, multi_host: bool)
             f"FI_PROVIDER={wanted} is set, but {_HOSTS} {_HAVE} no EFA device",
             ranks=identical.ranks,
             severity=Severity.ERROR if multi_host else Severity.INFO,
-            evidence={"devices": [device.name for device in rdma.devices[:8]] if rdma else []},
-            effect=_effect_without_fabric(nccl),
-            fix=f"Run `unset FI_PROVIDER` on {_HOSTS}, or pass the EFA devices to the container with "
-            "`--device=/dev/infiniband`.",
+            evidence={"RDMA devices": [device.name for device in rdma.devices[:8]] if rdma else "none"},
+            effect=_effect_without_fabric(nccl, rdma),
+            fix="Pass the EFA devices to the container with `--device=/dev/infiniband`, or run `unset FI_PROVIDER` on "
+            f"{_HOSTS} if there is no EFA hardware.",
         )
 
 
@@ -460,11 +462,12 @@ def _counted(devices: list[str]) -> str:
     return f"{len(devices)} EFA device{'s' if len(devices) > 1 else ''}"
 
 
-def _effect_without_fabric(nccl: NcclFacts) -> str:
+def _effect_without_fabric(nccl: NcclFacts, rdma: RdmaFacts | None = None) -> str:
     """The impact of a plugin without a usable device: src/plugin/net.cc falls back, unless NCCL_NET names it."""
     setting = nccl.setting("NCCL_NET")
     if setting is None or setting.value.lower() in ("ib", "socket"):
-        return _SOCKETS
+        ports = nccl_rdma_ports(nccl, rdma) if rdma is not None and what_forces_sockets(nccl) is None else ()
+        return "NCCL uses its built-in IB transport instead of the plugin." if ports else _SOCKETS
     return f"NCCL fails, because {setting_text(setting)} allows no other network, and the job ends at startup."
 
 

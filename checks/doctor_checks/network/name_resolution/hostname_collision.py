@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from doctor.api import Finding, Host, Job, Scope, Severity, Unknown, Verdict, check
+from doctor.api import Finding, Host, Job, Scope, Severity, Unknown, Verdict, check, ranks_in_words
 from doctor.facts import HostFacts
 from doctor.testing import Fails, Passes, healthy
 
@@ -38,8 +38,8 @@ from doctor.testing import Fails, Passes, healthy
 def hostname_collision(job: Job) -> Iterator[Verdict]:
     """Ask whether every host has a unique name.
 
-    Why it hurts: a rank that connects to the master by name reaches its own host, launchers count one host instead of
-    two, and logs of the hosts cannot be distinguished.
+    Why it hurts: launchers count one host instead of two, logs of the hosts cannot be distinguished, and if the master
+    has this name, a rank that connects to it by name may reach its own host.
     Fix: Give all but one of the hosts another name with `sudo hostnamectl set-hostname`.
     """
     by_name: dict[str, list[Host]] = {}
@@ -59,6 +59,21 @@ def hostname_collision(job: Job) -> Iterator[Verdict]:
                 f"{len(machines)} hosts have the same name, {name}",
                 ranks=blamed,
                 evidence={"hosts": identities[:8]},
-                fix="Rename all but one of the hosts, for example with "
+                effect=_EFFECT_ON_MASTER if 0 in blamed else "",
+                fix=f"Rename {_renamed([ranks[host.index] for host in hosts])}, for example with "
                 f"`sudo hostnamectl set-hostname {shlex.quote(f'{name}-2')}`.",
             )
+
+
+_EFFECT_ON_MASTER = (
+    "A rank that connects to the master by name may reach its own host, launchers count one host instead of two, and "
+    "logs of the hosts cannot be distinguished."
+)
+
+
+def _renamed(hosts: list[tuple[int, ...]]) -> str:
+    """``the host of rank 3``: all but one of the hosts, by their ranks; that of rank 0 keeps its name."""
+    others = sorted(hosts)[1:]
+    if len(others) == 1:
+        return f"the host of {ranks_in_words(others[0])}"
+    return f"the hosts of {ranks_in_words(tuple(sorted(rank for ranks in others for rank in ranks)))}"

@@ -165,8 +165,8 @@ def master_loopback(job: Job) -> Iterator[Verdict]:
         if strange:
             yield Finding(
                 (
-                    f"MASTER_ADDR={master.address} resolves to the loopback address {master.resolved[0]}, but rank 0 "
-                    f"runs on {place}"
+                    f"MASTER_ADDR={master.address} resolves to {master.resolved[0]} on "
+                    f"{hosts_text(job.hosts_of(strange))}, but rank 0 runs on {place}"
                 )
                 if master.address != master.resolved[0]
                 else f"MASTER_ADDR={master.address} is a loopback address, but rank 0 runs on {place}",

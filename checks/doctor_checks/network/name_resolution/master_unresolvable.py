@@ -73,9 +73,8 @@ _LAUNCHERS = re.compile(r"^(?:ssh|srun|pdsh@[^:]+): |HYDU_|\bmpi(?:run|exec)\b")
 
 
 def _fix(name: str | None, error: str, *, by_launcher: bool, hosts: Sequence[str] = ()) -> str:
-    place = (
-        hosts_text(hosts) if hosts else "the host that runs the launcher" if by_launcher else "the host of this rank"
-    )
+    unnamed = "the host that runs the launcher" if by_launcher else "the host that logged this error"
+    place = hosts_text(hosts) if hosts else unnamed
     if name is None and by_launcher:
         return "Add the names of all hosts to DNS, or to /etc/hosts on the host that launches the job."
     if name is None:

@@ -42,7 +42,14 @@ from doctor.facts import (
     Setting,
 )
 from doctor.knowledge.environment_variables import slips
-from doctor.knowledge.interface_syntax import NcclList, list_fault, nccl_device_list, parse_nccl_integer, repaired_list
+from doctor.knowledge.interface_syntax import (
+    NcclList,
+    list_fault,
+    misplaced_signs,
+    nccl_device_list,
+    parse_nccl_integer,
+    repaired_list,
+)
 from doctor.testing import Fails, Passes, healthy, logged
 
 _HALF_DOWN = (
@@ -303,12 +310,7 @@ def _malformed(setting: Setting, rdma: RdmaFacts, identical: IdenticalRanks) -> 
     wanted, fault = nccl_device_list(setting.value), list_fault(setting.value)
     names = [device.name for device in rdma.devices]
     fix = _setting(setting, repaired_list(setting.value))
-    effect = "NCCL uses other ports than the setting intends."
-    if fault and "nothing" in fault:
-        effect = (
-            "NCCL accepts `^` and `=` only at the start of the list and ignores such entries, so it uses other ports "
-            "than intended."
-        )
+    effect = misplaced_signs(setting.value) or "NCCL uses other ports than the setting intends."
     if not fault and wanted.exclude and not any(map(wanted.names, names)):
         fault = "no RDMA device has such a name"
         effect = "None as long as no device should be excluded: NCCL uses all of them."

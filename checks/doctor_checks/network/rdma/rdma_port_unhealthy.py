@@ -166,8 +166,14 @@ def _of_efa(job: Job) -> Iterator[Finding]:
             f"An EFA transfer{group.on_hosts} failed: {group.value('what')}",
             severity=Severity.ERROR,
             confidence=0.6,
-            fix="Find the first error of the process on the other host, whose EFA endpoint may no longer exist.",
+            fix=f"Find the first error of the process on {_efa_peer(group)}, whose EFA endpoint may no longer exist.",
         )
+
+
+def _efa_peer(group: EventGroup) -> str:
+    """``the peer at fe80::c2:bff:fe59:318``, from ``fi_addr_efa://[fe80::c2:bff:fe59:318]:0:946813227``."""
+    address = (_one(group.values("peer")) or "").partition("[")[2].partition("]")[0]
+    return f"the peer at {address}" if address else "the peer"
 
 
 def _of_requests(group: EventGroup, states: set[str]) -> Iterator[Finding]:
@@ -178,15 +184,15 @@ def _of_requests(group: EventGroup, states: set[str]) -> Iterator[Finding]:
             evidence=_peers(group),
             severity=Severity.ERROR,
             confidence=0.6,
-            fix=_FIXES.get(status, _FIX_OF_MEMORY),
+            fix=_FIXES.get(status, _FIX_OF_MEMORY).format(peer=_one(group.values("peer")) or "the peer"),
         )
 
 
 _FIX_OF_MEMORY = "Run once with `NCCL_NET_GDR_LEVEL=LOC` to find out whether GPUDirect RDMA causes the error."
 _FIXES = {
     "1": "Compare the shapes of the tensors that the ranks pass to the collective.",
-    "11": "Find the first error of the process on the other host.",
-    "13": "Find what blocked the process on the other host, with the end of its log and `py-spy dump`.",
+    "11": "Find the first error of the process on {peer}.",
+    "13": "Find what blocked the process on {peer}, with the end of its log and `py-spy dump`.",
 }
 
 

@@ -53,9 +53,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     sockets = networks["Socket"].events[:1]
     switched = [group for group in event_groups(job, "nccl.env.set", by=("env", "value")) if _switches_off(group)]
     if switched:
-        summary = f"NCCL_IB_DISABLE={switched[0].value('value')} disables RDMA: NCCL uses sockets between hosts"
+        where = switched[0].on_hosts
+        summary = f"NCCL_IB_DISABLE={switched[0].value('value')} disables RDMA{where}: NCCL uses sockets between hosts"
         group = EventGroup(switched[0].kind, (*switched[0].events[:3], *sockets))
-        yield _logged_finding(group, summary, 0.7, "Run `unset NCCL_IB_DISABLE`, or remove it from nccl.conf.")
+        fix = f"Run `unset NCCL_IB_DISABLE`{where}, or remove it from nccl.conf{' there' if where else ''}."
+        yield _logged_finding(group, summary, 0.7, fix)
         return
     for group in event_groups(job, "nccl.net.ib_none"):
         hints = (
@@ -181,8 +183,8 @@ def _active_names(rdma: RdmaFacts) -> list[str]:
     return [f"{device.name}:{port.number}" for device, port in ports][:16]
 
 
-def _counted(rdma: RdmaFacts) -> str:
-    return f"{_active(rdma)} active RDMA port{'' if _active(rdma) == 1 else 's'}"
+def _counted(rdma: RdmaFacts, state: str = "active ") -> str:
+    return f"{_active(rdma)} {state}RDMA port{'' if _active(rdma) == 1 else 's'}"
 
 
 def _by_setting(nccl: NcclFacts, rdma: RdmaFacts, identical: IdenticalRanks) -> Finding | None:
@@ -190,12 +192,12 @@ def _by_setting(nccl: NcclFacts, rdma: RdmaFacts, identical: IdenticalRanks) -> 
     if setting is None:
         return None
     return Finding(
-        f"{setting_text(setting)} makes NCCL use sockets despite {_counted(rdma)}",
+        f"{setting_text(setting)} on {HERE} makes NCCL use sockets despite {_counted(rdma, '')}",
         ranks=identical.ranks,
         evidence={"active_ports": _active_names(rdma)},
         fix=f"unset {setting.name}"
         if setting.layer == "environment"
-        else f"Remove {setting.name} from {setting.source}.",
+        else f"Remove {setting.name} from {setting.source} on {HERE}.",
         source=source_of(setting),
     )
 

@@ -164,12 +164,25 @@ def _short(site: CallSite) -> str:
     return f"{site.operation} at {place}" if site.operation and place else site.text
 
 
+def _fix_of_order(found: Diagnosis, most: int = 4) -> str:
+    """``Run all_reduce at train.py:30 (group 1) and all_reduce at train.py:31 (group 2) in the same order …``."""
+    waiting = (found.states.ranks[number] for number in found.waiting[:1])
+    calls: dict[str, dict[str, None]] = {}
+    for one in (*found.known, *waiting):
+        if one.site is not None:
+            groups = calls.setdefault(_short(one.site), {})
+            groups |= {found.states.name_of(one.wait.group): None} if one.wait is not None else {}
+    named = [f"{call} ({conjunction(groups)})" if groups else call for call, groups in calls.items()]
+    several = len(named) > 1 or any(len(groups) > 1 for groups in calls.values())
+    if not several or len(named) > most:
+        return "Make the collective calls of different groups in the same order on all ranks."
+    return f"Run {conjunction(named)} in the same order on all ranks."
+
+
 def _fix(found: Diagnosis, transfers: bool) -> str:
     sites = [(one.rank, one.site) for one in found.known if one.site is not None]
     if not transfers:
-        places = dict.fromkeys(place for _, site in sites if (place := site.place.partition(" (")[0]))
-        at = f" at {' and '.join(places)}" if 1 < len(places) < 4 else " of different groups"
-        return f"Make the collective calls{at} in the same order on all ranks."
+        return _fix_of_order(found)
     lone = [(rank, site) for rank, site in sites if site.operation in POINT_TO_POINT]
     if len(lone) > 1:
         (first, _), (second, _), *more = lone

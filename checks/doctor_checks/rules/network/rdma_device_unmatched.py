@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import Severity, Violation, rule
-from doctor.knowledge.interface_syntax import has_sound_entry, list_fault, repaired_list
+from doctor.knowledge.interface_syntax import has_sound_entry, list_fault, misplaced_signs, repaired_list
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing.script_cases import fails, shell_fails, shell_passes
 from doctor_checks.network.rdma.rdma_device_unmatched import rdma_device_unmatched
@@ -39,4 +39,5 @@ def rdma_device_unmatched_in_files(file: EnvironmentSource) -> Iterator[Violatio
                 f"NCCL_IB_HCA={value!r}: {why}",
                 fix,
                 severity=Severity.WARNING if has_sound_entry(value) else None,
+                effect=misplaced_signs(value),
             )
