@@ -71,6 +71,11 @@ def texts(finding):
         ("RUN014", "a wider layer on one rank", "Compute the shape of layer.weight"),
         ("RUN014", "one tensor less", "Create layer.bias on rank 2"),
         ("RUN014", "one tensor more", "Create head on all ranks or on none"),
+        (
+            "RUN015",
+            "two groups in different order",
+            "Run all_reduce at train.py:30 (group 1) and all_reduce at train.py:31",
+        ),
         ("RUN015", "two receives, and no recorder", "Let rank 0 send first and rank 1 receive"),
         ("RUN016", "a thread holds the GIL", "was stuck on rank 1 for 480 s"),
         ("RUN020", "a frozen layer on one rank", "no gradient of `head` from rank 1"),

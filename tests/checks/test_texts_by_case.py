@@ -74,6 +74,11 @@ def texts_of(check_id, case_name):
         ("NCCL012", "a time-out of two hours in a job of one", "7200 s, argument of the strategy"),
         ("NCCL015", "HCCL waits for a rank", "HCCL failed with EI0006 on rank 0"),
         ("NCCL015", "HCCL waits for a rank", "or raise HCCL_CONNECT_TIMEOUT if ranks only start slowly"),
+        (
+            "NET025",
+            "bfloat16 holds 129",
+            "On node0, check the GPUs for ECC and NVLink errors with `nvidia-smi -q -d ECC`",
+        ),
         ("NET025", "integers are exact", "grep -E 'Hardware Error|EDAC.* (CE|UE) '"),
         ("RUN001", "dumps of all ranks but one", "it may have exited, or the dump was not collected"),
         ("RUN002", "calls printed by TORCH_DISTRIBUTED_DEBUG=DETAIL", "Pass a tensor of the same shape at"),

@@ -24,6 +24,20 @@ DEVICES = (
     "Warning  UnexpectedAdmissionError  kubelet  Allocate failed due to requested number of devices unavailable for "
     "nvidia.com/gpu. Requested: 8, Available: 7, which is unexpected"
 )
+NO_SERVER = (
+    "[E socket.cpp:794] [c10d] The network addresses of (node01, 29500) cannot be retrieved (gai error: -3 - Temporary "
+    "failure in name resolution)."
+)
+EFA = (
+    "libfabric:4:17::efa:cq:efa_rdm_txe_handle_error():737<warn> err: 5, message: Invalid address My EFA addr: "
+    "fi_addr_efa://[fe80::1b:d4ff:fe2a:c51e]:0:10 My host id: i-0a Peer EFA addr: "
+    "fi_addr_efa://[fe80::c2:bff:fe59:318]:0:94 Peer host id: i-0b (7)"
+)
+COMPLETION = (
+    "node1:1:5 [0] transport/net_ib.cc:1909 NCCL WARN NET/IB : Got completion from peer 10.0.0.2<41234> with status=11 "
+    "opcode=0 len=0 vendor err 129 (Recv)"
+)
+CUBLAS = "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
 SSH = "ssh: Could not resolve hostname worker-0: Temporary failure in name resolution"
 
 
@@ -54,6 +68,17 @@ def texts_of(check_id, sketch):
         ("GPU021", "AssertionError: Torch not compiled with XPU enabled", "built without XPU support"),
         ("GPU021", "AssertionError: Torch not compiled with XPU enabled", "has no Intel GPU"),
         ("HOST009", "nvidia-container-cli: device error: 0: unknown device: unknown", "unknown device (GPU 0)"),
+        ("NET004", NO_SERVER, "name servers in /etc/resolv.conf on the host that logged this error"),
+        ("NET020", EFA, "Find the first error of the process on the peer at fe80::c2:bff:fe59:318, whose"),
+        ("NET020", COMPLETION, "Find the first error of the process on 10.0.0.2."),
+        ("MEM012", "systemd[1]: train.service: Failed with result 'oom-kill'.", "`MemoryMax=` of train.service if"),
+        ("GPU009", "NVRM: GPU at 0000:3b:00.0: Row remapping failed", "and have the GPU at 0000:3b:00.0 replaced."),
+        ("GPU022", CUBLAS, "cublasCreate failed: CUBLAS_STATUS_NOT_INITIALIZED, often because GPU memory is full |"),
+        (
+            "GPU022",
+            "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+            "A call to a CUDA library failed: CUDNN",
+        ),
         ("NET004", SSH, "name servers in /etc/resolv.conf on the host that runs the launcher"),
         ("ENV008", "OSError: [Errno 98] Address already in use", "its listener with `ss -ltnp`"),
     ],
@@ -118,6 +143,9 @@ def text_of_case(check_id, name):
         ("GPU018", "switched off by a driver setting", "only with `NCCL_P2P_LEVEL=SYS`"),
         ("NET001", "Gloo falls back to loopback, and then can't reach the others", "In a job on several hosts, other"),
         ("NET005", "localhost in a job of two hosts", "but rank 0 runs on node0"),
+        ("NET003", "cloned machines kept the name of their image", "Rename the host of rank 3, for example"),
+        ("NET003", "cloned machines kept the name of their image", "if the master has this name"),
+        ("NET005", "one host takes the master's name for its own", "node0 resolves to 127.0.1.1 on node2, but rank 0"),
         ("NET008", "the cable is out", "eth1 on node1 has no carrier"),
         ("NET008", "a link that went down, and ranks that lost each other", "and node1 lost connections afterwards"),
         (
@@ -129,6 +157,21 @@ def text_of_case(check_id, name):
         ("NET010", "one host takes the storage network", "On node2, set NCCL_SOCKET_IFNAME to the interface in the"),
         ("NET012", "all hosts have 1500, and the job that worked had 9000", "Set the MTU of eth0 on node0 and 2 more"),
         ("NET013", "two hosts that never meet", "Allow all TCP traffic between node0 and node1 in their firewalls"),
+        (
+            "NET013",
+            "one pair of four hosts, which has another network",
+            "on all ranks (tested: node1 reaches node3 over",
+        ),
+        ("NET015", "an interface that drops what it receives in a run", "ring of eth0 on node1 with `sudo ethtool -G"),
+        ("NET015", "an interface that counts errors in a run", "only 0.005% of the TCP segments were retransmitted"),
+        ("NET018", "an exact name inside the list", "NCCL uses only mlx5_0 and ignores =mlx5_1, because `=` is"),
+        ("NET019", "a line in /etc/nccl.conf", "Remove NCCL_IB_DISABLE from /etc/nccl.conf on node1."),
+        (
+            "NET026",
+            "EFA is asked for and not there",
+            "or run `unset FI_PROVIDER` on node0 and node1 if there is no EFA",
+        ),
+        ("HOST006", "a script forks its ranks for GPUs", '`strategy="ddp_find_unused_parameters_true"`'),
         ("NET018", "the selected port is down", "or check the cable and the switch port of mlx5_0:1 on node1"),
         ("NET020", "UCX gets no answer over InfiniBand", "check the RDMA links of node1 and the peers with `ibstat`"),
         ("NET020", "all ports of a lone host at half the rate of the capture", "`sudo mlxlink -d mlx5_0 -m -c`"),

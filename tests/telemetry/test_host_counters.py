@@ -45,6 +45,9 @@ def test_only_what_happened_since(tree):
     busy = use.facts()
     assert (busy.cpu_periods, busy.cpu_throttled_periods, busy.segments, busy.retransmitted) == (50, 7, 2000, 100)
     assert busy.interface_errors == (("eth0", 15),), "errors and drops of both ways; lo had none since"
+    assert busy.receive_drops == ()
+    _write(tree, 150, 47, 12_000, 130, 11, 9, 3, 9)
+    assert use.facts().receive_drops == (("eth0", 7),)
     assert 0 <= quiet.seconds <= busy.seconds < 60
 
 

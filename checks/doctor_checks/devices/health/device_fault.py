@@ -78,7 +78,7 @@ def _of_libraries(job: Job) -> Iterator[Verdict]:
         is_full = fault.endswith("NOT_INITIALIZED")
         yield finding_from_logs(
             group,
-            f"{call or 'A call to a CUDA library'} failed: {fault}",
+            f"{call or 'A call to a CUDA library'} failed: {fault}{', often because GPU memory is full' * is_full}",
             fix=_OF_FULL_MEMORY if is_full else _OF_CALL if call else _OF_ANY_CALL,
             confidence=0.5,
         )

@@ -172,7 +172,7 @@ def _fix_of_order(found: Diagnosis, most: int = 4) -> str:
         if one.site is not None:
             groups = calls.setdefault(_short(one.site), {})
             groups |= {found.states.name_of(one.wait.group): None} if one.wait is not None else {}
-    named = [f"{call} ({conjunction(groups)})" if groups else call for call, groups in calls.items()]
+    named = [f"{call} ({conjunction(tuple(groups))})" if groups else call for call, groups in calls.items()]
     several = len(named) > 1 or any(len(groups) > 1 for groups in calls.values())
     if not several or len(named) > most:
         return "Make the collective calls of different groups in the same order on all ranks."
