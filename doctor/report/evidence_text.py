@@ -293,7 +293,7 @@ def evidence_lines(evidence: Mapping[str, object], ranks: Sequence[int] = ()) ->
         if name in _FOR_PROGRAMS or (name == "cause" and str(value) in _CAUSES_IN_SUMMARY):
             continue
         if name == "where" and isinstance(value, Mapping):
-            lines += (f"rank {rank}: {_value(name, place)}" for rank, place in value.items())
+            lines += _by_place(value)
         elif name == "said" and isinstance(value, (list, tuple)):
             lines += map(str, value)
         elif name.isupper() or not _is_absent(value):
@@ -480,6 +480,19 @@ def _numbered(what: str, keys: Sequence[str]) -> str:
         return ", ".join(keys)
     plural = "es" if what.endswith("s") else "s"
     return f"{what}{plural if len(keys) > 1 else ''} {ranges(map(int, keys))}"
+
+
+_VERBS = {"waits": "wait", "is": "are", "was": "were"}
+_VERB = lazy_compile(r"(?:^|(?<=; ))(waits|is|was)(?= (?:in|at|for)\b)")
+
+
+def _by_place(values: Mapping[object, object]) -> list[str]:
+    """A line for each place, with all ranks that are there: ``ranks 0-1: stalled; wait in all_reduce``."""
+    ranks = _keys_by_value({int(str(rank)): str(place) for rank, place in values.items()})
+    return [
+        f"{_ranks(same)}: {place if len(same) == 1 else _VERB.sub(lambda found: _VERBS[found[1]], place)}"
+        for place, same in ranks.items()
+    ]
 
 
 def _by_message(values: Mapping[object, object]) -> str:

@@ -94,7 +94,7 @@ def texts_of(check_id, case_name):
         ("RUN017", "one rank resumes elsewhere", "the replicas may diverge"),
         ("RUN017", "FSDP's flat parameters", "is sharded differently"),
         ("RUN017", "a parameter that ZeRO stage 3 has not gathered", "probably because ZeRO stage 3 has sharded it"),
-        ("VER003", "a GPU newer than torch", "torch==2.8.0 --index-url https://download.pytorch.org/whl/cu128"),
+        ("VER003", "a GPU newer than torch", "torch==2.8.0+cu128 --index-url https://download.pytorch.org/whl/cu128"),
         ("VER003", "a GPU that torch dropped", "https://download.pytorch.org/whl/cu126"),
         ("VER003", "code for a later GPU of the generation", "On node1, install a PyTorch build whose"),
         ("VER004", "torch older than required", "2.0.1 is installed on node1"),

@@ -284,6 +284,14 @@ def test_evidence_that_is_empty_takes_no_line_and_where_ranks_stand_takes_one_ea
     assert evidence_lines({"where": {"0": "ended", "1": "training"}}) == ["rank 0: ended", "rank 1: training"]
 
 
+def test_ranks_at_the_same_place_share_a_line():
+    waits = "stalled; training, batch 4; waits in all_reduce at train.py:62"
+    assert evidence_lines({"where": {"2": "stalled; is at train.py:58", "0": waits, "1": waits, "3": waits}}) == [
+        "rank 2: stalled; is at train.py:58",
+        "ranks 0-1, 3: stalled; training, batch 4; wait in all_reduce at train.py:62",
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "line"),
     [

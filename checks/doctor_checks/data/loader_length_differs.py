@@ -131,8 +131,8 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
         f"Ranks logged different numbers of batches{'' if words == 'batches' else f' ({words})'}: {groups}",
         ranks=parted.odd or tuple(sorted(lengths)),
         effect=effect_of_waiting(lengths, trains=is_training),
-        fix=f"End all ranks after {batches_in_words(min(lengths.values()))}, or use `DistributedSampler`, which gives "
-        "every rank the same number of samples.",
+        fix=f"End the epoch on all ranks after {batches_in_words(min(lengths.values()))}, or use `DistributedSampler`, "
+        "which gives every rank the same number of samples.",
         severity=Severity.ERROR if is_training else Severity.INFO,
         confidence=0.8,
         explains=("DATA010", "RUN002"),

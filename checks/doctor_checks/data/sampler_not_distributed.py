@@ -140,6 +140,15 @@ def _reads_all(reader: RankLoader) -> bool:
     )
 
 
+def _plain_fix(training: TrainingFacts) -> str:
+    """``DistributedSampler`` divides by all ranks of the job unless it is given the group's size and rank."""
+    size, sampler, more = training.data_parallel_size, "a `DistributedSampler`", ""
+    if size is not None and size < training.world_size:
+        sampler = f"`DistributedSampler(dataset, num_replicas={size}, rank=torch.distributed.get_rank(group))`"
+        more = ", with the process group of these ranks"
+    return f"Pass {sampler} to the DataLoader{more}, and call its `set_epoch` at the start of each epoch."
+
+
 def _finding(job: Job, readers: PeerLoaders, data_ranks: list[int]) -> Finding:
     ranks = readers.at(data_ranks)
     loader = readers.data_ranks[data_ranks[0]].loader
@@ -171,7 +180,7 @@ def _finding(job: Job, readers: PeerLoaders, data_ranks: list[int]) -> Finding:
             lightning=lightning,
             transformers="Let `Trainer.get_train_dataloader` create the loader, or pass your own to "
             "`self.accelerator.prepare(loader)` in it.",
-            plain="Pass a `DistributedSampler` to the DataLoader, and call its `set_epoch` at the start of each epoch.",
+            plain=_plain_fix(readers.data_ranks[data_ranks[0]].training),
         ),
         explains=("DATA005",),
     )

@@ -233,7 +233,7 @@ def _finding(job: Job, readers: PeerLoaders, found: MajoritySplit) -> Finding:
         effect=""
         if certain
         else "If the sampler shuffles by this seed, some samples are drawn by several ranks and others by none.",
-        fix=_fix(job)
+        fix=_fix(job, split_values(global_seeds))
         if len(set(global_seeds.values())) > 1
         else f"Give the generator of `{sampler.inner}` the same seed on all ranks."
         if is_inner
@@ -245,7 +245,15 @@ def _finding(job: Job, readers: PeerLoaders, found: MajoritySplit) -> Finding:
     )
 
 
-def _fix(job: Job) -> str:
+def _fix(job: Job, seeds: MajoritySplit) -> str:
+    if seeds.common is not None and str(seeds.common.value).isdigit():
+        seed = seeds.common.value
+        return advice(
+            job,
+            lightning=f"Call `seed_everything({seed})` on all ranks before the Trainer is created.",
+            transformers=f"Set `data_seed={seed}` in `TrainingArguments` on all ranks.",
+            plain=f"Pass `seed={seed}`, or a generator with this seed, to the sampler on all ranks.",
+        )
     return advice(
         job,
         lightning="Call `seed_everything` with the same number on all ranks before the Trainer is created.",

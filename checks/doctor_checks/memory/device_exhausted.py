@@ -136,7 +136,7 @@ def device_exhausted(job: Job) -> Iterator[Verdict]:
                     "free_bytes": refused.device_free,
                     "allocated_bytes": snapshot.allocated or None,
                     "reserved_bytes": snapshot.reserved or None,
-                    "place": place_of_frame(refused.frame),
+                    "failed_allocation_at": place_of_frame(refused.frame),
                     "holds_most": _holders(snapshot),
                 },
                 effect=_effect(silent),

@@ -141,7 +141,8 @@ def _fix(capability: str, torch: str, hosts: tuple[str, ...]) -> str:
             f"On {where}, install a PyTorch build whose `torch.cuda.get_arch_list()` includes "
             f"{_sufficient(capability)}."
         )
-    wanted = shlex.quote(f"torch=={torch.partition('+')[0]}")
+    # With its local version: pip takes any other build of the release as "already satisfied".
+    wanted = shlex.quote(f"torch=={torch.partition('+')[0]}+{wheels}")
     return (
         f"On {where}, install the build of PyTorch that has it:\npip install {wanted} "
         f"--index-url https://download.pytorch.org/whl/{wheels}"

@@ -128,7 +128,8 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
     if isinstance(statement, ast.While):
         how = "runs as long as"
     name, cause = script.text_of(call.func, 40), f"which depends on {_DEPENDENCIES[kind]}"
-    summary = f"{name} {how} {script.text_of(test, 40)} (line {test.lineno}), {cause}"
+    is_true = "" if isinstance(test, (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Call)) else " is true"
+    summary = f"{name} {how} `{script.text_of(test, 40)}`{is_true} (line {test.lineno}), {cause}"
     if len(summary) > LONGEST_SUMMARY:
         summary = f"{name} {how} the condition at line {test.lineno} holds, {cause}"
     # A rank for which the condition does not hold has no valid loss: no rank may use it then.

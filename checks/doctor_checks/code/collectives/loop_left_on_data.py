@@ -71,8 +71,8 @@ _Leaving = ast.Continue | ast.Break | ast.Return
 def loop_left_on_data(script: Script) -> Iterator[Violation]:
     """Ask whether a rank can skip a step, or leave the loop, because of its own data, clock or memory.
 
-    Why it hurts: the other ranks wait in the backward pass of the step that this rank left. The job hangs, or gradients
-    of different steps are averaged.
+    Why it hurts: the other ranks wait in the backward pass of the step that one rank skipped. The job hangs, or
+    gradients of different steps are averaged.
     Fix: Reduce a flag over all ranks (`dist.all_reduce(flag, op=dist.ReduceOp.MAX)`), and skip the step on all of them.
     """
     synchronizing = {one.call: one.word for one in collectives_of(script).all() if one.word not in _NOT_IN_STEPS}
@@ -241,7 +241,7 @@ def _without_loss(script: Script) -> Iterator[Violation]:
                 if branch is not None and left in branch.body and disagreement(script, branch.test):
                     yield Violation(
                         left,
-                        f"training_step returns no loss if {script.text_of(branch.test, 40)} (line {branch.lineno}), "
+                        f"training_step returns no loss if `{script.text_of(branch.test, 40)}` (line {branch.lineno}), "
                         "which depends on local data",
                         evidence=(("condition", script.text_of(branch.test)), ("line_of_condition", branch.lineno)),
                         confidence=0.85,

@@ -188,9 +188,15 @@ def _run_by_some(script: Script, one: CollectiveCall, condition: RankCondition) 
         evidence=(("condition", plain_test(condition.test)), ("line_of_condition", line), ("collective", one.word)),
         confidence=(0.95 if one.through is None else 0.9) if is_certain else 0.7,
         flow=flow_of(script, one, condition),
+        effect=_OF_SHARDED if one.word == "get_state_dict" else "",
     )
 
 
+_OF_SHARDED = (
+    "If the model is sharded (FSDP, DeepSpeed ZeRO-3), the ranks that make the call wait for the others, which skip it "
+    "or are in another collective."
+)
+"""``Accelerator.get_state_dict`` gathers only shards: of FSDP, ZeRO-3 and DeepSpeed's tensor parallelism."""
 _WHEN_STOPPED = frozenset({"on_keyboard_interrupt", "on_exception"})
 
 
@@ -359,7 +365,7 @@ _FIXES |= dict.fromkeys(("test", "predict", "fit"), _FIXES["validate"])
 
 def _fix(script: Script, one: CollectiveCall, condition: RankCondition) -> str:
     name = script.text_of(one.call.func, 40)
-    if one.through and one.word == "forward of DDP":
+    if one.through and one.word == FORWARD_OF_DDP and one.reached <= {FORWARD_OF_DDP}:
         return f"Call `{name}` on all ranks, or pass it the inner model: `model.module`."
     if one.word == "distributed checkpoint":
         return f"Call `{name}` on all ranks: each of them reads or writes its own shards."

@@ -101,8 +101,8 @@ _METHODS = frozenset({"update", "update_parameters", "step", "apply_update", "up
 def ema_updated_on_one_rank(script: Script) -> Iterator[Violation]:
     """Ask whether an average of the weights is updated on all ranks that use it.
 
-    Why it hurts: the other ranks evaluate their initial copy. The metric then mixes the averaged model of
-    rank 0 with the initial weights of the other ranks, and early stopping and the best checkpoint depend on it.
+    Why it hurts: the other ranks use their initial copy. A result over all ranks, such as a validation metric, then
+    mixes the averaged model of one rank with the initial weights of the others.
     Fix: Update it on all ranks (the weights are the same after each step, so the averages stay the same), or evaluate
     it only on rank 0.
     """
@@ -116,10 +116,13 @@ def ema_updated_on_one_rank(script: Script) -> Iterator[Violation]:
                 name = script.text_of(average)
                 yield Violation(
                     call,
-                    f"{name} is updated only if {condition.test}, but used on all ranks (line {used.lineno})",
+                    f"{name} is updated only if `{condition.test}`, but used on all ranks (line {used.lineno})",
                     fix=f"Update {name} on all ranks: move line {call.lineno} out of the branch at line "
                     f"{getattr(condition.where, 'lineno', call.lineno)}.",
-                    evidence=(("condition", condition.test), ("used_at_line", used.lineno)),
+                    evidence=(
+                        ("condition", condition.test),
+                        ("used", f"`{script.text_of(used, 80)}` (line {used.lineno})"),
+                    ),
                 )
 
 

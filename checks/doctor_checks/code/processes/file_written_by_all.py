@@ -332,8 +332,9 @@ def _downloaded(script: Script) -> Iterator[Violation]:
                 fix="Download in `prepare_data()`, which Lightning calls in one process per host, and open the dataset "
                 "with `download=False`."
                 if _is_in_hook(script, call)
-                else "Download on one rank per host, call `torch.distributed.barrier()`, then open the dataset on all "
-                "ranks with `download=False`.",
+                else "Download on one rank per file system (rank 0 if the folder is shared, otherwise local rank 0 of "
+                "each host), call `torch.distributed.barrier()`, then open the dataset on all ranks with "
+                "`download=False`.",
             )
 
 

@@ -379,7 +379,7 @@ def _finding(job: Job, ranks: tuple[Rank, ...], same: list[_Compared], apart: li
     first, newest = apart[0], _of_most_ranks(apart)
     before = [one.step for one in same if one.step < first.step and not one.split.minorities]
     odd = newest.split.odd
-    since = f"after step {first.step:,}" + (f" (equal after {before[-1]:,})" if before else "")
+    since = f"from step {first.step:,} on (equal after step {before[-1]:,})" if before else f"after step {first.step:,}"
     who = (
         f"The parameters of {ranks_in_words(odd)} differ from those of the other ranks"
         if newest.split.common
@@ -387,16 +387,19 @@ def _finding(job: Job, ranks: tuple[Rank, ...], same: list[_Compared], apart: li
         if len(odd) == 2
         else f"The parameters differ between {ranks_in_words(odd)}"
     )
+    began_apart = not before and len(_initial(ranks)) > 1
     finding = Finding(
-        f"{who} {since}",
+        f"{ranks_in_words(odd)} started with different parameters, which still differ after step {newest.step:,}"
+        if began_apart
+        else f"{who} {since}",
         ranks=odd,
         evidence={
-            "compared_after_step": newest.step if newest.step != first.step else None,
             "part": newest.part,
             "checksums": _described(newest),
             "initial": _initial(ranks),
         },
-        fix=_fix(job, ranks, odd, began_apart=not before and len(_initial(ranks)) > 1),
+        effect="The ranks silently train different models, and a checkpoint contains only that of rank 0.",
+        fix=_fix_of_start(job, ranks, newest.split) if began_apart else _fix(job, odd),
     )
     return with_cause(finding, cause_of_values(job))
 
@@ -428,14 +431,27 @@ def _initial(ranks: Iterable[Rank]) -> dict[str, list[int]]:
     return found
 
 
-def _fix(job: Job, ranks: tuple[Rank, ...], odd: tuple[int, ...], *, began_apart: bool) -> str:
+def _fix_of_start(job: Job, ranks: tuple[Rank, ...], split: MajoritySplit) -> str:
     model = ranks[0].find(ModelFacts)
-    if began_apart and model and model.broadcast is False:
+    if model and model.broadcast is False:
         seed = "lightning.seed_everything(seed)" if uses_lightning(job) else "torch.manual_seed(seed)"
         return (
             f"Call `{seed}` with the same seed on every rank before the model is created, or broadcast its parameters "
             "from rank 0."
         )
+    who = ranks_in_words(split.odd)
+    if split.common:
+        return (
+            f"Use the seed and the checkpoint of the other ranks on {who}, and check that the initial broadcast of the "
+            f"parameters reaches {'them' if len(split.odd) > 1 else 'it'}."
+        )
+    return (
+        f"Use the same seed and the same checkpoint on {who}, and check that the initial broadcast of the parameters "
+        "reaches all of them."
+    )
+
+
+def _fix(job: Job, odd: tuple[int, ...]) -> str:
     if uses_lightning(job):
         return (
             f"Look for code that changes the parameters differently on {ranks_in_words(odd)}: `optimizer.step()` under "

@@ -40,8 +40,8 @@ _FLAT = (
             "The ranks load different optimizer states, and different parameters if nothing synchronizes them, so the "
             "replicas may diverge. Ranks that run more steps wait in a collective that the others never join."
         ),
-        r"random number states are missing": (
-            "The ranks without a saved state draw different random numbers than in the first run, so the run is not "
+        r"^No random number state": (
+            "A rank without its saved state draws different random numbers than in the first run, so the run is not "
             "reproduced exactly."
         ),
         r"sharded differently|sharding differs|different shape|saved with|ZeRO stage 3": (
@@ -64,7 +64,7 @@ _FLAT = (
         Passes(
             "random states of fewer processes",
             logged(
-                "Didn't find an RNG file for process 5, if you are resuming a training that was launched in a "
+                "Didn't find an RNG file for process 5, if you are resuming a training that wasn't launched in a "
                 "distributed fashion, reproducibility is not guaranteed."
             ),
             silent=False,
@@ -171,7 +171,29 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
                 else "Load with the wrapping and the state-dict type with which the checkpoint was saved.",
                 confidence=0.75,
             )
+    yield from map(_of_random_states, event_groups(job, "run.resume_rng"))
     yield from _steps(job)
+
+
+def _of_random_states(group: EventGroup) -> Finding:
+    """``rng_state_5.pth``, or ``rng_state.pth`` in a job of one process, is not in the checkpoint (Trainer of
+    transformers, ``_load_rng_state``)."""
+    missing = tuple(sorted({int(number) for number in group.values("of") if len(number) < 8}))
+    files = f"`rng_state_{missing[0]}.pth`" if len(missing) == 1 else "the missing `rng_state_*.pth`"
+    return finding_from_logs(
+        group,
+        f"No random number state for {ranks_in_words(missing, 1)}: saved by fewer ranks, or left on another host"
+        if missing
+        else "No random number state for this process: several ranks saved the checkpoint",
+        ranks=missing,
+        fix=f"Copy {files} into the checkpoint on this host, or resume with as many ranks as saved it, if the run must "
+        "be reproduced exactly."
+        if missing
+        else "Resume with as many ranks as saved the checkpoint, if the run must be reproduced exactly.",
+        severity=Severity.INFO,
+        confidence=0.8,
+        symptoms=False,
+    )
 
 
 def _sizes(event: Event) -> dict[str, str]:

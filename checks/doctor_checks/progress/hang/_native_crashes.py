@@ -91,7 +91,9 @@ def _claim(evidence: LogEvidence, end: Event) -> tuple[str, str]:
     if end.kind == "end.heap":
         return f"aborted: {end.value('what')}", _FIX_OF_ABORT
     signal = _signal_named(end.value("what") or end.text)
-    return ("aborted (SIGABRT)", _FIX_OF_ABORT) if "SIGABRT" in signal else (f"crashed: {signal}", _FIX_OF_CRASH)
+    if "SIGABRT" in signal:
+        return "aborted (SIGABRT)", _FIX_OF_ABORT
+    return f"crashed: {signal}", FIX_OF_ILLEGAL_INSTRUCTION if "SIGILL" in signal else _FIX_OF_CRASH
 
 
 def _signal_named(text: str) -> str:
@@ -121,4 +123,8 @@ _FIX_OF_THROWN = (
     "Set `PYTHONFAULTHANDLER=1` and `TORCH_SHOW_CPP_STACKTRACES=1`, and rerun the job to see which call aborts."
 )
 """For exceptions of PyTorch, whose messages then contain the stack of C++."""
+FIX_OF_ILLEGAL_INSTRUCTION = (
+    "Compare the CPU instructions for which the compiled libraries of the program were built with the flags that "
+    "`lscpu` shows on its host, and install a build for this CPU."
+)
 _FIX_OF_CRASH = "Set `PYTHONFAULTHANDLER=1` and rerun the job to see which call crashes."

@@ -328,12 +328,13 @@ def _of_printed(job: Job, calls: Mapping[int, PrintedCollective], sure: float, *
     operations = {call.operation for call in calls.values()}
     others = {call.operation for rank, call in calls.items() if rank != 0}
     is_of_zero = 0 in calls and len(operations) == 2 and len(others) == 1 and calls[0].operation not in others
+    claim = _printed(calls, {group.ranks: calls[group.ranks[0]].text for group in reversed(parted.groups)})
     return finding_from_logs(
         EventGroup(events[0].kind, events),
-        _printed(calls, {group.ranks: calls[group.ranks[0]].text for group in reversed(parted.groups)}),
+        claim,
         ranks=parted.odd or tuple(sorted(calls)),
         evidence={
-            "calls": {str(rank): calls[rank].text for rank in sorted(calls)[:8]},
+            "calls": _beyond(claim, {str(rank): calls[rank].text for rank in sorted(calls)[:8]}),
             **({"batches_differ": True} if batches else {}),
             **({"number": number} if number else {}),
             **(_TIE if parted.even and len(calls) > 1 else {}),
@@ -540,12 +541,13 @@ def collectives_differ(job: Job) -> Iterator[Verdict]:
         reported = {int(rank): call for failure in failures for rank, call in _RUNNING.findall(failure.message)}
         parted = split_values(reported)
         line = found.first.site.frame if found.first and found.first.site else None
+        claim = _refused({group.ranks: str(group.value) for group in reversed(parted.groups)})
         yield Finding(
-            _refused({group.ranks: str(group.value) for group in reversed(parted.groups)}),
+            claim,
             ranks=parted.odd or found.ranks,
             evidence={
                 **stall_evidence(found),
-                "calls": dict(sorted(_shown_calls(reported).items())[:8]),
+                "calls": _beyond(claim, dict(sorted(_shown_calls(reported).items())[:8])),
                 **(_TIE if parted.even else {}),
             },
             effect=_REFUSES,
@@ -567,8 +569,9 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
     if divergence.aspect == "root":
         mine, theirs = _with_root(odd.entry), _with_root(others.entry)
     which = f"{divergence.sequence} of {found.states.name_of(divergence.group)}" if divergence.sequence else ""
+    claim = _calls({odd.ranks: mine, others.ranks: theirs})
     return Finding(
-        _calls({odd.ranks: mine, others.ranks: theirs}),
+        claim,
         ranks=found.ranks,
         evidence={
             **stall_evidence(found),
@@ -576,12 +579,9 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
             **({"aborted_by_gloo": list(found.ending.ranks)} if found.ending else {}),
             **(_TIE if divergence.is_even else {}),
             "calls": {
-                ranks_in_words(one.ranks): (
-                    _with_root(one.entry) if divergence.aspect == "root" else call_in_words(one.entry)
-                )
-                + (f" at {one.site.place}" if one.site.place else "")
-                + (f", {condition_in_words(one.site.condition)}" if one.site.condition else "")
+                ranks_in_words(one.ranks): text
                 for one in variants[:8]
+                if (text := _rest_of_call(claim, one, with_root=divergence.aspect == "root"))
             },
         },
         effect=effect_of_abort(found) or "The ranks wait for each other in these calls until the timeout.",
@@ -590,6 +590,19 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
         explains=("RUN001", "RUN004", "RUN012"),
         source=Source(odd.site.frame.file, odd.site.frame.line) if odd.site.frame and odd.site.frame.line else None,
     )
+
+
+def _rest_of_call(claim: str, one: MismatchGroup, *, with_root: bool) -> str:
+    """``all_reduce of 12 Float elements at train.py:62, `if rank == 0` (line 60)`` without what the claim has."""
+    call = _with_root(one.entry) if with_root else call_in_words(one.entry)
+    place = one.site.place if one.site.place.partition(" (")[0] not in claim else ""
+    parts = ["" if call in claim else call, f"at {place}" if place else ""]
+    return ", ".join(filter(None, (" ".join(filter(None, parts)), condition_in_words(one.site.condition))))
+
+
+def _beyond(claim: str, calls: Mapping[str, str]) -> dict[str, str]:
+    """The calls of ranks without those that the claim has."""
+    return {rank: call for rank, call in calls.items() if call not in claim}
 
 
 def _hint(found: Diagnosis, odd: MismatchGroup, others: MismatchGroup) -> str:

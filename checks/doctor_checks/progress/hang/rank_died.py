@@ -41,7 +41,7 @@ from doctor.core.text import lazy_compile
 from doctor.facts import EpochEnd, Event, Failure, Frame, LogEvidence, ProgressFacts
 from doctor.testing import Fails, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_failure, with_late_ranks
-from doctor_checks.progress.hang._native_crashes import native_crashes
+from doctor_checks.progress.hang._native_crashes import FIX_OF_ILLEGAL_INSTRUCTION, native_crashes
 from doctor_checks.progress.hang._ras_suspects import ras_suspects
 from doctor_checks.progress.hang._stall_text import stall_evidence, stall_ranks, stall_waiters, terminated
 
@@ -93,7 +93,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         yield finding_from_logs(
             EventGroup(own[0].kind, tuple(own)),
             f"An error was logged, but the run continued: {_headline(failure_of(own[0]))}",
-            fix=f"Find out whether the program handles this {failure_of(own[0]).kind} intentionally.",
+            fix=f"Fix the cause of {_quoted(failure_of(own[0]))} ({own[0].file}:{own[0].line}), unless the program "
+            "handles this error intentionally.",
             severity=Severity.INFO,
             confidence=0.6,
             symptoms=False,
@@ -159,11 +160,13 @@ def _of_exits(events: tuple[Event, ...]) -> Finding:
     number = _signal_of(events[0])
     local = events[0].value("lr")
     pid = events[0].value("pid")
-    who = f"the process of local rank {local}" if local is not None else f"process {pid}" if pid else "a process"
+    who = f"process {pid}" if pid else "a process"
+    if local is not None:
+        who = f"the process of local rank {local}{f' (PID {pid})' if pid else ''}"
     message = f"ended by signal {number} ({_CRASHES[number]})"
     return finding_from_logs(
         EventGroup(events[0].kind, events),
-        f"{who} was {terminated(message)}, and its log shows no error",
+        f"{who} was {terminated(message)}; its log shows no error",
         fix=_fix_of_message(Failure(_CRASHES[number], message)),
         confidence=0.65,
         explains=("RUN001", "RUN003", "RUN012", "RUN016"),
@@ -589,6 +592,12 @@ def _headline(failure: Failure, most: int = 80) -> str:
     return words if len(words) <= most else f"{words[:most]}…"
 
 
+def _quoted(failure: Failure) -> str:
+    """The headline as inline code, unless it contains such code itself."""
+    error = _headline(failure)
+    return error if "`" in error else f"`{error}`"
+
+
 def _fix(found: Diagnosis, ending: RunEnd) -> str:
     if ending.left:
         return (
@@ -658,7 +667,11 @@ _FIXES = (
         "Raise the limit of CPU time on its host (`ulimit -t unlimited`, or in `/etc/security/limits.conf`).",
     ),
     (
-        r"^ended by signal (?:4|8|11) ",
+        r"^ended by signal 4 ",
+        FIX_OF_ILLEGAL_INSTRUCTION,
+    ),
+    (
+        r"^ended by signal (?:8|11) ",
         "Set `PYTHONFAULTHANDLER=1` and rerun the job to see which call crashes.",
     ),
     (

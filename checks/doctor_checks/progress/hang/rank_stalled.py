@@ -10,7 +10,7 @@ from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.hang.left_loops import RanksThatLeft
 from doctor.analysis.hang.uneven_loaders import UnevenLoaders
-from doctor.analysis.logs.logging_advice import recorder_assignments
+from doctor.analysis.logs.logging_advice import ENTRIES, recorder_assignments
 from doctor.analysis.logs.root_event import first_trouble
 from doctor.analysis.stats.rank_roles import uses_lightning
 from doctor.api import (
@@ -225,8 +225,21 @@ def _of_timeouts(job: Job, group: EventGroup) -> Finding:
     )
 
 
+_OF_TORCHCOMMS = ("torch.nccl2.timeout", "torch.nccl2.abort")
+"""Messages after ``[TC]``. torchcomms logs this prefix, whose recorder is a hook, and so does torch's backend nccl2,
+whose recorder reads TORCH_FR_BUFFER_SIZE and dumps by default (torch/csrc/distributed/c10d/nccl2/HeartbeatMonitor.cpp);
+neither reads TORCH_NCCL_DUMP_ON_TIMEOUT."""
+
+
 def _collect(job: Job | None, first: str = "") -> str:
     run = "run again with these variables, and pass the logs and dumps of all ranks to `doctor diagnose`:"
+    if job is not None and is_logged(job, *_OF_TORCHCOMMS):
+        run = f"attach torchcomms' `FlightRecorderHook` to the communicator, if the program uses torchcomms, and {run}"
+        return (
+            f"{f'{first}, or {run}' if first else run.capitalize()}\n"
+            f"export TORCH_FR_BUFFER_SIZE={ENTRIES} TORCHCOMM_FR_DUMP_TEMP_FILE=torchcomm_trace_\n"
+            "export NCCL_DEBUG=INFO"
+        )
     return (
         f"{f'{first}, or {run}' if first else run.capitalize()}\n"
         f"export {recorder_assignments(job)} TORCH_NCCL_DUMP_ON_TIMEOUT=1\n"
