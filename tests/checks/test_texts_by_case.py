@@ -21,8 +21,14 @@ def texts_of(check_id, case_name):
     ("check", "case", "text"),
     [
         ("DATA001", "shards of different sizes, without a Trainer", "After 90 batches, ranks 1 and 2 wait for rank 0"),
+        ("DATA001", "ranks that log different lengths", "End the epoch on all ranks after 1,560 batches"),
         ("DATA002", "observed, as the dataset makes the batches", "yield batches of 32 on rank 2, as on the others"),
         ("DATA002", "one rank of four", "Set `batch_size=32` on rank 3 in `train_dataloader`"),
+        (
+            "DATA003",
+            "in one of two groups",
+            "num_replicas=2, rank=torch.distributed.get_rank(group))` to the DataLoader",
+        ),
         ("DATA004", "made for four ranks", "The ranks read only 2 of 4 shards"),
         ("DATA004", "created before the ranks were known", "Every rank reads the whole dataset"),
         ("DATA004", "the shard of rank 0 on all ranks", "Rank 1 reads shard 0 of the data instead of shard 1."),
@@ -38,6 +44,11 @@ def texts_of(check_id, case_name):
             "DATA011",
             "a wrapped sampler that draws from a different random state on each rank",
             "SubsetRandomSampler in DistributedSamplerWrapper uses seed 8 on rank 1, but 7 on the others",
+        ),
+        (
+            "DATA011",
+            "a wrapped sampler that draws from a different random state on each rank",
+            "Call `seed_everything(7)` on all ranks before the Trainer is created.",
         ),
         ("DATA011", "the sampler of one rank has a different seed", "uses seed 7 on rank 2, but 0 on the others"),
         ("DATA011", "the sampler of one rank has a different seed", "Pass `seed=0` to `DistributedSampler` on rank 2"),
@@ -83,14 +94,23 @@ def texts_of(check_id, case_name):
         ("RUN001", "dumps of all ranks but one", "it may have exited, or the dump was not collected"),
         ("RUN002", "calls printed by TORCH_DISTRIBUTED_DEBUG=DETAIL", "Pass a tensor of the same shape at"),
         ("RUN004", "sys.exit(1) on all ranks", "Find the condition under which ranks 0 and 1 exit at train.py:42"),
+        (
+            "RUN004",
+            "an error that the run outlived",
+            "Fix the cause of `ValueError: no such sample` (job.log:1), unless",
+        ),
         ("RUN005", "a third of the step on all ranks", "per rank if the hosts have free CPUs"),
         ("RUN006", "log of a barrier that only rank 0 reached", "ranks 1-3 did not arrive in time"),
         ("RUN007", "both ranks of a job of two", "The parameters differ between ranks 0 and 1 after step 50"),
+        ("RUN007", "from the start", "Rank 1 started with different parameters, which still differ after step 150 | "),
+        ("RUN007", "from the start", "checkpoint of the other ranks on rank 1, and check that the initial broadcast"),
         ("RUN014", "a wider layer on one rank", "DDP raises an error when it wraps the model"),
         ("RUN014", "one tensor more", "Rank 2 wraps a different model: head is an additional tensor"),
         ("RUN014", "one tensor less", "Rank 2 wraps a different model: layer.bias is missing"),
         ("RUN014", "another type", "DDP does not compare types"),
         ("RUN016", "a thread holds the GIL", "probably because a thread held the GIL"),
+        ("RUN017", "random states of fewer processes", "for rank 5: saved by fewer ranks, or left on another host | "),
+        ("RUN017", "random states of fewer processes", "Copy `rng_state_5.pth` into the checkpoint on this host"),
         ("RUN017", "one rank resumes elsewhere", "the replicas may diverge"),
         ("RUN017", "FSDP's flat parameters", "is sharded differently"),
         ("RUN017", "a parameter that ZeRO stage 3 has not gathered", "probably because ZeRO stage 3 has sharded it"),
@@ -104,6 +124,23 @@ def texts_of(check_id, case_name):
 )
 def test_a_finding_says_what_its_case_shows(check, case, text):
     assert text in texts_of(check, case)
+
+
+@pytest.mark.parametrize(
+    ("case", "calls"),
+    [
+        ("one rank of four gives more elements", {}),
+        ("printed calls of three ranks", {}),
+        (
+            "one rank broadcasts where the others reduce",
+            {"rank 1": "broadcast of 330 Float elements", "ranks 0 and 2": "all_reduce of 330 Float elements"},
+        ),
+    ],
+)
+def test_calls_are_evidence_only_beyond_the_title_and_the_locations(case, calls):
+    (sketch,) = [one.sketch for one in CHECKS["RUN002"].cases() if one.name == case]
+    (result,) = examine_job(sketch.job(), CheckRegistry((CHECKS["RUN002"],)))
+    assert result.findings[0].evidence["calls"] == calls
 
 
 @pytest.mark.parametrize(

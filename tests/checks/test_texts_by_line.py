@@ -38,6 +38,12 @@ COMPLETION = (
     "opcode=0 len=0 vendor err 129 (Recv)"
 )
 CUBLAS = "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+TORCHCOMMS = "[TC][rank=0][name=default_pg] Operation timed out after 600123 ms"
+ILLEGAL = "failed (exitcode: -4) local_rank: 1 (pid: 4320) of binary: /usr/bin/python"
+RNG = (
+    "Didn't find an RNG file, if you are resuming a training that was launched in a distributed fashion, "
+    "reproducibility is not guaranteed."
+)
 SSH = "ssh: Could not resolve hostname worker-0: Temporary failure in name resolution"
 
 
@@ -80,6 +86,12 @@ def texts_of(check_id, sketch):
             "A call to a CUDA library failed: CUDNN",
         ),
         ("NET004", SSH, "name servers in /etc/resolv.conf on the host that runs the launcher"),
+        ("RUN001", TORCHCOMMS, "Attach torchcomms' `FlightRecorderHook` to the communicator, if the program uses"),
+        ("RUN001", TORCHCOMMS, "\nexport TORCH_FR_BUFFER_SIZE=2000 TORCHCOMM_FR_DUMP_TEMP_FILE=torchcomm_trace_\n"),
+        ("RUN004", ILLEGAL, "The process of local rank 1 (PID 4320) was terminated by signal 4 (SIGILL)"),
+        ("RUN004", ILLEGAL, "with the flags that `lscpu` shows"),
+        ("RUN004", "train.sh: line 3:   812 Illegal instruction (core dumped) python train.py", "flags that `lscpu`"),
+        ("RUN017", RNG, "for this process: several ranks saved the checkpoint"),
         ("ENV008", "OSError: [Errno 98] Address already in use", "its listener with `ss -ltnp`"),
     ],
 )

@@ -58,6 +58,34 @@ def test_a_fix_names_what_its_case_has(id_, case, text):
     assert text in found
 
 
+def test_a_title_marks_the_condition():
+    first, *_ = texts_of("CODE008", "a list of what was found in its own batches")
+    assert first.startswith("dist.barrier runs only if `bad` is true (line 12), which depends on local data")
+
+
+def test_a_state_is_gathered_only_from_shards():
+    (rule,) = [rule for rule in builtin_rules() if rule.id == "CODE005"]
+    (case,) = [case for case in rule.cases() if case.title == "a state that may be sharded, of Accelerate"]
+    effects = [one.effect for one in rule.violations(Script(case.name, case.text, processors=8))]
+    assert effects
+    assert all(one.startswith("If the model is sharded (FSDP, DeepSpeed ZeRO-3), ") for one in effects)
+
+
+def test_the_line_that_uses_an_average_is_evidence():
+    (rule,) = [rule for rule in builtin_rules() if rule.id == "CODE036"]
+    case = next(case for case in rule.cases() if case.title == "all ranks sample with it")
+    (found,) = rule.violations(Script(case.name, case.text, processors=8))
+    assert dict(found.evidence)["used"] == f"`sample_images(ema, rank)` (line {found.place.line + 1})"
+
+
+def test_the_inner_model_is_no_way_out_of_a_function_that_also_gathers():
+    case = "the forward pass of a wrapped model, in a function that rank 0 calls"
+    assert "or pass it the inner model" in texts_of("CODE005", case)[0]
+    gathers = texts_of("CODE005", case, "    net.eval()\n", "    net.eval()\n    dist.barrier()\n")
+    assert any("Call `evaluate` on all ranks" in one for one in gathers)
+    assert not any("inner model:" in one for one in gathers)
+
+
 def test_a_sampler_that_may_be_another_one_is_asked_first():
     (found,) = texts_of("CODE011", "made in a branch, where no line fits all", "for _ in", "for epoch in")
     assert "Start the loop at line 12 with `if isinstance(sampler, DistributedSampler): sampler.set_epoch" in found

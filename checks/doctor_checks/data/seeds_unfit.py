@@ -157,7 +157,7 @@ def seeds_unfit(job: Job, *, overlap: float = 0.1) -> Iterator[Verdict]:
                 f"{sampler.inner} in {sampler.name} shuffles with a different random state per rank",
                 ranks=readers.at(data_ranks),
                 evidence={"share_drawn_twice": round(max(_shared_by_rank(data_ranks).values()), 3)},
-                fix=_fix(job),
+                fix=_fix(job, split_values({})),
                 severity=Severity.ERROR,
                 explains=("DATA005",),
             )

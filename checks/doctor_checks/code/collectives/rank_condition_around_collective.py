@@ -365,7 +365,7 @@ _FIXES |= dict.fromkeys(("test", "predict", "fit"), _FIXES["validate"])
 
 def _fix(script: Script, one: CollectiveCall, condition: RankCondition) -> str:
     name = script.text_of(one.call.func, 40)
-    if one.through and one.word == FORWARD_OF_DDP and one.reached <= {FORWARD_OF_DDP}:
+    if one.through and one.word == FORWARD_OF_DDP and not _other_collectives(script, one):
         return f"Call `{name}` on all ranks, or pass it the inner model: `model.module`."
     if one.word == "distributed checkpoint":
         return f"Call `{name}` on all ranks: each of them reads or writes its own shards."
@@ -379,6 +379,13 @@ def _fix(script: Script, one: CollectiveCall, condition: RankCondition) -> str:
     if isinstance(condition.where, ast.If) and isinstance(script.parent(one.call), ast.Expr):
         return f"Move line {one.call.lineno} out of the branch at line {line}, so that all ranks make the call."
     return f"Call `{name}` on all ranks, and use its result only inside the branch."
+
+
+def _other_collectives(script: Script, one: CollectiveCall) -> frozenset[str]:
+    """The collectives of the function that is called, besides the forward pass of its model."""
+    function = script.definition(one.call.func)
+    own = collectives_and_forwards(script).reached_words.get(function, frozenset()) if function is not None else ()
+    return one.reached.union(own) - {FORWARD_OF_DDP}
 
 
 def _or_remove(one: CollectiveCall) -> str:

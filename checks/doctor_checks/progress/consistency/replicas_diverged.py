@@ -82,6 +82,10 @@ def _each_for_itself() -> JobBuilder:
     return sketch
 
 
+_TRAINS_ON = "The ranks silently train different models, and a checkpoint contains only that of rank 0."
+"""The impact if the ranks average gradients, whatever separated them."""
+
+
 @check(
     id="RUN007",
     severity=Severity.ERROR,
@@ -96,9 +100,7 @@ def _each_for_itself() -> JobBuilder:
         r"started with different parameters": (
             "Each rank trains a separate model, and a checkpoint contains only that of rank 0."
         ),
-        r"hold|differ (?:from|between)": (
-            "The ranks silently train different models, and a checkpoint contains only that of rank 0."
-        ),
+        r"hold|differ (?:from|between)": _TRAINS_ON,
     },
     cases=lambda: (
         Passes("equal everywhere", running(2, 4)),
@@ -379,7 +381,7 @@ def _finding(job: Job, ranks: tuple[Rank, ...], same: list[_Compared], apart: li
     first, newest = apart[0], _of_most_ranks(apart)
     before = [one.step for one in same if one.step < first.step and not one.split.minorities]
     odd = newest.split.odd
-    since = f"from step {first.step:,} on (equal after step {before[-1]:,})" if before else f"after step {first.step:,}"
+    since = f"after step {first.step:,}" + (f" (equal after {before[-1]:,})" if before else "")
     who = (
         f"The parameters of {ranks_in_words(odd)} differ from those of the other ranks"
         if newest.split.common
@@ -398,7 +400,7 @@ def _finding(job: Job, ranks: tuple[Rank, ...], same: list[_Compared], apart: li
             "checksums": _described(newest),
             "initial": _initial(ranks),
         },
-        effect="The ranks silently train different models, and a checkpoint contains only that of rank 0.",
+        effect=_TRAINS_ON if began_apart else "",
         fix=_fix_of_start(job, ranks, newest.split) if began_apart else _fix(job, odd),
     )
     return with_cause(finding, cause_of_values(job))

@@ -569,19 +569,19 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
     if divergence.aspect == "root":
         mine, theirs = _with_root(odd.entry), _with_root(others.entry)
     which = f"{divergence.sequence} of {found.states.name_of(divergence.group)}" if divergence.sequence else ""
-    claim = _calls({odd.ranks: mine, others.ranks: theirs})
+    claim, stalled_at = _calls({odd.ranks: mine, others.ranks: theirs}), stall_evidence(found)
     return Finding(
         claim,
         ranks=found.ranks,
         evidence={
-            **stall_evidence(found),
+            **stalled_at,
             **({"number": which} if which else {}),
             **({"aborted_by_gloo": list(found.ending.ranks)} if found.ending else {}),
             **(_TIE if divergence.is_even else {}),
             "calls": {
                 ranks_in_words(one.ranks): text
                 for one in variants[:8]
-                if (text := _rest_of_call(claim, one, with_root=divergence.aspect == "root"))
+                if (text := _rest_of_call(f"{claim}; {_place_in(stalled_at, one)}", one, divergence.aspect))
             },
         },
         effect=effect_of_abort(found) or "The ranks wait for each other in these calls until the timeout.",
@@ -592,17 +592,25 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
     )
 
 
-def _rest_of_call(claim: str, one: MismatchGroup, *, with_root: bool) -> str:
-    """``all_reduce of 12 Float elements at train.py:62, `if rank == 0` (line 60)`` without what the claim has."""
-    call = _with_root(one.entry) if with_root else call_in_words(one.entry)
-    place = one.site.place if one.site.place.partition(" (")[0] not in claim else ""
-    parts = ["" if call in claim else call, f"at {place}" if place else ""]
-    return ", ".join(filter(None, (" ".join(filter(None, parts)), condition_in_words(one.site.condition))))
+def _place_in(evidence: Mapping[str, object], one: MismatchGroup) -> str:
+    """What the evidence shows of the location of a rank of the group."""
+    where = evidence.get("where")
+    return str(where.get(str(one.ranks[0]), "")) if isinstance(where, dict) else ""
+
+
+def _rest_of_call(shown: str, one: MismatchGroup, aspect: str) -> str:
+    """``all_reduce of 12 Float elements at train.py:62, `if rank == 0` (line 60)`` without the parts that are shown."""
+    call = _with_root(one.entry) if aspect == "root" else call_in_words(one.entry)
+    place, condition = one.site.place.partition(" (")[0], condition_in_words(one.site.condition)
+    parts = ["" if call in shown else call, f"at {one.site.place}" if place and place not in shown else ""]
+    return ", ".join(filter(None, (" ".join(filter(None, parts)), "" if condition in shown else condition)))
 
 
 def _beyond(claim: str, calls: Mapping[str, str]) -> dict[str, str]:
-    """The calls of ranks without those that the claim has."""
-    return {rank: call for rank, call in calls.items() if call not in claim}
+    """The calls of ranks without those that the claim has, in full or by their shape."""
+    shapes = {rank: re.search(r" of shape (\[[^]]*\])", call) for rank, call in calls.items()}
+    has_shape = {rank for rank, shape in shapes.items() if shape and f" with shape {shape[1]}" in claim}
+    return {rank: call for rank, call in calls.items() if call not in claim and rank not in has_shape}
 
 
 def _hint(found: Diagnosis, odd: MismatchGroup, others: MismatchGroup) -> str:

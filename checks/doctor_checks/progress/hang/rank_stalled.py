@@ -236,7 +236,7 @@ def _collect(job: Job | None, first: str = "") -> str:
     if job is not None and is_logged(job, *_OF_TORCHCOMMS):
         run = f"attach torchcomms' `FlightRecorderHook` to the communicator, if the program uses torchcomms, and {run}"
         return (
-            f"{f'{first}, or {run}' if first else run.capitalize()}\n"
+            f"{f'{first}, or {run}' if first else run[:1].upper() + run[1:]}\n"
             f"export TORCH_FR_BUFFER_SIZE={ENTRIES} TORCHCOMM_FR_DUMP_TEMP_FILE=torchcomm_trace_\n"
             "export NCCL_DEBUG=INFO"
         )
