@@ -181,7 +181,7 @@ def text_of_case(check_id, name):
         (
             "NET026",
             "EFA is asked for and not there",
-            "or run `unset FI_PROVIDER` on node0 and node1 if there is no EFA",
+            "or, without EFA hardware, run `unset FI_PROVIDER` on",
         ),
         ("HOST006", "a script forks its ranks for GPUs", '`strategy="ddp_find_unused_parameters_true"`'),
         ("NET018", "the selected port is down", "or check the cable and the switch port of mlx5_0:1 on node1"),

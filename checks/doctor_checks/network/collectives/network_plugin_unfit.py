@@ -453,8 +453,8 @@ def _absent_fabric(nccl: NcclFacts, identical: IdenticalRanks, multi_host: bool)
             severity=Severity.ERROR if multi_host else Severity.INFO,
             evidence={"RDMA devices": [device.name for device in rdma.devices[:8]] if rdma else "none"},
             effect=_effect_without_fabric(nccl, rdma),
-            fix="Pass the EFA devices to the container with `--device=/dev/infiniband`, or run `unset FI_PROVIDER` on "
-            f"{_HOSTS} if there is no EFA hardware.",
+            fix="Pass the EFA devices to the container with `--device=/dev/infiniband`, or, without EFA hardware, run "
+            f"`unset FI_PROVIDER` on {_HOSTS}.",
         )
 
 
