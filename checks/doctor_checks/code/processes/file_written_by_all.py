@@ -329,8 +329,9 @@ def _downloaded(script: Script) -> Iterator[Violation]:
                 call,
                 f"All ranks download {script.text_of(call.func)} into the same folder at the same time",
                 severity=Severity.WARNING,
-                fix="Download in `prepare_data()`, which Lightning calls in one process per host, and open the dataset "
-                "with `download=False`."
+                fix="Download in `prepare_data()`, which Lightning calls in one process per host (per job with "
+                "`self.prepare_data_per_node = False`, for a shared folder), and open the dataset with "
+                "`download=False`."
                 if _is_in_hook(script, call)
                 else "Download on one rank per file system (rank 0 if the folder is shared, otherwise local rank 0 of "
                 "each host), call `torch.distributed.barrier()`, then open the dataset on all ranks with "
