@@ -47,6 +47,7 @@ def texts_of(id_, case_name, *replaced):
         ("CODE022", "the strategy as accelerator", "was removed in 1.7.0 and 2.0.0, and no release is pinned | "),
         ("CODE024", "an option whose default is too many", "Pass `--workers 7`, or change the default in line 5."),
         ("CODE028", "a callback of one's own", "Remove the call from on_exception"),
+        ("CODE029", "a download on each of several hosts", "on one rank per file system (rank 0 if"),
         ("CODE029", "a download in a hook of each rank", "(per job with `self.prepare_data_per_node = False`, for a"),
         ("CODE038", "in a function that is given the engine", "Call `model.backward(out.loss)` instead of"),
         ("CODE038", "an old release", "Call `engine.backward(loss)` instead of `(loss / 4).backward()`"),
