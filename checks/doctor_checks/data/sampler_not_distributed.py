@@ -140,12 +140,12 @@ def _reads_all(reader: RankLoader) -> bool:
     )
 
 
-def _plain_fix(training: TrainingFacts) -> str:
+def _plain_fix(training: TrainingFacts, ranks: tuple[int, ...]) -> str:
     """``DistributedSampler`` divides by all ranks of the job unless it is given the group's size and rank."""
     size, sampler, more = training.data_parallel_size, "a `DistributedSampler`", ""
     if size is not None and size < training.world_size:
         sampler = f"`DistributedSampler(dataset, num_replicas={size}, rank=torch.distributed.get_rank(group))`"
-        more = ", with the process group of these ranks"
+        more = f", with the process group of {ranks_in_words(ranks)}"
     return f"Pass {sampler} to the DataLoader{more}, and call its `set_epoch` at the start of each epoch."
 
 
@@ -180,7 +180,7 @@ def _finding(job: Job, readers: PeerLoaders, data_ranks: list[int]) -> Finding:
             lightning=lightning,
             transformers="Let `Trainer.get_train_dataloader` create the loader, or pass your own to "
             "`self.accelerator.prepare(loader)` in it.",
-            plain=_plain_fix(readers.data_ranks[data_ranks[0]].training),
+            plain=_plain_fix(readers.data_ranks[data_ranks[0]].training, ranks),
         ),
         explains=("DATA005",),
     )

@@ -106,8 +106,8 @@ def _judge(local: LocalRanks) -> Iterator[Finding]:
 def _effect(name: str, *, shared: bool, certain: bool) -> str:
     if not certain:
         return (
-            f"None with PyTorch's wheels for Linux, whose OpenMP library ignores {name}. Intel's OpenMP library binds "
-            "the threads."
+            f"PyTorch's wheels for Linux are not affected, because their OpenMP library ignores {name}. Intel's OpenMP "
+            "library binds the threads."
         )
     return "" if shared else "Data loader workers inherit the CPU of the main thread and share it."
 

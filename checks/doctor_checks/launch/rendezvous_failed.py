@@ -94,7 +94,8 @@ def _by_closing(job: Job) -> Iterator[Finding]:
             "The rendezvous was closed before this host joined: the other hosts had timed out or finished",
             ranks=(),
             confidence=0.6,
-            fix="Start all hosts with a new --rdzv-id, within the join_timeout of --rdzv-conf (600 s by default).",
+            fix="Start the launcher on all hosts with a new --rdzv-id, within the join_timeout of --rdzv-conf (600 s "
+            "by default).",
             explains=("NET006", "ENV005"),
         )
 

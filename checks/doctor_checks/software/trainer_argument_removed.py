@@ -131,7 +131,7 @@ _HANDS_ON = ("utilities/argparse.py", "connectors/env_vars_connector.py")
     needs=(TrainerFacts, SoftwareFacts),
     from_logs=(_removed_arguments, _removed_names, _from_logs),
     impacts={
-        r"^The program uses": "Every rank fails at this line, and the job ends.",
+        r"^The program uses": "Every rank fails when it runs this code, and the job ends.",
         r"does not accept the Trainer argument": (
             "The Trainer raises TypeError when it is created, and every rank ends at startup."
         ),

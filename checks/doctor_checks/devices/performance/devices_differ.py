@@ -301,7 +301,7 @@ def _summary(rows: tuple[BaselineDifference, ...]) -> str:
         shown = shown[:1]
 
 
-_OTHER_GPUS = "The job that worked used other GPUs, so its speed and its batch size may not apply to this job."
+_OTHER_GPUS = "The job of the baseline used other GPUs, so its speed and its batch size may not apply to this job."
 
 
 def _are_drivers(rows: tuple[BaselineDifference, ...]) -> bool:

@@ -53,7 +53,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if not set_up_after(job, group.events[-1]):
             yield finding_from_logs(
                 group,
-                f"A host calls itself {target}, so other hosts connect to themselves"
+                f"The name of a host is {target}, so other hosts connect to themselves"
                 if target in _LOCAL_NAMES
                 else f"Other hosts connect to {target}: a host resolves its own name to a loopback address",
                 fix="Give every host its own name with `sudo hostnamectl set-hostname`, and map it to the host's "

@@ -456,11 +456,11 @@ def _fix_of_start(job: Job, ranks: tuple[Rank, ...], split: MajoritySplit) -> st
 def _fix(job: Job, odd: tuple[int, ...]) -> str:
     if uses_lightning(job):
         return (
-            f"Look for code that changes the parameters differently on {ranks_in_words(odd)}: `optimizer.step()` under "
-            "a condition on the rank, a backward pass without `self.manual_backward(loss)`, or an assignment to "
+            f"Look for code that changes the parameters differently on {ranks_in_words(odd)}: `optimizer.step()` "
+            "inside a rank-dependent branch, a backward pass without `self.manual_backward(loss)`, or an assignment to "
             "parameters in a hook."
         )
     return (
-        f"Look for code that changes the parameters differently on {ranks_in_words(odd)}: `optimizer.step()` under a "
-        "condition on the rank, a call of `model.module` instead of the DDP module, or an assignment to parameters."
+        f"Look for code that changes the parameters differently on {ranks_in_words(odd)}: `optimizer.step()` inside a "
+        "rank-dependent branch, a call of `model.module` instead of the DDP module, or an assignment to parameters."
     )

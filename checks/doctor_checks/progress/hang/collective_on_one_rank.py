@@ -89,7 +89,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 ranks=who,
                 effect=f"{ranks_in_words(who).capitalize()} waits for {others} and fails at the timeout.",
                 fix=f"Find in the logs and stacks of {others} whether they failed, were slow or skipped the call, and "
-                "move the call out of any condition on the rank.",
+                "move the call out of any rank-dependent branch.",
                 evidence={"missing": sorted(missed)[:64]},
                 confidence=0.6,
             )
@@ -328,5 +328,5 @@ _FIXES = (
     ),
     ("EarlyStopping", "Monitor a value that is the same on all ranks: log it with `sync_dist=True`."),
     ("ModelCheckpoint", "Monitor a value that is the same on all ranks: log it with `sync_dist=True`."),
-    ("barrier", "Move the barrier{at} out of the condition on the rank, so that all ranks reach it."),
+    ("barrier", "Move the barrier{at} out of the rank-dependent branch, so that all ranks reach it."),
 )

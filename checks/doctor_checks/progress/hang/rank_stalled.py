@@ -725,7 +725,7 @@ def _together(found: Diagnosis) -> tuple[str, str]:
 
 
 _OF_NETWORK = (
-    "Run `doctor check --probe light` with the launcher and the hosts of the training to find a link that is down, a "
+    "Run `doctor check --probe light` with the launcher and on the hosts of this job to find a link that is down, a "
     "firewall or a device that hangs."
 )
 

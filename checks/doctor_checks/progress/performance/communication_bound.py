@@ -133,7 +133,7 @@ def _slowest_link(job: Job) -> float | None:
 def _fix(job: Job, seconds: float, ideal: float | None) -> str:
     if ideal is not None and seconds > 4 * ideal:
         return (
-            "Run `doctor check --probe full` with the launcher and the hosts of the training to measure the bandwidth "
+            "Run `doctor check --probe full` with the launcher and on the hosts of this job to measure the bandwidth "
             "between the hosts."
         )
     training = next((facts for facts, _ in job.facts(TrainingFacts)), None)

@@ -256,7 +256,7 @@ def _judge_container(box: Container, gpus: int) -> Iterator[Violation]:
         if ranks is not None and ranks > gpus:
             yield Violation(
                 launch.place,
-                f"{ranks} ranks are started in a pod with {gpus} GPU{'' if gpus == 1 else 's'}",
+                f"This command starts {ranks} ranks in a pod with {gpus} GPU{'' if gpus == 1 else 's'}",
                 fix=f"Set `--nproc_per_node={gpus}` or `nvidia.com/gpu: {ranks}`.",
                 evidence=(("ranks", ranks), ("gpus", gpus)),
             )
