@@ -199,5 +199,5 @@ def test_without_transformers_the_extra_is_named(monkeypatch):
     from doctor.estimate.tracing.configured_model import ConfiguredModel
 
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UnusableError, match=r"pip install 'rankdoctor\[transformers\]'"):
+    with pytest.raises(UnusableError, match=r"pip install transformers"):
         ConfiguredModel(ModelRecipe(name="config.json", config=json.dumps(LLAMA)))

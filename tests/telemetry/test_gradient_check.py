@@ -9,7 +9,11 @@ torch = pytest.importorskip("torch")
 
 
 def _model():
-    return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+    """A model whose units are all active: an inactive one makes NaN of an infinite gradient."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, 0.5)
+    return model
 
 
 def _check(model):

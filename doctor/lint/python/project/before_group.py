@@ -13,9 +13,9 @@ from doctor.lint.python.training import calls_of
 _DEPTH = 4
 """Callers in a row."""
 _MAY_JOIN = re.compile(
-    r"process_?group|\bdist(?:ributed)?\b|(?:init|setup|start)\w*_dist|dist\w*_(?:init|setup|start)|ddp|\bfit\b|launch|"
-    r"spawn|accelerat|deepspeed|fabric|trainer|\binit|_init|set_?up|\bstart|engine|horovod|hvd|\bray\b|\bjoin_|"
-    r"parallel|\btrain\b|\brun\b|instantiat|import_module|getattr",
+    r"process_?group|\bdist(?:ributed)?\b|_dist|_start|ddp|\bfit\b|launch|spawn|accelerat|deepspeed|fabric|trainer|"
+    r"\binit|_init|set_?up|\bstart|engine|horovod|hvd|\bray\b|\bjoin_|parallel|\btrain\b|\brun\b|instantiat|"
+    r"import_module|getattr",
     re.IGNORECASE,
 )
 """Words of calls that may create a process group."""
