@@ -74,7 +74,7 @@ def diagnose_sample(folder: Path) -> str:
     """Four ranks, one of which raises."""
     (folder / "train.py").write_text(FAILING, encoding="utf-8")
     run("torchrun --nproc-per-node=4 train.py >job.log 2>&1", folder)
-    command = "doctor diagnose job.log --quiet | head -4"
+    command = "doctor diagnose job.log --quiet | head -5"
     return console(command, run(command, folder).replace(f"{folder}/", ""), "        # four ranks under torchrun")
 
 

@@ -432,14 +432,13 @@ def rank_died(job: Job) -> Iterator[Verdict]:
                 "first": found.ending.first if len(found.ending.ranks) > 1 else None,
                 "error": _unlike(error.removeprefix("terminated "), claim),
                 "raised_at": _way(failure.frames if failure else ()),
-                "source_line": next((code for event in raised if (code := event.value("source_line"))), None),
                 "consequences": list(found.ending.consequences[:64]),
                 "others_were_in": _others_were_in(found),
                 **stall_evidence(found),
                 **({"said": own[:4]} if (own := own or _reports(job.evidence, found.ending.ranks)) else {}),
             },
             effect=_effect(job, found, found.ending),
-            fix=_fix(found, found.ending),
+            fix=_fix(found, found.ending, _code_of(raised)),
             # A lost peer, or a general NCCL error, in a log is a failure without its cause.
             severity=Severity.WARNING if job.evidence is not None and sure < 0.5 else None,
             confidence=sure,
@@ -598,7 +597,18 @@ def _quoted(failure: Failure) -> str:
     return error if "`" in error else f"`{error}`"
 
 
-def _fix(found: Diagnosis, ending: RunEnd) -> str:
+def _code_of(raised: Sequence[Event]) -> str:
+    """The source line that raised these exceptions, if all of them have the same one and it can be quoted."""
+    lines = {event.value("source_line") or "" for event in raised}
+    code = lines.pop() if len(lines) == 1 else ""
+    return code if len(code) <= _LONGEST_CODE and "`" not in code else ""
+
+
+_LONGEST_CODE = 100
+"""Characters of a source line that a fix quotes; the location is named in any case."""
+
+
+def _fix(found: Diagnosis, ending: RunEnd, code: str = "") -> str:
     if ending.left:
         return (
             f"Make {ranks_in_words(ending.left)} leave the loop after the same batch as "
@@ -622,7 +632,8 @@ def _fix(found: Diagnosis, ending: RunEnd) -> str:
     if known or ending.nature == "peer":
         return known or "Find the rank that closed the connection: read the end of the log of every other rank."
     line = place_of_frame(_line(ending.failure))
-    fix = _fix_of_error(ending.failure, ranks_in_words(ending.ranks), f" at {line}" if line else "")
+    at = f" at {line}" + (f", in `{code}`" if code and ending.failure.kind != "SystemExit" else "") if line else ""
+    fix = _fix_of_error(ending.failure, ranks_in_words(ending.ranks), at)
     return f"{fix.rstrip('.')}; {_consequences(ending)}." if ending.consequences else fix
 
 
