@@ -131,6 +131,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Where only slow tests run, leave out modules without any: every worker imports what it collects."""
     if config.getoption("markexpr") != "slow" or collection_path.suffix != ".py":
         return None
+    if not collection_path.is_relative_to(TESTS):
+        return True
     if collection_path.relative_to(TESTS).as_posix().startswith(SLOW) or BY_MARK in collection_path.read_text("utf-8"):
         return None
     return True
