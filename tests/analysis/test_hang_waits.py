@@ -6,10 +6,10 @@ from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.hang.rank_state import LONG_STILL, JobState, RankState
 from doctor.analysis.hang.wait_graph import CollectiveNode, missing_from, roots_of, strong_components, wait_graph
 from doctor.core.facts import Frame
+from doctor.core.facts.telemetry import ENDLESS, IDLE, WHOSE_THREAD, WITH_TIMEOUT
 from doctor.core.job import Member, build_job
 from doctor.facts import ChildProcess, Collective, ProcessGroup, ProgressFacts, RecorderFacts
-from doctor.monitor.telemetry.stacks.blocking_call import OF_THREADS, WITH_TIMEOUT
-from doctor.monitor.telemetry.stacks.endless_waits import ENDLESS, IDLE, WHOSE_THREAD
+from doctor.monitor.telemetry.stacks.blocking_call import OF_THREADS
 
 
 def job_of(recorders, world=None, **progress):

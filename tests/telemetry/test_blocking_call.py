@@ -14,9 +14,9 @@ import time
 
 import pytest
 
+from doctor.core.facts.telemetry import ENDLESS, IDLE, WHOSE_THREAD, WITH_TIMEOUT
 from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
-from doctor.monitor.telemetry.stacks.blocking_call import WITH_TIMEOUT, blocking_call
-from doctor.monitor.telemetry.stacks.endless_waits import ENDLESS, IDLE, WHOSE_THREAD
+from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
 from doctor.monitor.telemetry.stacks.live_stacks import thread_stack
 from tests.lab.speed import patience
 

@@ -18,7 +18,7 @@ from doctor.core.facts import (
     RecorderFacts,
     TrainingFacts,
 )
-from doctor.core.facts.telemetry import DEFAULT_GROUPS
+from doctor.core.facts.telemetry import DEFAULT_GROUPS, ENDLESS, IDLE, OWN_LOCK, WHOSE_THREAD, WITH_TIMEOUT
 from doctor.core.frames import is_doctor, waits_in
 from doctor.core.job import Job
 from doctor.core.text import lazy_compile
@@ -33,10 +33,8 @@ LEAST_STILL = 6.0
 its stack."""
 LONG_STILL = 40.0
 """The same before the first batch, where ranks start one after the other or wait for a file; not for locks, users."""
-OWN_LOCK = "a lock of its own process"
-"""Start of :attr:`.ProgressFacts.blocked` for locks of threads and of native code."""
 _NAP = "the end of a sleep"
-"""The same for a thread that sleeps, or naps in a loop at one place."""
+""":attr:`.ProgressFacts.blocked` of a thread that sleeps, or naps in a loop at one place."""
 _QUEUES = ("an item of a queue (", "room in a queue (")
 _OF_STANDARD = lazy_compile(r"/lib(?:64)?/python\d+\.\d+/(?!site-packages|dist-packages|importlib)")
 """Files of Python's own library: what calls them waits."""
@@ -44,12 +42,6 @@ _FULL_PIPE = "room in a pipe"
 """The same for a file whose reader has stopped; a file server may only be slow."""
 _END_OF_CHILD, _FROM_PIPE = "the end of a child process", "data from a pipe"
 """The same for a command that the rank started, and for its output."""
-_ENDLESS = ", which no other thread can bring about"
-"""End of the same for an event, a future or the end of a thread: all other threads wait, too."""
-_IDLE = ", and no other thread of its process runs"
-"""The same: all other threads wait or sleep, perhaps until a timeout, and save nothing."""
-_WHOSE_THREAD = ", whose thread waits for "
-"""What the same goes on with for a future or the end of a thread: then what that thread waits for."""
 _OF_THREADS = ("/threading.py", "/concurrent/futures/_base.py", "/concurrent/futures/thread.py")
 _OF_TERMINAL = ("input from a terminal", "room in a terminal")
 _OUTSIDE = (
@@ -60,8 +52,6 @@ _OUTSIDE = (
 """Starts of the same for what another process, a server or a user has to end or to answer."""
 _OF_OTHERS = (OWN_LOCK, "one of several files or sockets", *_OUTSIDE)
 """The same with what another thread has to end."""
-_WITH_TIMEOUT = ", until a timeout"
-"""End of the same for a wait that has a limit of its own."""
 _OF_STEP = frozenset({"step", "forward", "backward", "optimizer"})
 _AFTER_STEP = frozenset({"batch-end", "epoch-end"})
 _COMPILES = lazy_compile(r"importlib|^<frozen|/torch/(?!multiprocessing/|utils/file_baton)|/triton/")
@@ -161,7 +151,7 @@ class RankState(msgspec.Struct, frozen=True, dict=True):
             return loops or _stands_between_steps(progress)
         work = local_work_of(self.stack)
         if work is not None:
-            is_stuck = _blocked_at_last(progress).startswith(_FULL_PIPE) or progress.blocked.endswith(_ENDLESS)
+            is_stuck = _blocked_at_last(progress).startswith(_FULL_PIPE) or progress.blocked.endswith(ENDLESS)
             return (
                 work.kind == "debugger"
                 or (work.kind == "saving" and is_stuck)
@@ -336,7 +326,7 @@ def _may_have_work_done(progress: ProgressFacts) -> bool:
 
 def _without_endless_wait(progress: ProgressFacts) -> tuple[Frame, ...]:
     """The stack, without the frames of an endless wait of the user's code for a future, a thread or a queue."""
-    if progress.blocked.startswith(_QUEUES) or progress.blocked.endswith(_ENDLESS):
+    if progress.blocked.startswith(_QUEUES) or progress.blocked.endswith(ENDLESS):
         at, caller = _caller(progress.stack)
         return progress.stack[at:] if caller.user or progress.blocked.startswith(_QUEUES) else progress.stack
     return progress.stack
@@ -354,7 +344,7 @@ def _caller(stack: Sequence[Frame]) -> tuple[int, Frame]:
 
 def _blocked_at_last(progress: ProgressFacts) -> str:
     """What it waits for, or the thread that it waits for."""
-    return progress.blocked.rpartition(_WHOSE_THREAD)[2]
+    return progress.blocked.rpartition(WHOSE_THREAD)[2]
 
 
 def _waits_for_still_child(progress: ProgressFacts) -> bool:
@@ -391,7 +381,7 @@ def _stands_between_steps(progress: ProgressFacts) -> bool:
 
 
 def _stands_while_saving(progress: ProgressFacts) -> bool:
-    return _blocked_at_last(progress).startswith(_OF_OTHERS) or progress.blocked.endswith(_ENDLESS)
+    return _blocked_at_last(progress).startswith(_OF_OTHERS) or progress.blocked.endswith(ENDLESS)
 
 
 def _stands_while_loading(progress: ProgressFacts) -> bool:
@@ -403,13 +393,13 @@ def _stands_while_loading(progress: ProgressFacts) -> bool:
 def _waits_without_end(progress: ProgressFacts) -> bool:
     blocked = progress.blocked
     is_of_user = _caller(progress.stack)[1].user
-    if blocked.endswith((_ENDLESS, _IDLE)) or blocked.startswith(_QUEUES):
+    if blocked.endswith((ENDLESS, IDLE)) or blocked.startswith(_QUEUES):
         return is_of_user
-    if _WHOSE_THREAD in blocked and _blocked_at_last(progress).startswith(_OF_OTHERS):
+    if WHOSE_THREAD in blocked and _blocked_at_last(progress).startswith(_OF_OTHERS):
         return is_of_user
     if any(_COMPILES.search(frame.file) for frame in progress.stack if not frame.user):
         return False
-    if blocked.endswith(_WITH_TIMEOUT) and not progress.stack[0].user:
+    if blocked.endswith(WITH_TIMEOUT) and not progress.stack[0].user:
         return False
     if not is_of_user:
         return blocked.startswith(_OUTSIDE)

@@ -237,6 +237,17 @@ class ProcessGroup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 DEFAULT_GROUPS = frozenset({"", "0", "default_pg"})
 """Names that torch gives the default process group."""
 
+OWN_LOCK = "a lock of its own process"
+"""Start of :attr:`ProgressFacts.blocked` for locks of threads and of native code."""
+WITH_TIMEOUT = ", until a timeout"
+"""End of the same for a wait that has a limit of its own."""
+ENDLESS = ", which no other thread can bring about"
+"""End of the same for an event, a future or the end of a thread: all other threads wait, too."""
+IDLE = ", and no other thread of its process runs"
+"""The same: all other threads wait or sleep, perhaps until a timeout or an answer, and compute and save nothing."""
+WHOSE_THREAD = ", whose thread waits for "
+"""What the same goes on with for a future or the end of a thread: then what that thread waits for."""
+
 
 class Collective(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """An entry of torch's flight recorder. ``sequence`` counts within its group, separately for sends and receives.

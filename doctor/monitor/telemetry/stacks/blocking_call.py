@@ -17,6 +17,7 @@ from pathlib import Path
 from doctor.collectors.base import listed, parse_int, read_text
 from doctor.collectors.host.kernel_view import open_links, plain, system_call
 from doctor.core.facts import Frame
+from doctor.core.facts.telemetry import OWN_LOCK, WITH_TIMEOUT
 from doctor.core.text import lazy_compile
 
 _CALLS: dict[str, dict[int, str]] = {
@@ -97,8 +98,6 @@ _EVENT, _FUTURE = "an event or a condition (threading)", "a future (Future.resul
 _END_OF_THREAD = "the end of a thread (Thread.join)"
 OF_THREADS = (_EVENT, _FUTURE, _END_OF_THREAD)
 """What another thread of the process has to bring about."""
-WITH_TIMEOUT = ", until a timeout"
-"""End of the words of a wait for a socket or a file that has a limit of its own."""
 _WORDS = {
     "child": "the end of a child process",
     "signal": "a signal",
@@ -106,8 +105,6 @@ _WORDS = {
     "message": "a message queue that other processes share",
 }
 """Words of the kinds that have no file."""
-OWN_LOCK = "a lock of its own process"
-"""Start of the words of such a wait."""
 _BY_STACK = (
     ("/ray/_private/worker.py", "get_objects", "a result of another process (ray.get)"),
     ("/ray/_private/worker.py", "wait", "a result of another process (ray.wait)"),

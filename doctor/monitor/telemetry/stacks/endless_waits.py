@@ -15,15 +15,11 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from doctor.core.facts.telemetry import ENDLESS, IDLE, OWN_LOCK, WHOSE_THREAD
 from doctor.core.frames import frames_of_stack, waits_in
-from doctor.monitor.telemetry.stacks.blocking_call import OF_THREADS, OWN_LOCK, blocking_call
+from doctor.monitor.telemetry.stacks.blocking_call import OF_THREADS, blocking_call
 from doctor.monitor.telemetry.stacks.stillness import nanoseconds_run
 
-ENDLESS = ", which no other thread can bring about"
-WHOSE_THREAD = ", whose thread waits for "
-"""What is added to the words of such a wait."""
-IDLE = ", and no other thread of its process runs"
-"""The same if others may end the wait, after a sleep or an answer, and none of them computes or saves."""
 _OWN = str(Path(__file__).resolve().parents[3])
 _SAVES = "/torch/serialization.py"
 """Of a thread that saves, perhaps to a slow disk."""
