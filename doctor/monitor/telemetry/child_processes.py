@@ -16,7 +16,7 @@ import psutil
 from doctor.collectors.base import listed, parse_int, read_text
 from doctor.collectors.launch.rank_variables import RANK_VARIABLES
 from doctor.core.facts import ChildProcess
-from doctor.monitor.telemetry.stacks.stillness import NAPS, POLLING_SHARE
+from doctor.monitor.telemetry.stacks.stillness import NAPS, POLLING_SHARE, nanoseconds_run
 
 MOST = 256
 """Maximum number of children that are examined."""
@@ -82,7 +82,7 @@ def _runs(folder: Path) -> _Runs | None:
         if len(known) != 2:  # voluntary ones, and those at the end of a time slice
             return None
         total += sum(known)
-        ran = parse_int((read_text(folder / "task" / thread / "schedstat") or "").partition(" ")[0])
+        ran = nanoseconds_run(thread, folder / "task")
         nanoseconds = -1 if ran is None or nanoseconds < 0 else nanoseconds + ran
     return _Runs(total, nanoseconds if nanoseconds >= 0 else None)
 

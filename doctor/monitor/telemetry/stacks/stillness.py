@@ -30,10 +30,9 @@ a loop of small forward passes with pauses of 50 ms more than 0.5 %. So does wha
 (filelock), which its frames show."""
 
 
-def nanoseconds_run(native_id: int) -> int | None:
-    """Return the CPU time of a thread of this process (proc_pid_schedstat); ``None`` if it is unknown."""
-    path = Path("/proc/self/task", str(native_id), "schedstat")
-    return parse_int((read_text(path) or "").partition(" ")[0])
+def nanoseconds_run(native_id: int | str, threads: Path = Path("/proc/self/task")) -> int | None:
+    """Return the CPU time of a thread, by default of this process (proc_pid_schedstat); ``None`` if it is unknown."""
+    return parse_int((read_text(threads / str(native_id) / "schedstat") or "").partition(" ")[0])
 
 
 class Stillness:
