@@ -315,12 +315,20 @@ def _is_asked_for(script: Script, test: ast.expr) -> bool:
     return bool(others) and all(isinstance(one, (ast.Name, ast.Attribute)) for one in others)
 
 
-def statements_before(outer: ast.AST, inner: ast.AST) -> list[ast.stmt]:
+BLOCKS = ("body", "orelse", "finalbody")
+"""Attributes of statements with blocks."""
+
+
+def block_of(outer: ast.AST, inner: ast.AST, names: tuple[str, ...] = BLOCKS) -> list[ast.stmt]:
+    """The block of ``outer``, one of those with these names, that holds ``inner``."""
+    blocks = (getattr(outer, name, None) for name in names)
+    return next((one for one in blocks if isinstance(one, list) and inner in one), [])
+
+
+def statements_before(outer: ast.AST, inner: ast.AST, names: tuple[str, ...] = BLOCKS[:2]) -> list[ast.stmt]:
     """The statements above ``inner`` in the block of ``outer`` that holds it."""
-    for block in (getattr(outer, "body", None), getattr(outer, "orelse", None)):
-        if isinstance(block, list) and inner in block:
-            return block[: block.index(inner)]
-    return []
+    block = block_of(outer, inner, names)
+    return block[: block.index(inner)] if isinstance(inner, ast.stmt) and block else []
 
 
 def _leaves(script: Script, block: list[ast.stmt]) -> bool:

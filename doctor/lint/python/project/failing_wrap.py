@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 from doctor.lint.python.project.launch_counts import STARTS_RANKS
 from doctor.lint.python.project.unreached import is_program, may_import
+from doctor.lint.python.rank_branches import BLOCKS, statements_before
 from doctor.lint.python.script import Script, per_script
 from doctor.lint.python.training import DDP
 
@@ -63,10 +64,7 @@ def _statements_above(script: Script, node: ast.AST) -> list[ast.stmt]:
     found: list[ast.stmt] = []
     inner = node
     for outer in script.around(node):
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(outer, name, None)
-            if isinstance(block, list) and inner in block:
-                found += block[: block.index(inner)]
+        found += statements_before(outer, inner, BLOCKS)
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
             break
         inner = outer

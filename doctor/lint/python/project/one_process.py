@@ -17,6 +17,7 @@ from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one
 from doctor.lint.python.project.options import is_one_everywhere
 from doctor.lint.python.project.unreached import unreached
 from doctor.lint.python.project.wrapped_model import uses_past_wrapper
+from doctor.lint.python.rank_branches import BLOCKS, block_of, statements_before
 from doctor.lint.python.script import FunctionNode, Script, per_script
 from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, SAMPLER, TRAINER, several_ranks
 
@@ -85,10 +86,10 @@ def never_runs(script: Script, node: ast.AST, *, options: bool = False) -> bool:
     inner = node
     for outer in script.around(node):
         if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test:
-            is_in_body = inner is outer.body or inner in _block_of(outer, inner, "body")
+            is_in_body = inner is outer.body or inner in block_of(outer, inner, ("body",))
             if outcome(script, outer.test, options=options) is (not is_in_body):
                 return True
-        if any(_leaves(script, one, options=options) for one in _above(outer, inner)):
+        if any(_leaves(script, one, options=options) for one in statements_before(outer, inner, BLOCKS)):
             return True
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)) and _is_never_named(script, outer):
             return True
@@ -101,17 +102,6 @@ def _leaves(script: Script, statement: ast.stmt, *, options: bool) -> bool:
     if isinstance(statement, ast.If) and statement.body and isinstance(statement.body[-1], _LEAVING):
         return outcome(script, statement.test, options=options) is True
     return isinstance(statement, _LEAVING)
-
-
-def _above(outer: ast.AST, inner: ast.AST) -> list[ast.stmt]:
-    """The statements above one in its block."""
-    block = _block_of(outer, inner)
-    return block[: block.index(inner)] if isinstance(inner, ast.stmt) and inner in block else []
-
-
-def _block_of(outer: ast.AST, inner: ast.AST, *names: str) -> list[ast.stmt]:
-    blocks = (getattr(outer, name, None) for name in names or ("body", "orelse", "finalbody"))
-    return next((one for one in blocks if isinstance(one, list) and inner in one), [])
 
 
 def _is_never_named(script: Script, function: FunctionNode) -> bool:
@@ -299,7 +289,7 @@ def _statements_beside(script: Script, node: ast.AST) -> Iterator[ast.stmt]:
     """The statements that run in a job that reaches a place: those of its blocks, and of the blocks around them."""
     inner = node
     for outer in script.around(node):
-        yield from _block_of(outer, inner)
+        yield from block_of(outer, inner)
         if isinstance(outer, ast.If) and inner in outer.orelse:
             yield outer
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
