@@ -110,9 +110,9 @@ def required_releases(path: Path, root: Path, *, shown: bool = True) -> Mapping[
     found: dict[str, str] = {}
     for folder in folders_of(path.parent, root):
         if own := files_of_part(path, folder):
-            bounds_here = {**(_lowest(_pages(folder)) if shown else {}), **_lowest(own)}
+            bounds_here: Mapping[str, str] = {**(_lowest(_pages(folder)) if shown else {}), **_lowest(own)}
         else:
-            bounds_here = {**(_bounds_in(folder) if shown else _stated_in(folder))}
+            bounds_here = _bounds_in(folder) if shown else _stated_in(folder)
         for name, bound in bounds_here.items():
             found.setdefault(name, bound)
     return found
@@ -262,21 +262,22 @@ def is_packaged(path: Path, root: Path) -> bool:
     named after another one, beside which this one is for its own use."""
     own = Path(os.path.abspath(path))  # noqa: PTH100 - Path.absolute keeps ".."
     folders = folders_of(path.parent, root)
-    return any(_installs(one) and not _is_left_out(own, one) and not _is_guest(own, one) for one in folders)
+    return any(
+        _installs(one) and not _is_left_out(own, one) and not _is_beside_its_package(own, one) for one in folders
+    )
 
 
 _NAME = re.compile(r"^\s*name\s*=\s*[\"']?(?P<name>[A-Za-z][\w.-]*)[\"']?\s*,?\s*(?:#.*)?$", re.MULTILINE)
 
 
-def _is_guest(path: Path, folder: Path) -> bool:
+def _is_beside_its_package(path: Path, folder: Path) -> bool:
     """Whether the distribution of a folder has the name of another package in it than that of ``path``."""
     for base in (folder / "src", folder):
         if path.is_relative_to(base):
             top = path.relative_to(base).parts[0]
-            others = [name for name in _names(base) if "__init__.py" in _names(base / name) and name != top]
-            return any(_distribution(name) in _names_of_distribution(folder) for name in others) and (
-                _distribution(top) not in _names_of_distribution(folder)
-            )
+            packages = {_distribution(name) for name in _names(base) if "__init__.py" in _names(base / name)}
+            given = _names_of_distribution(folder)
+            return _distribution(top) not in given and not given.isdisjoint(packages)
     return False
 
 

@@ -31,7 +31,7 @@ _Leaving = ast.Continue | ast.Break | ast.Return
     cases=lambda: (
         fails("a bad loss skips the step", _SKIPS),
         fails("an empty batch skips the step", _NO_BATCH),
-        passes("an empty batch, in place of which the rank draws another one", _NEXT_BATCH),
+        passes("an empty batch, instead of which the rank draws another one", _NEXT_BATCH),
         fails(
             "an empty batch that counts as a step",
             _NEXT_BATCH.replace("        if step >=", "        step += 1\n        if step >=").replace(
