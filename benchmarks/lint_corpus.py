@@ -24,7 +24,18 @@ SEVERITIES = ("error", "warning", "info")
 TIMEOUT = 600.0
 """Seconds for one repository."""
 Part: TypeAlias = Literal[
-    "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "development"
+    "fresh",
+    "third",
+    "fourth",
+    "fifth",
+    "sixth",
+    "seventh",
+    "eighth",
+    "ninth",
+    "tenth",
+    "eleventh",
+    "twelfth",
+    "development",
 ]
 Half: TypeAlias = Literal["tuned", "held"] | Part
 HALVES: tuple[Half, ...] = ("tuned", "held", *get_args(Part))

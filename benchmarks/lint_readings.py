@@ -5,7 +5,9 @@
 
 ``lint_readings.json`` holds what somebody judged who opened the source around each hit, before a rule was changed
 because of it: ``right``, ``arguable`` (true, and of little use there: tests, demonstrations, code that works by luck)
-or ``wrong``, with a reason for the last two. A reading is of all hits, or of a sample drawn with a seed.
+or ``wrong``, with a reason for the last two. A reading is of all hits, or of a sample drawn with a seed. Readers of the
+later sets were asked more: a hit is arguable, too, if its severity is one too high, or if it depends on something that
+the project does not show. Since the twelfth set a hit has both verdicts where they differ.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ EXCEPTIONS = VERDICTS[1:]
 
 
 class ReadHit(NamedTuple):
-    """A hit that was read: where it is, and what was judged of it."""
+    """A hit that was read: where it is, and what was judged of it. ``statement``: the verdict without regard to its
+    severity and to what the project shows; empty if it is the same."""
 
     repository: str
     file: str
@@ -37,6 +40,7 @@ class ReadHit(NamedTuple):
     severity: str
     verdict: str
     why: str
+    statement: str = ""
 
 
 class Reading(NamedTuple):
@@ -70,11 +74,18 @@ def shares(hits: Sequence[ReadHit]) -> tuple[str, ...]:
     )
 
 
+def of_statements(hits: Sequence[ReadHit]) -> list[ReadHit]:
+    """The hits with the verdicts of what they state, whatever their severity."""
+    return [hit._replace(verdict=hit.statement or hit.verdict) for hit in hits]
+
+
 def reading_table(reading: Reading) -> str:
     """Markdown of one reading: shares by severity and by rule, and the reasons of what was not right."""
     errors = [hit for hit in reading.hits if hit.severity == "error"]
     others = [hit for hit in reading.hits if hit.severity != "error"]
     groups = [("all", list(reading.hits)), ("errors", errors), ("warnings and infos", others)]
+    if any(hit.statement for hit in reading.hits):
+        groups += [(f"{name}, the statement alone", of_statements(hits)) for name, hits in groups]
     groups += [
         (rule, [hit for hit in reading.hits if hit.rule == rule]) for rule in sorted({hit.rule for hit in reading.hits})
     ]
