@@ -484,6 +484,160 @@ def test_a_switch_that_every_command_leaves_is_off(tmp_path, test, files, is_inf
     assert (severity == "info") == is_info
 
 
+OPTION = SWITCH.replace('"--save-model", action="store_true"', "{option}")
+MODE = '"--mode", "-m", choices=("fit", "score"), default="fit"'
+EVERY = '"--every", type=int, default=1'
+
+
+@pytest.mark.parametrize(
+    ("option", "test", "files", "is_info"),
+    [
+        (MODE, "args.mode == 'score'", {"run.sh": "torchrun train.py\n"}, True),
+        (MODE, "args.mode != 'fit'", {"run.sh": "torchrun train.py --mode fit\n"}, True),
+        (MODE, "args.mode in ('score', 'both')", {"run.sh": "torchrun train.py\n"}, True),
+        (MODE, "args.mode == 'fit'", {"run.sh": "torchrun train.py --mode score\n"}, True),
+        (MODE, "args.mode == 'score'", {"run.sh": "MODE=fit\ntorchrun train.py --mode $MODE\n"}, True),
+        (MODE, "args.mode == 'score'", {"run.sh": "torchrun train.py -m score\n"}, False),
+        (MODE, "args.mode == 'score'", {"run.sh": "torchrun train.py --mo score\n"}, False),
+        (MODE, "args.mode == 'score'", {"run.sh": "torchrun train.py --mode $MODE\n"}, False),
+        (MODE, "args.mode == 'score'", {"run.sh": "torchrun train.py $1\n"}, False),
+        (MODE, "args.mode == 'score'", {"run.sh": "torchrun train.py\n", "a.md": "`--mode score` tests\n"}, False),
+        (MODE, "args.mode == 'score'", {}, False),
+        (EVERY, "args.every > 1", {"run.sh": "torchrun train.py\n"}, True),
+        (EVERY, "args.every == 1", {"run.sh": "torchrun train.py --every 4\ntorchrun train.py --every=2\n"}, True),
+        (EVERY, "args.every > 1", {"run.sh": "torchrun train.py\ntorchrun train.py --every=2\n"}, False),
+        ("'--path', default=''", "args.path != ''", {"run.sh": "torchrun train.py\n"}, False),
+        ("'--path', default='a.pt'", "args.path", {"run.sh": "torchrun train.py\n"}, False),
+        ("'--path'", "args.path is not None", {"run.sh": "torchrun train.py\n"}, False),
+        ("'--amp', type=bool, default=True", "not args.amp", {"run.sh": "torchrun train.py --amp False\n"}, True),
+        ("'--amp', type=str2bool, default=True", "args.amp", {"run.sh": "torchrun train.py --amp False\n"}, True),
+        ("'--gpu_mode', default='a'", "args.gpu_mode == 'b'", {"run.sh": "torchrun train.py\n"}, False),
+    ],
+)
+def test_a_branch_for_another_value_than_all_commands_give_is_not_taken(tmp_path, option, test, files, is_info):
+    ((_, severity),) = found(tmp_path, {"train.py": OPTION.format(option=option, test=test), **files})
+    assert (severity == "info") == is_info
+
+
+READS_ENTRY = """\
+import torch
+import torch.distributed as dist
+
+cfg = read("conf.yaml")
+mode = cfg.train.mode
+dist.init_process_group()
+if {test}:
+    if dist.get_rank() == 0:
+        dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "files", "is_info"),
+    [
+        ("cfg.train.amp", {"conf.yaml": "train:\n  amp: false\n"}, True),
+        ("cfg['train']['amp']", {"conf.json": '{"train": {"amp": false}}\n'}, True),
+        ("cfg.get('amp', False)", {"conf.yaml": "amp: no  # slow\n"}, True),
+        ("mode == 'score'", {"conf.yaml": "train:\n  mode: fit\n", "more.yaml": "train:\n  mode: 'tune'\n"}, True),
+        ("not cfg.train.amp", {"conf.yaml": "train:\n  amp: false\n"}, False),
+        ("cfg.train.amp", {"conf.yaml": "train:\n  amp: false\n", "more.yaml": "amp: true\n"}, False),
+        ("cfg.train.amp", {"conf.yaml": "amp: false\n", "run.sh": "torchrun train.py train.amp=true\n"}, False),
+        ("cfg.train.amp", {"conf.yaml": "amp: false\n", "run.sh": "torchrun train.py train.amp=$AMP\n"}, False),
+        ("cfg.train.amp", {"conf.yaml": "amp: false\n", "README.md": "Set `amp` for newer GPUs.\n"}, False),
+        ("cfg.train.amp", {"conf.yaml": "amp: false\n", "tune.py": "cfg.train.amp = True\n"}, False),
+        ("cfg.train.amp", {"conf.yaml": "amp: false\n", "tune.py": "cfg.train.amp = trial.amp or slow\n"}, False),
+        ("cfg.train.amp", {"conf.yaml": "amp: ${oc.env:AMP}\n"}, False),
+        ("cfg.train.weights is not None", {"conf.yaml": "train:\n  weights: null\n"}, False),
+        ("cfg.train.amp", {"conf.yaml": "lr: 3\n"}, False),
+    ],
+)
+def test_a_branch_for_another_value_than_all_configurations_have_is_not_taken(tmp_path, test, files, is_info):
+    ((_, severity),) = found(tmp_path, {"train.py": READS_ENTRY.format(test=test), **files})
+    assert (severity == "info") == is_info
+
+
+@pytest.mark.parametrize(
+    ("use", "files", "is_info"),
+    [
+        ("if cfg.train.amp:\n    score()\n", {}, True),
+        ("def both():\n    score()\n\nif cfg.train.amp:\n    both()\n", {}, True),
+        ("if cfg.train.amp:\n    score()\nscore()\n", {}, False),
+        ("if cfg.train.amp:\n    score()\nhooks['score'] = 1\n", {}, False),
+        ("if cfg.train.amp:\n    score()\n", {"other.py": "from train import score\nscore()\n"}, False),
+        ("if not cfg.train.amp:\n    score()\n", {}, False),
+    ],
+)
+def test_a_function_that_only_such_branches_use_never_runs(tmp_path, use, files, is_info):
+    train = HEAD + 'cfg = read("conf.yaml")\n' + JOINS + "def score():\n" + indented(HANG) + "\n" + use
+    ((_, severity),) = found(tmp_path, {"train.py": train, "conf.yaml": "train:\n  amp: false\n", **files})
+    assert (severity == "info") == is_info
+
+
+def test_a_method_that_only_such_branches_use_never_runs(tmp_path):
+    train = (
+        HEAD + 'cfg = read("conf.yaml")\n' + JOINS + "class Job:\n    def score(self):\n" + indented(HANG, 8)
+    ) + "\n    def start(self):\n        if cfg.train.amp:\n            self.score()\n\nJob().start()\n"
+    files = {"train.py": train, "conf.yaml": "train:\n  amp: false\n"}
+    assert found(tmp_path, files) == [("CODE005", "info")]
+    assert found(tmp_path, {"train.py": train.replace("Job:", "Job(Base):")}) == [("CODE005", "error")]
+
+
+@pytest.mark.parametrize(
+    ("use", "files", "is_info"),
+    [
+        ("if cfg.train.amp:\n    score()\n", {}, True),
+        ("def both():\n    score()\n\nif cfg.train.amp:\n    both()\n", {}, True),
+        ("if cfg.train.amp:\n    score()\nscore()\n", {}, False),
+        ("if cfg.train.amp:\n    score()\nhooks['score'] = 1\n", {}, False),
+        ("if cfg.train.amp:\n    score()\n", {"other.py": "from train import score\nscore()\n"}, False),
+        ("if not cfg.train.amp:\n    score()\n", {}, False),
+    ],
+)
+def test_a_function_that_only_such_branches_use_never_runs(tmp_path, use, files, is_info):
+    train = HEAD + 'cfg = read("conf.yaml")\n' + JOINS + "def score():\n" + indented(HANG) + "\n" + use
+    ((_, severity),) = found(tmp_path, {"train.py": train, "conf.yaml": "train:\n  amp: false\n", **files})
+    assert (severity == "info") == is_info
+
+
+def test_a_method_that_only_such_branches_use_never_runs(tmp_path):
+    train = (
+        HEAD + 'cfg = read("conf.yaml")\n' + JOINS + "class Job:\n    def score(self):\n" + indented(HANG, 8)
+    ) + "\n    def start(self):\n        if cfg.train.amp:\n            self.score()\n\nJob().start()\n"
+    files = {"train.py": train, "conf.yaml": "train:\n  amp: false\n"}
+    assert found(tmp_path, files) == [("CODE005", "info")]
+    assert found(tmp_path, {"train.py": train.replace("Job:", "Job(Base):")}) == [("CODE005", "error")]
+
+
+DECLARES = """\
+import argparse
+
+def options():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--save-model", action="store_true")
+    return parser.parse_args()
+"""
+FIELDS = "from dataclasses import dataclass\n\n@dataclass\nclass Options:\n    save_model: bool = {}\n"
+
+
+@pytest.mark.parametrize("declares", [DECLARES, FIELDS.format("False"), FIELDS.format("field(default=False)")])
+@pytest.mark.parametrize(
+    ("files", "is_info"),
+    [
+        ({"run.sh": "torchrun train.py --lr 3\n"}, True),
+        ({"run.sh": "torchrun train.py --save-model\n"}, False),
+        ({"run.sh": "torchrun train.py\n", "other.sh": "torchrun other.py --save_model\n"}, False),
+        ({"run.sh": "torchrun train.py\n", "start.py": "run(['torchrun', 'train.py', '--save-model'])\n"}, False),
+        ({"run.sh": "torchrun train.py\n", "tune.py": "args.save_model = True\n"}, False),
+        ({"run.sh": "torchrun train.py $EXTRA_ARGS\n"}, False),
+        ({"run.sh": "torchrun other.py\n"}, False),
+    ],
+)
+def test_options_that_another_module_declares(tmp_path, declares, files, is_info):
+    train = READS_ENTRY.format(test="args.save_model").replace("cfg =", "from options import options\nargs = cfg =")
+    ((_, severity),) = found(tmp_path, {"train.py": train, "options.py": declares, **files})
+    assert (severity == "info") == is_info
+
+
 @pytest.mark.parametrize(
     ("other", "severity"),
     [

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.loader_calls import target_name
+from doctor.lint.python.project.one_process import never_runs
 from doctor.lint.python.project.options import is_one_everywhere
 from doctor.lint.python.rank_branches import plain_test
 from doctor.lint.python.script import last_name
@@ -253,14 +254,19 @@ def _may_suspend(script: Script, context: ast.expr, model: str) -> bool:
 
 
 def _backward(script: Script, loop: Loop) -> ast.Call | None:
+    """The backward pass of a loop; of several, the first that may run."""
+    found = list(_backwards(script, loop))
+    return next((one for one in found if not never_runs(script, one, options=True)), next(iter(found), None))
+
+
+def _backwards(script: Script, loop: Loop) -> Iterator[ast.Call]:
     for call in script.inside(loop.node, ast.Call):
         # An engine of DeepSpeed decides itself when to average.
         is_engine = "engine" in script.text_of(call.func)
         if isinstance(call.func, ast.Attribute) and call.func.attr == "backward" and not is_engine:
             between = [one for one in script.around(call) if one is not loop.node and loop.node in script.around(one)]
             if not any(isinstance(one, (ast.For, ast.While)) for one in between):
-                return call
-    return None
+                yield call
 
 
 def _accumulated(script: Script, loop: Loop, backward: ast.Call) -> str | None:

@@ -55,7 +55,7 @@ def is_started_as_one(script: Script) -> bool:
     counts += _counts_of_python(script, modules)
     if counts or is_program(script):
         return _are_one(counts)
-    programs = _programs_of(modules, script.path)
+    programs = programs_of(modules, script.path)
     return bool(programs) and all(
         _are_one([*_counts_of_files(modules, shown), *_counts_of_pages(script, shown, is_own=False)])
         for shown in programs
@@ -66,7 +66,7 @@ def _are_one(counts: list[int | None]) -> bool:
     return bool(counts) and all(count == 1 for count in counts)
 
 
-def _programs_of(modules: ProjectModules, path: str) -> list[str]:
+def programs_of(modules: ProjectModules, path: str) -> list[str]:
     """The shown paths of the programs that import a module of the project, also through others; none if one of them
     starts ranks itself, or if there are too many to look at."""
     waiting, seen, programs = [path], {path}, []

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 from doctor.lint.python.project.call_graph import CALLED_BY_TORCH, INERT, PLAIN_BASES
-from doctor.lint.python.project.options import switch_value
+from doctor.lint.python.project.option_values import Values, option_values
 from doctor.lint.python.script import UNKNOWN, FunctionNode, ProjectModules, Script, last_name, parsed
 
 MOST_READ = 40
@@ -21,6 +21,12 @@ _OPERATORS: dict[type[ast.cmpop], Callable[[object, object], bool]] = {
     ast.NotEq: operator.ne,
     ast.Is: operator.is_,
     ast.IsNot: operator.is_not,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.In: lambda one, others: operator.contains(others, one),  # type: ignore[arg-type]
+    ast.NotIn: lambda one, others: not operator.contains(others, one),  # type: ignore[arg-type]
 }
 _IS_PATH = re.compile(r"(?:\w+[.:])+\w+$|[A-Z]\w*$")
 """Texts by which a program may find a function or class."""
@@ -67,7 +73,7 @@ def _without_effect(node: ast.AST) -> Iterator[ast.AST]:
 
 def outcome(script: Script, test: ast.expr, depth: int = DEPTH, *, options: bool = False) -> bool | None:
     """What a condition is in every run, as far as it depends on arguments that all calls leave at their default; else
-    ``None``. ``options``: also on switches that each command of the project leaves off, or has."""
+    ``None``. ``options``: also on options and settings, by the values that the project shows."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         inner = outcome(script, test.operand, depth, options=options)
         return None if inner is None else not inner
@@ -76,42 +82,61 @@ def outcome(script: Script, test: ast.expr, depth: int = DEPTH, *, options: bool
         answers = [outcome(script, one, depth, options=options) for one in test.values]
         return ends if ends in answers else None if None in answers else not ends
     if isinstance(test, ast.Compare):
-        compare = _OPERATORS.get(type(test.ops[0])) if len(test.ops) == 1 else None
-        sides = [_value(script, one, depth) for one in (test.left, test.comparators[0])]
-        return compare(*sides) if compare is not None and UNKNOWN not in sides else None
-    if options and isinstance(test, ast.Attribute) and (answer := switch_value(script, test)) is not None:
-        return answer
-    value = _value(script, test, depth)
-    return None if value is UNKNOWN else bool(value)
+        return _compared(script, test, depth, options=options)
+    values = possible_values(script, test, depth, options=options)
+    if values is None or (options and any(isinstance(one, str) for one in values)):
+        return None  # whether a path is given is for the user to say
+    return _agreed({bool(one) for one in values})
 
 
-def _value(script: Script, node: ast.expr, depth: int) -> object:
+def _compared(script: Script, test: ast.Compare, depth: int, *, options: bool) -> bool | None:
+    compare = _OPERATORS.get(type(test.ops[0])) if len(test.ops) == 1 else None
+    left, right = (possible_values(script, one, depth, options=options) for one in (test.left, test.comparators[0]))
+    if compare is None or left is None or right is None:
+        return None
+    try:
+        return _agreed({bool(compare(one, other)) for one in left for other in right})
+    except TypeError:
+        return None
+
+
+def _agreed(answers: set[bool]) -> bool | None:
+    return answers.pop() if len(answers) == 1 else None
+
+
+def possible_values(script: Script, node: ast.expr, depth: int = DEPTH, *, options: bool) -> Values | None:
+    """The values that an expression has in the runs that the project shows; ``None`` if they are unknown."""
     if isinstance(node, ast.Constant):
-        return node.value
+        return frozenset({node.value})
+    if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+        parts = [one.value for one in node.elts if isinstance(one, ast.Constant)]
+        return frozenset({tuple(parts)}) if len(parts) == len(node.elts) else None
     if not depth:
-        return UNKNOWN
+        return None
     if isinstance(node, ast.Name):
         scope = script.bindings.scope_of(node, node.id)
         bound = scope.names[node.id] if scope is not None else ()
-        return _bound_value(script, bound, depth)
+        return _bound_values(script, bound, depth, options=options)
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
         owner = script.class_of(node)
         bound = script.bindings.members(owner).get(node.attr, ()) if owner is not None else ()
-        return UNKNOWN if _is_set_elsewhere(script, node.attr) else _bound_value(script, bound, depth)
-    return UNKNOWN
+        if bound and not _is_set_elsewhere(script, node.attr):
+            return _bound_values(script, bound, depth, options=options)
+    return option_values(script, node) if options else None
 
 
-def _bound_value(script: Script, bound: object, depth: int) -> object:
-    """The value of the only thing that a name is bound to. A literal is one for the user to change."""
+def _bound_values(script: Script, bound: object, depth: int, *, options: bool) -> Values | None:
+    """The values of the only thing that a name is bound to. A literal is one for the user to change."""
     one = bound[0] if isinstance(bound, (list, tuple)) and len(bound) == 1 else None
     if isinstance(one, ast.arg):
-        return _left_default(script, one)
-    if isinstance(one, (ast.Name, ast.Attribute)):
-        return _value(script, one, depth - 1)
+        value = _left_default(script, one)
+        return None if value is UNKNOWN else frozenset({value})
+    if isinstance(one, (ast.Name, ast.Attribute, ast.Subscript)):
+        return possible_values(script, one, depth - 1, options=options)
     if isinstance(one, (ast.BoolOp, ast.UnaryOp, ast.Compare)):
-        answer = outcome(script, one, depth - 1)
-        return UNKNOWN if answer is None else answer
-    return UNKNOWN
+        answer = outcome(script, one, depth - 1, options=options)
+        return None if answer is None else frozenset({answer})
+    return None
 
 
 def _is_set_elsewhere(script: Script, attribute: str) -> bool:

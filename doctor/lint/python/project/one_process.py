@@ -78,11 +78,11 @@ def _is_left_to_others(script: Script, rule: str, at: ast.AST) -> bool:
     return is_made_for_one(script) or cannot_run(script, at) or uses_past_wrapper(script) or fails_to_wrap(script)
 
 
-def never_runs(script: Script, node: ast.AST, *, options: bool = False) -> bool:
+def never_runs(script: Script, node: ast.AST, depth: int = _DEPTH, *, options: bool = False) -> bool:
     """Whether a place is in a branch that no run takes, since its condition is constant or depends on arguments that
-    every call leaves at their default, below a statement that leaves its block, or in a private function of the module
-    that nothing in its file or its project names. ``options``: also where it depends on the switches of all commands
-    that the project shows."""
+    every call leaves at their default, below a statement that leaves its block, in a private function of the module
+    that nothing in its file or its project names, or in a function all of whose uses are at such places. ``options``:
+    also where it depends on the values of options and settings that the project shows."""
     inner = node
     for outer in script.around(node):
         if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test:
@@ -91,10 +91,30 @@ def never_runs(script: Script, node: ast.AST, *, options: bool = False) -> bool:
                 return True
         if any(_leaves(script, one, options=options) for one in statements_before(outer, inner, BLOCKS)):
             return True
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)) and _is_never_named(script, outer):
-            return True
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if _is_never_named(script, outer) or _is_used_in_vain(script, outer, depth, options=options):
+                return True
         inner = outer
     return False
+
+
+def _is_used_in_vain(script: Script, function: FunctionNode, depth: int, *, options: bool) -> bool:
+    """Whether a function of the module, or a method of a plain class, has uses, all of them where no run gets to."""
+    owner, name = script.parent(function), function.name
+    if depth == 0 or function.decorator_list or script.modules is None or name.startswith("__"):
+        return False
+    if isinstance(owner, ast.Module):
+        uses: list[ast.expr] = [one for one in script.all(ast.Name) if one.id == name]
+        is_known = all(script.definition(one) is function for one in uses)
+    else:
+        uses = [one for one in script.all(ast.Attribute) if one.attr == name]
+        is_plain = isinstance(owner, ast.ClassDef) and all(ast.unparse(one) in _PLAIN_BASES for one in owner.bases)
+        is_known = is_plain and name not in _CALLED_BY_TORCH
+    if not uses or not is_known or len(re.findall(rf"\b{name}\b", script.text)) != len(uses) + 1:
+        return False
+    if not all(never_runs(script, one, depth - 1, options=options) for one in uses):
+        return False
+    return not any(shown != script.path and name in text for shown, text in script.modules.mentioning(name))
 
 
 def _leaves(script: Script, statement: ast.stmt, *, options: bool) -> bool:

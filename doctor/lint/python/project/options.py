@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from doctor.lint.python.script import ProjectModules, Script, last_name
 
-_OF_SETTINGS = re.compile(
+OF_SETTINGS = re.compile(
     r"^_?(?:args?|opts?|options|configs?|cfg|conf|hparams|flags|params|settings|self)$", re.IGNORECASE
 )
 
@@ -20,7 +20,7 @@ def switch_off_by_default(script: Script, test: ast.expr) -> str:
     project sets it: ``--dist_eval``; empty otherwise."""
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
         return next(filter(None, (switch_off_by_default(script, one) for one in test.values)), "")
-    if not isinstance(test, ast.Attribute) or not _OF_SETTINGS.match(last_name(test.value)) or script.modules is None:
+    if not isinstance(test, ast.Attribute) or not OF_SETTINGS.match(last_name(test.value)) or script.modules is None:
         return ""
     name = test.attr
     spelled = name.replace("_", "[-_]")
@@ -35,55 +35,6 @@ def switch_off_by_default(script: Script, test: ast.expr) -> str:
     )
     is_off = any(map(declared.search, own)) and not any(map(is_on.search, own)) and not _sets(script, name)
     return f"--{name}" if is_off and not _is_asked_for(script, name, spelled) else ""
-
-
-_OF_RANKS = re.compile(
-    r"rank|world|dist|ddp|fsdp|zero|gpu|cuda|device|parallel|multi|deepspeed|node|local|sync|launch|horovod|slurm|apex",
-    re.IGNORECASE,
-)
-"""Names of options that a launcher or the kind of job gives."""
-_GIVES_MORE = re.compile(r"\$[@*]|\$\{[@*]|\$\{?\w*(?:ARG|OPT|FLAG|PARAM|EXTRA|CMD|CONF)|\.\.\.", re.IGNORECASE)
-"""Parts of a command that may have more options."""
-
-
-def switch_value(script: Script, test: ast.Attribute) -> bool | None:
-    """The value of a switch of a program's own parser (``args.save_model``) in each command of the project that starts
-    it; ``None`` if they differ, or that is unknown, or there is none."""
-    modules, name = script.modules, test.attr
-    if modules is None or not _OF_SETTINGS.match(last_name(test.value)) or _OF_RANKS.search(name):
-        return None
-    default = _default_of_switch(script, name)
-    if default is None or _sets(script, name):
-        return None
-    spelled = re.compile(rf"--{name.replace('_', '[-_]')}\b")
-    texts = _texts_of_starts(script)
-    starts = _starts_in(PurePath(script.path).name, (*texts.launches, *texts.pages))
-    given = [spelled.search(one) is not None for one in starts]
-    if not starts or any(map(_GIVES_MORE.search, starts)) or any(given) != all(given):
-        return None
-    if any(given):
-        return not default
-    others = [text for shown, text in modules.mentioning(name) if shown != script.path]
-    others += [*modules.notebooks(name), *texts.pages]
-    is_named = re.compile(rf"--{name.replace('_', '[-_]')}\b(?![\"'])|[\"']{name}[\"']|^[ \t]*{name}:", re.MULTILINE)
-    return None if any(map(is_named.search, others)) else default
-
-
-def _default_of_switch(script: Script, name: str) -> bool | None:
-    """The default of a switch that the parser of a program has once."""
-    calls = [
-        call
-        for call in script.method_calls("add_argument")
-        if any(isinstance(one := script.value(arg), str) and _as_name(one) == name for arg in call.args)
-    ]
-    if len(calls) != 1 or script.is_open(calls[0]):
-        return None
-    action = script.value(script.argument(calls[0], "action"))
-    return {"store_true": False, "store_false": True}.get(action) if isinstance(action, str) else None
-
-
-def _as_name(option: str) -> str:
-    return option.lstrip("-").replace("-", "_") if option.startswith("--") else ""
 
 
 _COMMENT = re.compile(r"^[ \t]*#.*\n?", re.MULTILINE)
@@ -102,11 +53,11 @@ def is_one_everywhere(script: Script, option: str) -> bool:
     stated = re.compile(rf"(?<![\w-])(?:--)?(?:\w+\.)*{spelled}[\"'`]?(?:\s?[:=]\s?|[ \t]+)[\"'`]?(\d+)")
     written = re.compile(rf"\b{option}[\"']?\]?\s?[:=]\s?(\d+)\b")
     declared = re.compile(rf"[\"']--{spelled}[\"']([^)]{{0,200}})")
-    texts = _texts_of_starts(script)
+    texts = texts_of_starts(script)
     own = texts.own and declared.search(script.text) is not None
     launches = texts.launches if own else _of_selected(script, modules, dict(_launches_with(modules, option)))
     programs = [script.text] if own else [text for shown, text in modules.mentioning(option) if shown.endswith(".py")]
-    found = [_number(one, text) for text in launches for one in given.findall(text)]
+    found = [number_in(one, text) for text in launches for one in given.findall(text)]
     others = [one for text in texts.pages for one in stated.findall(text)]
     others += [one for text in programs for one in written.findall(text)]
     if not found or any(one != "1" for one in (*found, *others)):
@@ -139,7 +90,7 @@ def _may_select(makes: dict[str, bool], text: str) -> bool:
     return any(named) or not named
 
 
-class _StartTexts(NamedTuple):
+class StartTexts(NamedTuple):
     """The launch files and pages that may start a script; ``own``: they are those of its own folder, which has its
     commands, while others may start a file of the same name."""
 
@@ -148,18 +99,19 @@ class _StartTexts(NamedTuple):
     own: bool
 
 
-def _texts_of_starts(script: Script) -> _StartTexts:
+def texts_of_starts(script: Script) -> StartTexts:
+    """The launch files and pages that may start a script."""
     modules, place = script.modules, PurePath(script.path)
     if modules is None:
-        return _StartTexts([], [], own=False)
+        return StartTexts([], [], own=False)
     found = modules.mentioning(place.name, launches=True)
     pages = list(modules.pages(script.location)) if script.location else []
     below = [text for shown, text in found if PurePath(shown).is_relative_to(place.parent)]
     is_inner = script.location and str(PurePath(script.location).parent) != modules.root_of(script.location)
-    if is_inner and _starts_in(place.name, below):
+    if is_inner and starts_in(place.name, below):
         above = modules.pages_at_root(script.location)
-        return _StartTexts(below, [one for one in pages if one not in above], own=True)
-    return _StartTexts([text for _, text in found], pages, own=False)
+        return StartTexts(below, [one for one in pages if one not in above], own=True)
+    return StartTexts([text for _, text in found], pages, own=False)
 
 
 def _launches_with(modules: ProjectModules, option: str) -> Iterator[tuple[str, str]]:
@@ -168,7 +120,7 @@ def _launches_with(modules: ProjectModules, option: str) -> Iterator[tuple[str, 
         yield from modules.mentioning(one, launches=True)
 
 
-def _number(given: str, text: str) -> str:
+def number_in(given: str, text: str) -> str:
     """What a command gives; of a variable, the only value that its file gives it."""
     name = given.strip("${}")
     if not given.startswith("$") or not name.isidentifier():
@@ -177,16 +129,16 @@ def _number(given: str, text: str) -> str:
     return values.pop() if len(values) == 1 else given
 
 
-def _starts_in(name: str, texts: Iterable[str]) -> list[str]:
+def starts_in(name: str, texts: Iterable[str]) -> list[str]:
     """The commands that start a file of that name."""
     without_comments = (_COMMENT.sub("", text) for text in texts if name in text)  # "\\" does not continue them
     lines = (line for text in without_comments for line in text.replace("\\\n", " ").splitlines() if name in line)
     return [line for line in lines if _STARTS.search(line.partition(name)[0])]
 
 
-def _is_in_all_starts(script: Script, texts: _StartTexts, given: re.Pattern[str]) -> bool:
+def _is_in_all_starts(script: Script, texts: StartTexts, given: re.Pattern[str]) -> bool:
     """Whether each command of the project that starts a script has an option."""
-    starts = _starts_in(PurePath(script.path).name, (*texts.launches, *texts.pages))
+    starts = starts_in(PurePath(script.path).name, (*texts.launches, *texts.pages))
     return bool(starts) and all(map(given.search, starts))
 
 

@@ -1,0 +1,424 @@
+"""Values that the options and settings of a program have in the starts that its project shows."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import PurePath
+from typing import NamedTuple
+
+from doctor.lint.python.project.launch_counts import programs_of
+from doctor.lint.python.project.options import OF_SETTINGS, StartTexts, number_in, starts_in, texts_of_starts
+from doctor.lint.python.project.unreached import is_program
+from doctor.lint.python.script import UNKNOWN, ProjectModules, Script, last_name, parsed
+
+Values = frozenset[object]
+MOST_READ = 40
+"""Files with a name that are parsed."""
+_OF_RANKS = re.compile(
+    r"rank|world|dist|ddp|fsdp|zero|gpu|cuda|device|parallel|multi|deepspeed|node|local|sync|launch|horovod|slurm|apex|"
+    r"strategy|accelerator|backend|nproc",
+    re.IGNORECASE,
+)
+"""Names of options that a launcher or the kind of job gives."""
+_GIVES_MORE = re.compile(
+    r"\$[@*\d]|\$\{[@*\d]|\$\{?\w*(?:ARG|OPT|FLAG|PARAM|EXTRA|CMD|CONF)|\.\.\.|(?<!\w)@\w", re.IGNORECASE
+)
+"""Parts of a command that may have more options."""
+_CONFIGURATIONS = (".yaml", ".yml", ".json")
+_OF_TRANSFORMERS = re.compile(r"\b(?:HfArgumentParser|TrainingArguments)\b")
+"""What gives ``args`` defaults that no file of the project has."""
+
+
+class Option(NamedTuple):
+    """An option as a program declares it. ``spelled``: all its names; ``read``: the value of the word that a command
+    gives, or of an option alone; :data:`UNKNOWN` if that is not known."""
+
+    spelled: tuple[str, ...]
+    default: object
+    read: Callable[[str | None], object]
+
+
+class Settings:
+    """What a file declares and sets by name: options of parsers, fields with a default, and other values; ``commands``:
+    texts with options, of commands or a part of one."""
+
+    def __init__(self, text: str) -> None:
+        self.declared: dict[str, list[Option]] = defaultdict(list)
+        self.written: dict[str, list[ast.expr]] = defaultdict(list)
+        self.commands: list[str] = []
+        declaring: set[ast.AST] = set()
+        for node in ast.walk(parsed(text)):
+            if isinstance(node, ast.Call) and last_name(node.func) == "add_argument":
+                declaring.update(ast.walk(node))
+                for name, option in _declared_by(node, _literal):
+                    self.declared[name].append(option)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                if "--" in node.value and node not in declaring:
+                    self.commands.append(node.value)
+            elif isinstance(node, ast.ClassDef):
+                declaring.update(self._read_fields(node))
+            elif node not in declaring:
+                for name, value in _written_by(node):
+                    self.written[name].append(value)
+
+    def _read_fields(self, owner: ast.ClassDef) -> Iterator[ast.AnnAssign]:
+        for one in owner.body:
+            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and one.value is not None:
+                value = one.value
+                if isinstance(value, ast.Call) and last_name(value.func) in ("field", "Field"):
+                    given = [word.value for word in value.keywords if word.arg == "default"]
+                    value = given[0] if given else value
+                read = _READERS.get(last_name(one.annotation), _scalar)
+                self.declared[one.target.id].append(
+                    Option((f"--{one.target.id}",), _literal(value), lambda word, read=read: _switched(word, read))
+                )
+                yield one
+
+
+def option_values(script: Script, node: ast.expr) -> Values | None:
+    """The values that an option of the command line (``args.mode``), or an entry of configurations (``cfg.train.amp``),
+    has in all starts that the project shows; ``None`` if one is unknown, or nothing shows any. Names for ranks and
+    devices are left out, which launchers give."""
+    owner, name = _setting(node)
+    modules = script.modules
+    if modules is None or not owner or not name.isidentifier() or _OF_RANKS.search(name):
+        return None
+    key = ("option values", script.path, owner if owner == "self" else "", name)
+    if key not in modules.memo:
+        modules.memo[key] = None  # while it is looked for
+        found = _of_own_parser(script, modules, name)
+        if found is None and owner != "self" and not _declares(script, name):
+            found = _of_project(script, modules, name)
+        modules.memo[key] = found
+    values: Values | None = modules.memo[key]
+    return values
+
+
+def _setting(node: ast.expr) -> tuple[str, str]:
+    """The name of the settings and that of the entry: of ``args.mode``, ``cfg["train"]["amp"]``, ``cfg.get("amp")``."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
+        name, base = _literal(node.args[0]), node.func.value
+    elif isinstance(node, ast.Subscript):
+        name, base = _literal(node.slice), node.value
+    elif isinstance(node, ast.Attribute):
+        name, base = node.attr, node.value
+    else:
+        return "", ""
+    while isinstance(base, (ast.Attribute, ast.Subscript)):
+        if isinstance(base, ast.Attribute) and OF_SETTINGS.match(base.attr):
+            break
+        base = base.value
+    owner = last_name(base)
+    return (owner, name) if isinstance(name, str) and OF_SETTINGS.match(owner) else ("", "")
+
+
+def _declares(script: Script, name: str) -> bool:
+    return any(
+        True
+        for call in script.method_calls("add_argument")
+        for one, _ in _declared_by(call, script.value)
+        if one == name
+    )
+
+
+def _of_own_parser(script: Script, modules: ProjectModules, name: str) -> Values | None:
+    """The values of an option of a program's own parser in each command of the project that starts it."""
+    found = [
+        option
+        for call in script.method_calls("add_argument")
+        for one, option in _declared_by(call, script.value)
+        if one == name
+    ]
+    if len(found) != 1 or _is_set_by(script, name):
+        return None
+    option, texts = found[0], texts_of_starts(script)
+    given = list(_given_in_starts(PurePath(script.path).name, texts, option))
+    if not given or not _is_known(given):
+        return None
+    is_switch = option.read(None) is not UNKNOWN
+    if is_switch and all(one != option.default for one in given):
+        return frozenset(given)  # all commands have it, whatever else a page says
+    if _is_named_elsewhere(script, modules, texts, option, name):
+        return None
+    return frozenset(given)
+
+
+def _given_in_starts(name: str, texts: StartTexts, option: Option) -> Iterator[object]:
+    for text in (*texts.launches, *texts.pages):
+        for line in starts_in(name, [text]):
+            yield UNKNOWN if _GIVES_MORE.search(line) or _abbreviates(line, option) else _given(line, text, option)
+
+
+def _given(line: str, text: str, option: Option) -> object:
+    """What a command gives an option; the last one counts."""
+    given = [_word(one["value"]) for one in _in_command(option).finditer(line)]
+    if not given:
+        return option.default
+    word = given[-1]
+    return option.read(number_in(word, text) if word is not None else None)
+
+
+def _in_command(option: Option) -> re.Pattern[str]:
+    names = "|".join(re.escape(one).replace("_", "[-_]") for one in option.spelled)
+    return re.compile(
+        rf"(?<![\w-])(?:{names})(?![\w-])(?:(?:=|[ \t]+)(?P<value>\"[^\"]*\"|'[^']*'|(?!--?[A-Za-z])[^\s\"'`;|&)\]]+))?"
+    )
+
+
+def _word(text: str | None) -> str | None:
+    return text.strip("\"'") if text is not None else None
+
+
+def _abbreviates(line: str, option: Option) -> bool:
+    """Whether a command has the begin of an option's name, which argparse takes for it."""
+    named = {one.lstrip("-").replace("-", "_") for one in option.spelled if one.startswith("--")}
+    given = {one.replace("-", "_") for one in re.findall(r"(?<![\w-])--([\w-]+)", line)} - named
+    return any(one.startswith(begin) for one in named for begin in given)
+
+
+def _is_named_elsewhere(script: Script, modules: ProjectModules, texts: StartTexts, option: Option, name: str) -> bool:
+    """Whether another text than the commands that start a script has an option, or sets its value."""
+    program = PurePath(script.path).name
+    spelled = "|".join(re.escape(one).replace("_", "[-_]") for one in option.spelled if one.startswith("--"))
+    named = re.compile(rf"(?<![\w-])(?:{spelled})(?![\w-])|[\"']{name}[\"']|^[ \t]*{name}:", re.MULTILINE)
+    others = [(shown, text) for shown, text in _naming(modules, name) if shown != script.path]
+    for shown, text in (*others, *(("", text) for text in (*modules.notebooks(name), *texts.pages))):
+        starts = set(starts_in(program, [text]))
+        rest = "\n".join(one for one in text.replace("\\\n", " ").splitlines() if one not in starts)
+        if named.search(_DECLARES.sub("", rest) if shown.endswith(".py") else rest):
+            return True
+    return False
+
+
+_DECLARES = re.compile(r"\badd_argument\([^)\n]*")
+
+
+def _is_set_by(script: Script, name: str) -> bool:
+    """Whether the file itself sets it: ``args.dist_eval = True``."""
+    targets = (target for one in script.all(ast.Assign) for target in one.targets)
+    calls = script.method_calls("set_defaults")
+    return any(isinstance(one, ast.Attribute) and one.attr == name for one in targets) or any(
+        script.is_given(one, name) for one in calls
+    )
+
+
+def _of_project(script: Script, modules: ProjectModules, name: str) -> Values | None:
+    """The values that the files of a project give a name: defaults of options and fields, entries of configurations,
+    commands, pages, and what programs set. They count if a command starts a program with the script, which then has the
+    declared default, or a configuration has it."""
+    programs = [one for one in _naming(modules, name) if one[0].endswith(".py")]
+    if len(programs) > MOST_READ:
+        return None
+    values: set[object] = set()
+    is_declared = False
+    for shown, text in programs:
+        found = _settings_in(modules, shown, text)
+        if found is None:
+            return None
+        is_declared |= bool(found.declared.get(name))
+        values.update(one.default for one in found.declared.get(name, ()))
+        values.update(_literal(one) for one in found.written.get(name, ()) if not _is_copy(one, name))
+        values.update(one for text in found.commands for one in _given_anywhere(text, name, is_page=False))
+    is_configured = False
+    for shown, text, is_page in _other_texts(script, modules, name):
+        given = _given_anywhere(text, name, is_page=is_page)
+        is_configured |= bool(given) and shown.endswith(_CONFIGURATIONS)
+        values.update(given)
+    if not (is_configured or (is_declared and _shows_starts(script, modules))):
+        return None
+    if not is_declared and _OF_TRANSFORMERS.search(script.text):
+        return None
+    return frozenset(values) if _is_known(values) else None
+
+
+def _is_known(values: Iterable[object]) -> bool:
+    """Whether these are values and not paths and the like, which are given or not: that is for the user to say."""
+    return not any(one is UNKNOWN or one is None or one == "" for one in values)
+
+
+def _other_texts(script: Script, modules: ProjectModules, name: str) -> Iterator[tuple[str, str, bool]]:
+    for shown, text in _naming(modules, name):
+        if not shown.endswith(".py"):
+            yield shown, text, False
+    pages = modules.pages(script.location) if script.location else ()
+    for text in (*pages, *modules.notebooks(name)):
+        yield "", text, True
+
+
+def _given_anywhere(text: str, name: str, *, is_page: bool) -> list[object]:
+    """The values that a text gives a name in any notation; :data:`UNKNOWN` for a mention that gives none."""
+    spelled = name.replace("_", "[-_]")
+    mention = re.compile(
+        rf"(?<![\w-])(?P<option>--?)?(?:\w+\.)*{spelled}(?![\w-])[\"'`]?"
+        rf"(?:(?P<by>[ \t]*[:=][ \t]*|[ \t]+)(?P<value>\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'`,;|&)\]}}]+)?)?"
+    )
+    found: list[object] = []
+    for one in mention.finditer(text):
+        line = text[text.rfind("\n", 0, one.start()) + 1 : one.start()]
+        if re.match(r"\s*(?:#|//)", line):
+            continue
+        is_entry = ":" in (one["by"] or "") or "=" in (one["by"] or "")
+        if one["option"] and not is_entry:
+            value = _word(one["value"])
+            found.append(UNKNOWN if value is None else True if value.startswith("-") else _scalar(value, text))
+        elif is_entry:
+            found.append(_scalar(_word(one["value"]), text))
+        elif is_page:
+            found.append(UNKNOWN)
+    return found
+
+
+def _naming(modules: ProjectModules, name: str) -> list[tuple[str, str]]:
+    """The scripts and launch files with a name in either spelling."""
+    return list(dict(one for word in (name, name.replace("_", "-")) for one in modules.mentioning(word)).items())
+
+
+def _shows_starts(script: Script, modules: ProjectModules) -> bool:
+    """Whether the project has a command, without unknown parts, for each program with the script that it starts."""
+    paths = [script.path] if is_program(script) else programs_of(modules, script.path)
+    pages = modules.pages(script.location) if script.location else ()
+    starts = [
+        line
+        for name in {PurePath(one).name for one in paths}
+        for line in starts_in(name, [*(text for _, text in modules.mentioning(name, launches=True)), *pages])
+    ]
+    return bool(starts) and not any(map(_GIVES_MORE.search, starts))
+
+
+def _settings_in(modules: ProjectModules, shown: str, text: str) -> Settings | None:
+    key = ("settings", shown)
+    if key not in modules.memo:
+        try:
+            modules.memo[key] = Settings(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            modules.memo[key] = None
+    found: Settings | None = modules.memo[key]
+    return found
+
+
+def _written_by(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """The names that a node gives a value: attributes, entries, keywords, variables of modules and classes."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            name = _literal(target.slice) if isinstance(target, ast.Subscript) else last_name(target)
+            if isinstance(name, str):
+                yield name, node.value
+    elif isinstance(node, ast.AugAssign):
+        yield last_name(node.target), ast.BinOp(node.target, node.op, node.value)
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        yield last_name(node.target), node.value
+    elif isinstance(node, ast.keyword) and node.arg:
+        yield node.arg, node.value
+    elif isinstance(node, ast.Dict):
+        named = zip(node.keys, node.values, strict=True)
+        yield from ((key, value) for one, value in named if isinstance(key := _literal(one), str))
+    elif isinstance(node, ast.arguments):
+        yield from _defaults_of(node)
+
+
+def _defaults_of(node: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
+    given = [*node.posonlyargs, *node.args]
+    yield from ((one.arg, value) for one, value in zip(given[::-1], node.defaults[::-1], strict=False))
+    keywords = zip(node.kwonlyargs, node.kw_defaults, strict=True)
+    yield from ((one.arg, value) for one, value in keywords if value is not None)
+
+
+def _is_copy(value: ast.expr, name: str) -> bool:
+    """Whether a value is that of the same name elsewhere: ``amp=args.amp``, ``self.amp = amp``."""
+    return last_name(value) == name or _setting(value)[1] == name
+
+
+def _declared_by(call: ast.Call, value: Callable[[ast.expr | None], object]) -> Iterator[tuple[str, Option]]:
+    """The name and the declaration of an option by ``add_argument``."""
+    names = [one for arg in call.args if isinstance(one := value(arg), str) and one.startswith("-")]
+    long = [one for one in names if one.startswith("--")]
+    given = {one.arg: one.value for one in call.keywords}
+    if None in given or not (long or "dest" in given):
+        return
+    dest = value(given["dest"]) if "dest" in given else long[0].lstrip("-").replace("-", "_")
+    if not isinstance(dest, str):
+        return
+    action = value(given["action"]) if "action" in given and not _is_optional(given["action"]) else None
+    default = value(given["default"]) if "default" in given else None
+    if "action" in given and _is_optional(given["action"]):
+        off = tuple(f"--no-{one.lstrip('-')}" for one in long)
+        yield dest, Option((*names, *off), UNKNOWN, lambda _: UNKNOWN)
+    elif action in ("store_true", "store_false"):
+        is_on = action == "store_true"
+        yield dest, Option(tuple(names), (not is_on) if default is None else default, lambda _: is_on)
+    elif action not in (None, "store") or "nargs" in given:
+        yield dest, Option(tuple(names), UNKNOWN, lambda _: UNKNOWN)
+    else:
+        kind = last_name(given["type"]) if "type" in given else "str"
+        read = (
+            bool
+            if kind == "bool"
+            else _READERS.get(kind, _of_words if re.search(r"bool", kind, re.IGNORECASE) else lambda _: UNKNOWN)
+        )
+        if isinstance(default, str) and kind != "str":
+            default = read(default)
+        yield dest, Option(tuple(names), default, lambda word: UNKNOWN if word is None else read(word))
+
+
+def _is_optional(action: ast.expr) -> bool:
+    return last_name(action) == "BooleanOptionalAction"
+
+
+def _literal(node: ast.expr | None) -> object:
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        number = node.operand.value
+        return -number if isinstance(number, (int, float)) else UNKNOWN
+    return UNKNOWN
+
+
+def _of_number(kind: type[int] | type[float]) -> Callable[[str], object]:
+    def read(word: str) -> object:
+        try:
+            return kind(word)
+        except ValueError:
+            return UNKNOWN
+
+    return read
+
+
+def _of_words(word: str) -> object:
+    """yaml.org/type/bool.html, and the numbers that functions for options accept."""
+    named = word.lower()
+    if named in ("true", "yes", "on", "t", "y", "1"):
+        return True
+    return False if named in ("false", "no", "off", "f", "n", "0") else UNKNOWN
+
+
+def _of_text(word: str) -> object:
+    return UNKNOWN if "$" in word or "<" in word or "{" in word else word
+
+
+_READERS: dict[str, Callable[[str], object]] = {
+    "int": _of_number(int),
+    "float": _of_number(float),
+    "str": _of_text,
+    "bool": _of_words,
+}
+
+
+def _switched(word: str | None, read: Callable[[str], object]) -> object:
+    """The value of a field that a command has, alone for ``True``."""
+    return True if word is None else read(word)
+
+
+def _scalar(word: str | None, text: str = "") -> object:
+    """The value of a plain word of a configuration or command."""
+    word = number_in(word, text) if word else word
+    if not word or _of_text(word) is UNKNOWN or word[0] in "[({&*!|>":
+        return UNKNOWN
+    if word.lower() in ("null", "none", "~"):
+        return None
+    for read in (_of_number(int), _of_number(float)):
+        if (number := read(word)) is not UNKNOWN:
+            return number
+    return found if (found := _of_words(word)) is not UNKNOWN else word
