@@ -320,8 +320,14 @@ def is_unused(script: Script, loader: LoaderCall) -> bool:
     reads = [one for one in script.all(ast.Name) if one.id == name and isinstance(one.ctx, ast.Load)]
     reads = [one for one in reads if script.scope_of(one, name) is scope]
     if not reads:
-        return scope is not None and not isinstance(scope.node, ast.Module)
+        return scope is not None and (not isinstance(scope.node, ast.Module) or _is_named_here_only(script, name))
     return all(_is_returned_in_vain(script, one) for one in reads)
+
+
+def _is_named_here_only(script: Script, name: str) -> bool:
+    """Whether no other file of the project has the name of a variable of the module."""
+    modules = script.modules
+    return modules is not None and all(shown == script.path for shown, _ in modules.mentioning(name))
 
 
 def _is_returned_in_vain(script: Script, read: ast.Name) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import (
+    belongs_to_lightning,
     evaluates,
     is_endless,
     is_read_by_one_rank,
@@ -16,18 +17,27 @@ from doctor.lint.python.loader_calls import (
     loaders,
     target_name,
 )
+from doctor.lint.python.project.left_defaults import possible_values
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.training import SAMPLER, is_test, several_ranks
+from doctor.lint.python.value_flow import handed_in
 from doctor.testing.script_cases import fails, passes
 
 _WHOLE_BATCHES = re.compile(
     r"fp8|float8|torch_xla|transformer_engine|static_shape|fsdp|fully_?shard|PipelineModule|Schedule(?:GPipe|\w*1F1B)|"
-    r"contrastive|info_?nce|nt_?xent|clip_?loss",
+    r"contrastive|info_?nce|nt_?xent|clip_?loss|in_?batch",
     re.IGNORECASE,
 )
 """Files whose kernels or pipelines need full batches in evaluation too, whose ranks synchronize in each forward pass,
-or whose loss compares the samples of a batch, so that its value depends on their number."""
+or whose loss or metric compares the samples of a batch, so that its value depends on their number."""
+_DECIDES = re.compile(
+    r"best|early_?stop|should_stop|patience|plateau|monitor|accura|(?:\b|_)acc(?:s|\d)?(?:\b|_)|\btop_?[15k]|f1|\bauc|"
+    r"auroc|bleu|rouge|psnr|ssim|\bdice|\bm?iou|precision_|recall|perplex|\bppl|score|error_?rate|\b[cw]er\b|"
+    r"\bm[as]e\b|rmse|pearson|spearman|lowest|confusion",
+    re.IGNORECASE,
+)
+"""Words of files that select something by an evaluation, or compute metrics that are reported."""
 
 
 @rule(
@@ -133,7 +143,8 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
             yield Violation(
                 loader.call,
                 f"{loader.title} drops up to {batch} on each rank (drop_last=True)",
-                severity=Severity.INFO if size == 2 else None,  # one sample of each rank at most
+                # One sample of each rank at most, or a mean that is logged
+                severity=Severity.INFO if size == 2 or _only_logs(script, loader.call) else None,
             )
     for call in script.calls(SAMPLER):
         data = script.argument(call, "dataset", 0)
@@ -151,6 +162,18 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
                 effect="The metric leaves out the dropped samples, so it depends on the number of ranks.",
                 severity=Severity.INFO,
             )
+
+
+def _only_logs(script: Script, loader: ast.Call) -> bool:
+    """Whether a file evaluates itself, and neither it nor what it imports from the project has a word for a metric or
+    for a selection: the mean of a loss, which is logged."""
+    if not _EVALUATES.search(script.text) or belongs_to_lightning(script, loader):
+        return False
+    texts = script.modules.texts_around(script.location) if script.modules is not None else ()
+    return not any(_DECIDES.search(text) for text in (script.text, *texts))
+
+
+_EVALUATES = re.compile(r"\.eval\(\)|\bno_grad\b|\binference_mode\b")
 
 
 def _is_divided(script: Script, loader: ast.Call) -> bool:
@@ -179,7 +202,9 @@ def _is_tried_out(script: Script, call: ast.Call) -> bool:
 def _is_whole(script: Script, loader: ast.Call) -> bool:
     """Batches of one sample, which leave no remainder, or a loader of one rank."""
     size = script.argument(loader, "batch_size", 1)
-    one = size is None or script.value(size) == 1
+    given = list(handed_in(script, size)) if size is not None else []
+    one = size is None or script.value(size) == 1 or (bool(given) and all(script.value(part) == 1 for part in given))
+    one = one or (size is not None and possible_values(script, size, options=True) == {1})
     return (one and not script.is_open(loader)) or rank_condition(script, loader) is not None
 
 

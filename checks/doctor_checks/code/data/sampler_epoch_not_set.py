@@ -104,7 +104,8 @@ def sampler_epoch_not_set(script: Script) -> Iterator[Violation]:
     if shards_loaders_itself(script) or next(script.method_calls("set_epoch"), None) is not None:
         return
     trained = [loop for loop in loops(script) if loop.trains]
-    trained += [*_endless(script), *_by_iterators(script, trained)] if trained else ()
+    endless = list(_endless(script)) if trained else []
+    trained += [*endless, *_by_iterators(script, trained)] if trained else ()
     for call in script.calls(SAMPLER):
         if runs_alone(script, call):
             continue
@@ -112,7 +113,7 @@ def sampler_epoch_not_set(script: Script) -> Iterator[Violation]:
         known = given is None or script.value(given) is True
         shuffles = not script.is_open(call) and (known or _is_asked_by_caller(script, given))
         if shuffles and not _is_order_ignored(script, call) and evaluates(target_name(script, call)) is not True:
-            yield from _hits(script, call, trained)
+            yield from _hits(script, call, trained, endless)
 
 
 _RANDOM_WALKS = re.compile(r"^torch_geometric\.(?:data|loader)\.(?:\w+\.)?GraphSAINT\w*Sampler$")
@@ -145,7 +146,7 @@ def _is_asked_by_caller(script: Script, given: ast.expr | None) -> bool:
     return isinstance(wanted, str) and wanted in passed
 
 
-def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Violation]:
+def _hits(script: Script, sampler: ast.Call, trained: list[Loop], endless: list[Loop]) -> Iterator[Violation]:
     for loop in trained:
         fed = _is_fed_by(script, loop, sampler)
         visited = _visiting(script, loop)
@@ -157,11 +158,12 @@ def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Vi
             handed = list(_handed(script, loop))
             made = [script.values_of(source) for source in handed or [loop.source]]
             is_once = all(_is_one_epoch(script, one) for one in repeated)
+            counts = loop in endless and not _is_public(script)
             yield Violation(
                 sampler,
                 f"{name}.set_epoch() is never called: every epoch of the loop at line {repeated[0].lineno} uses the "
                 "same order",
-                severity=Severity.INFO if is_once else None,
+                severity=Severity.INFO if is_once or counts else None,
                 preview=is_once,
                 fix=_fix(script, sampler, repeated[0], fed),
                 edits=tuple(_edit(script, sampler, repeated, fed))
@@ -172,6 +174,15 @@ def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Vi
                 else (),
             )
             return
+
+
+def _is_public(script: Script) -> bool:
+    """Whether a program reads a dataset of torchvision or the like, of which a training has many epochs. Of other
+    data, a number of steps may be less than one."""
+    return any(_PUBLIC.match(script.name(one.func)) for one in script.all(ast.Call))
+
+
+_PUBLIC = re.compile(r"torch(?:vision|audio|text)\.datasets\.|datasets\.load_dataset$|sklearn\.datasets\.")
 
 
 def _fix(script: Script, sampler: ast.Call, epochs: ast.For | ast.While, fed: str) -> str:

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.loader_calls import target_name
+from doctor.lint.python.project.accelerate_jobs import shards_always
+from doctor.lint.python.project.left_defaults import possible_values
 from doctor.lint.python.project.one_process import never_runs
 from doctor.lint.python.project.options import is_one_everywhere
-from doctor.lint.python.rank_branches import plain_test
+from doctor.lint.python.rank_branches import block_of, plain_test
 from doctor.lint.python.script import last_name
-from doctor.lint.python.training import ACCELERATOR, DDP, FABRIC, Loop, is_test, loops, trains_on_several
+from doctor.lint.python.training import ACCELERATOR, DDP, FABRIC, Loop, is_test, loops, trains_on_several, unwrapped
 from doctor.testing.script_cases import fails, passes
 
 _SPARES = re.compile(
@@ -112,6 +114,19 @@ _STEPS = frozenset({"step"})
             _script("if len(x) % 8 == 0:\n            loss.backward()\n            optimizer.step()"),
         ),
         passes("a context manager of the project decides", _CONTEXT),
+        passes(
+            "a loop that tries again until a backward pass succeeds",
+            _MICRO.replace("loss.backward()  # !", "loss.backward()\n        break"),
+        ),
+        passes(
+            "a program that needs an engine of DeepSpeed",
+            _ACCELERATE.replace("accelerator = Accelerator()", _NEEDS_ENGINE).replace("# !", ""),
+        ),
+        fails(
+            "a program that asks whether it has one",
+            _NEEDS_ENGINE.replace("stage =", "if accelerator.distributed_type == 'DEEPSPEED':\n    stage =")
+            + _ACCELERATE.partition("\n")[2],
+        ),
         passes("FSDP, where that would take memory", _SHARDED),
         passes("FSDP with accelerate", _ACCELERATE.replace("Accelerator()", "Accelerator(fsdp_plugin=plugin)")),
         passes(
@@ -176,16 +191,31 @@ def _fix(script: Script, wrapper: ast.Call) -> str:
 def _is_off_by_default(script: Script, loop: Loop) -> bool:
     """Whether the number of accumulation steps is 1 unless something else asks for more: then no reduction is
     unnecessary by default."""
+    return any(_is_one_by_default(script, loop, *one) for one in _counts_of(script, loop))
+
+
+def _counts_of(script: Script, loop: Loop) -> Iterator[tuple[ast.expr, ast.AST]]:
+    """The numbers that may be those of the micro-steps, and where they count: the divisor of the step, and how often a
+    loop over micro-batches runs."""
     for part in script.inside(loop.node, ast.BinOp):
-        steps = _at_least_one(script, part.right)
-        if isinstance(part.op, ast.Mod) and isinstance(steps, (ast.Name, ast.Attribute, ast.Subscript)):
-            values = [script.value(one) for one in script.values_of(steps)]
-            key = script.value(steps.slice) if isinstance(steps, ast.Subscript) else last_name(steps)
-            name = key if isinstance(key, str) else ""
-            is_counter = _COUNTS_STEPS.search(name) or _decides_step(script, loop, part)
-            if is_counter and (1 in values or _default(script, name) == 1 or is_one_everywhere(script, name)):
-                return True
-    return False
+        if isinstance(part.op, ast.Mod):
+            yield _at_least_one(script, part.right), part
+    counted = unwrapped(loop.node.iter)
+    if isinstance(counted, ast.Call) and last_name(counted.func) == "range" and len(counted.args) == 1:
+        yield _at_least_one(script, counted.args[0]), loop.node
+
+
+def _is_one_by_default(script: Script, loop: Loop, steps: ast.expr, where: ast.AST) -> bool:
+    if not isinstance(steps, (ast.Name, ast.Attribute, ast.Subscript)):
+        return False
+    values = [script.value(one) for one in script.values_of(steps)]
+    key = script.value(steps.slice) if isinstance(steps, ast.Subscript) else last_name(steps)
+    name = key if isinstance(key, str) else ""
+    decides = isinstance(where, ast.BinOp) and _decides_step(script, loop, where)
+    if not _COUNTS_STEPS.search(name) and not decides:
+        return False
+    shown = possible_values(script, steps, options=True)
+    return 1 in values or _default(script, name) == 1 or is_one_everywhere(script, name) or shown == {1}
 
 
 def _at_least_one(script: Script, number: ast.expr) -> ast.expr:
@@ -224,9 +254,10 @@ def _default(script: Script, option: str) -> object:
 
 
 def _shards(script: Script, wrapper: ast.Call) -> bool:
-    """A Fabric or an Accelerator with FSDP, where skipping the reduction keeps the whole gradients on every rank."""
+    """A Fabric or an Accelerator with FSDP, where skipping the reduction keeps the whole gradients on every rank, or an
+    engine of DeepSpeed, which reduces at the steps of its own."""
     is_accelerator = script.name(wrapper.func) == ACCELERATOR
-    if is_accelerator and script.argument(wrapper, "fsdp_plugin") is not None:
+    if is_accelerator and (script.argument(wrapper, "fsdp_plugin") is not None or shards_always(script)):
         return True
     strategy = script.argument(wrapper, "strategy") if script.name(wrapper.func) == FABRIC else None
     values = script.values_of(strategy) if strategy is not None else ()
@@ -265,8 +296,22 @@ def _backwards(script: Script, loop: Loop) -> Iterator[ast.Call]:
         is_engine = "engine" in script.text_of(call.func)
         if isinstance(call.func, ast.Attribute) and call.func.attr == "backward" and not is_engine:
             between = [one for one in script.around(call) if one is not loop.node and loop.node in script.around(one)]
-            if not any(isinstance(one, (ast.For, ast.While)) for one in between):
+            if not any(isinstance(one, (ast.For, ast.While)) for one in between) and not _is_last(script, call, loop):
                 yield call
+
+
+def _is_last(script: Script, backward: ast.Call, loop: Loop) -> bool:
+    """Whether a loop ends after a backward pass: it tries again until one succeeds."""
+    inner: ast.AST = backward
+    for outer in script.around(backward):
+        block = block_of(outer, inner)
+        after = block[block.index(inner) + 1 :] if isinstance(inner, ast.stmt) and block else []
+        if any(isinstance(one, (ast.Break, ast.Return)) for one in after):
+            return True
+        if outer is loop.node:
+            return False
+        inner = outer
+    return False
 
 
 def _accumulated(script: Script, loop: Loop, backward: ast.Call) -> str | None:
@@ -359,6 +404,7 @@ for step, batch in enumerate(loader):
         scheduler.step()
         optimizer.zero_grad()
 """
+_NEEDS_ENGINE = "accelerator = Accelerator()\nstage = accelerator.state.deepspeed_plugin.zero_stage\n"
 _MICRO = """\
 model = torch.nn.parallel.DistributedDataParallel(build())
 optimizer = torch.optim.AdamW(model.parameters())

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from doctor.api import Script, SetArgument, Severity, Violation, is_older, location_of, rule
 from doctor.lint.python.lightning_version import known_lightning
+from doctor.lint.python.project.accelerate_jobs import shards_always
 from doctor.lint.python.training import DDP, FABRIC, TRAINER, hooks, lightning_modules, trains_on_several
 from doctor.testing.script_cases import fails, passes
 
@@ -53,6 +54,12 @@ _NOT_REENTRANT_SINCE = "5.0"
             _SEARCH,
             releases=(("transformers", "5.23.0"),),
         ),
+        fails("a model whose blocks are checkpointed", _REFERENCE, releases=(("transformers", "4.57.1"),)),
+        passes(
+            "a reference, which is only evaluated",
+            _REFERENCE.replace("# !", "") + "net.eval()\n",
+            releases=(("transformers", "4.57.1"),),
+        ),
         passes("two optimizers on one device, with the search, and before Lightning 2", _ONE_DEVICE),
     ),
 )
@@ -83,7 +90,8 @@ def unused_parameters_contradict(script: Script) -> Iterator[Violation]:
 
 
 def _searches(script: Script) -> Iterator[tuple[ast.Call, str]]:
-    for call in script.calls(DDP, *_KWARGS, *_STRATEGIES):
+    kwargs = () if shards_always(script) else _KWARGS
+    for call in script.calls(DDP, *kwargs, *_STRATEGIES):
         if script.value(script.argument(call, "find_unused_parameters")) is True:
             yield call, "find_unused_parameters=True"
     for call in script.calls(TRAINER, FABRIC):
@@ -110,9 +118,21 @@ def _reentrant(script: Script) -> ast.Call | None:
         *script.method_calls("gradient_checkpointing_enable"),
         *script.calls("transformers.TrainingArguments"),
     ):
-        if _is_reentrant_in_transformers(script, call):
+        if _is_reentrant_in_transformers(script, call) and not _only_judges(script, call):
             return call
     return None
+
+
+def _only_judges(script: Script, call: ast.Call) -> bool:
+    """Whether the model is in evaluation mode, where nothing is checkpointed: a reference, whose method ``train`` is
+    never called."""
+    model = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    modes = {
+        one.func.attr
+        for one in script.method_calls("eval", "train")
+        if isinstance(one.func, ast.Attribute) and ast.unparse(one.func.value) == model
+    }
+    return bool(model) and modes == {"eval"}
 
 
 def _is_asked_for(script: Script, call: ast.Call) -> bool:
@@ -201,6 +221,13 @@ _ARGUMENTS = """\
 from transformers import TrainingArguments
 
 args = TrainingArguments("out", gradient_checkpointing=True, ddp_find_unused_parameters=True)  # !
+"""
+_REFERENCE = """\
+from accelerate import Accelerator, DistributedDataParallelKwargs
+
+accelerator = Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])  # !
+net = AutoModel.from_pretrained("net")
+net.gradient_checkpointing_enable()
 """
 _STATIC = """\
 from torch.nn.parallel import DistributedDataParallel

@@ -43,8 +43,8 @@ _STARTS = re.compile(r"\b(?:python[\d.]*|torchrun|launch|deepspeed|srun|mpirun)\
 
 def is_one_everywhere(script: Script, option: str) -> bool:
     """Whether a number is 1 in each configuration, launch file and page of the project that gives it, and each of its
-    programs that sets it; an option of another default, in each command that starts the script. False if nothing gives
-    it."""
+    programs that sets it or has it as a default; an option of another default, in each command that starts the script.
+    False if nothing gives it."""
     modules = script.modules
     if modules is None or not option.isidentifier():
         return False
@@ -60,9 +60,9 @@ def is_one_everywhere(script: Script, option: str) -> bool:
     found = [number_in(one, text) for text in launches for one in given.findall(text)]
     others = [one for text in texts.pages for one in stated.findall(text)]
     others += [one for text in programs for one in written.findall(text)]
-    if not found or any(one != "1" for one in (*found, *others)):
-        return False
     defaults = [one for text in programs for one in declared.findall(text)]
+    if not (found or defaults) or any(one != "1" for one in (*found, *others)):
+        return False
     return all(re.search(r"default\s?=\s?1\b", one) for one in defaults) or _is_in_all_starts(script, texts, given)
 
 
