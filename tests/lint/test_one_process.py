@@ -582,32 +582,6 @@ def test_a_method_that_only_such_branches_use_never_runs(tmp_path):
     assert found(tmp_path, {"train.py": train.replace("Job:", "Job(Base):")}) == [("CODE005", "error")]
 
 
-@pytest.mark.parametrize(
-    ("use", "files", "is_info"),
-    [
-        ("if cfg.train.amp:\n    score()\n", {}, True),
-        ("def both():\n    score()\n\nif cfg.train.amp:\n    both()\n", {}, True),
-        ("if cfg.train.amp:\n    score()\nscore()\n", {}, False),
-        ("if cfg.train.amp:\n    score()\nhooks['score'] = 1\n", {}, False),
-        ("if cfg.train.amp:\n    score()\n", {"other.py": "from train import score\nscore()\n"}, False),
-        ("if not cfg.train.amp:\n    score()\n", {}, False),
-    ],
-)
-def test_a_function_that_only_such_branches_use_never_runs(tmp_path, use, files, is_info):
-    train = HEAD + 'cfg = read("conf.yaml")\n' + JOINS + "def score():\n" + indented(HANG) + "\n" + use
-    ((_, severity),) = found(tmp_path, {"train.py": train, "conf.yaml": "train:\n  amp: false\n", **files})
-    assert (severity == "info") == is_info
-
-
-def test_a_method_that_only_such_branches_use_never_runs(tmp_path):
-    train = (
-        HEAD + 'cfg = read("conf.yaml")\n' + JOINS + "class Job:\n    def score(self):\n" + indented(HANG, 8)
-    ) + "\n    def start(self):\n        if cfg.train.amp:\n            self.score()\n\nJob().start()\n"
-    files = {"train.py": train, "conf.yaml": "train:\n  amp: false\n"}
-    assert found(tmp_path, files) == [("CODE005", "info")]
-    assert found(tmp_path, {"train.py": train.replace("Job:", "Job(Base):")}) == [("CODE005", "error")]
-
-
 DECLARES = """\
 import argparse
 

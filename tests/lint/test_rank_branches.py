@@ -136,6 +136,19 @@ def test_a_test_that_is_kept_under_another_name(before):
     assert is_rank_test(*expression("master" if "def master" not in before else "master()", before))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "match mode:\n    case 0:\n        here()",
+        "match rank:\n    case _:\n        here()",
+        "match rank:\n    case int():\n        here()",
+        "match rank:\n    case 0:\n        pass\nhere()",
+    ],
+)
+def test_a_match_that_all_ranks_pass(text):
+    assert rank_condition(*marked(text)) is None
+
+
 def test_a_name_of_several_values_is_no_test():
     assert not is_rank_test(*expression("flag", "flag = rank == 0\nflag = True"))
 
@@ -147,6 +160,9 @@ def test_a_name_of_several_values_is_no_test():
         ("if rank == 0:\n    pass\nelse:\n    here()", "not (rank == 0)"),
         ("if rank == 0:\n    pass\nelif rank == 1:\n    here()", "rank == 1"),
         ("rank == 0 and here()", "rank == 0"),
+        ("match rank:\n    case 0:\n        here()", "rank == 0"),
+        ("match dist.get_rank():\n    case 0 | 1:\n        here()", "dist.get_rank() in (0, 1)"),
+        ("match rank:\n    case 0:\n        pass\n    case _:\n        here()", "not (rank == 0)"),
         ("found = here() if rank == 0 else None", "rank == 0"),
         ("def f():\n    if rank != 0:\n        return\n    here()", "not (rank != 0)"),
         ("for x in y:\n    if rank != 0:\n        continue\n    here()", "not (rank != 0)"),

@@ -283,12 +283,27 @@ def _is_grouped(script: Script, call: ast.Call) -> bool:
         return script.argument(call, "group") is not None
     bare = name.rpartition(".")[2]
     group = script.argument(call, "group", _TORCH.get(bare))
+    if group is None and script.is_open(call):
+        return _may_unpack_group(script, call)
     if group is None:
         return bare == "new_group" and script.value(script.argument(call, "use_local_synchronization")) is True
     return script.value(group) is not None and script.name(group) not in (
         "torch.distributed.group.WORLD",
         "torch.distributed.GroupMember.WORLD",
     )
+
+
+def _may_unpack_group(script: Script, call: ast.Call) -> bool:
+    """Whether unpacked arguments may have a group: not ``**{"src": 0}``."""
+    unpacked = [one.value for one in call.keywords if one.arg is None]
+    made = [value for one in unpacked for value in script.values_of(one)]
+    if any(isinstance(one, ast.Starred) for one in call.args) or not made:
+        return True
+    return any(not isinstance(one, ast.Dict) or _has_group(one) for one in made)
+
+
+def _has_group(given: ast.Dict) -> bool:
+    return any(not isinstance(key, ast.Constant) or key.value in ("group", "process_group") for key in given.keys)
 
 
 def _of_a_project(name: str, bare: str) -> str:

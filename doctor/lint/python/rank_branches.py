@@ -274,6 +274,8 @@ def rank_condition(script: Script, node: ast.AST) -> RankCondition | None:
                 return RankCondition(f"not ({script.text_of(outer.test)})", outer, tuple(outer.body))
         if isinstance(outer, ast.IfExp) and inner is not outer.test and is_rank_test(script, outer.test):
             return RankCondition(script.text_of(outer.test), outer)
+        if isinstance(outer, ast.match_case) and (matched := _matched(script, outer)) is not None:
+            return matched
         if found := _short_circuited(script, outer, inner) or _left_before(script, outer, inner):
             return found
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -282,6 +284,34 @@ def rank_condition(script: Script, node: ast.AST) -> RankCondition | None:
             return None
         inner = outer
     return None
+
+
+def _matched(script: Script, case: ast.match_case) -> RankCondition | None:
+    """``match rank: case 0:``, and the case of the others after it. A guard may leave out more ranks."""
+    switch = script.parent(case)
+    if not isinstance(switch, ast.Match) or not _mentions_rank(script, switch.subject):
+        return None
+    before = switch.cases[: switch.cases.index(case)]
+    if not _constants_in(case.pattern) and not any(_constants_in(one.pattern) for one in before):
+        return None
+    subject = script.text_of(switch.subject)
+    others = tuple(part for one in switch.cases if one is not case for part in one.body)
+    if named := _constants_in(case.pattern):
+        return RankCondition(_is_one_of(subject, named), switch, others)
+    left = [one for other in before for one in _constants_in(other.pattern)]
+    return RankCondition(f"not ({_is_one_of(subject, left)})", switch, others)
+
+
+def _constants_in(pattern: ast.pattern) -> list[str]:
+    """The numbers of a pattern; none for one that matches anything, or something else."""
+    parts = pattern.patterns if isinstance(pattern, ast.MatchOr) else [pattern]
+    values = [one.value for one in parts if isinstance(one, ast.MatchValue)]
+    numbers = [one.value for one in values if isinstance(one, ast.Constant) and isinstance(one.value, int)]
+    return list(map(str, numbers)) if len(numbers) == len(parts) else []
+
+
+def _is_one_of(subject: str, numbers: list[str]) -> str:
+    return f"{subject} == {numbers[0]}" if len(numbers) == 1 else f"{subject} in ({', '.join(numbers)})"
 
 
 def _short_circuited(script: Script, outer: ast.AST, inner: ast.AST) -> RankCondition | None:
@@ -354,6 +384,7 @@ def has_rank_conditions(script: Script) -> bool:
     tests += [value for one in script.all(ast.BoolOp) for value in one.values]
     return (
         any(is_rank_test(script, one) for one in tests)
+        or any(_mentions_rank(script, one.subject) for one in script.all(ast.Match))
         or any(_decorated(script, one) is not None for one in script.functions)
         or any(_is_first(item.context_expr) for one in script.all(ast.With) for item in one.items)
     )

@@ -503,6 +503,8 @@ def step_at(script: Script, node: ast.AST, note: str = "") -> FlowStep:
     """A step of the flow at a node; statements with a body by their first line."""
     if isinstance(node, (ast.If, ast.While)):
         code = f"{'if' if isinstance(node, ast.If) else 'while'} {script.text_of(node.test, 90)}:"
+    elif isinstance(node, ast.Match):
+        code = f"match {script.text_of(node.subject, 90)}:"
     elif isinstance(node, ast.ExceptHandler):
         code = f"except {script.text_of(node.type, 90)}:" if node.type is not None else "except:"
     else:

@@ -75,13 +75,16 @@ def _calls_above(script: Script, node: ast.AST, function: FunctionNode | None) -
             yield one
 
 
-def _may_join(script: Script, call: ast.Call, helper: str) -> bool:
+def _may_join(script: Script, call: ast.Call, helper: str, depth: int = _DEPTH) -> bool:
+    """Whether a call may create a process group: a function of the project by what it calls, another one by its
+    name."""
     if last_name(call.func) == helper or _OF_TORCH.match(script.name(call.func)):
         return False
     given = " ".join(ast.unparse(one) for one in (*call.args, *(word.value for word in call.keywords)))
     if _OF_OUTPUT.search(given):
         return False
-    if _MAY_JOIN.search(ast.unparse(call.func)):
-        return True
     found = called_function(script, call)
-    return found is not None and _MAY_JOIN.search(ast.unparse(found[1])) is not None
+    if found is None or depth == 0:
+        return _MAY_JOIN.search(ast.unparse(call.func)) is not None
+    other, function = found
+    return any(_may_join(other, one, helper, depth - 1) for one in other.inside(function, ast.Call))
