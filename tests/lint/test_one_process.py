@@ -547,6 +547,12 @@ if {test}:
         ("cfg.train.amp", {"conf.yaml": "amp: false\n", "tune.py": "cfg.train.amp = True\n"}, False),
         ("cfg.train.amp", {"conf.yaml": "amp: false\n", "tune.py": "cfg.train.amp = trial.amp or slow\n"}, False),
         ("cfg.train.amp", {"conf.yaml": "amp: ${oc.env:AMP}\n"}, False),
+        ("cfg.amp", {"conf.yaml": "amp: no\n", "a.py": "class Net:\n    def f(self):\n        self.amp = x()\n"}, True),
+        (
+            "cfg.amp",
+            {"conf.yaml": "amp: no\n", "a.py": "class Conf:\n    def f(self):\n        self.amp = x()\n"},
+            False,
+        ),
         ("cfg.train.weights is not None", {"conf.yaml": "train:\n  weights: null\n"}, False),
         ("cfg.train.amp", {"conf.yaml": "lr: 3\n"}, False),
     ],

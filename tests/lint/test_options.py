@@ -154,3 +154,102 @@ def test_the_commands_in_the_folder_of_a_program_are_its_own(tmp_path, files, se
     one = SHUFFLES.replace("type=int, default=3", "\n    type=int,\n    default=1,\n")
     first = {"first/run.sh": "torchrun train.py --num_epochs 9\n", "first/train.py": "print()\n"}
     assert found(tmp_path, {"second/train.py": one, **first, **files}) == [("CODE011", severity)]
+
+
+MICRO = """\
+import argparse
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.distributed.init_process_group("nccl")
+{declares}
+model = DDP(build())
+for step in range(1000):
+    for micro in range(args.accumulation_steps):
+        (model(next(batches)).sum() / args.accumulation_steps).backward()
+    optimizer.step()
+"""
+PARSED = 'parser = argparse.ArgumentParser()\nparser.add_argument("--accumulation_steps", type=int, default={})\n'
+FIELD = "class Options:\n    accumulation_steps: int = {}\n"
+
+
+@pytest.mark.parametrize("declares", [PARSED + "args = parser.parse_args()", FIELD + "\nargs = read(Options)"])
+@pytest.mark.parametrize(("default", "severity"), [(1, "info"), (8, "warning")])
+def test_loops_over_micro_batches_run_once_by_default(tmp_path, declares, default, severity):
+    text = MICRO.format(declares=declares.format(default))
+    assert found(tmp_path, {"train.py": text}) == [("CODE032", severity)]
+
+
+@pytest.mark.parametrize(
+    ("files", "severity"),
+    [
+        ({}, "info"),
+        ({"run.sh": "torchrun train.py\n"}, "info"),
+        ({"run.sh": "torchrun train.py --num_epochs 3\n"}, "warning"),
+        ({"README.md": "Train longer with `--num_epochs 3`.\n"}, "warning"),
+    ],
+)
+def test_one_epoch_by_default_has_one_order(tmp_path, files, severity):
+    one = SHUFFLES.replace("default=3", "default=1")
+    assert found(tmp_path, {"train.py": one, "other.py": "import torch\n", **files}) == [("CODE011", severity)]
+
+
+ENDLESS = """\
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+from torchvision.datasets import CIFAR10
+
+def cycle(loader):
+    while True:
+        for batch in loader:
+            yield batch
+
+torch.distributed.init_process_group("nccl")
+data = {data}
+batches = cycle(DataLoader(data, batch_size=8, sampler=DistributedSampler(data)))
+for step in range(10_000):
+    model(next(batches)).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(("data", "severity"), [("Proteins('pdb')", "info"), ("CIFAR10('data')", "warning")])
+def test_a_number_of_steps_may_be_less_than_an_epoch(tmp_path, data, severity):
+    assert found(tmp_path, {"train.py": ENDLESS.format(data=data)}) == [("CODE011", severity)]
+
+
+ENGINE = """\
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for step, batch in enumerate(loader):
+    accelerator.backward(model(**batch).loss / 4)
+    if (step + 1) % 4 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+ZERO = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "is_found"),
+    [
+        ({"zero.yaml": ZERO, "run.sh": "accelerate launch --config_file zero.yaml train.py\n"}, False),
+        ({"fsdp.yaml": "distributed_type: FSDP\n", "a.sh": "accelerate launch --config_file $C train.py\n"}, False),
+        ({"run.sh": "accelerate launch --use_deepspeed train.py\n"}, False),
+        ({"zero.yaml": ZERO, "run.sh": "accelerate launch train.py\n"}, True),
+        ({"zero.yaml": ZERO, "run.sh": "accelerate launch --config_file a.yaml train.py\ntorchrun train.py\n"}, True),
+        (
+            {
+                "zero.yaml": ZERO,
+                "ddp.yaml": "distributed_type: MULTI_GPU\n",
+                "run.sh": "accelerate launch --config_file zero.yaml train.py\n",
+            },
+            True,
+        ),
+        ({}, True),
+    ],
+)
+def test_configurations_of_accelerate_say_that_models_are_sharded(tmp_path, files, is_found):
+    assert bool(found(tmp_path, {"train.py": ENGINE, **files})) is is_found

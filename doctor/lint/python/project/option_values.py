@@ -32,6 +32,10 @@ _OF_TRANSFORMERS = re.compile(r"\b(?:HfArgumentParser|TrainingArguments)\b")
 """What gives ``args`` defaults that no file of the project has."""
 
 
+_KEEPS = re.compile(r"conf|args|arguments|opt|param|setting|flags|namespace", re.IGNORECASE)
+"""Words of classes that hold settings."""
+
+
 class Option(NamedTuple):
     """An option as a program declares it. ``spelled``: all its names; ``read``: the value of the word that a command
     gives, or of an option alone; :data:`UNKNOWN` if that is not known."""
@@ -50,7 +54,9 @@ class Settings:
         self.written: dict[str, list[ast.expr]] = defaultdict(list)
         self.commands: list[str] = []
         declaring: set[ast.AST] = set()
-        for node in ast.walk(parsed(text)):
+        nodes = list(ast.walk(parsed(text)))
+        keeps = any(isinstance(one, ast.ClassDef) and _KEEPS.search(one.name) for one in nodes)
+        for node in nodes:
             if isinstance(node, ast.Call) and last_name(node.func) == "add_argument":
                 declaring.update(ast.walk(node))
                 for name, option in _declared_by(node, _literal):
@@ -60,7 +66,7 @@ class Settings:
                     self.commands.append(node.value)
             elif isinstance(node, ast.ClassDef):
                 declaring.update(self._read_fields(node))
-            elif node not in declaring:
+            elif node not in declaring and (keeps or not _is_of_self(node)):
                 for name, value in _written_by(node):
                     self.written[name].append(value)
 
@@ -317,6 +323,12 @@ def _written_by(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
         yield from ((key, value) for one, value in named if isinstance(key := _literal(one), str))
     elif isinstance(node, ast.arguments):
         yield from _defaults_of(node)
+
+
+def _is_of_self(node: ast.AST) -> bool:
+    """``self.steps = ...``: what an object has, which is no setting unless its class holds them."""
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return all(isinstance(one, ast.Attribute) and last_name(one.value) == "self" for one in targets)
 
 
 def _defaults_of(node: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
