@@ -180,6 +180,12 @@ def test_loops_over_micro_batches_run_once_by_default(tmp_path, declares, defaul
     assert found(tmp_path, {"train.py": text}) == [("CODE032", severity)]
 
 
+def test_commands_that_give_more_than_the_default_of_a_field(tmp_path):
+    files = {"train.py": MICRO.format(declares=FIELD.format(1) + "\nargs = read(Options)")}
+    files |= {"run.sh": "torchrun train.py --accumulation_steps 16\n"}
+    assert found(tmp_path, files) == [("CODE032", "warning")]
+
+
 @pytest.mark.parametrize(
     ("files", "severity"),
     [

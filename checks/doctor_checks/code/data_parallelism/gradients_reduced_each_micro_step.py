@@ -240,11 +240,7 @@ _COUNTS_STEPS = re.compile(r"accum|grad_?cum|update_?(?:freq|every|interval)|ite
 
 
 def _default(script: Script, option: str) -> object:
-    """The default of ``parser.add_argument("--option", default=…)``, or of a field of a class with settings."""
-    for owner in script.all(ast.ClassDef):
-        for one in owner.body:
-            if isinstance(one, ast.AnnAssign) and last_name(one.target) == option and one.value is not None:
-                return script.value(one.value)
+    """The default of ``parser.add_argument("--option", default=…)``."""
     for call in script.method_calls("add_argument"):
         names = [name.lstrip("-").replace("-", "_") for one in call.args if isinstance(name := script.value(one), str)]
         if option in names:

@@ -60,7 +60,9 @@ def is_one_everywhere(script: Script, option: str) -> bool:
     found = [number_in(one, text) for text in launches for one in given.findall(text)]
     others = [one for text in texts.pages for one in stated.findall(text)]
     others += [one for text in programs for one in written.findall(text)]
+    field = re.compile(rf"^[ \t]+{option}[ \t]*:[ \t]*(?:int|Optional\[int\])[ \t]*=[ \t]*(\d+)", re.MULTILINE)
     defaults = [one for text in programs for one in declared.findall(text)]
+    defaults += [f"default={one}" for text in programs for one in field.findall(text)]
     if not (found or defaults) or any(one != "1" for one in (*found, *others)):
         return False
     return all(re.search(r"default\s?=\s?1\b", one) for one in defaults) or _is_in_all_starts(script, texts, given)
