@@ -588,6 +588,23 @@ def test_a_method_that_only_such_branches_use_never_runs(tmp_path):
     assert found(tmp_path, {"train.py": train.replace("Job:", "Job(Base):")}) == [("CODE005", "error")]
 
 
+@pytest.mark.parametrize(
+    ("test", "files", "is_info"),
+    [
+        ("training_args.fp16", {"run.sh": "torchrun train.py\n"}, True),
+        ("training_args.fp16", {"run.sh": "torchrun train.py --fp16 false\n"}, True),
+        ("training_args.fp16", {"run.sh": "torchrun train.py --fp16\n"}, False),
+        ("training_args.fp16", {"run.sh": "torchrun train.py args.json\n", "args.json": '{"fp16": true}\n'}, False),
+        ("training_args.do_train", {"run.sh": "torchrun train.py\n"}, False),
+        ("training_args.fp16", {}, False),
+    ],
+)
+def test_training_arguments_have_the_defaults_of_transformers(tmp_path, test, files, is_info):
+    train = READS_ENTRY.format(test=test).replace("import torch\n", "from transformers import TrainingArguments\n", 1)
+    ((_, severity),) = found(tmp_path, {"train.py": train, **files})
+    assert (severity == "info") == is_info
+
+
 DECLARES = """\
 import argparse
 

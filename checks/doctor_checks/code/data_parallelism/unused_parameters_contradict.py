@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from doctor.api import Script, SetArgument, Severity, Violation, is_older, location_of, rule
 from doctor.lint.python.lightning_version import known_lightning
 from doctor.lint.python.project.accelerate_jobs import shards_always
+from doctor.lint.python.project.one_process import never_runs
 from doctor.lint.python.training import DDP, FABRIC, TRAINER, hooks, lightning_modules, trains_on_several
 from doctor.testing.script_cases import fails, passes
 
@@ -112,14 +113,16 @@ def _not_reentrant(script: Script, call: ast.Call) -> str:
 def _reentrant(script: Script) -> ast.Call | None:
     for call in script.calls(*_CHECKPOINT):
         chosen = script.argument(call, "use_reentrant")
-        if not script.is_open(call) and (chosen is None or script.value(chosen) is True):
+        is_reentrant = not script.is_open(call) and (chosen is None or script.value(chosen) is True)
+        if is_reentrant and not never_runs(script, call, options=True):
             return call
     for call in (
         *script.method_calls("gradient_checkpointing_enable"),
         *script.calls("transformers.TrainingArguments"),
     ):
         if _is_reentrant_in_transformers(script, call) and not _only_judges(script, call):
-            return call
+            if not never_runs(script, call, options=True):
+                return call
     return None
 
 

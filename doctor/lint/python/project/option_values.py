@@ -30,6 +30,15 @@ _GIVES_MORE = re.compile(
 _CONFIGURATIONS = (".yaml", ".yml", ".json")
 _OF_TRANSFORMERS = re.compile(r"\b(?:HfArgumentParser|TrainingArguments)\b")
 """What gives ``args`` defaults that no file of the project has."""
+_DEFAULTS_OF_TRANSFORMERS: dict[str, object] = {
+    **dict.fromkeys(("gradient_checkpointing", "fp16", "bf16", "torch_compile", "group_by_length"), False),
+    "gradient_accumulation_steps": 1,
+    "num_train_epochs": 3.0,
+    "max_steps": -1,
+}
+"""transformers/training_args.py"""
+_SETTINGS = re.compile(rf"(?:\w+_)?(?:args|cfg|config|conf|options|params)$|{OF_SETTINGS.pattern}", re.IGNORECASE)
+"""Names of objects that hold the options or settings of a program."""
 
 
 _KEEPS = re.compile(r"conf|args|arguments|opt|param|setting|flags|namespace", re.IGNORECASE)
@@ -114,11 +123,11 @@ def _setting(node: ast.expr) -> tuple[str, str]:
     else:
         return "", ""
     while isinstance(base, (ast.Attribute, ast.Subscript)):
-        if isinstance(base, ast.Attribute) and OF_SETTINGS.match(base.attr):
+        if isinstance(base, ast.Attribute) and _SETTINGS.match(base.attr):
             break
         base = base.value
     owner = last_name(base)
-    return (owner, name) if isinstance(name, str) and OF_SETTINGS.match(owner) else ("", "")
+    return (owner, name) if isinstance(name, str) and _SETTINGS.match(owner) else ("", "")
 
 
 def _declares(script: Script, name: str) -> bool:
@@ -233,9 +242,10 @@ def _of_project(script: Script, modules: ProjectModules, name: str) -> Values | 
         given = _given_anywhere(text, name, is_page=is_page)
         is_configured |= bool(given) and shown.endswith(_CONFIGURATIONS)
         values.update(given)
-    if not (is_configured or (is_declared and _shows_starts(script, modules))):
-        return None
     if not is_declared and _OF_TRANSFORMERS.search(script.text):
+        is_declared = True
+        values.add(_DEFAULTS_OF_TRANSFORMERS.get(name, UNKNOWN))
+    if not (is_configured or (is_declared and _shows_starts(script, modules))):
         return None
     return frozenset(values) if _is_known(values) else None
 
