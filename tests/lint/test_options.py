@@ -191,6 +191,7 @@ def test_commands_that_give_more_than_the_default_of_a_field(tmp_path):
     [
         ({}, "info"),
         ({"run.sh": "torchrun train.py\n"}, "info"),
+        ({"run.sh": "torchrun other.py --num_epochs 3\n", "more.py": "num_epochs = 9\n"}, "info"),
         ({"run.sh": "torchrun train.py --num_epochs 3\n"}, "warning"),
         ({"README.md": "Train longer with `--num_epochs 3`.\n"}, "warning"),
     ],

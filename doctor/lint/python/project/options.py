@@ -44,7 +44,7 @@ _STARTS = re.compile(r"\b(?:python[\d.]*|torchrun|launch|deepspeed|srun|mpirun)\
 def is_one_everywhere(script: Script, option: str) -> bool:
     """Whether a number is 1 in each configuration, launch file and page of the project that gives it, and each of its
     programs that sets it or has it as a default; an option of another default, in each command that starts the script.
-    False if nothing gives it."""
+    False if nothing gives it. Other programs do not count for an option of the script whose default is 1."""
     modules = script.modules
     if modules is None or not option.isidentifier():
         return False
@@ -53,8 +53,8 @@ def is_one_everywhere(script: Script, option: str) -> bool:
     stated = re.compile(rf"(?<![\w-])(?:--)?(?:\w+\.)*{spelled}[\"'`]?(?:\s?[:=]\s?|[ \t]+)[\"'`]?(\d+)")
     written = re.compile(rf"\b{option}[\"']?\]?\s?[:=]\s?(\d+)\b")
     declared = re.compile(rf"[\"']--{spelled}[\"']([^)]{{0,200}})")
-    texts = texts_of_starts(script)
-    own = texts.own and declared.search(script.text) is not None
+    texts, declares = texts_of_starts(script), declared.search(script.text)
+    own = declares is not None and (texts.own or re.search(r"default\s?=\s?1\b", declares[1]) is not None)
     launches = texts.launches if own else _of_selected(script, modules, dict(_launches_with(modules, option)))
     programs = [script.text] if own else [text for shown, text in modules.mentioning(option) if shown.endswith(".py")]
     found = [number_in(one, text) for text in launches for one in given.findall(text)]
