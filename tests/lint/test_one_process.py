@@ -588,6 +588,50 @@ def test_a_method_that_only_such_branches_use_never_runs(tmp_path):
     assert found(tmp_path, {"train.py": train.replace("Job:", "Job(Base):")}) == [("CODE005", "error")]
 
 
+DOWNLOADS = """\
+import argparse
+import torch
+from torchvision.datasets import MNIST
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--folder", default="/tmp/data")
+args = parser.parse_args()
+torch.distributed.init_process_group("nccl")
+data = MNIST({folder}, download=True)
+"""
+PODS = """\
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+spec:
+  trainer:
+    numNodes: 2
+    numProcPerNode: 1
+    command: [torchrun, --nnodes=2, --nproc_per_node=1, train.py]
+"""
+CLAIM = "    volumeMounts:\n    - mountPath: {}\n  volumes:\n  - persistentVolumeClaim:\n      claimName: all\n"
+
+
+@pytest.mark.parametrize(
+    ("folder", "files", "is_info"),
+    [
+        ("'data'", {"job.yaml": PODS}, True),
+        ("args.folder", {"job.yaml": PODS}, True),
+        ("args.folder", {"job.yaml": PODS + CLAIM.format("/mnt/all")}, True),
+        ("args.folder", {"job.yaml": PODS + CLAIM.format("/tmp")}, False),
+        ("'data'", {"job.yaml": PODS + CLAIM.format("/mnt/all")}, False),
+        ("'data'", {"job.yaml": PODS.replace("numProcPerNode: 1", "numProcPerNode: 8")}, False),
+        ("'data'", {"job.yaml": PODS.replace("1", "auto")}, False),
+        ("'data'", {"job.yaml": PODS.replace("1", "auto") + "    resources: {nvidia.com/gpu: 1}\n"}, True),
+        ("'data'", {"job.yaml": PODS.replace(", train.py", "")}, True),
+        ("'data'", {"job.yaml": PODS, "run.sh": "torchrun --nproc-per-node=8 train.py\n"}, False),
+    ],
+)
+def test_pods_share_no_folder_unless_a_volume_is_mounted_there(tmp_path, folder, files, is_info):
+    train = DOWNLOADS.format(folder=folder)
+    severities = [one for name, one in found(tmp_path, {"train.py": train, **files}) if name == "CODE029"]
+    assert severities == ["info" if is_info else "warning"]
+
+
 @pytest.mark.parametrize(
     ("test", "files", "is_info"),
     [

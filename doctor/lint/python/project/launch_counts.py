@@ -120,11 +120,7 @@ def _counts_of_python(script: Script, modules: ProjectModules) -> Iterator[int |
     name = PurePath(script.path).name
     plain = _plain_start(name)
     for shown, read in modules.mentioning(PurePath(name).stem):
-        if (
-            shown == script.path
-            or _JOBS.search(read)
-            or (name in read and not _is_nearest(modules, shown, script.path))
-        ):
+        if shown == script.path or _JOBS.search(read) or (name in read and not is_nearest(modules, shown, script.path)):
             continue
         text = read if shown.endswith(".py") else _with_files(read, script.path)
         runs = _RUNS_COMMAND if shown.endswith(".py") else _NOT_A_COMMENT
@@ -151,7 +147,7 @@ def _plain_start(name: str) -> re.Pattern[str]:
     return re.compile(rf"\bpython[\d.]*[ \t]+(?:-[uO][ \t]+)*(?:[\w./${{}}-]*/)?{re.escape(name)}(?![\w.])")
 
 
-def _is_nearest(modules: ProjectModules, shown: str, path: str) -> bool:
+def is_nearest(modules: ProjectModules, shown: str, path: str) -> bool:
     """Whether of the files with one name, that at ``path`` is as near to a file that names it as any."""
     place = PurePath(path)
     others = (one for one in modules.named(shown, place.stem) if PurePath(one).name == place.name)
@@ -232,7 +228,7 @@ def _counts_of_launches(modules: ProjectModules, path: str) -> Iterator[int | No
     """The processes of each launcher in the project's files that starts a file; ``None`` if unknown."""
     name = PurePath(path).name
     for shown, read in modules.mentioning(PurePath(path).stem, launches=True):
-        if name in read and not _is_nearest(modules, shown, path):
+        if name in read and not is_nearest(modules, shown, path):
             continue
         text = _with_files(read, path)
         if name in text and _has_one_gpu(text):
@@ -291,7 +287,7 @@ def is_started_on_one_host(script: Script) -> bool:
     for shown, text in modules.mentioning(name):
         if shown.endswith(".py"):
             hosts += [None] if shown != script.path and _NAMES_LAUNCHER.search(text) else []
-        elif _is_nearest(modules, shown, script.path):
+        elif is_nearest(modules, shown, script.path):
             hosts += _hosts_in(shown, text, name)
     for text in (*modules.pages(script.location), *modules.notebooks(name)):
         for line in text.replace("\\\n", " ").splitlines():

@@ -15,6 +15,7 @@ from doctor.lint.python.project.launch_counts import LAUNCHERS, STARTS_RANKS, is
 from doctor.lint.python.project.left_defaults import outcome
 from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
 from doctor.lint.python.project.options import is_one_everywhere
+from doctor.lint.python.project.own_folders import has_folder_of_its_own
 from doctor.lint.python.project.unreached import unreached
 from doctor.lint.python.project.wrapped_model import uses_past_wrapper
 from doctor.lint.python.rank_branches import BLOCKS, block_of, statements_before
@@ -73,7 +74,7 @@ def _as_started(script: Script, rule: str, severity: Severity, violation: Violat
 
 def _is_left_to_others(script: Script, rule: str, at: ast.AST) -> bool:
     """Whether what needs several ranks, or a folder that they share, happens in no start that the project shows."""
-    if rule == _OF_SHARED_FOLDERS and _RANK_PER_HOST.search(script.text):
+    if rule == _OF_SHARED_FOLDERS and has_folder_of_its_own(script, at):
         return True
     return is_made_for_one(script) or cannot_run(script, at) or uses_past_wrapper(script) or fails_to_wrap(script)
 
@@ -205,11 +206,6 @@ _BOUND_BY_LAUNCH = re.compile(
 """Options of Slurm, and variables, that let each task see one GPU: srun(1) on ``--gpus-per-task``, which implies
 ``--gpu-bind=per_task``."""
 _OF_SHARED_FOLDERS = "CODE029"
-_RANK_PER_HOST = re.compile(
-    r"\bworld_?size\s{0,3}=\s{0,3}len\(\s{0,3}[\w.]{0,40}(?:hosts?|nodes?|servers?|machines?|ips?|addresse?s?)\s{0,3}\)",
-    re.IGNORECASE,
-)
-"""Jobs with as many ranks as listed hosts: each rank has a host, and the folders there, of its own."""
 _RUNS_PYTHON = re.compile(r"\bpython|torchrun|launch|\bsrun\b|mpirun|deepspeed")
 _TAKES_GPU_OF_RANK = re.compile(
     r"set_device\([^)\n]{0,60}(?:rank|RANK|LOCALID)|device_ids=\[[^\]\n]{0,40}(?:rank|RANK|LOCALID)"

@@ -1,0 +1,86 @@
+"""Ranks with folders of their own: those in different pods, or on listed hosts, write to different file systems."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import PurePath
+
+from doctor.lint.python.project.launch_counts import is_nearest
+from doctor.lint.python.script import Script, per_script
+
+_RANK_PER_HOST = re.compile(
+    r"\bworld_?size\s{0,3}=\s{0,3}len\(\s{0,3}[\w.]{0,40}(?:hosts?|nodes?|servers?|machines?|ips?|addresse?s?)\s{0,3}\)",
+    re.IGNORECASE,
+)
+"""Jobs with as many ranks as listed hosts: each rank has a host, and the folders there, of its own."""
+_POD = re.compile(r"^[ \t]*kind:[ \t]*(?:\w*Job|JobSet|Pod|TrainingRuntime|ClusterTrainingRuntime)\b", re.MULTILINE)
+_VOLUMES = re.compile(
+    r"^[ \t]*(?:-[ \t]+)?(?:emptyDir|configMap|secret|downwardAPI|ephemeral|projected):", re.MULTILINE
+)
+_VOLUMES = re.compile(
+    r"^[ \t]*(?:-[ \t]+)?(?:persistentVolumeClaim|nfs|hostPath|csi|cephfs|glusterfs|azureFile|flexVolume|iscsi|fc|rbd|"
+    r"volumeClaimTemplates|gcePersistentDisk|awsElasticBlockStore):",
+    re.MULTILINE,
+)
+"""Volumes that other pods may mount (kubernetes.io/docs/concepts/storage/volumes)."""
+_MOUNT = re.compile(r"\bmountPath:[ \t]*[\"']?([^\s\"'#]+)")
+_GPUS = re.compile(r"(?:nvidia|amd)\.com/gpu[\"']?:[ \t]*[\"']?(\d+)")
+_PER_POD = re.compile(r"\b(?:nprocPerNode|numProcPerNode|nproc[_-]per[_-]node)\b[\"']?[ \t]*[:=][ \t]*[\"']?([\w$]+)")
+
+
+def has_folder_of_its_own(script: Script, at: ast.AST) -> bool:
+    """Whether each rank that reaches a place writes into a folder that no other one has."""
+    return _RANK_PER_HOST.search(script.text) is not None or _is_in_pods(script, _path_at(script, at))
+
+
+def _path_at(script: Script, at: ast.AST) -> str:
+    """The absolute path that a call is given, also as the default of an option; empty if there is none."""
+    texts = [one.value for one in ast.walk(at) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    names = [one.attr for one in ast.walk(at) if isinstance(one, ast.Attribute)]
+    for call in script.method_calls("add_argument"):
+        named = [one for arg in call.args if isinstance(one := script.value(arg), str)]
+        if any(one.lstrip("-").replace("-", "_") in names for one in named):
+            default = script.value(script.argument(call, "default"))
+            texts += [default] if isinstance(default, str) else []
+    return next((one for one in texts if one.startswith("/")), "")
+
+
+def _is_in_pods(script: Script, path: str) -> bool:
+    """Whether every launch file of the project that starts a script, or if there is none, every job beside it, does so
+    in pods of one process, which mount nothing there that other pods have."""
+    manifests = _manifests(script)
+    return bool(manifests) and all(
+        _has_one_process(text) and (not _VOLUMES.search(text) or (path and not _is_mounted(text, path)))
+        for text in manifests
+    )
+
+
+def _is_mounted(text: str, path: str) -> bool:
+    return any(PurePath(path).is_relative_to(one[1]) for one in _MOUNT.finditer(text))
+
+
+def _has_one_process(text: str) -> bool:
+    """Whether the pods of a manifest have one process each: as it says, or one for each of their single GPUs."""
+    counts = set(_PER_POD.findall(text))
+    has_one_gpu = set(_GPUS.findall(text)) == {"1"}
+    return (
+        _POD.search(text) is not None
+        and bool(counts)
+        and (counts == {"1"} or (counts <= {"1", "auto"} and has_one_gpu))
+    )
+
+
+@per_script
+def _manifests(script: Script) -> list[str]:
+    """The texts of the launch files that may start a script."""
+    modules, place = script.modules, PurePath(script.path)
+    if modules is None:
+        return []
+    named = [
+        text for shown, text in modules.mentioning(place.name, launches=True) if is_nearest(modules, shown, script.path)
+    ]
+    beside = [
+        text for shown, text in modules.mentioning("kind:", launches=True) if PurePath(shown).parent == place.parent
+    ]
+    return named or [text for text in beside if _PER_POD.search(text)]
