@@ -1180,3 +1180,38 @@ main(read("config.yaml"))
 def test_configurations_say_how_many_devices_a_trainer_gets(tmp_path, more, files, severity):
     files = {"train.py": TRAINED.format(more)} | files
     assert [one for name, one in found(tmp_path, files) if name == "CODE041"] == [severity]
+
+
+UNDIVIDED = """\
+import argparse
+import torch
+import torch.distributed as dist
+import wandb
+from torch.utils.data.distributed import DistributedSampler
+
+args = argparse.ArgumentParser().parse_args()
+if args.distributed:
+    dist.init_process_group()
+if {test}:
+    sampler = DistributedSampler(data)
+wandb.init(project="net")
+if args.distributed:
+    model = torch.nn.parallel.DistributedDataParallel(model)
+train(model).backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "files", "severity"),
+    [
+        ("False", {}, "info"),
+        ("args.distributed and False", {}, "info"),
+        ("0", {"README.md": "    python train.py\n"}, "info"),
+        ("args.distributed", {}, "warning"),
+        ("False", {"run.sh": "torchrun --nproc-per-node=8 train.py\n"}, "warning"),
+        ("False", {"README.md": "    torchrun --nproc-per-node=8 \\\n        train.py\n"}, "warning"),
+    ],
+)
+def test_a_program_whose_samplers_are_switched_off_has_one_process(tmp_path, test, files, severity):
+    files = {"train.py": UNDIVIDED.format(test=test), "other.py": "import torch\n", **files}
+    assert [one for name, one in found(tmp_path, files) if name == "CODE041"] == [severity]

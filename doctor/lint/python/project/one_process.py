@@ -341,7 +341,7 @@ def is_made_for_one(script: Script) -> bool:
     spawned = list(script.calls("torch.multiprocessing.spawn"))
     if spawned and all(_is_one(script, script.argument(one, "nprocs", 2)) for one in spawned):
         return True
-    if _leaves_models_apart(script) or _is_run_with_one(script) or _has_one_worker(script):
+    if _leaves_models_apart(script) or _is_run_with_one(script) or _has_one_worker(script) or _divides_never(script):
         return True
     if _has_one_device(script):
         return True
@@ -454,6 +454,19 @@ def _leaves_models_apart(script: Script) -> bool:
     own = re.sub(r"^\s*(?:from|import) .*$|#.*$", "", script.text, flags=re.MULTILINE)
     others = (one for one in texts if one != script.text)
     return bool(texts) and not any(_JOINS_MODELS.search(text) for text in (own, *others))
+
+
+def _divides_never(script: Script) -> bool:
+    """Whether the branches in which a script makes distributed samplers are switched off (``if False:``), and no
+    launcher in the project's files and pages starts it: then its ranks would train on the same data."""
+    samplers = list(script.calls(SAMPLER))
+    if script.modules is None or not samplers or not all(never_runs(script, one) for one in samplers):
+        return False
+    name = PurePath(script.path).name
+    texts = [text for shown, text in script.modules.mentioning(name) if shown != script.path]
+    texts += script.modules.pages(script.location) if script.location else ()
+    lines = (line for text in texts for line in text.replace("\\\n", " ").splitlines() if name in line)
+    return not any(map(LAUNCHERS.search, lines))
 
 
 @per_script
