@@ -553,6 +553,7 @@ if {test}:
             {"conf.yaml": "amp: no\n", "a.py": "class Conf:\n    def f(self):\n        self.amp = x()\n"},
             False,
         ),
+        ("cfg.train.resume_training", {"conf.yaml": "train:\n  resume_training: false\n"}, False),
         ("cfg.train.weights is not None", {"conf.yaml": "train:\n  weights: null\n"}, False),
         ("cfg.train.amp", {"conf.yaml": "lr: 3\n"}, False),
     ],

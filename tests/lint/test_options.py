@@ -11,7 +11,7 @@ from doctor.lint.engine.registry import Rulebook, builtin_rules
 from doctor.lint.engine.releases import Releases
 from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
 
-BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("CODE011", "CODE032")))
+BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("CODE011", "CODE015", "CODE032")))
 ACCUMULATES = """\
 import torch, yaml
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -260,3 +260,81 @@ ZERO = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2\n"
 )
 def test_configurations_of_accelerate_say_that_models_are_sharded(tmp_path, files, is_found):
     assert bool(found(tmp_path, {"train.py": ENGINE, **files})) is is_found
+
+
+ALTERNATIVE = """\
+import argparse
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--no_fsdp", action="store_true")
+args = parser.parse_args()
+torch.distributed.init_process_group("nccl")
+if args.no_fsdp:
+    model = DDP(build())
+else:
+    model = FSDP(build())
+for step, batch in enumerate(loader):
+    (model(batch).sum() / 4).backward()
+    if (step + 1) % 4 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "is_found"),
+    [
+        ({"run.sh": "torchrun train.py\n", "README.md": "Compare with `--no_fsdp`.\n"}, False),
+        ({"run.sh": "torchrun train.py --no_fsdp\n"}, True),
+        ({}, True),
+    ],
+)
+def test_an_alternative_to_fsdp_that_no_command_takes(tmp_path, files, is_found):
+    assert bool(found(tmp_path, {"train.py": ALTERNATIVE, **files})) is is_found
+    other = ALTERNATIVE.replace("FSDP(build())", "Other(build())")
+    assert found(tmp_path, {"train.py": other, **files}) == [("CODE032", "warning")]
+
+
+KEPT = """\
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+torch.distributed.init_process_group("nccl")
+args = parse()
+
+class Job:
+    def __init__(self, seen, unseen):
+        self.train_loader = DataLoader(seen, 8)
+        self.val_loader = DataLoader(unseen, {size}, sampler=DistributedSampler(unseen), drop_last=True)
+
+    def run(self, model):
+        {reads}
+        for batch in self.train_loader:
+            model(batch).sum().backward()
+
+Job(*read()).run(build())
+"""
+DECLARES_SIZE = "def sizes(parser):\n    parser.add_argument('--val_size', type=int, default={})\n"
+
+
+@pytest.mark.parametrize(
+    ("size", "reads", "files", "expected"),
+    [
+        ("8", "best = min(best, score(self.val_loader))", {}, ["warning"]),
+        ("8", "pass", {}, []),
+        ("8", "pass", {"other.py": "best(job.val_loader)\n"}, ["warning"]),
+        ("args.val_size", "best = score(self.val_loader)", {"a.py": DECLARES_SIZE.format(1)}, []),
+        ("args.val_size", "best = score(self.val_loader)", {"a.py": DECLARES_SIZE.format(8)}, ["warning"]),
+        ("8", "with torch.no_grad(): log(sum(map(model, self.val_loader)))", {}, ["info"]),
+        ("8", "with torch.no_grad(): log_accuracy(map(model, self.val_loader))", {}, ["warning"]),
+    ],
+)
+def test_what_depends_on_the_samples_that_an_evaluation_drops(tmp_path, size, reads, files, expected):
+    start = {"run.sh": "torchrun train.py\n", "main.py": "import train\n"}
+    text = KEPT.format(size=size, reads=reads)
+    severities = [one for name, one in found(tmp_path, {"train.py": text, **start, **files}) if name == "CODE015"]
+    assert severities == expected

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.core.text import lazy_compile
+from doctor.lint.python.project.imported_functions import called_function
 from doctor.lint.python.reachable_functions import is_run_by_all
 from doctor.lint.python.script import Script, last_name, per_script
 from doctor.lint.python.training import DATA_MODULE, LOADER, MODULE, hooks, shards_loaders_itself, unwrapped
@@ -314,6 +315,10 @@ def _loops_over(script: Script, name: str) -> Iterator[ast.For]:
 def is_unused(script: Script, loader: LoaderCall) -> bool:
     """Whether nothing reads the variable of a loader, or what the callers of its function unpack from the result."""
     statement = script.parent(loader.call)
+    if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Attribute):
+        kept = statement.targets[0].attr
+        reads_it = any(one.attr == kept and isinstance(one.ctx, ast.Load) for one in script.all(ast.Attribute))
+        return not reads_it and not _has_text(script, kept) and _is_named_here_only(script, kept)
     if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
         return False
     name, scope = statement.targets[0].id, script.scope_of(loader.call, statement.targets[0].id)
@@ -321,7 +326,26 @@ def is_unused(script: Script, loader: LoaderCall) -> bool:
     reads = [one for one in reads if script.scope_of(one, name) is scope]
     if not reads:
         return scope is not None and (not isinstance(scope.node, ast.Module) or _is_named_here_only(script, name))
-    return all(_is_returned_in_vain(script, one) for one in reads)
+    return all(_is_returned_in_vain(script, one) or _is_given_in_vain(script, one) for one in reads)
+
+
+def _has_text(script: Script, name: str) -> bool:
+    return any(one.value == name for one in script.all(ast.Constant))
+
+
+def _is_given_in_vain(script: Script, read: ast.Name) -> bool:
+    """Whether a name is an argument of a function of the project that does not read its parameter."""
+    word = script.parent(read)
+    call = script.parent(word) if isinstance(word, ast.keyword) else word
+    found = called_function(script, call) if isinstance(call, ast.Call) and read is not call.func else None
+    if found is None or not isinstance(call, ast.Call) or script.is_open(call):
+        return False
+    function = found[1]
+    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    given = [one for one, value in zip(names, call.args, strict=False) if value is read]
+    given += [word.arg] if isinstance(word, ast.keyword) and word.arg else []
+    reads = {one.id for one in ast.walk(function) if isinstance(one, ast.Name)}
+    return len(given) == 1 and given[0] not in reads and "locals" not in reads
 
 
 def _is_named_here_only(script: Script, name: str) -> bool:

@@ -62,6 +62,11 @@ _DECIDES = re.compile(
             "the training, where the tail can go",
             _script("DataLoader(test_set)", "train_loader = DataLoader(train_set, drop_last=True)"),
         ),
+        passes("a loader that the function which gets it does not read", _IGNORED),
+        fails(
+            "a loader that it reads",
+            _IGNORED.replace("drop_last=True)", "drop_last=True)  # !").replace("tests):", "tests):\n    score(tests)"),
+        ),
         passes("a module that is tried out in one process", _TRIED_OUT),
         passes("all of it on each rank", _script("DataLoader(test_set, batch_size=64, drop_last=True)")),
         passes(
@@ -283,6 +288,19 @@ if __name__ == "__main__":
     val_loader = DataLoader(Scans("data"), batch_size=4, drop_last=True)
     for x in val_loader:
         print(x.shape)
+"""
+_IGNORED = """\
+from torch.utils.data import DataLoader, DistributedSampler
+
+def train(model, batches, tests):
+    for batch in batches:
+        model(batch).sum().backward()
+
+def main(model, seen, unseen):
+    dist.init_process_group()
+    train_loader = DataLoader(seen, 64, sampler=DistributedSampler(seen))
+    test_loader = DataLoader(unseen, 64, sampler=DistributedSampler(unseen), drop_last=True)
+    train(model, train_loader, test_loader)
 """
 _DATA_MODULE = """\
 import pytorch_lightning as pl

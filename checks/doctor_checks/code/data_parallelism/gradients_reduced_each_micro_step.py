@@ -12,10 +12,21 @@ from doctor.lint.python.loader_calls import target_name
 from doctor.lint.python.project.accelerate_jobs import shards_always
 from doctor.lint.python.project.left_defaults import possible_values
 from doctor.lint.python.project.one_process import never_runs
+from doctor.lint.python.project.option_values import values_in_commands
 from doctor.lint.python.project.options import is_one_everywhere
 from doctor.lint.python.rank_branches import block_of, plain_test
 from doctor.lint.python.script import last_name
-from doctor.lint.python.training import ACCELERATOR, DDP, FABRIC, Loop, is_test, loops, trains_on_several, unwrapped
+from doctor.lint.python.training import (
+    ACCELERATOR,
+    DDP,
+    FABRIC,
+    FSDP,
+    Loop,
+    is_test,
+    loops,
+    trains_on_several,
+    unwrapped,
+)
 from doctor.testing.script_cases import fails, passes
 
 _SPARES = re.compile(
@@ -145,7 +156,8 @@ def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
     Fix: Run all but the last forward and backward pass of a step under `with model.no_sync():`.
     """
     fabrics = (call for call in script.calls(FABRIC) if trains_on_several(script, call))
-    wrapper = next(script.calls(DDP, ACCELERATOR), None) or next(fabrics, None)
+    wraps = (call for call in script.calls(DDP, ACCELERATOR) if not _is_second_choice(script, call))
+    wrapper = next(wraps, None) or next(fabrics, None)
     if wrapper is None or is_test(script) or _SPARES.search(script.text) or _shards(script, wrapper):
         return
     for loop in loops(script):
@@ -165,6 +177,24 @@ def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
                 evidence=(("wrapped_at_line", wrapper.lineno),),
                 fix=_fix(script, wrapper),
             )
+
+
+def _is_second_choice(script: Script, wrapper: ast.Call) -> bool:
+    """Whether the opposite branch wraps the model with FSDP, and an option that no command gives leads to this one:
+    ``if args.no_fsdp: DDP(model) else: FSDP(model)``."""
+    inner: ast.AST = wrapper
+    for outer in script.around(wrapper):
+        if isinstance(outer, ast.If) and inner is not outer.test:
+            is_in_body = inner in outer.body
+            others = outer.orelse if is_in_body else outer.body
+            shards = any(script.name(one.func) in FSDP for part in others for one in script.inside(part, ast.Call))
+            is_denied = isinstance(outer.test, ast.UnaryOp) and isinstance(outer.test.op, ast.Not)
+            option = outer.test.operand if isinstance(outer.test, ast.UnaryOp) and is_denied else outer.test
+            values = values_in_commands(script, option) if shards else None
+            if values is not None and not any(bool(one) is (is_in_body is not is_denied) for one in values):
+                return True
+        inner = outer
+    return False
 
 
 _FIXES = {

@@ -23,6 +23,11 @@ _OF_RANKS = re.compile(
     re.IGNORECASE,
 )
 """Names of options that a launcher or the kind of job gives."""
+_OF_RESTARTS = re.compile(
+    r"resum|restart|restor|continu|warm_?start|load|pretrain|(?:from|init|start)_?(?:from_)?(?:ckpt|checkpoint|weights)",
+    re.IGNORECASE,
+)
+"""Names of options that a run gets when an earlier one has ended, which no first command has."""
 _GIVES_MORE = re.compile(
     r"\$[@*\d]|\$\{[@*\d]|\$\{?\w*(?:ARG|OPT|FLAG|PARAM|EXTRA|CMD|CONF)|\.\.\.|(?<!\w)@\w", re.IGNORECASE
 )
@@ -95,11 +100,13 @@ class Settings:
 
 def option_values(script: Script, node: ast.expr) -> Values | None:
     """The values that an option of the command line (``args.mode``), or an entry of configurations (``cfg.train.amp``),
-    has in all starts that the project shows; ``None`` if one is unknown, or nothing shows any. Names for ranks and
-    devices are left out, which launchers give."""
+    has in all starts that the project shows; ``None`` if one is unknown, or nothing shows any. Names for ranks, devices
+    and restarts are left out."""
     owner, name = _setting(node)
     modules = script.modules
-    if modules is None or not owner or not name.isidentifier() or _OF_RANKS.search(name):
+    if modules is None or not owner or not name.isidentifier():
+        return None
+    if _OF_RANKS.search(name) or _OF_RESTARTS.search(name):
         return None
     key = ("option values", script.path, owner if owner == "self" else "", name)
     if key not in modules.memo:
@@ -159,6 +166,18 @@ def _of_own_parser(script: Script, modules: ProjectModules, name: str) -> Values
     if _is_named_elsewhere(script, modules, texts, option, name):
         return None
     return frozenset(given)
+
+
+def values_in_commands(script: Script, node: ast.expr) -> Values | None:
+    """The values of an option of a program's own parser in the commands that start it, whatever else a page says of
+    it; ``None`` if one is unknown, or there is no command."""
+    name = _setting(node)[1]
+    calls = script.method_calls("add_argument")
+    found = [option for call in calls for one, option in _declared_by(call, script.value) if one == name]
+    if script.modules is None or len(found) != 1 or _is_set_by(script, name):
+        return None
+    given = list(_given_in_starts(PurePath(script.path).name, texts_of_starts(script), found[0]))
+    return frozenset(given) if given and _is_known(given) else None
 
 
 def _given_in_starts(name: str, texts: StartTexts, option: Option) -> Iterator[object]:
