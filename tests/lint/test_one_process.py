@@ -648,6 +648,8 @@ def test_training_arguments_have_the_defaults_of_transformers(tmp_path, test, fi
     train = READS_ENTRY.format(test=test).replace("import torch\n", "from transformers import TrainingArguments\n", 1)
     ((_, severity),) = found(tmp_path, {"train.py": train, **files})
     assert (severity == "info") == is_info
+    ((_, severity),) = found(tmp_path, {"train.py": f"import trl\n{train}", **files})
+    assert severity == "error"
 
 
 DECLARES = """\

@@ -35,8 +35,10 @@ _GIVES_MORE = re.compile(
 _CONFIGURATIONS = (".yaml", ".yml", ".json")
 _OF_TRANSFORMERS = re.compile(r"\b(?:HfArgumentParser|TrainingArguments)\b")
 """What gives ``args`` defaults that no file of the project has."""
+_OF_TRL = re.compile(r"\btrl\b")
+"""Its arguments derive from those of Transformers, and have other defaults (trl/trainer/sft_config.py)."""
 _DEFAULTS_OF_TRANSFORMERS: dict[str, object] = {
-    **dict.fromkeys(("gradient_checkpointing", "fp16", "bf16", "torch_compile", "group_by_length"), False),
+    **dict.fromkeys(("gradient_checkpointing", "fp16", "bf16", "torch_compile"), False),
     "gradient_accumulation_steps": 1,
     "num_train_epochs": 3.0,
     "max_steps": -1,
@@ -44,13 +46,11 @@ _DEFAULTS_OF_TRANSFORMERS: dict[str, object] = {
 """transformers/training_args.py"""
 _SETTINGS = re.compile(rf"(?:\w+_)?(?:args|cfg|config|conf|options|params)$|{OF_SETTINGS.pattern}", re.IGNORECASE)
 """Names of objects that hold the options or settings of a program."""
-
-
 _KEEPS = re.compile(r"conf|args|arguments|opt|param|setting|flags|namespace", re.IGNORECASE)
 """Words of classes that hold settings."""
 
 
-class Option(NamedTuple):
+class DeclaredOption(NamedTuple):
     """An option as a program declares it. ``spelled``: all its names; ``read``: the value of the word that a command
     gives, or of an option alone; :data:`UNKNOWN` if that is not known."""
 
@@ -59,12 +59,12 @@ class Option(NamedTuple):
     read: Callable[[str | None], object]
 
 
-class Settings:
+class NamedValues:
     """What a file declares and sets by name: options of parsers, fields with a default, and other values; ``commands``:
     texts with options, of commands or a part of one."""
 
     def __init__(self, text: str) -> None:
-        self.declared: dict[str, list[Option]] = defaultdict(list)
+        self.declared: dict[str, list[DeclaredOption]] = defaultdict(list)
         self.written: dict[str, list[ast.expr]] = defaultdict(list)
         self.commands: list[str] = []
         declaring: set[ast.AST] = set()
@@ -93,7 +93,9 @@ class Settings:
                     value = given[0] if given else value
                 read = _READERS.get(last_name(one.annotation), _scalar)
                 self.declared[one.target.id].append(
-                    Option((f"--{one.target.id}",), _literal(value), lambda word, read=read: _switched(word, read))
+                    DeclaredOption(
+                        (f"--{one.target.id}",), _literal(value), lambda word, read=read: _switched(word, read)
+                    )
                 )
                 yield one
 
@@ -180,13 +182,13 @@ def values_in_commands(script: Script, node: ast.expr) -> Values | None:
     return frozenset(given) if given and _is_known(given) else None
 
 
-def _given_in_starts(name: str, texts: StartTexts, option: Option) -> Iterator[object]:
+def _given_in_starts(name: str, texts: StartTexts, option: DeclaredOption) -> Iterator[object]:
     for text in (*texts.launches, *texts.pages):
         for line in starts_in(name, [text]):
             yield UNKNOWN if _GIVES_MORE.search(line) or _abbreviates(line, option) else _given(line, text, option)
 
 
-def _given(line: str, text: str, option: Option) -> object:
+def _given(line: str, text: str, option: DeclaredOption) -> object:
     """What a command gives an option; the last one counts."""
     given = [_word(one["value"]) for one in _in_command(option).finditer(line)]
     if not given:
@@ -195,7 +197,7 @@ def _given(line: str, text: str, option: Option) -> object:
     return option.read(number_in(word, text) if word is not None else None)
 
 
-def _in_command(option: Option) -> re.Pattern[str]:
+def _in_command(option: DeclaredOption) -> re.Pattern[str]:
     names = "|".join(re.escape(one).replace("_", "[-_]") for one in option.spelled)
     return re.compile(
         rf"(?<![\w-])(?:{names})(?![\w-])(?:(?:=|[ \t]+)(?P<value>\"[^\"]*\"|'[^']*'|(?!--?[A-Za-z])[^\s\"'`;|&)\]]+))?"
@@ -206,14 +208,16 @@ def _word(text: str | None) -> str | None:
     return text.strip("\"'") if text is not None else None
 
 
-def _abbreviates(line: str, option: Option) -> bool:
+def _abbreviates(line: str, option: DeclaredOption) -> bool:
     """Whether a command has the begin of an option's name, which argparse takes for it."""
     named = {one.lstrip("-").replace("-", "_") for one in option.spelled if one.startswith("--")}
     given = {one.replace("-", "_") for one in re.findall(r"(?<![\w-])--([\w-]+)", line)} - named
     return any(one.startswith(begin) for one in named for begin in given)
 
 
-def _is_named_elsewhere(script: Script, modules: ProjectModules, texts: StartTexts, option: Option, name: str) -> bool:
+def _is_named_elsewhere(
+    script: Script, modules: ProjectModules, texts: StartTexts, option: DeclaredOption, name: str
+) -> bool:
     """Whether another text than the commands that start a script has an option, or sets its value."""
     program = PurePath(script.path).name
     spelled = "|".join(re.escape(one).replace("_", "[-_]") for one in option.spelled if one.startswith("--"))
@@ -262,8 +266,8 @@ def _of_project(script: Script, modules: ProjectModules, name: str) -> Values | 
         is_configured |= bool(given) and shown.endswith(_CONFIGURATIONS)
         values.update(given)
     if not is_declared and _OF_TRANSFORMERS.search(script.text):
-        is_declared = True
-        values.add(_DEFAULTS_OF_TRANSFORMERS.get(name, UNKNOWN))
+        is_declared = _OF_TRL.search(script.text) is None
+        values.add(_DEFAULTS_OF_TRANSFORMERS.get(name, UNKNOWN) if is_declared else UNKNOWN)
     if not (is_configured or (is_declared and _shows_starts(script, modules))):
         return None
     return frozenset(values) if _is_known(values) else None
@@ -323,14 +327,14 @@ def _shows_starts(script: Script, modules: ProjectModules) -> bool:
     return bool(starts) and not any(map(_GIVES_MORE.search, starts))
 
 
-def _settings_in(modules: ProjectModules, shown: str, text: str) -> Settings | None:
+def _settings_in(modules: ProjectModules, shown: str, text: str) -> NamedValues | None:
     key = ("settings", shown)
     if key not in modules.memo:
         try:
-            modules.memo[key] = Settings(text)
+            modules.memo[key] = NamedValues(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             modules.memo[key] = None
-    found: Settings | None = modules.memo[key]
+    found: NamedValues | None = modules.memo[key]
     return found
 
 
@@ -372,7 +376,7 @@ def _is_copy(value: ast.expr, name: str) -> bool:
     return last_name(value) == name or _setting(value)[1] == name
 
 
-def _declared_by(call: ast.Call, value: Callable[[ast.expr | None], object]) -> Iterator[tuple[str, Option]]:
+def _declared_by(call: ast.Call, value: Callable[[ast.expr | None], object]) -> Iterator[tuple[str, DeclaredOption]]:
     """The name and the declaration of an option by ``add_argument``."""
     names = [one for arg in call.args if isinstance(one := value(arg), str) and one.startswith("-")]
     long = [one for one in names if one.startswith("--")]
@@ -386,12 +390,12 @@ def _declared_by(call: ast.Call, value: Callable[[ast.expr | None], object]) -> 
     default = value(given["default"]) if "default" in given else None
     if "action" in given and _is_optional(given["action"]):
         off = tuple(f"--no-{one.lstrip('-')}" for one in long)
-        yield dest, Option((*names, *off), UNKNOWN, lambda _: UNKNOWN)
+        yield dest, DeclaredOption((*names, *off), UNKNOWN, lambda _: UNKNOWN)
     elif action in ("store_true", "store_false"):
         is_on = action == "store_true"
-        yield dest, Option(tuple(names), (not is_on) if default is None else default, lambda _: is_on)
+        yield dest, DeclaredOption(tuple(names), (not is_on) if default is None else default, lambda _: is_on)
     elif action not in (None, "store") or "nargs" in given:
-        yield dest, Option(tuple(names), UNKNOWN, lambda _: UNKNOWN)
+        yield dest, DeclaredOption(tuple(names), UNKNOWN, lambda _: UNKNOWN)
     else:
         kind = last_name(given["type"]) if "type" in given else "str"
         read = (
@@ -401,7 +405,7 @@ def _declared_by(call: ast.Call, value: Callable[[ast.expr | None], object]) -> 
         )
         if isinstance(default, str) and kind != "str":
             default = read(default)
-        yield dest, Option(tuple(names), default, lambda word: UNKNOWN if word is None else read(word))
+        yield dest, DeclaredOption(tuple(names), default, lambda word: UNKNOWN if word is None else read(word))
 
 
 def _is_optional(action: ast.expr) -> bool:
