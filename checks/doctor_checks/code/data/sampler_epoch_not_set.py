@@ -319,10 +319,13 @@ def _handed(script: Script, loop: Loop) -> Iterator[ast.expr]:
 
 def _is_one_epoch(script: Script, loop: ast.For | ast.While) -> bool:
     """Whether every start that the project shows has one epoch: ``range(args.epochs)`` with ``--epochs 1``."""
-    parts = ast.walk(loop.iter) if isinstance(loop, ast.For) else ()
+    counted = loop.iter if isinstance(loop, ast.For) else None
+    if isinstance(counted, ast.Call) and last_name(counted) == "range" and len(counted.args) > 1:
+        counted = counted.args[1]  # the first epoch, after which a run may start again, is another number
+    parts = ast.walk(counted) if counted is not None else ()
     names = [last_name(one) for one in parts if isinstance(one, (ast.Name, ast.Attribute))]
-    counted = {one for one in names if "epoch" in one.lower()}
-    return len(counted) == 1 and is_one_everywhere(script, counted.pop())
+    options = {one for one in names if "epoch" in one.lower()}
+    return len(options) == 1 and is_one_everywhere(script, options.pop())
 
 
 def _uses(script: Script, loader: ast.Call, sampler: ast.Call) -> bool:
