@@ -539,6 +539,9 @@ if {test}:
         ("cfg['train']['amp']", {"conf.json": '{"train": {"amp": false}}\n'}, True),
         ("cfg.get('amp', False)", {"conf.yaml": "amp: no  # slow\n"}, True),
         ("mode == 'score'", {"conf.yaml": "train:\n  mode: fit\n", "more.yaml": "train:\n  mode: 'tune'\n"}, True),
+        ("cfg.amp != 'no'", {"conf.yaml": "amp: 'no'\n"}, True),
+        ("cfg.amp == 'no'", {"conf.yaml": "amp: 'no'\n"}, False),
+        ("cfg.amp", {"conf.yaml": "amp: f\n"}, False),
         ("not cfg.train.amp", {"conf.yaml": "train:\n  amp: false\n"}, False),
         ("cfg.train.amp", {"conf.yaml": "train:\n  amp: false\n", "more.yaml": "amp: true\n"}, False),
         ("cfg.train.amp", {"conf.yaml": "amp: false\n", "run.sh": "torchrun train.py train.amp=true\n"}, False),
@@ -660,6 +663,7 @@ def options():
     parser.add_argument("--save-model", action="store_true")
     return parser.parse_args()
 """
+OF_TEXT = 'parser.add_argument("--saves", default="no")'
 FIELDS = "from dataclasses import dataclass\n\n@dataclass\nclass Options:\n    save_model: bool = {}\n"
 
 
@@ -1218,3 +1222,11 @@ train(model).backward()
 def test_a_program_whose_samplers_are_switched_off_has_one_process(tmp_path, test, files, severity):
     files = {"train.py": UNDIVIDED.format(test=test), "other.py": "import torch\n", **files}
     assert [one for name, one in found(tmp_path, files) if name == "CODE041"] == [severity]
+
+
+@pytest.mark.parametrize(("test", "severity"), [("args.saves != 'no'", "info"), ("args.saves == 'no'", "error")])
+def test_an_option_is_read_as_its_parser_reads_it(tmp_path, test, severity):
+    train = READS_ENTRY.format(test=test).replace("cfg =", "from options import options\nargs = cfg =")
+    declares = DECLARES.replace('parser.add_argument("--save-model", action="store_true")', OF_TEXT)
+    files = {"train.py": train, "options.py": declares, "run.sh": "torchrun train.py --saves no\n"}
+    assert found(tmp_path, files) == [("CODE005", severity)]

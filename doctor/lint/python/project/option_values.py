@@ -250,19 +250,19 @@ def _of_project(script: Script, modules: ProjectModules, name: str) -> Values | 
     programs = [one for one in _naming(modules, name) if one[0].endswith(".py")]
     if len(programs) > MOST_READ:
         return None
-    values: set[object] = set()
-    is_declared = False
-    for shown, text in programs:
-        found = _settings_in(modules, shown, text)
-        if found is None:
-            return None
-        is_declared |= bool(found.declared.get(name))
-        values.update(one.default for one in found.declared.get(name, ()))
-        values.update(_literal(one) for one in found.written.get(name, ()) if not _is_copy(one, name))
-        values.update(one for text in found.commands for one in _given_anywhere(text, name, is_page=False))
-    is_configured = False
+    found = [_settings_in(modules, shown, text) for shown, text in programs]
+    if None in found:
+        return None
+    known = [one for one in found if one is not None]
+    declared = [option for one in known for option in one.declared.get(name, ())]
+    read = declared[0].read if declared else _scalar
+    values = {one.default for one in declared}
+    values.update(_literal(part) for one in known for part in one.written.get(name, ()) if not _is_copy(part, name))
+    commands = [text for one in known for text in one.commands]
+    values.update(given for text in commands for given in _given_anywhere(text, name, read, is_page=False))
+    is_declared, is_configured = bool(declared), False
     for shown, text, is_page in _other_texts(script, modules, name):
-        given = _given_anywhere(text, name, is_page=is_page)
+        given = _given_anywhere(text, name, read, is_page=is_page)
         is_configured |= bool(given) and shown.endswith(_CONFIGURATIONS)
         values.update(given)
     if not is_declared and _OF_TRANSFORMERS.search(script.text):
@@ -287,7 +287,10 @@ def _other_texts(script: Script, modules: ProjectModules, name: str) -> Iterator
         yield "", text, True
 
 
-def _given_anywhere(text: str, name: str, *, is_page: bool) -> list[object]:
+_Read = Callable[[str | None], object]
+
+
+def _given_anywhere(text: str, name: str, read: _Read, *, is_page: bool) -> list[object]:
     """The values that a text gives a name in any notation; :data:`UNKNOWN` for a mention that gives none."""
     spelled = name.replace("_", "[-_]")
     mention = re.compile(
@@ -300,14 +303,23 @@ def _given_anywhere(text: str, name: str, *, is_page: bool) -> list[object]:
         if re.match(r"\s*(?:#|//)", line):
             continue
         is_entry = ":" in (one["by"] or "") or "=" in (one["by"] or "")
-        if one["option"] and not is_entry:
-            value = _word(one["value"])
-            found.append(UNKNOWN if value is None else True if value.startswith("-") else _scalar(value, text))
-        elif is_entry:
-            found.append(_scalar(_word(one["value"]), text))
+        if one["option"] or is_entry:
+            found.append(_value_of(one["value"], text, read, is_entry=is_entry))
         elif is_page:
             found.append(UNKNOWN)
     return found
+
+
+def _value_of(given: str | None, text: str, read: _Read, *, is_entry: bool) -> object:
+    """The value that is meant by what stands after a name: a text in quotes as such in configurations, an option
+    followed by another one for itself."""
+    if given is None or (not is_entry and given.startswith("--")):
+        return UNKNOWN if is_entry else read(None)
+    word = given.strip("\"'")
+    if read is _scalar and is_entry and word != given:
+        return _of_text(word)
+    word = number_in(word, text) if word else word
+    return UNKNOWN if _of_text(word) is UNKNOWN else read(word)
 
 
 def _naming(modules: ProjectModules, name: str) -> list[tuple[str, str]]:
@@ -432,7 +444,7 @@ def _of_number(kind: type[int] | type[float]) -> Callable[[str], object]:
 
 
 def _of_words(word: str) -> object:
-    """yaml.org/type/bool.html, and the numbers that functions for options accept."""
+    """What functions for options accept."""
     named = word.lower()
     if named in ("true", "yes", "on", "t", "y", "1"):
         return True
@@ -456,14 +468,21 @@ def _switched(word: str | None, read: Callable[[str], object]) -> object:
     return True if word is None else read(word)
 
 
-def _scalar(word: str | None, text: str = "") -> object:
-    """The value of a plain word of a configuration or command."""
-    word = number_in(word, text) if word else word
-    if not word or _of_text(word) is UNKNOWN or word[0] in "[({&*!|>":
-        return UNKNOWN
-    if word.lower() in ("null", "none", "~"):
-        return None
+def _scalar(word: str | None) -> object:
+    """The value of a plain word of a configuration (yaml.org/type/bool.html), or of an option alone."""
+    if not word or word[0] in "[({&*!|>":
+        return True if word is None else UNKNOWN
+    named = word.lower()
+    if named in _SCALARS:
+        return _SCALARS[named]
     for read in (_of_number(int), _of_number(float)):
         if (number := read(word)) is not UNKNOWN:
             return number
-    return found if (found := _of_words(word)) is not UNKNOWN else word
+    return word
+
+
+_SCALARS: dict[str, bool | None] = {
+    **dict.fromkeys(("true", "yes", "on"), True),
+    **dict.fromkeys(("false", "no", "off"), False),
+    **dict.fromkeys(("null", "none", "~"), None),
+}
