@@ -133,6 +133,17 @@ _STEPS = frozenset({"step"})
             "a program that needs an engine of DeepSpeed",
             _ACCELERATE.replace("accelerator = Accelerator()", _NEEDS_ENGINE).replace("# !", ""),
         ),
+        passes(
+            "a program that asserts such an engine",
+            _ACCELERATE.replace(
+                "accelerator = Accelerator()",
+                "accelerator = Accelerator()\nassert accelerator.distributed_type == DistributedType.DEEPSPEED",
+            ).replace("# !", ""),
+        ),
+        passes(
+            "a program that asks for one by a variable",
+            'import os\nos.environ["ACCELERATE_USE_DEEPSPEED"] = "true"\n' + _ACCELERATE.replace("# !", ""),
+        ),
         fails(
             "a program that asks whether it has one",
             _NEEDS_ENGINE.replace("stage =", "if accelerator.distributed_type == 'DEEPSPEED':\n    stage =")

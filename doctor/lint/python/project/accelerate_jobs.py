@@ -14,6 +14,9 @@ from doctor.lint.python.training import ACCELERATOR, calls_of
 _PLUGINS = frozenset({"deepspeed_plugin", "fsdp_plugin", "megatron_lm_plugin"})
 """Attributes of ``accelerator.state`` that are ``None`` in other jobs."""
 _ASKS = re.compile(r"plugin|distributed_type|DistributedType|deepspeed|fsdp", re.IGNORECASE)
+_TYPES = re.compile(r"distributed_type == DistributedType\.(?:DEEPSPEED|FSDP|MEGATRON_LM)\b")
+_VARIABLES = frozenset({"ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM"})
+"""accelerate/accelerator.py: what ``accelerate launch`` sets to ``true``."""
 _TYPE = re.compile(r"^distributed_type:[ \t]*[\"']?(\w+)", re.MULTILINE)
 _SHARDING = frozenset({"DEEPSPEED", "FSDP", "MEGATRON_LM"})
 _LAUNCH = re.compile(r"\baccelerate(?:\.commands\.launch|-launch|[ \t]+launch)\b")
@@ -28,7 +31,9 @@ def shards_always(script: Script) -> bool:
     DistributedDataParallel: the code needs such an engine, or the project's configurations and commands ask for one."""
     if next(script.calls(ACCELERATOR), None) is None:
         return False
-    if _passes_plugin(script) or any(_is_always_read(script, one) for one in _parts_of_plugins(script)):
+    if _passes_plugin(script) or any(_is_always_read(script, one) for one in _needs_engine(script)):
+        return True
+    if any(one.is_certain and one.name in _VARIABLES and one.value.lower() == "true" for one in script.settings):
         return True
     return script.modules is not None and _is_asked_for(script, script.modules)
 
@@ -43,11 +48,14 @@ def _passes_plugin(script: Script) -> bool:
     return False
 
 
-def _parts_of_plugins(script: Script) -> Iterator[ast.Attribute]:
-    """Reads of what only such a job has: ``accelerator.state.deepspeed_plugin.zero_stage``."""
+def _needs_engine(script: Script) -> Iterator[ast.AST]:
+    """Reads of what only such a job has (``accelerator.state.deepspeed_plugin.zero_stage``), and assertions of it."""
     for one in script.all(ast.Attribute):
-        if last_name(one.value) in _PLUGINS:
+        if last_name(one.value) in (*_PLUGINS, "deepspeed_engine_wrapped"):
             yield one
+    for asserted in script.all(ast.Assert):
+        if _TYPES.search(ast.unparse(asserted.test)):
+            yield asserted
 
 
 def _is_always_read(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
