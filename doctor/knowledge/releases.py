@@ -1,7 +1,8 @@
 """Releases that belong together: Lightning and torch, CUDA and the driver, NCCL and the GPU.
 
 Sources: metadata of the lightning and torch wheels for Linux x86_64; NVIDIA's CUDA release notes, table of minimum
-drivers under minor-version compatibility; NCCL makefiles/common.mk by tag for the architectures.
+drivers under minor-version compatibility; NCCL makefiles/common.mk by tag for the architectures; the support matrix of
+NVIDIA's containers (docs.nvidia.com/deeplearning/frameworks/support-matrix) for the torch in an image.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class _Releases(msgspec.Struct, frozen=True):
     minimum_driver: dict[str, str]
     minimum_nccl: dict[str, str]
     bundled_nccl: dict[str, str]
+    ngc_images: dict[str, str]
     lightning: dict[str, LightningRelease]
 
 
@@ -86,6 +88,15 @@ def bundled_nccl(torch: str) -> str | None:
     if numbers and numbers < (2,):
         return table["2.0"]
     return table.get(".".join(map(str, numbers)))
+
+
+def torch_of_ngc(tag: str) -> str | None:
+    """Return the line of torch in ``nvcr.io/nvidia/pytorch:<tag>``; ``None`` if it is older than the table, or no date.
+
+    An image has an alpha of its line. Those of 2.2 (23.11 to 24.01) count as 2.1, because they are older than the
+    variables that 2.2 renamed."""
+    since = [first for first in _table().ngc_images if release(first) <= release(tag)[:2]]
+    return _table().ngc_images[since[-1]] if since and len(release(tag)) > 1 else None
 
 
 class LightningMatch(msgspec.Struct, frozen=True):

@@ -139,7 +139,12 @@ def _flag(info: VariableInfo, name: str, value: str, release: str | None) -> Val
         return None
     if name == "NCCL_P2P_DISABLE":
         return ValueFault("has no effect: only 1 disables P2P", "0 or 1")
-    taken = 0 if name in _ONLY_ONE else 1
+    since = _ONLY_ONE_SINCE.get(name)
+    if since is not None and release is None:
+        problem = f"is neither 0 nor 1: NCCL treats it as 0 since {since}, and as 1 before"
+        return ValueFault(problem, "0 or 1", mild=True)
+    is_compared = name in _ONLY_ONE or (since is not None and release is not None and within(release, first=since))
+    taken = 0 if is_compared else 1
     return ValueFault(f"is neither 0 nor 1: NCCL treats it as {taken}", "0 or 1", mild=True)
 
 
@@ -152,6 +157,8 @@ _ONLY_ONE = frozenset(
 )
 """Flags that NCCL compares with 1 (``ncclParamShmDisable() == 1`` in src/transport/shm.cc, and so on); the others count
 unless they are 0."""
+_ONLY_ONE_SINCE = {"NCCL_IB_SPLIT_DATA_ON_QPS": "2.29.2"}
+"""Flags that a release began to compare with 1 (``splitDataOnQps == 1`` in src/transport/net_ib/)."""
 
 
 def _wide_flag(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:

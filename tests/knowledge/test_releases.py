@@ -101,3 +101,11 @@ def test_trainer_table_against_the_installed_lightning() -> None:
     taken = set(inspect.signature(trainer.__init__).parameters) - {"self"}
     table = lightning_api._table()["arguments"]
     assert {name for name, info in table.items() if info.is_taken_by(version("lightning"))} == taken
+
+
+def test_the_torch_of_an_image_is_that_of_its_date() -> None:
+    assert releases.torch_of_ngc("23.05-py3") == "2.0"
+    assert releases.torch_of_ngc("24.01") == "2.1"  # an alpha of 2.2
+    assert releases.torch_of_ngc("24.03-py3") == "2.3"
+    assert releases.torch_of_ngc("18.01-py3") is None
+    assert releases.torch_of_ngc("latest") is None

@@ -47,7 +47,13 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
             ranks=(0, 1),
         ),
         Fails("no longer read", healthy(2, 2).environ(NCCL_IB_GDR_LEVEL="3", ranks=(2, 3)), ranks=(2, 3)),
-        Fails("removed without a successor", healthy().environ(NCCL_SINGLE_RING_THRESHOLD="0"), ranks=(0, 1)),
+        Fails("removed without a successor", healthy().environ(NCCL_SHARED_BUFF_COUNT="16"), ranks=(0, 1)),
+        Fails(
+            "a size at which NCCL changed its algorithm",
+            healthy().environ(NCCL_TREE_THRESHOLD="0"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
         Fails(
             "checks that are off by default since",
             healthy().environ(NCCL_CHECKS_DISABLE="1"),
@@ -147,6 +153,10 @@ _WITHOUT_LOSS = {
     "NCCL_IB_CUDA_SUPPORT": "None: NCCL uses GPUDirect RDMA by default if the devices support it.",
     "NCCL_CHECKS_DISABLE": "None: NCCL ignores it, and the pointer checks are off by default.",
     "NCCL_WORK_FIFO_DEPTH": "None on the results: NCCL uses the default size of its work queue.",
+    **dict.fromkeys(
+        ("NCCL_LL_THRESHOLD", "NCCL_SINGLE_RING_THRESHOLD", "NCCL_THREAD_THRESHOLD", "NCCL_TREE_THRESHOLD"),
+        "None on the results: NCCL chooses algorithm, protocol and threads by itself for each size.",
+    ),
 }
 """Removed names whose loss changes neither what NCCL chooses nor whether ranks agree, and their effects."""
 

@@ -154,7 +154,8 @@ class FileChecker:
             verdict.kind, verdict.dull = "unknown", not target.is_named
             verdict.skipped = "it is not a known kind of launch file"
             return
-        launch = replace(launch, releases=self._releases.of_project(target.path, target.root), modules=self._modules)
+        releases = self._releases.of_project(target.path, target.root, text.text)
+        launch = replace(launch, releases=releases, modules=self._modules)
         verdict.kind, verdict.notes = "launch", launch.notes
         verdict.of_tests = _is_of_tests(target, text.text)
         page = _LintedText(target.shown, text.text, comments_in(text.text, is_python=False))

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
-from doctor.knowledge.releases import release
+from doctor.knowledge.releases import release, torch_of_ngc
 from doctor.lint.engine.discovery import LintTarget, UnreadableFile, read_text
 
 MOST_FOLDERS = 12
@@ -19,6 +20,8 @@ MOST_FILES = 40
 """Requirement files of one folder that are read."""
 MOST_FOLDERS_BELOW = 1_000
 """Folders below one that are searched for requirement files."""
+LONGEST_LINE = 2_000
+"""Characters of a line in which the name of an image is searched."""
 _FILES = frozenset({"pyproject.toml", "setup.cfg", "setup.py", "pipfile"})
 _FOLDERS = ("requirements", "environments", "environment", "envs", "env", "conda", "docker", "install", "setup")
 """Folders of requirement files beside those of the project."""
@@ -56,13 +59,25 @@ _LOCKED = re.compile(
 )
 """A package of poetry.lock, uv.lock or pdm.lock, and one of Pipfile.lock."""
 _IMAGE = re.compile(
-    r"^[ \t]*FROM[ \t]+(?:--\S+[ \t]+)?(?:[\w.:-]+/)*"
-    r"(?:(?:(?<=pytorch/)pytorch|pytorch-training):(?P<release>\d[\d.]*)|"
-    r"[\w.-]+:[\w.-]*?torch[-_]?(?P<named>\d+\.\d+(?:\.\d+)?))",
+    r"(?<![\w.-])(?:"
+    r"(?:[\w.-]{1,60}(?::\d+)?[/#+]){0,6}nvidia[/+#](?P<ngc>pytorch[:+_]\d{2}\.\d{2})(?=-py3)"
+    r"|(?:[\w.-]{1,60}(?::\d+)?[/#]){0,6}[\w.-]{1,60}[/+](?:pytorch|pytorch-training):v?(?P<release>\d\.\d[\d.]*)"
+    r"|[\w.:/-]{0,200}pytorch-(?:gpu|cu\d+)\.(?P<major>\d)-(?P<minor>\d+)"
+    r"|(?:[\w.-]{1,60}(?::\d+)?/){0,6}[\w.-]{1,60}:[\w.-]{0,60}?torch[-_]?(?P<named>\d+\.\d+(?:\.\d+)?)"
+    r"|(?:[\w.-]{1,60}(?::\d+)?/){1,6}[\w.-]{0,60}torch[-_](?P<titled>\d\.\d+(?:\.\d+)?)[\w.-]{0,60}:)",
+    re.IGNORECASE,
+)
+"""The name of an image and its tag, or of a file that was made of it: images of NVIDIA, whose tags are dates
+(``nvcr.io/nvidia/pytorch:23.05-py3``, ``nvidia+pytorch+23.05-py3.sqsh``), those of PyTorch, SageMaker and others, whose
+tags begin with the release of torch, of Google (``pytorch-gpu.1-13``) and with torch in their tag or name
+(``0.0.1-pytorch1.12.1-cuda11.6``, ``acpt-pytorch-1.13-cuda11.7:latest``)."""
+_MODULE = re.compile(
+    r"^[^#\n]*\b(?:module|ml)[ \t]+(?:(?:load|add|swap)[ \t]+)?[^#\n]*?torch/(?:[A-Za-z][\w.-]*/)?v?"
+    r"(?P<release>\d\.\d[\d.]*)|^[^#\n]*\bactivate[ \t]+[^\s#;]*torch[-_]?(?P<named>\d\.\d+(?:\.\d+)?)",
     re.MULTILINE | re.IGNORECASE,
 )
-"""The official image of PyTorch and those of SageMaker, whose tags begin with its release, and images with a tag that
-names it (``0.0.1-pytorch1.12.1-cuda11.6``)."""
+"""A module of the host, and an environment that is named after its torch: ``module load PyTorch/1.12.0-foss-2022a``,
+``conda activate torch1.13``."""
 _CUDA_OF_CONDA = re.compile(r"\bcudatoolkit[ \t]*={1,2}[ \t]*(?P<cuda>\d+\.\d)")
 _NEWEST_WITH_CUDA = {
     **dict.fromkeys(("11.6", "11.3", "10.2"), "1.12"),
@@ -73,7 +88,7 @@ _NEWEST_WITH_CUDA = {
 }
 """The newest torch of the channel ``pytorch`` for a release of cudatoolkit; later ones need pytorch-cuda
 (pytorch.org/get-started/previous-versions)."""
-_INSTALLS = re.compile(r"\b(?:pip3?|conda|mamba|uv)[ \t]+(?:install|add)\b(?P<given>[^\n#;&|`]*)")
+_INSTALLS = re.compile(r"\b(?:pip3?|conda|mamba|micromamba|uv)[ \t]+(?:install|add|create)\b(?P<given>[^\n#;&|`]*)")
 """A command of a page or a script that installs distributions."""
 _TELLS = re.compile(
     r"\b[Ii]nstall[ \t]+(?:[\[*`][\[*`]?)?(?i:pytorch|torch)\b[*`]{0,2}[ \t]+(?:v|version[ \t]+)?"
@@ -81,7 +96,12 @@ _TELLS = re.compile(
     r"(?![^\n]{0,60}\b(?:or|newer|later|higher|above|least|greater|minimum)\b)"
 )
 """A sentence of a page that says which release of torch to install: "Install [PyTorch 2.0.1](https://pytorch.org)"."""
-_PAGES = re.compile(r"^(?:readme|install(?:ation)?)(?:\.(?:md|rst|txt))?$|^dockerfile|^(?:install|setup)\w*\.sh$")
+_PAGES = re.compile(
+    r"^(?:readme|install(?:ation)?)(?:\.(?:md|rst|txt))?$|^(?:docker|container)file|^[\w.-]+\.(?:dockerfile|def)$|"
+    r"^(?:[\w.-]*[-_.\d])?(?:install|setup|env|environment|conda|venv|requirements|deps|dependencies)"
+    r"(?:[-_.\d][\w.-]*|[a-z]*)\.sh$"
+)
+"""Files with commands that install distributions; ``.def``: of Apptainer."""
 _READABLE = re.compile(r"\.(?:md|rst)$|^readme|^dockerfile|^containerfile|^makefile$", re.IGNORECASE)
 """Files that show how programs are started, without being launch files."""
 _LICENSE = re.compile(r"^(?:licen[sc]e|copying)\b", re.IGNORECASE)
@@ -186,13 +206,10 @@ def _lowest(files: Iterable[Path]) -> dict[str, str]:
         if _PAGES.match(file.name.lower()):
             text = text.replace("\\\n", " ")
             commands = [one["given"] for one in _INSTALLS.finditer(text)]
-            stated = [one["release"] or one["named"] for one in _IMAGE.finditer(text)] + list(
-                filter(None, map(_bound_of_cuda, commands))
-            )
+            stated = [*_images_in(text), *filter(None, map(_bound_of_cuda, commands))]
             stated += [one["release"] for one in _TELLS.finditer(text)]
             found.update(("torch", one) for one in stated[:1])
-            words = (word for one in commands for word in one.split())
-            text = "\n".join(word.strip("\"'") for word in words)
+            text = _words_of(commands)
         elif bound := _bound_of_cuda(text):
             found["torch"] = bound
         for name, bound in bounds(text):
@@ -200,6 +217,37 @@ def _lowest(files: Iterable[Path]) -> dict[str, str]:
             if not known or (bound and release(bound) < release(known)):
                 found[name] = bound
     return found
+
+
+def _words_of(commands: Iterable[str]) -> str:
+    """The words of install commands, one a line."""
+    return "\n".join(word.strip("\"'") for one in commands for word in one.split())
+
+
+def _images_in(text: str) -> Iterator[str]:
+    """The releases of torch in the images that a text names."""
+    lines = (line for line in text.splitlines() if len(line) < LONGEST_LINE and "torch" in line.lower())
+    for one in (found for line in lines for found in _IMAGE.finditer(line)):
+        if one["ngc"]:
+            known = torch_of_ngc(one["ngc"][len("pytorch:") :])
+        else:
+            known = one["release"] or one["named"] or one["titled"] or f"{one['major']}.{one['minor']}"
+        if known:
+            yield known.rstrip(".")
+
+
+@lru_cache(maxsize=256)
+def releases_in(text: str) -> Mapping[str, str]:
+    """The newest releases that a launch file permits where it runs its programs: in an image, with a module or in an
+    environment that names its torch, or by what it installs."""
+    text = re.sub(r"^[ \t]*#(?!SBATCH)[^\n]*", "", text.replace("\\\n", " "), flags=re.MULTILINE)
+    modules = (one["release"] or one["named"] for one in _MODULE.finditer(text))
+    found = {
+        name: bound for name, bound in bounds(_words_of(one["given"] for one in _INSTALLS.finditer(text))) if bound
+    }
+    if first := next(chain(_images_in(text), modules), ""):
+        found.setdefault("torch", first.rstrip("."))
+    return MappingProxyType(found)
 
 
 def _bound_of_cuda(text: str) -> str:

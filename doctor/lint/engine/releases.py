@@ -13,6 +13,7 @@ from doctor.lint.engine.project_requirements import (
     files_of_part,
     is_installed_by,
     pages_of,
+    releases_in,
     required_releases,
 )
 
@@ -38,14 +39,17 @@ class Releases(Mapping[str, str]):
     """Releases by distribution: given ones, the newest that the project of a file permits, those in an environment
     inside it, and those installed for this interpreter."""
 
-    def __init__(self, given: Mapping[str, str], project: tuple[Path, Path] | None = None) -> None:
+    def __init__(
+        self, given: Mapping[str, str], project: tuple[Path, Path] | None = None, launch: str | None = None
+    ) -> None:
         self._given = given
         self._project = project
+        self._launch = launch
         self._found: dict[str, str | None] = {}
 
-    def of_project(self, file: Path, root: Path) -> Releases:
-        """The releases for ``file``, which was found in the path ``root``."""
-        return Releases(self._given, (file, root))
+    def of_project(self, file: Path, root: Path, launch: str | None = None) -> Releases:
+        """The releases for ``file``, which was found in the path ``root``. ``launch``: the text of a launch file."""
+        return Releases(self._given, (file, root), launch)
 
     @property
     def is_of_folder(self) -> bool:
@@ -135,7 +139,7 @@ class Releases(Mapping[str, str]):
     def _required(self, name: str) -> str | None:
         if self._project is None:
             return None
-        required = required_releases(*self._project)
+        required = {**required_releases(*self._project), **(releases_in(self._launch) if self._launch else {})}
         return required.get(name, required.get(_RELEASED_TOGETHER.get(name, "")))
 
     def __iter__(self) -> Iterator[str]:

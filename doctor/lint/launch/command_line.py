@@ -63,6 +63,8 @@ _OTHERS = _names(
     "swift xtuner deepy.py"
 )
 """Programs that may start ranks and are not followed."""
+_OF_TRACKER = _names("disabled enabled offline online login logout init status sync sweep artifact restore")
+"""Commands of ``wandb`` that start no program; ``wandb agent`` does."""
 _REMOTE = ("ssh", "pdsh", "clush")
 """Programs that run the text of their last argument on other hosts."""
 DEPTH = 12
@@ -84,6 +86,8 @@ def read_command(fields: Sequence[CommandWord], around: CommandContext) -> Launc
         return _shell(rest, around)
     if name in _WRAPPERS:
         return _wrapped(rest, around)
+    if name == "wandb" and rest and rest[0].text in _OF_TRACKER:
+        return None
     if name in _REMOTE and rest:  # at its last word, which is the command
         arguments = tuple(one.text for one in rest)
         return replace(

@@ -10,7 +10,8 @@ from doctor.knowledge.interface_syntax import parse_nccl_integer
 from doctor.knowledge.releases import bundled_nccl
 from doctor.knowledge.variable_values import ValueFault
 from doctor.knowledge.variable_values import fault as value_fault
-from doctor.lint.launch.launch_file import EnvironmentSource
+from doctor.lint.launch.launch_file import EnvironmentSource, LaunchFile
+from doctor.lint.launch.process_launches import is_on_one_host, is_one_process
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 from doctor_checks.nccl.value_invalid import (
     IB_DISABLE,
@@ -57,6 +58,22 @@ from doctor_checks.nccl.value_invalid import (
             "export NCCL_IB_DISABLE=1\nexport NCCL_IB_TIMEOUT=3600  # !\ntorchrun train.py\n",
             name="run.sh",
         ),
+        FileFails(
+            "of InfiniBand, on one host",
+            "export NCCL_IB_TIMEOUT=3600  # !\ntorchrun --nproc_per_node=8 train.py\n",
+            name="run.sh",
+        ),
+        FileFails(
+            "of InfiniBand, on one host by an agent of a sweep",
+            "export NCCL_IB_TIMEOUT=3600  # !\nwandb agent team/project/id\n",
+            name="run.sh",
+        ),
+        FileFails(
+            "of InfiniBand, on two hosts",
+            "export NCCL_IB_TIMEOUT=3600  # !\ntorchrun --nnodes=2 --nproc_per_node=8 train.py\n",
+            name="run.sh",
+        ),
+        shell_passes("one process", "export NCCL_DEBUG=DEBUG", "deepspeed --include localhost:0 train.py"),
         shell_passes("from outside", "export NCCL_DEBUG=$1", "torchrun train.py"),
         shell_passes("empty", "export NCCL_IB_DISABLE=", "torchrun train.py"),
         shell_passes("of the script alone", "NCCL_DEBUG=maybe", "torchrun train.py"),
@@ -68,10 +85,14 @@ def value_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     is_off = any(
         one.name == IB_DISABLE and one.is_exported and parse_nccl_integer(one.known_value, 0) for one in file.settings
     )
+    is_alone = isinstance(file, LaunchFile) and is_one_process(file)
+    is_local = isinstance(file, LaunchFile) and is_on_one_host(file)
     for setting in file.settings:
         info = known_variable(setting.name)
         if not setting.is_exported or setting.known_value is None or info is None:
             continue
+        if is_alone and info.reader == "nccl":
+            continue  # a rank without peers sends nothing
         fault = value_fault(setting.name, setting.known_value, release=nccl if info.reader == "nccl" else None)
         if fault is not None:
             is_unused = is_off and is_of_infiniband(setting.name)
@@ -79,9 +100,14 @@ def value_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
                 setting.place,
                 f"{setting.name}={setting.known_value or repr('')} {fault.problem}{UNUSED if is_unused else ''}",
                 fix=_fix(setting.name, setting.known_value, fault),
-                severity=Severity.INFO if is_unused else severity_of(fault),
+                severity=Severity.INFO if is_unused else severity_of(fault) or _of_one_host(is_local, setting.name),
                 evidence=(("expected", fault.expected),),
             )
+
+
+def _of_one_host(is_local: bool, name: str) -> Severity | None:
+    """A warning for a variable that NCCL reads between hosts, where the file starts ranks on one only."""
+    return Severity.WARNING if is_local and is_of_infiniband(name) else None
 
 
 def _fix(name: str, value: str, fault: ValueFault) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from doctor.api import FilePasses, Script, Severity, Violation, is_older, rule
 from doctor.knowledge.environment_variables import VariableInfo
 from doctor.knowledge.environment_variables import known as known_variable
-from doctor.lint.launch.launch_file import EnvironmentSource
+from doctor.lint.engine.releases import Releases
+from doctor.lint.launch.launch_file import EnvironmentSource, LaunchFile
+from doctor.lint.launch.process_launches import is_one_process
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 from doctor_checks.nccl.variable_superseded import superseded_summary, variable_superseded, without_loss
 
@@ -47,6 +50,12 @@ from doctor_checks.nccl.variable_superseded import superseded_summary, variable_
         shell_fails("a switch that is on by default now", "export NCCL_IB_CUDA_SUPPORT=1  # !", "torchrun train.py"),
         shell_fails("the same, switched off", "export NCCL_IB_CUDA_SUPPORT=0  # !", "torchrun train.py"),
         shell_passes("of the script alone", "NCCL_BLOCKING_WAIT=1", "torchrun train.py"),
+        shell_passes(
+            "one process", "export NCCL_BLOCKING_WAIT=1", "wandb disabled", "torchrun --nproc_per_node=1 x.py"
+        ),
+        shell_fails(
+            "one process on each host", "export NCCL_BLOCKING_WAIT=1  # !", "srun torchrun --nproc_per_node=1 x.py"
+        ),
     ),
 )
 def variable_superseded_in_files(file: EnvironmentSource) -> Iterator[Violation]:
@@ -59,11 +68,13 @@ def variable_superseded_in_files(file: EnvironmentSource) -> Iterator[Violation]
     sizes = [one for one in file.settings if one.name == "WORLD_SIZE" and one.is_certain]
     if isinstance(file, Script) and any(one.known_value == "1" for one in sizes):
         return  # a single rank has no peer to wait for
+    if isinstance(file, LaunchFile) and is_one_process(file):
+        return
     for setting in file.settings:
         info = known_variable(setting.name)
         if not setting.is_exported or info is None or info.superseded is None or info.replaced_by in names:
             continue
-        if info.reader == "torch" and _is_before(file, info.superseded):
+        if info.reader == "torch" and _is_read_by_none(file, info):
             continue
         kept = without_loss(setting.name, setting.known_value or "0")
         yield Violation(
@@ -83,7 +94,25 @@ def _severity(info: VariableInfo, kept: str) -> Severity | None:
     return None if info.is_superseded_everywhere and not info.still_read and not kept else Severity.INFO
 
 
-def _is_before(file: EnvironmentSource, superseded: str) -> bool:
-    """Whether the project asks for a torch that reads the old name alone."""
-    release = file.releases.get("torch")
-    return release is not None and is_older(release, superseded) is True
+_BENCHMARK = re.compile(
+    r"\b(?:all_?gather|all_?reduce|all_?to_?all|broadcast|gather|hypercube|reduce|reduce_scatter|scatter|sendrecv)_perf\b"
+)
+"""A program of nccl-tests, which uses NCCL without PyTorch."""
+
+
+def _is_read_by_none(file: EnvironmentSource, info: VariableInfo) -> bool:
+    """Whether no torch that is known to run reads the new name: the project asks for an older one, the file starts
+    programs without torch, or the project names no torch and starts its ranks as it was done before torchrun (1.10),
+    so that the old name may be the right one."""
+    if is_older(file.releases.get("torch", ""), info.superseded or "") is True:
+        return True
+    if not isinstance(file, LaunchFile) or file.modules is None:
+        return False
+    text = file.modules.text_at(file.path)
+    programs = {one.program for first in file.launches for one in first.chain()}
+    if _BENCHMARK.search(text) and programs <= {"srun", "mpirun", "other"}:
+        return True
+    is_open = (
+        isinstance(file.releases, Releases) and file.releases.is_of_folder and not file.releases.is_certain("torch")
+    )
+    return is_open and info.replaced_by is not None and "torch.distributed.launch" in text

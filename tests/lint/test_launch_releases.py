@@ -1,0 +1,83 @@
+"""What the torch that runs decides about variables of launch files, and what hosts and processes do."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from doctor.core.settings import Settings
+from doctor.lint.engine.registry import Rulebook, builtin_rules
+from doctor.lint.engine.releases import Releases
+from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
+
+BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("NCCL004", "NCCL002")))
+RENAMED = "export NCCL_ASYNC_ERROR_HANDLING=1\n"
+START = "torchrun --nproc_per_node=8 train.py\n"
+OLD_START = "python -m torch.distributed.launch --nproc_per_node=8 train.py\n"
+
+
+def found(folder, files):
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    asked = LintRequest(BOOK, Settings(), {one.id: one.family for one in BOOK.rules}, Releases({}))
+    report = build_report(lint_paths([folder], asked), asked, started=time.time())
+    return [(one.id, hit.severity.value) for one in report.results for hit in one.findings]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"job.sbatch": f"{RENAMED}srun --container-image nvcr.io/nvidia/pytorch:23.05-py3 {START}"},
+        {"job.sbatch": f"IMAGE=docker://nvcr.io#nvidia/pytorch:22.12-py3\n{RENAMED}{START}"},
+        {"job.sbatch": f"IMAGE=/images/nvidia+pytorch+24.01-py3.sqsh\n{RENAMED}{START}"},
+        {"job.sh": f"docker run mosaicml/pytorch:1.13.1_cu117-python3.10 true\n{RENAMED}{START}"},
+        {"job.sh": f"module load PyTorch/1.12.0-foss-2022a-CUDA-11.7.0\n{RENAMED}{START}"},
+        {"job.sh": f"conda activate torch1.13\n{RENAMED}{START}"},
+        {"job.sh": f"pip install torch==2.0.1\n{RENAMED}{START}"},
+        {"a/job.sh": RENAMED + START, "a/2.train.Dockerfile": "FROM nvcr.io/nvidia/pytorch:23.05-py3\n"},
+        {"a/job.sh": RENAMED + START, "Containerfile": "FROM acr.io/curated/acpt-pytorch-1.13-cuda11.7:latest\n"},
+        {"job.sh": RENAMED + START, "train.def": "Bootstrap: docker\nFrom: pytorch/pytorch:1.11.0-cuda11.3\n"},
+        {"job.sh": RENAMED + START, "1-create_environment.sh": "conda install pytorch==1.13.1 -c pytorch\n"},
+        {
+            "job.sh": RENAMED + START,
+            "README.md": "Use gcr.io/deeplearning-platform-release/pytorch-gpu.1-13\n",
+        },
+        {"job.sh": RENAMED + OLD_START},
+        {"job.sh": f"{RENAMED}srun -l $IMAGE /opt/nccl-tests/build/all_reduce_perf -b 8 -e 2G\n"},
+    ],
+)
+def test_an_old_name_stands_where_no_newer_torch_is_known_to_run(tmp_path, files):
+    assert found(tmp_path, files) == []
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"job.sbatch": f"{RENAMED}srun --container-image nvcr.io/nvidia/pytorch:24.02-py3 {START}"},
+        {"job.sbatch": f"# was nvcr.io/nvidia/pytorch:22.12-py3\n{RENAMED}{START}"},
+        {"job.sh": RENAMED + START},
+        {"job.sh": RENAMED + OLD_START, "requirements.txt": "torch\n"},
+        {"job.sh": RENAMED + START, "Dockerfile": "FROM pytorch/pytorch:2.4.0-cuda12.1\n"},
+        {"job.sh": f"{RENAMED}srun /opt/nccl-tests/build/all_reduce_perf -b 8\nsrun python train.py\n"},
+    ],
+)
+def test_an_old_name_is_reported_otherwise(tmp_path, files):
+    assert found(tmp_path, files) == [("NCCL004", "info")]
+
+
+@pytest.mark.parametrize(
+    ("start", "severity"),
+    [
+        ("torchrun --nproc_per_node=8 train.py", "warning"),
+        ("torchrun --standalone --nproc_per_node=8 train.py", "warning"),
+        ("wandb agent team/project/1", "warning"),
+        ("torchrun --nnodes=2 --nproc_per_node=8 train.py", "error"),
+        ("torchrun --nnodes=$N --nproc_per_node=8 train.py", "error"),
+        ("srun torchrun --nproc_per_node=8 train.py", "error"),
+        ("python train.py", "error"),
+    ],
+)
+def test_a_variable_of_infiniband_fails_between_hosts_only(tmp_path, start, severity):
+    assert found(tmp_path, {"job.sh": f"export NCCL_IB_TIMEOUT=3600\n{start}\n"}) == [("NCCL002", severity)]
