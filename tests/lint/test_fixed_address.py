@@ -20,6 +20,8 @@ os.environ["MASTER_ADDR"] = "localhost"
 torch.distributed.init_process_group("nccl", rank=int(os.environ["RANK"]))
 """
 
+OF_PORT = SCRIPT.replace('MASTER_ADDR"] = "localhost"', 'MASTER_PORT"] = "29600"')
+
 
 @pytest.mark.parametrize(
     ("files", "severity"),
@@ -31,6 +33,12 @@ torch.distributed.init_process_group("nccl", rank=int(os.environ["RANK"]))
         ({"run.sh": "srun python train.py\n"}, "warning"),
         ({"run.sh": "torchrun --nproc_per_node=4 test.py\n"}, "warning"),
         ({"README.md": "Run `torchrun --nproc_per_node=4 train.py`.\n"}, "info"),
+        ({"train.py": f"{SCRIPT}# torchrun --standalone --nproc_per_node=2 train.py\n"}, "info"),
+        ({"train.py": f"{SCRIPT}# torchrun --nnodes=2 --nproc_per_node=2 train.py\n"}, "warning"),
+        ({"train.py": f"{SCRIPT}# see torchrun in the manual\n"}, "warning"),
+        ({"run.sh": "deepspeed train.py\n", "train.py": OF_PORT}, "info"),
+        ({"run.sh": "deepspeed --master_port 29501 train.py\n", "train.py": OF_PORT}, "warning"),
+        ({"run.sh": "torchrun --nproc_per_node=4 train.py\n", "train.py": OF_PORT}, "warning"),
     ],
 )
 def test_commands_for_one_host_give_the_same_address(tmp_path, files, severity):

@@ -94,7 +94,9 @@ def address_fixed_in_script(script: Script) -> Iterator[Violation]:
     are_unread = _are_unread(script)
     given = _reads_ranks(script) and not any(write.name in _GIVEN for write in writes)
     starts = next(script.calls(*_STARTS), None) is not None
-    is_local = _is_for_one_host(script) or _is_started_on_one_host(script)
+    commands = _commands_on_one_host(script)
+    is_local = bool(commands) or _is_for_one_host(script)
+    has_port = bool(commands) and all(map(_KEEPS_PORT.search, commands))
     for write in writes:
         if write.kept or _is_asked_before(script, write.at, write.name):
             continue
@@ -102,7 +104,7 @@ def address_fixed_in_script(script: Script) -> Iterator[Violation]:
             continue
         if hit := _judge(write, given, starts):
             in_branch = script.nearest(write.at, ast.If) is not None
-            fits = is_local and write.name == _ADDRESS and write.value in _HERE
+            fits = (is_local and write.name == _ADDRESS and write.value in _HERE) or (has_port and write.name == _PORT)
             yield replace(hit, severity=Severity.INFO) if in_branch or fits else hit
     for call in script.calls("torch.distributed.init_process_group"):
         yield from _of_method(script, call, starts)
@@ -131,16 +133,26 @@ _STARTS_HOSTS = re.compile(
 _LAUNCHES = re.compile(r"torchrun|torch\.distributed|accelerate launch|deepspeed")
 
 
-def _is_started_on_one_host(script: Script) -> bool:
-    """Whether each launch file and page of the project that starts a script with a launcher names no further hosts,
-    so that the launcher gives the same address."""
-    if script.modules is None:
-        return False
+_KEEPS_PORT = re.compile(r"\bdeepspeed\b(?!.*(?:master_port|torchrun|accelerate launch))", re.DOTALL)
+"""A start by DeepSpeed, which gives every job of a host the same port unless it is told another one."""
+
+
+def _commands_on_one_host(script: Script) -> list[str]:
+    """The texts that start the script with a launcher: launch files, pages and notebooks of the project, and lines of
+    the script itself. None if one of them names further hosts; without them, the launcher gives the same address."""
     name = script.path.rpartition("/")[2]
-    texts = [text for _, text in script.modules.mentioning(name, launches=True)]
-    texts += [text for text in script.modules.pages(script.location) if name in text] if script.location else []
-    launching = [text for text in texts if _LAUNCHES.search(text)]
-    return bool(launching) and not any(map(_STARTS_HOSTS.search, texts))
+    texts = [line for line in script.text.replace("\\\n", " ").splitlines() if _starts(name, line)]
+    if script.modules is not None:
+        texts += [text for _, text in script.modules.mentioning(name, launches=True)]
+        texts += [text for text in script.modules.pages(script.location) if name in text] if script.location else []
+        notebooks = script.modules.notebooks(name)
+        texts += [line for text in notebooks for line in text.splitlines() if _starts(name, line)]
+    return [] if any(map(_STARTS_HOSTS.search, texts)) else list(filter(_LAUNCHES.search, texts))
+
+
+def _starts(name: str, line: str) -> bool:
+    launcher, found, _ = line.partition(name)
+    return bool(found) and _LAUNCHES.search(launcher) is not None
 
 
 def _counts_gpus(script: Script, size: ast.expr) -> bool:
