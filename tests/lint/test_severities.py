@@ -300,3 +300,18 @@ def test_the_address_of_the_host_fits_a_script_that_can_only_be_of_one_host(addr
     rule = next(one for one in builtin_rules() if one.id == "CODE025")
     script = Script("train.py", ONE_HOST.format(address=address, size=size))
     assert [one.severity for one in rule.violations(script)] == [severity]
+
+
+@pytest.mark.parametrize(
+    ("value", "severity"), [("str(1)", Severity.INFO), ('"1"', Severity.INFO), ('"0"', None), ("str(2)", None)]
+)
+def test_a_late_value_that_the_launcher_has_given_costs_nothing(value, severity):
+    text = f"""import os
+import torch.distributed as dist
+
+rank = int(os.environ["LOCAL_RANK"])
+dist.init_process_group("nccl")
+os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = {value}
+"""
+    rule = next(one for one in builtin_rules() if one.id == "CODE026")
+    assert [hit.severity for hit in rule.violations(Script("train.py", text))] == [severity]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from doctor.knowledge.launcher_index import COMMANDS
 from doctor.knowledge.launchers import LaunchCommand
+from doctor.lint.engine.releases import Releases
 from doctor.lint.engine.rule import SourceLocation
 from doctor.lint.launch.partial_text import is_known, is_placeholder, names_in, whole_number
 
@@ -136,3 +137,8 @@ class LaunchFile(EnvironmentSource):
     notes: tuple[str, ...] = ()
     releases: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     modules: ProjectFiles | None = field(default=None, kw_only=True)
+
+    def may_tell(self, distribution: str) -> bool:
+        """Whether the release of a distribution is known, bounded or the newest one, or the file is linted alone."""
+        known = self.releases
+        return not isinstance(known, Releases) or not known.is_of_folder or known.is_certain(distribution)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from doctor.api import Script, Severity, Violation, rule
+from doctor.knowledge.launchers import LAUNCHERS
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.cuda import initializes_cuda, joins
 from doctor.lint.python.loader_calls import words_behind
@@ -85,6 +87,7 @@ def environment_written_late(script: Script) -> Iterator[Violation]:
             at,
             f"{variable} is set too late: {reader.words} in `{script.text_of(started, 29)}` (line {started.lineno})",
             fix=f"Set {variable} above line {started.lineno}, or in the environment of the launcher.",
+            severity=Severity.INFO if _is_exported(script, at, variable) else None,
             evidence=(("variable", variable), ("read_at_line", started.lineno), ("foreshadows", _in_a_run(variable))),
             confidence=0.85,
         )
@@ -104,6 +107,18 @@ def _changes_nothing(script: Script, at: ast.stmt, variable: str) -> bool:
         numbers = [one.strip() for one in known.split(",")]
         return len(numbers) > 1 and numbers == [str(number) for number in range(len(numbers))]
     return any("rank" in word.lower() for word in words_behind(script, value))
+
+
+def _is_exported(script: Script, at: ast.stmt, variable: str) -> bool:
+    """Whether a launcher has given the processes the same value, in a script that reads what only launchers set."""
+    value = at.value if isinstance(at, ast.Assign) else None
+    if isinstance(value, ast.Call) and script.text_of(value.func) == "str" and len(value.args) == 1:
+        value = value.args[0]
+    known = script.value(value) if value is not None else UNKNOWN
+    return "LOCAL_RANK" in script.text and f"{variable}={known}" in _EXPORTED
+
+
+_EXPORTED = frozenset(chain.from_iterable(row.exports for row in LAUNCHERS))
 
 
 def _choosing_by_rank(script: Script) -> Iterator[ast.Call]:

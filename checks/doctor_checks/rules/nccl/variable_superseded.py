@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from doctor.api import FilePasses, Script, Severity, Violation, is_older, rule
 from doctor.knowledge.environment_variables import VariableInfo
 from doctor.knowledge.environment_variables import known as known_variable
-from doctor.lint.engine.releases import Releases
 from doctor.lint.launch.launch_file import EnvironmentSource, LaunchFile
 from doctor.lint.launch.process_launches import is_one_process
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
