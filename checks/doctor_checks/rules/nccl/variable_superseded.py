@@ -111,7 +111,4 @@ def _is_read_by_none(file: EnvironmentSource, info: VariableInfo) -> bool:
     programs = {one.program for first in file.launches for one in first.chain()}
     if _BENCHMARK.search(text) and programs <= {"srun", "mpirun", "other"}:
         return True
-    is_open = (
-        isinstance(file.releases, Releases) and file.releases.is_of_folder and not file.releases.is_certain("torch")
-    )
-    return is_open and info.replaced_by is not None and "torch.distributed.launch" in text
+    return info.replaced_by is not None and "torch.distributed.launch" in text and not file.may_tell("torch")
