@@ -315,3 +315,17 @@ os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = {value}
 """
     rule = next(one for one in builtin_rules() if one.id == "CODE026")
     assert [hit.severity for hit in rule.violations(Script("train.py", text))] == [severity]
+
+
+@pytest.mark.parametrize(("backend", "severity"), [("gloo", Severity.INFO), ("nccl", None)])
+def test_a_download_is_short_for_the_timeout_of_gloo(backend, severity):
+    text = f"""import torch.distributed as dist
+from modelscope import snapshot_download
+
+dist.init_process_group(backend="{backend}")
+if dist.get_rank() == 0:
+    snapshot_download(name)
+dist.barrier()
+"""
+    rule = next(one for one in builtin_rules() if one.id == "CODE030")
+    assert [hit.severity for hit in rule.violations(Script("train.py", text))] == [severity]

@@ -100,6 +100,14 @@ class Allocation:
         return bool(bind) or "gpus-per-task" in self.options
 
     @property
+    def shares_gpus(self) -> bool:
+        """Whether several tasks are told to use one GPU: --gpu-bind=single:<tasks>, --ntasks-per-gpu, or parts of a GPU
+        as generic resources (srun(1), gres.conf(5))."""
+        bound = re.search(r"single:(\d+)", self.options.get("gpu-bind", ""))
+        tasks = max(int(bound[1]) if bound else 0, self.number("ntasks-per-gpu") or 0)
+        return tasks > 1 or re.search(r"\b(?:mps|shard)\b", self.options.get("gres", "")) is not None
+
+    @property
     def runs_beside_itself(self) -> bool:
         """Whether several jobs of an array may run concurrently; ``%1`` prevents it."""
         array = self.options.get("array")

@@ -12,6 +12,7 @@ from doctor.lint.python.project.one_process import may_be_several
 from doctor.lint.python.rank_branches import main_first, rank_condition
 from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import ACCELERATOR
+from doctor.lint.python.value_flow import origins
 from doctor.testing.script_cases import fails, passes
 
 
@@ -28,6 +29,8 @@ from doctor.testing.script_cases import fails, passes
         passes("with a limit of its own", _DOWNLOAD.replace('"nccl"', '"nccl", timeout=timedelta(hours=3)')),
         passes("all ranks load what was prepared", _PREPARED),
         passes("a known small data set", _SMALL),
+        passes("a known small data set, beside others", _SMALL_BESIDE),
+        fails("a known small data set, or files", _SMALL_OR_FILES),
         passes("nobody waits", _NOBODY),
         passes("the limit is given where the script is started", _PARSED),
     ),
@@ -52,10 +55,17 @@ def long_work_before_barrier(script: Script) -> Iterator[Violation]:
                 call,
                 f"{script.text_of(call.func, 40)} may exceed the timeout of the ranks that wait {words}",
                 fix=_FIXES.get(script.name(started.func), ""),
-                severity=Severity.INFO if last_name(call.func) == "map" else None,  # its size is not in the code
+                severity=_severity(script, call, started),
                 evidence=(("waits_at_line", place), ("job_started_at_line", started.lineno)),
                 confidence=0.7,
             )
+
+
+def _severity(script: Script, call: ast.Call, started: ast.Call) -> Severity | None:
+    """An info for ``map``, because the size of the data is not in the code, and for a download under Gloo, whose
+    default timeout of 30 minutes most downloads keep."""
+    backend = script.value(script.argument(started, "backend", 0)) if script.name(started.func) in _GROUPS else None
+    return Severity.INFO if last_name(call.func) == "map" or backend == "gloo" else None
 
 
 _FIXES = {
@@ -87,8 +97,35 @@ def _is_long(script: Script, call: ast.Call) -> bool:
         return True
     if bare != "map" or not isinstance(call.func, ast.Attribute) or not (call.args or call.keywords):
         return False
+    if _is_over_small(script, call.func.value):
+        return False
     paths = [script.value(script.argument(one, "path", 0)) for one in script.calls("datasets.load_dataset")]
     return UNKNOWN in paths or any(True for _ in script.calls("datasets.load_from_disk"))
+
+
+_SMALL_SETS = frozenset(
+    {
+        *("ag_news", "alpaca", "alpaca-cleaned", "beans", "cifar10", "cifar100", "conll2003", "databricks-dolly-15k"),
+        *("dbpedia_14", "emotion", "fashion_mnist", "glue", "gsm8k", "imdb", "mnist", "mrpc", "piqa", "ptb_text_only"),
+        *("rotten_tomatoes", "samsum", "squad", "squad_v2", "sst2", "super_glue", "tiny_shakespeare", "tweet_eval"),
+        *("wikitext", "yelp_polarity"),
+    }
+)
+"""Data sets of the Hugging Face Hub, without their owners, that are tokenized within a few minutes."""
+
+
+def _is_over_small(script: Script, data: ast.expr) -> bool:
+    """Whether data are a small set as it was loaded, and nothing else."""
+    while isinstance(data, ast.Subscript):
+        data = data.value
+    loaded = list(origins(script, data))
+    names = [
+        script.value(script.argument(one, "path", 0))
+        for one in loaded
+        if isinstance(one, ast.Call) and script.name(one.func) == "datasets.load_dataset"
+    ]
+    small = [name for name in names if isinstance(name, str) and name.rpartition("/")[2] in _SMALL_SETS]
+    return bool(loaded) and len(small) == len(loaded)
 
 
 def _waiting(script: Script, call: ast.Call) -> tuple[int, str] | None:
@@ -158,6 +195,26 @@ accelerator = Accelerator()
 data = load_dataset("glue", "mrpc")
 with accelerator.main_process_first():
     data = data.map(tokenize, batched=True)
+"""
+_SMALL_BESIDE = """\
+import datasets
+
+accelerator = Accelerator()
+with accelerator.main_process_first():
+    if "wikitext" in args.task:
+        raw = datasets.load_dataset("wikitext", args.task)
+        data = raw.map(tokenize, batched=True)
+    else:
+        data = datasets.load_from_disk(args.folder)
+"""
+_SMALL_OR_FILES = """\
+from datasets import load_dataset
+
+accelerator = Accelerator()
+raw = load_dataset("nyu-mll/glue", args.task) if args.task else load_dataset("csv", data_files=args.files)
+other = load_dataset(args.name)
+with accelerator.main_process_first():
+    data = other["train"].map(tokenize)  # !
 """
 _NOBODY = """\
 from huggingface_hub import snapshot_download

@@ -90,6 +90,22 @@ _LIGHTNING = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4",
             "srun python train.py",
         ),
         shell_passes(
+            "three tasks for each GPU, as they are bound",
+            "#SBATCH --gpus-per-node=8",
+            "#SBATCH --nodes=3",
+            "#SBATCH --ntasks-per-node=24",
+            "#SBATCH --gpu-bind=single:3",
+            "srun --distribution=plane=3 python train.py",
+        ),
+        shell_passes(
+            "two tasks for a GPU with the service for it",
+            "#SBATCH --gres=gpu:1",
+            "#SBATCH --nodes=1",
+            "#SBATCH --ntasks-per-node=2",
+            "export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps",
+            "srun python train.py",
+        ),
+        shell_passes(
             "a script that writes another one",
             "#!/bin/bash",
             "#SBATCH --nodes=1",
@@ -160,10 +176,9 @@ def slurm_tasks_disagree_in_files(file: ShellFile) -> Iterator[Violation]:
         return
     for start in starts_of(file):
         if start.step is not None and not start.is_part:
-            found = _too_many_hosts(
-                file.allocation, start.step, start.outer.place if start.outer else SourceLocation(1)
-            )
-            yield from found or _judge_agent(start, start.step) or _judge_launched_trainer(start, start.step)
+            place = start.outer.place if start.outer else SourceLocation(1)
+            found = _too_many_hosts(file.allocation, start.step, place) or _judge_agent(start, start.step)
+            yield from found or _judge_launched_trainer(file, start, start.step)
 
 
 def _too_many_hosts(job: Allocation, step: Allocation, place: SourceLocation) -> list[Violation]:
@@ -197,7 +212,7 @@ def _judge_agent(start: ProcessLaunch, step: Allocation) -> list[Violation]:
     ]
 
 
-def _judge_launched_trainer(start: ProcessLaunch, step: Allocation) -> list[Violation]:
+def _judge_launched_trainer(file: ShellFile, start: ProcessLaunch, step: Allocation) -> list[Violation]:
     """Lightning requires one task per device (lightning/fabric/plugins/environments/slurm.py, validate_settings)."""
     if start.is_agent or start.launch.program != "python":
         return []
@@ -220,6 +235,10 @@ def _judge_launched_trainer(start: ProcessLaunch, step: Allocation) -> list[Viol
         return []
     if start.launch.setting("ZE_FLAT_DEVICE_HIERARCHY") is not None or start.launch.setting("ZE_AFFINITY_MASK"):
         return []  # each tile of a GPU of Intel may be a device
+    if step.shares_gpus or "CUDA_MPS_PIPE_DIRECTORY" in start.launch.settings:
+        return []
+    if file.modules is not None and file.modules.runs_alone(start.launch.script):
+        return []  # tasks that join no job, as loaders or evaluations beside each other
     return [
         Violation(
             start.launch.place,
