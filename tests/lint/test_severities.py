@@ -329,3 +329,19 @@ dist.barrier()
 """
     rule = next(one for one in builtin_rules() if one.id == "CODE030")
     assert [hit.severity for hit in rule.violations(Script("train.py", text))] == [severity]
+
+
+@pytest.mark.parametrize(
+    ("rest", "severity"),
+    [
+        ('model.to("cuda").eval()', Severity.INFO),
+        ('model = torch.nn.DataParallel(model.to("cuda"))', None),
+        ('AutoModel.from_pretrained(name, device_map="auto").to("cuda")', None),
+        ('model.to("cuda:1")', None),
+        ("evaluate(model)", None),
+    ],
+)
+def test_a_list_of_which_the_first_gpu_is_read_is_enough_for_one_process(rest, severity):
+    rule = next(one for one in builtin_rules() if one.id == "GPU003")
+    text = f'import os\n\nos.environ["CUDA_VISIBLE_DEVICES"] = "4.5.6.7"\n{rest}\n'
+    assert [hit.severity for hit in rule.violations(Script("predict.py", text))] == [severity]

@@ -25,7 +25,7 @@ GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 class Container:
     """``gpus``: ``None`` if it requests none. ``has_shm``: something is mounted at /dev/shm, or it uses the host's.
     ``command`` and ``args`` were parsed into ``launches`` and ``settings``; ``places``: their words, with the place of
-    each."""
+    each. ``has_nvlink``: its pod asks for GPUs that NVLink connects."""
 
     name: str
     place: SourceLocation
@@ -36,6 +36,7 @@ class Container:
     launches: tuple[Launch, ...]
     words: str
     places: tuple[tuple[str, SourceLocation], ...] = ()
+    has_nvlink: bool = False
 
     def chain(self) -> Iterator[Launch]:
         """Every program that is started."""
@@ -184,7 +185,30 @@ def _container(box: YamlNode, pod: YamlNode, given: Given) -> Container:
         tuple(reader.launches),
         " ".join(one.text or "" for one in command),
         tuple((one.text or "", one.place) for one in command),
+        any(map(_NVLINK.search, _asked_of_nodes(pod))),
     )
+
+
+_NVLINK = re.compile(
+    r"SXM|HGX|DGX|NVL\d|^nvidia-(?:tesla-a100|a100-80gb|[bh][12]00(?!-pcie)|gb[23]00)|^a[234]x?-\w*gpu|"
+    r"^p(?:3|4d|4de|5|5e|5en|6)\w*\."
+)
+"""Names of products, and of machines of clouds, whose GPUs NVLink connects (nvidia.com/gpu.product,
+cloud.google.com/gke-accelerator, node.kubernetes.io/instance-type)."""
+
+
+def _asked_of_nodes(pod: YamlNode) -> Iterator[str]:
+    """The values that labels of the nodes of a pod must have."""
+    for _, value in (pod.get("nodeSelector") or pod).pairs or ():
+        if value.text is not None:
+            yield value.text
+    required = pod.get(
+        "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"
+    )
+    for term in (required or pod).children():
+        for rule in (term.get("matchExpressions") or term).children():
+            if rule.word("operator") == "In":
+                yield from (one.text for one in (rule.get("values") or rule).children() if one.text is not None)
 
 
 def _settings(box: YamlNode) -> Iterator[EnvironmentSetting]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from doctor.api import FileFails, FilePasses, LaunchFile, Severity, Violation, rule
@@ -95,6 +96,8 @@ def _config(kind: str, machines: str, count: str) -> str:
         shell_passes("hosts, for a script of one's own", *_FOUR, "export WORLD_SIZE=2", "srun bash run_node.sh"),
         FilePasses("sixteen processes on two machines", _config("FSDP", "2", "16"), name="config.yaml"),
         FilePasses("one process", _config("'NO'", "1", "1"), name="config.yaml"),
+        FilePasses("several, in a configuration for one GPU", _config("'NO'", "1", "8"), name="single_gpu.yaml"),
+        FileFails("several, for one host", _config("'NO'", "1", "8  # !"), name="single_node.yaml"),
         FilePasses("four pods", _JOB.replace("REPLICAS", "3").replace("MARK", ""), name="job.yaml"),
         FilePasses(
             "eight ranks",
@@ -122,7 +125,7 @@ def world_size_disagrees_in_files(file: LaunchFile) -> Iterator[Violation]:
     if not isinstance(file, Manifest):
         return
     for root in file.of_kind("accelerate"):
-        yield from _judge_accelerate(root)
+        yield from _judge_accelerate(root, file.path)
     for root in file.of_kind("deepspeed"):
         yield from _judge_batch(root)
     for job in file.workloads:
@@ -145,7 +148,20 @@ def _judge_task(start: ProcessLaunch) -> Iterator[Violation]:
         )
 
 
-def _judge_accelerate(root: YamlNode) -> Iterator[Violation]:
+_FOR_ONE = re.compile(
+    r"(?<![a-z0-9])(?:(?:single|one|1)[_-]?(?:gpu|process|proc|card|device)|single(?![_-]?(?:node|host|machine)))(?![a-z0-9])"
+    r"|(?<![a-z0-9])(?:no|non)[_-]?dist"
+)
+"""Names of files for one process: ``single_gpu.yaml``, ``1gpu.yaml``, ``no_dist.yaml``."""
+
+
+def _is_for_one(root: YamlNode, path: str) -> bool:
+    """Whether a configuration is for one process by its name, or lists one GPU."""
+    is_named = _FOR_ONE.search(path.rpartition("/")[2].lower()) is not None
+    return is_named or re.fullmatch(r"\s*\d+\s*,?\s*", root.word("gpu_ids") or "") is not None
+
+
+def _judge_accelerate(root: YamlNode, path: str) -> Iterator[Violation]:
     """accelerate/commands/launch.py: `NO` starts one process whatever num_processes says; several machines start
     num_processes // num_machines each."""
     ranks, machines, place = root.number("num_processes"), root.number("num_machines") or 1, root.get("num_processes")
@@ -158,7 +174,12 @@ def _judge_accelerate(root: YamlNode) -> Iterator[Violation]:
             fix=f"Set num_processes to a multiple of {machines}.",
             evidence=(("num_processes", ranks), ("num_machines", machines)),
         )
-    elif ranks > 1 and (root.word("distributed_type") or "").upper() == "NO" and not root.flag("use_cpu"):
+    elif (
+        ranks > 1
+        and (root.word("distributed_type") or "").upper() == "NO"
+        and not root.flag("use_cpu")
+        and not _is_for_one(root, path)
+    ):
         yield Violation(
             place.place,
             f"Only one process is started: num_processes is {ranks}, but distributed_type is 'NO'",

@@ -43,6 +43,27 @@ spec:
       command: ["COMMAND"]
       resources: {limits: {nvidia.com/gpu: 4}}MARK
 """
+_ON_NODES = """\
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+spec:
+  pytorchReplicaSpecs:
+    Master:
+      template:
+        spec:
+          affinity:
+            nodeAffinity:
+              requiredDuringSchedulingIgnoredDuringExecution:
+                nodeSelectorTerms:
+                  - matchExpressions:
+                      - {key: nvidia.com/gpu.product, operator: In, values: [GPU]}
+          containers:
+            - name: pytorch
+              image: registry.example/tuning
+              resources:
+                limits:
+                  nvidia.com/gpu: 2
+"""
 
 
 def _job(command: str, gpus: str) -> str:
@@ -76,6 +97,23 @@ def _job(command: str, gpus: str) -> str:
         FileFails(
             "one rank with data workers",
             _job('python, train.py, --world_size=1, --num_workers, "4"', "2  # !"),
+            name="job.yaml",
+        ),
+        FilePasses(
+            "a program of the image on GPUs with NVLink",
+            _ON_NODES.replace("GPU", "NVIDIA-A100-SXM4-80GB"),
+            name="j.yaml",
+        ),
+        FileFails(
+            "the same without NVLink",
+            _ON_NODES.replace("GPU", "NVIDIA-L40S").replace("gpu: 2", "gpu: 2  # !"),
+            name="j.yaml",
+        ),
+        FileFails(
+            "a script on GPUs with NVLink",
+            _job("torchrun, train.py", "8  # !").replace(
+                "          containers:", "          nodeSelector: {pool: a3-highgpu-8g}\n          containers:"
+            ),
             name="job.yaml",
         ),
         FilePasses("no data workers", _job("python, train.py, --num_workers=0", "1"), name="job.yaml"),
@@ -125,11 +163,12 @@ _ALONE = re.compile(r"(?:^| )--world[_-]size[= ]1(?: |$)")
 
 
 def _why(job: Workload, box: Container) -> str:
-    """With peer access over NVLink, little shared memory is enough, but the manifest does not show the links."""
+    """With peer access over NVLink, NCCL needs little shared memory; a program of the file may have data workers."""
     trains = job.kind in ("PyTorchJob", "MPIJob") or any(one.program != "other" for one in box.chain())
     if not trains:
         return ""
-    if (box.gpus or 0) > 1 and not _starts_one(box):
+    needs_little = box.has_nvlink and not box.launches
+    if (box.gpus or 0) > 1 and not _starts_one(box) and not needs_little:
         return f"A pod with {box.gpus} GPUs"
     workers = re.search(r"num[_-]workers[= ]+(\d+)", box.words)
     return f"A pod with {workers[1]} DataLoader workers" if workers and workers[1] != "0" else ""
