@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from doctor.lint.engine.project_requirements import bounds, may_install, required_releases
+from doctor.lint.engine.project_requirements import bounds, is_installed, may_install, required_releases
 from doctor.lint.engine.releases import Releases
 
 
@@ -213,3 +213,19 @@ def test_a_part_of_a_project_may_have_requirements_of_its_own(tmp_path, file, ex
     (tmp_path / "requirements_eval.txt").write_text("torch\n")
     assert required_releases(tmp_path / file, tmp_path).get("lightning") == expected
     assert Releases({}).of_project(tmp_path / file, tmp_path).is_bounded("lightning") == bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "builds"),
+    [
+        ("setup.py", "from setuptools import setup\n\nsetup(name='tool')\n", True),
+        ("setup.py", "import shutil\n\nshutil.copy('lib.dll', folder)\n", False),
+        ("setup.cfg", "[metadata]\nname = tool\n", True),
+        ("setup.cfg", "[flake8]\nmax-line-length = 100\n", False),
+        ("pyproject.toml", "[build-system]\nrequires = []\n", True),
+        ("pyproject.toml", "[tool.ruff]\nline-length = 100\n", False),
+    ],
+)
+def test_a_file_installs_packages_by_what_it_says(tmp_path, name, text, builds):
+    (tmp_path / name).write_text(text)
+    assert is_installed(tmp_path / "train.py", tmp_path) is builds

@@ -107,8 +107,13 @@ _READABLE = re.compile(r"\.(?:md|rst)$|^readme|^dockerfile|^containerfile|^makef
 _LICENSE = re.compile(r"^(?:licen[sc]e|copying)\b", re.IGNORECASE)
 _CITES = re.compile(r"@(?:article|inproceedings|misc|software)\s*\{", re.IGNORECASE)
 _PACKAGING = frozenset({"setup.py", "setup.cfg"})
-_BUILDS = re.compile(r"^\[(?:build-system|tool\.(?:poetry|setuptools|hatch|flit|pdm)\b)", re.MULTILINE)
-"""Tables of a pyproject.toml that builds a package."""
+_BUILDS = {
+    "setup.py": re.compile(r"\bsetup\s*\("),
+    "setup.cfg": re.compile(r"^\[(?:metadata|options)\b", re.MULTILINE),
+    "pyproject.toml": re.compile(r"^\[(?:build-system|tool\.(?:poetry|setuptools|hatch|flit|pdm)\b)", re.MULTILINE),
+}
+"""What files have that build a package: a ``setup.py`` may be a script of another kind, and ``setup.cfg`` the settings
+of a formatter."""
 _FINDS = re.compile(r"\bpackages\s*=\s*(?:(?:setuptools\.)?find_packages\(\s*(?:\)|(?:in|ex)clude\b)|find:)")
 """``find_packages()`` from the folder of the file, in setup.py or setup.cfg."""
 _FINDS_MORE = re.compile(
@@ -296,13 +301,13 @@ def is_installed(path: Path, root: Path) -> bool:
 
 @lru_cache(maxsize=256)
 def _installs(folder: Path) -> bool:
-    if not _PACKAGING.isdisjoint(_names(folder)):
-        return True
-    file = folder / "pyproject.toml"
-    try:
-        return _BUILDS.search(read_text(LintTarget(file, str(file), "config", file)).text) is not None
-    except UnreadableFile:
-        return False
+    for name in set(_names(folder)) & _BUILDS.keys():
+        try:
+            if _BUILDS[name].search(read_text(LintTarget(folder / name, name, "config", folder)).text):
+                return True
+        except UnreadableFile:
+            return True
+    return False
 
 
 def is_packaged(path: Path, root: Path) -> bool:
