@@ -44,6 +44,11 @@ def found(folder, files):
             "job.sh": RENAMED + START,
             "README.md": "Use gcr.io/deeplearning-platform-release/pytorch-gpu.1-13\n",
         },
+        {
+            "job.sh": RENAMED + START,
+            "docker-compose.yml": "services: {a: {image: 'pytorch/pytorch:1.12.1-cuda11.3'}}\n",
+        },
+        {"job.sh": RENAMED + START, "cog.yaml": "build:\n  python_packages:\n    - torch==2.0.1\n"},
         {"job.sh": RENAMED + OLD_START},
         {"job.sh": f"{RENAMED}srun -l $IMAGE /opt/nccl-tests/build/all_reduce_perf -b 8 -e 2G\n"},
     ],

@@ -317,6 +317,19 @@ os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = {value}
     assert [hit.severity for hit in rule.violations(Script("train.py", text))] == [severity]
 
 
+@pytest.mark.parametrize(("value", "severity"), [("0", Severity.INFO), ("1", None)])
+def test_a_late_default_costs_nothing(value, severity):
+    text = f"""import os
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+dist.barrier()
+os.environ["NCCL_IGNORE_CPU_AFFINITY"] = "{value}"
+"""
+    rule = next(one for one in builtin_rules() if one.id == "CODE026")
+    assert [hit.severity for hit in rule.violations(Script("train.py", text))] == [severity]
+
+
 @pytest.mark.parametrize(("backend", "severity"), [("gloo", Severity.INFO), ("nccl", None)])
 def test_a_download_is_short_for_the_timeout_of_gloo(backend, severity):
     text = f"""import torch.distributed as dist

@@ -98,10 +98,11 @@ _TELLS = re.compile(
 """A sentence of a page that says which release of torch to install: "Install [PyTorch 2.0.1](https://pytorch.org)"."""
 _PAGES = re.compile(
     r"^(?:readme|install(?:ation)?)(?:\.(?:md|rst|txt))?$|^(?:docker|container)file|^[\w.-]+\.(?:dockerfile|def)$|"
+    r"^(?:docker-)?compose[\w.-]*\.ya?ml$|"
     r"^(?:[\w.-]*[-_.\d])?(?:install|setup|env|environment|conda|venv|requirements|deps|dependencies)"
     r"(?:[-_.\d][\w.-]*|[a-z]*)\.sh$"
 )
-"""Files with commands that install distributions; ``.def``: of Apptainer."""
+"""Files with commands that install distributions, or with images; ``.def``: of Apptainer."""
 _READABLE = re.compile(r"\.(?:md|rst)$|^readme|^dockerfile|^containerfile|^makefile$", re.IGNORECASE)
 """Files that show how programs are started, without being launch files."""
 _LICENSE = re.compile(r"^(?:licen[sc]e|copying)\b", re.IGNORECASE)
@@ -433,7 +434,7 @@ def _is_requirements(name: str) -> bool:
     if name.endswith((".txt", ".in")):
         return "require" in name
     if name.endswith((".yml", ".yaml")):
-        return "env" in name or name.startswith("conda")
+        return "env" in name or name.startswith("conda") or name == "cog.yaml"
     return name in _FILES
 
 

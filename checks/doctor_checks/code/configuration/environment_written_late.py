@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.knowledge.launchers import LAUNCHERS
+from doctor.knowledge.variable_values import effective
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.cuda import initializes_cuda, joins
 from doctor.lint.python.loader_calls import words_behind
@@ -87,7 +88,7 @@ def environment_written_late(script: Script) -> Iterator[Violation]:
             at,
             f"{variable} is set too late: {reader.words} in `{script.text_of(started, 29)}` (line {started.lineno})",
             fix=f"Set {variable} above line {started.lineno}, or in the environment of the launcher.",
-            severity=Severity.INFO if _is_exported(script, at, variable) else None,
+            severity=Severity.INFO if _is_in_use(script, at, variable) else None,
             evidence=(("variable", variable), ("read_at_line", started.lineno), ("foreshadows", _in_a_run(variable))),
             confidence=0.85,
         )
@@ -109,13 +110,17 @@ def _changes_nothing(script: Script, at: ast.stmt, variable: str) -> bool:
     return any("rank" in word.lower() for word in words_behind(script, value))
 
 
-def _is_exported(script: Script, at: ast.stmt, variable: str) -> bool:
-    """Whether a launcher has given the processes the same value, in a script that reads what only launchers set."""
+def _is_in_use(script: Script, at: ast.stmt, variable: str) -> bool:
+    """Whether the value is the default of the variable, or a launcher has given the processes the same one, in a script
+    that reads what only launchers set."""
     value = at.value if isinstance(at, ast.Assign) else None
     if isinstance(value, ast.Call) and script.text_of(value.func) == "str" and len(value.args) == 1:
         value = value.args[0]
     known = script.value(value) if value is not None else UNKNOWN
-    return "LOCAL_RANK" in script.text and f"{variable}={known}" in _EXPORTED
+    if not isinstance(known, (str, int)):
+        return False
+    is_default = (default := effective(variable, None)) is not None and effective(variable, str(known)) == default
+    return is_default or ("LOCAL_RANK" in script.text and f"{variable}={known}" in _EXPORTED)
 
 
 _EXPORTED = frozenset(chain.from_iterable(row.exports for row in LAUNCHERS))
