@@ -20,6 +20,10 @@ os.environ["MASTER_ADDR"] = "localhost"
 torch.distributed.init_process_group("nccl", rank=int(os.environ["RANK"]))
 """
 
+LOCAL = """\
+rank = int(os.environ["LOCAL_RANK"])
+sampler = torch.utils.data.distributed.DistributedSampler(data, num_replicas=8, rank=rank)
+"""
 OF_PORT = SCRIPT.replace('MASTER_ADDR"] = "localhost"', 'MASTER_PORT"] = "29600"')
 
 
@@ -33,9 +37,10 @@ OF_PORT = SCRIPT.replace('MASTER_ADDR"] = "localhost"', 'MASTER_PORT"] = "29600"
         ({"run.sh": "srun python train.py\n"}, "warning"),
         ({"run.sh": "torchrun --nproc_per_node=4 test.py\n"}, "warning"),
         ({"README.md": "Run `torchrun --nproc_per_node=4 train.py`.\n"}, "info"),
-        ({"train.py": f"{SCRIPT}# torchrun --standalone --nproc_per_node=2 train.py\n"}, "info"),
-        ({"train.py": f"{SCRIPT}# torchrun --nnodes=2 --nproc_per_node=2 train.py\n"}, "warning"),
-        ({"train.py": f"{SCRIPT}# see torchrun in the manual\n"}, "warning"),
+        ({"train.py": f"{SCRIPT}{LOCAL}# torchrun --standalone --nproc_per_node=2 train.py\n"}, "info"),
+        ({"train.py": f"{SCRIPT}{LOCAL}# torchrun --nnodes=2 --nproc_per_node=2 train.py\n"}, "warning"),
+        ({"train.py": f"{SCRIPT}{LOCAL}# see torchrun in the manual\n"}, "warning"),
+        ({"train.py": f"{SCRIPT}# torchrun --standalone --nproc_per_node=2 train.py\n"}, "warning"),
         ({"run.sh": "deepspeed train.py\n", "train.py": OF_PORT}, "info"),
         ({"run.sh": "deepspeed --master_port 29501 train.py\n", "train.py": OF_PORT}, "warning"),
         ({"run.sh": "torchrun --nproc_per_node=4 train.py\n", "train.py": OF_PORT}, "warning"),

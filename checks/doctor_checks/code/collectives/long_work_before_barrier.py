@@ -28,9 +28,9 @@ from doctor.testing.script_cases import fails, passes
         fails("the arguments of Transformers", _ARGUMENTS),
         passes("with a limit of its own", _DOWNLOAD.replace('"nccl"', '"nccl", timeout=timedelta(hours=3)')),
         passes("all ranks load what was prepared", _PREPARED),
-        passes("a known small data set", _SMALL),
-        passes("a known small data set, beside others", _SMALL_BESIDE),
-        fails("a known small data set, or files", _SMALL_OR_FILES),
+        passes("a known small dataset", _SMALL),
+        passes("a known small dataset, beside others", _SMALL_BESIDE),
+        fails("a known small dataset, or files", _SMALL_OR_FILES),
         passes("nobody waits", _NOBODY),
         passes("the limit is given where the script is started", _PARSED),
     ),
@@ -111,11 +111,11 @@ _SMALL_SETS = frozenset(
         *("wikitext", "yelp_polarity"),
     }
 )
-"""Data sets of the Hugging Face Hub, without their owners, that are tokenized within a few minutes."""
+"""Datasets of the Hugging Face Hub, without their owners, that are tokenized within a few minutes."""
 
 
 def _is_over_small(script: Script, data: ast.expr) -> bool:
-    """Whether data are a small set as it was loaded, and nothing else."""
+    """Whether data are a small dataset as it was loaded, and nothing else."""
     while isinstance(data, ast.Subscript):
         data = data.value
     loaded = list(origins(script, data))

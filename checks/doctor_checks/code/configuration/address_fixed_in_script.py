@@ -134,20 +134,33 @@ _LAUNCHES = re.compile(r"torchrun|torch\.distributed|accelerate launch|deepspeed
 
 
 _KEEPS_PORT = re.compile(r"\bdeepspeed\b(?!.*(?:master_port|torchrun|accelerate launch))", re.DOTALL)
-"""A start by DeepSpeed, which gives every job of a host the same port unless it is told another one."""
+"""A start by DeepSpeed, which gives every job of a host the same port unless an option sets another one."""
 
 
 def _commands_on_one_host(script: Script) -> list[str]:
     """The texts that start the script with a launcher: launch files, pages and notebooks of the project, and lines of
-    the script itself. None if one of them names further hosts; without them, the launcher gives the same address."""
+    a script that is for one host. None if one of them names further hosts: otherwise the launcher gives the same
+    address."""
     name = script.path.rpartition("/")[2]
-    texts = [line for line in script.text.replace("\\\n", " ").splitlines() if _starts(name, line)]
+    lines = script.text.replace("\\\n", " ").splitlines() if _divides_by_local_rank(script) else []
+    texts = [line for line in lines if _starts(name, line)]
     if script.modules is not None:
         texts += [text for _, text in script.modules.mentioning(name, launches=True)]
         texts += [text for text in script.modules.pages(script.location) if name in text] if script.location else []
         notebooks = script.modules.notebooks(name)
         texts += [line for text in notebooks for line in text.splitlines() if _starts(name, line)]
     return [] if any(map(_STARTS_HOSTS.search, texts)) else list(filter(_LAUNCHES.search, texts))
+
+
+def _divides_by_local_rank(script: Script) -> bool:
+    """Whether the ranks of one host share all data, so that the commands in the script say how it can run."""
+    samplers = (call for call in script.all(ast.Call) if last_name(call.func) == "DistributedSampler")
+    given = (script.argument(call, "rank", 2) for call in samplers)
+    return any(one is not None and _is_local(script, one) for one in given)
+
+
+def _is_local(script: Script, rank: ast.expr) -> bool:
+    return any("LOCAL_RANK" in ast.unparse(one) for one in (*script.values_of(rank), *origins(script, rank)))
 
 
 def _starts(name: str, line: str) -> bool:
