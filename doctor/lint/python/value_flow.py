@@ -12,8 +12,9 @@ MOST_NODES = 600
 """Nodes of a function that one value is followed through."""
 
 
-def computed_from(script: Script, node: ast.expr) -> Iterator[ast.AST]:
-    """The nodes of an expression, and of all values that its names get in the same function."""
+def computed_from(script: Script, node: ast.expr, *, above: int | None = None) -> Iterator[ast.AST]:
+    """The nodes of an expression, and of all values that its names get in the same function. ``above``: only in lines
+    above this one, outside of loops."""
     scope = script.function_of(node) or script.tree
     waiting: list[ast.AST] = [node]
     seen: set[str] = set()
@@ -27,7 +28,8 @@ def computed_from(script: Script, node: ast.expr) -> Iterator[ast.AST]:
             seen.add(current.id)
             found = script.scope_of(node, current.id)
             if found is not None and found.node is scope:
-                waiting.extend(_values(found.names[current.id]))
+                values = _values(found.names[current.id])
+                waiting.extend(one for one in values if above is None or getattr(one, "lineno", 0) < above)
 
 
 def _values(bindings: list[ast.AST | str]) -> Iterator[ast.AST]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import belongs_to_lightning, words_behind
-from doctor.lint.python.project.saved_values import has_no_tensors
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import FunctionNode, last_name
 from doctor.lint.python.single_rank import excludes, may_run_alone, ways_to
@@ -24,19 +23,13 @@ from doctor.lint.python.training import (
 )
 from doctor.lint.python.value_flow import computed_from, handed_in
 from doctor.testing.script_cases import fails, passes
+from doctor_checks.code.processes._written_values import WRITERS, file_of, severity_of
 
-_WRITERS = {
-    "torch.save": ("f", 1),
-    "numpy.save": ("file", 0),
-    "numpy.savez": ("file", 0),
-    "numpy.savez_compressed": ("file", 0),
-    "safetensors.torch.save_file": ("filename", 1),
-    "joblib.dump": ("filename", 1),
-}
-"""Calls that write, with their path argument."""
 _QUOTES = "'\""
 _DATA_SETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.datasets.")
-_LAUNCHED = re.compile(r"torchrun|torch\.distributed|accelerate launch|deepspeed |local_rank|LOCAL_RANK|world_size")
+_LAUNCHED = re.compile(
+    r"torchrun|torch\.distributed|accelerate launch|deepspeed |local_rank|LOCAL_RANK|world_size(?!\W{0,3}[=:]\s?1\b)"
+)
 """Words of scripts that a launcher starts in several ranks."""
 _OWN = re.compile(
     r"rank|proc(?:ess)?_?(?:id|index)|getpid|gethostname|hostname|node_?name|uuid|te?mp|mkstemp|local|device|gpu|worker|"
@@ -46,6 +39,7 @@ _OWN = re.compile(
 """Words of paths that differ between ranks, or are not files."""
 
 _LOADER = re.compile(r"loader|(?:^|_)dl$", re.IGNORECASE)
+_OPTIMIZES = re.compile(r"optim|[Tt]rainer|train_one_epoch|\.train\(|\btrain\(", re.IGNORECASE)
 
 
 @rule(
@@ -262,7 +256,7 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
                 call,
                 f"All ranks write to {place if place[0] in _QUOTES else f'`{place}`'} at the same time",
                 evidence=(("job_started_at_line", ranks.lineno),),
-                severity=_severity_of(script, call, infers=infers),
+                severity=severity_of(script, call, infers=infers),
                 fix=_fix(script, call, ranks),
             )
 
@@ -406,7 +400,7 @@ def _loaded(script: Script, data: ast.expr) -> Iterator[ast.Call]:
 
 
 def _written(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
-    for name, (argument, place) in _WRITERS.items():
+    for name, (argument, place) in WRITERS.items():
         for call in script.calls(name):
             if (where := script.argument(call, argument, place)) is not None:
                 yield call, where
@@ -417,147 +411,6 @@ def _written(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
                 continue
             if not (_is_marker(script, call) or _is_only_emptied(script, call) or _holds_models(script, call)):
                 yield call, call.args[0]
-
-
-_READERS = re.compile(r"^(?:\w+\.)*\w*(?:yaml|json|toml|tomllib|OmegaConf|YAML)(?:\(\))?\.\w*load\w*$")
-"""Functions that read settings from a file."""
-_DUMPS = frozenset({"dump", "dumps", "safe_dump", "save", "write"})
-
-
-def _severity_of(script: Script, call: ast.Call, *, infers: bool) -> Severity | None:
-    """Checkpoints and arrays are errors, short texts and numbers warnings, and copies of one file say the same from all
-    ranks."""
-    if _is_of_debug_run(script, call):
-        return Severity.INFO
-    if script.name(call.func) in _WRITERS:
-        saves_numbers = script.name(call.func) == "torch.save" and call.args and has_no_tensors(script, call.args[0])
-        return Severity.WARNING if infers or saves_numbers else None
-    return Severity.INFO if _is_copy(script, call) or _is_same(script, call) else Severity.WARNING
-
-
-_DEBUGS = re.compile(r"(?:^|_)debug(?:$|_|ging)", re.IGNORECASE)
-
-
-def _is_of_debug_run(script: Script, call: ast.Call) -> bool:
-    """Whether a branch for debugging has it: such runs mostly have one process."""
-    inner: ast.AST = call
-    for outer in script.around(call):
-        if isinstance(outer, ast.If) and inner in outer.body and not any(map(_negates, ast.walk(outer.test))):
-            named = (last_name(one) for one in ast.walk(outer.test) if isinstance(one, (ast.Name, ast.Attribute)))
-            if any(map(_DEBUGS.search, named)):
-                return True
-        inner = outer
-    return False
-
-
-def _negates(node: ast.AST) -> bool:
-    return isinstance(node, (ast.Not, ast.NotEq, ast.IsNot)) or (isinstance(node, ast.Constant) and not node.value)
-
-
-_OPTIMIZES = re.compile(r"optim|[Tt]rainer|train_one_epoch|\.train\(|\btrain\(", re.IGNORECASE)
-_GATHERS = ("gather", "gather_for_metrics", "all_gather", "all_gather_object", "all_reduce", "reduce")
-
-
-_SETTINGS_NAME = re.compile(
-    r"^(?:\w+_)?(?:args?|arguments|opts?|options|cfg|config|conf|hps|hparams|params|settings|flags|variant)(?:_(?:text|str|json))?$",
-    re.IGNORECASE,
-)
-_OF_PYTHON = frozenset(
-    {"json", "yaml", "str", "repr", "vars", "dict", "sorted", "asdict", "pprint", "OmegaConf", "getattr"}
-)
-
-
-def _is_same(script: Script, call: ast.Call) -> bool:
-    """A text that is the same on all ranks: settings, by their name or because YAML holds them, and what is written
-    once, not in a loop, by a script that gathers its numbers or has them averaged."""
-    around = script.parent(script.parent(call) or call)
-    body = around.body if isinstance(around, ast.With) else [script.statement_of(call)]
-    dumps = [one for part in body for one in script.inside(part, ast.Call) if last_name(one.func) in _DUMPS]
-    made = (part for one in dumps for given in (one, *one.args) for part in computed_from(script, given))
-    if any(isinstance(one, ast.Call) and script.name(one.func).startswith("yaml.") for one in made):
-        return True
-    names = [_named(one.args[0]) - _OF_PYTHON for one in dumps if one.args]
-    parts = _parts_of_settings(script, body)
-    if names and all(given and all(one in parts or _SETTINGS_NAME.match(one) for one in given) for given in names):
-        return True
-    if script.nearest(call, ast.For, ast.While) is not None:
-        return False
-    written = [one.args[0] for one in dumps if one.args]
-    return any(True for _ in script.method_calls(*_GATHERS)) or (
-        bool(written) and all(_may_be_averaged(script, one) for one in written)
-    )
-
-
-_OF_ALL_RANKS = re.compile(r"^(?:num_)?(?:world_?size|replicas|process_group)$", re.IGNORECASE)
-
-
-def _may_be_averaged(script: Script, value: ast.expr) -> bool:
-    """Whether a value is computed by a function or an object that was given the number of ranks, with which it may
-    average: ``evaluator = Evaluator(model, world_size=world_size)``, and ``evaluator.run(loader)``."""
-    for node in computed_from(script, value):
-        given = [*node.args, *(word.value for word in node.keywords)] if isinstance(node, ast.Call) else []
-        if any(_OF_ALL_RANKS.match(last_name(one)) for one in given):
-            return True
-    return False
-
-
-def _named(node: ast.AST) -> set[str]:
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-
-
-def _parts_of_settings(script: Script, body: list[ast.stmt]) -> set[str]:
-    """The names of what a loop over settings, and the statements in it, take from them:
-    ``for name in vars(args): value = getattr(args, name)``."""
-    parts: set[str] = set()
-    steps: list[ast.For | ast.Assign] = []
-    for part in body:
-        steps += [*script.inside(part, ast.For), *script.inside(part, ast.Assign)]
-    for step in sorted(steps, key=lambda one: one.lineno):
-        source = step.iter if isinstance(step, ast.For) else step.value
-        targets = [step.target] if isinstance(step, ast.For) else step.targets
-        given = _named(source) - _OF_PYTHON
-        if given and all(one in parts or _SETTINGS_NAME.match(one) for one in given):
-            parts |= {name for target in targets for name in _named(target)}
-    return parts
-
-
-def _is_copy(script: Script, call: ast.Call) -> bool:
-    """``yaml.dump(settings, open(path, "w"))`` of settings that were read from a file, or the text of one: every rank
-    writes the same."""
-    around = script.parent(script.parent(call) or call)
-    body = around.body if isinstance(around, ast.With) else [script.statement_of(call)]
-    dumps = [one for part in body for one in script.inside(part, ast.Call) if last_name(one.func) in _DUMPS]
-    written = [one.args[0] for one in dumps if one.args and one.args[0] not in dumps]
-    return bool(written) and all(_is_read(script, one) or _is_read_only(script, one) for one in written)
-
-
-def _is_read(script: Script, node: ast.expr) -> bool:
-    """``source.read()`` of a file that the script opened."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "read":
-        return False
-    files = (_file_of(script, one) for one in script.all(ast.Call) if last_name(one.func) == "open")
-    return ast.unparse(node.func.value) in (ast.unparse(one) for one in files if one is not None)
-
-
-def _is_read_only(script: Script, node: ast.expr) -> bool:
-    """Whether a name is bound once, to what a file held, and the function adds at most constants to it."""
-    made = script.values_of(node)
-    if not isinstance(node, ast.Name) or len(made) != 1 or not isinstance(made[0], ast.Call):
-        return False
-    if not _READERS.match(script.name(made[0].func)):
-        return False
-    updates = (one for one in script.method_calls("update") if ast.unparse(one.func).partition(".")[0] == node.id)
-    stored = (one for one in script.all(ast.Assign) if script.function_of(one) is script.function_of(node))
-    added = [one for one in stored if any(_root(target) == node.id for target in one.targets)]
-    return next(updates, None) is None and all(isinstance(one.value, ast.Constant) for one in added)
-
-
-def _root(target: ast.expr) -> str:
-    """``settings`` of ``settings["model"]["size"]``; empty for a plain name."""
-    inner = target
-    while isinstance(inner, ast.Subscript):
-        inner = inner.value
-    return inner.id if isinstance(inner, ast.Name) and inner is not target else ""
 
 
 def _is_marker(script: Script, call: ast.Call) -> bool:
@@ -611,7 +464,7 @@ def _writes_models(script: Script, file: ast.expr) -> bool:
 
 def _uses_of_file(script: Script, call: ast.Call) -> list[ast.expr] | None:
     """The uses of the variable of an open file; ``None`` if it has none."""
-    file = _file_of(script, call)
+    file = file_of(script, call)
     if isinstance(file, ast.Name):
         scope = script.scope_of(file, file.id)
         return [
@@ -622,15 +475,6 @@ def _uses_of_file(script: Script, call: ast.Call) -> list[ast.expr] | None:
     if isinstance(file, ast.Attribute) and isinstance(file.value, ast.Name) and file.value.id == "self":
         return [one for one in script.all(ast.Attribute) if isinstance(one.ctx, ast.Load) and one.attr == file.attr]
     return None
-
-
-def _file_of(script: Script, call: ast.Call) -> ast.expr | None:
-    """What ``open()`` is bound to: ``file`` of ``file = open(path, "w")`` or of ``with open(path, "w") as file``."""
-    outer = script.parent(call)
-    if isinstance(outer, ast.withitem):
-        return outer.optional_vars
-    is_plain = isinstance(outer, ast.Assign) and outer.value is call and len(outer.targets) == 1
-    return outer.targets[0] if isinstance(outer, ast.Assign) and is_plain else None
 
 
 def _only_closes(script: Script, file: ast.expr) -> bool:

@@ -10,6 +10,7 @@ from pathlib import PurePath
 
 from doctor.core.finding import Severity
 from doctor.lint.engine.rule import FlowStep, Violation
+from doctor.lint.python.project.failing_calls import fails_before
 from doctor.lint.python.project.failing_wrap import fails_to_wrap
 from doctor.lint.python.project.launch_counts import LAUNCHERS, STARTS_RANKS, is_started_as_one
 from doctor.lint.python.project.left_defaults import outcome
@@ -53,7 +54,7 @@ def as_placed(script: Script, rule: str, severity: Severity, violation: Violatio
 def _as_started(script: Script, rule: str, severity: Severity, violation: Violation, at: ast.AST) -> Violation | None:
     if never_runs(script, at):
         return None
-    if never_runs(script, at, options=True):
+    if never_runs(script, at, options=True) or fails_before(script, at):
         return replace(violation, severity=Severity.INFO, preview=True)
     if rule not in OF_SEVERAL_RANKS:
         return violation

@@ -1,0 +1,290 @@
+"""What all ranks write into one file: whether it is the same from each of them, and what is lost if two mix."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from doctor.api import Script, Severity
+from doctor.lint.python.project.saved_values import has_no_tensors
+from doctor.lint.python.script import last_name
+from doctor.lint.python.value_flow import computed_from
+
+WRITERS = {
+    "torch.save": ("f", 1),
+    "numpy.save": ("file", 0),
+    "numpy.savez": ("file", 0),
+    "numpy.savez_compressed": ("file", 0),
+    "safetensors.torch.save_file": ("filename", 1),
+    "joblib.dump": ("filename", 1),
+}
+"""Calls that write, with their path argument."""
+_READERS = re.compile(r"^(?:\w+\.)*\w*(?:yaml|json|toml|tomllib|OmegaConf|YAML)(?:\(\))?\.\w*load\w*$")
+"""Functions that read settings from a file."""
+_DUMPS = frozenset({"dump", "dumps", "safe_dump", "save", "write"})
+
+
+def severity_of(script: Script, call: ast.Call, *, infers: bool) -> Severity | None:
+    """By what is lost: checkpoints and arrays are errors, texts and numbers warnings. What is small and the same from
+    all ranks, or a dump of a run that stops there, is an info."""
+    if _is_of_debug_run(script, call) or _is_dump_of_failure(script, call):
+        return Severity.INFO
+    if script.name(call.func) in WRITERS:
+        saved = call.args[0] if script.name(call.func) == "torch.save" and call.args else None
+        if saved is not None and _holds_scores(script, saved):
+            return Severity.INFO if _averages(script) else Severity.WARNING
+        saves_numbers = saved is not None and has_no_tensors(script, saved)
+        return Severity.WARNING if infers or saves_numbers else None
+    is_same = _is_copy(script, call) or _is_same(script, call) or _is_table_of_labels(script, call)
+    return Severity.INFO if is_same else Severity.WARNING
+
+
+_EXITS = frozenset({"exit", "_exit", "quit", "abort"})
+_IS_BAD = frozenset({"isfinite", "isnan", "isinf", "is_finite", "is_nan", "isreal"})
+
+
+def _is_dump_of_failure(script: Script, call: ast.Call) -> bool:
+    """Whether a branch for a loss that is not finite has it, or one without a model in the file that ends the process
+    with an error: the file is for whoever looks for the reason, and no result of the run is in it."""
+    inner: ast.AST = script.statement_of(call)
+    has_model = any(_OF_MODELS.search(last_name(one)) for given in call.args for one in ast.walk(given))
+    for outer in script.around(inner):
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return False
+        if isinstance(outer, ast.If) and inner in outer.body:
+            tested = {last_name(one.func) for one in ast.walk(outer.test) if isinstance(one, ast.Call)}
+            if tested & _IS_BAD or (not has_model and any(map(_ends_in_error, outer.body))):
+                return True
+        inner = outer
+    return False
+
+
+_OF_MODELS = re.compile(r"state_dict|model|net$|optim|checkpoint|ckpt", re.IGNORECASE)
+
+
+def _ends_in_error(statement: ast.stmt) -> bool:
+    """``raise``, or ``sys.exit(1)``: a job that has reached its end leaves with zero."""
+    if isinstance(statement, ast.Raise):
+        return True
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or last_name(call.func) not in _EXITS:
+        return False
+    given = call.args[0] if call.args else None
+    return isinstance(given, ast.JoinedStr) or (isinstance(given, ast.Constant) and given.value not in (0, None))
+
+
+_SCORE = re.compile(
+    r"^(?:\w+_)?(?:acc\d?|accuracy|accuracies|dice|m?iou|m?ap|auc|auroc|f1|bleu|rouge|psnr|ssim|fid|wer|cer|hd95|scores?|"
+    r"metrics?|loss|losses|perplexity|ppl|error|rmse|mse|mae|precision|recall|epochs?|steps?|iters?|iterations?|top\d|lr)"
+    r"(?:_\w+)?$|^best_\w+$",
+    re.IGNORECASE,
+)
+_OF_WEIGHTS = re.compile(r"state|model|optim|weight|param|tensor|embed|feature|logit|pred|output|map", re.IGNORECASE)
+
+
+def _holds_scores(script: Script, saved: ast.expr) -> bool:
+    """Whether a dictionary that is saved has scores and counters alone, by the names of its entries and their
+    values: ``{"epoch": epoch, "best_acc": best_acc}``."""
+    values = script.values_of(saved) if isinstance(saved, ast.Name) else (saved,)
+    if len(values) != 1 or not isinstance(values[0], ast.Dict) or not values[0].keys:
+        return False
+    if isinstance(saved, ast.Name) and f"{saved.id}[" in script.text:
+        return False
+    return all(_is_score(script, *pair) for pair in zip(values[0].keys, values[0].values, strict=True))
+
+
+def _is_score(script: Script, key: ast.expr | None, value: ast.expr) -> bool:
+    word = script.value(key) if key is not None else None
+    if not isinstance(word, str) or _OF_WEIGHTS.search(word):
+        return False
+    named = {word, *(_named(value) - _OF_PYTHON)}
+    is_plain = not any(isinstance(one, ast.Call) for one in ast.walk(value)) or has_no_tensors(script, value)
+    return is_plain and any(map(_SCORE.match, named)) and not any(map(_OF_WEIGHTS.search, named))
+
+
+def _averages(script: Script) -> bool:
+    """Whether a script exchanges numbers between its ranks."""
+    return any(True for _ in script.method_calls(*_GATHERS))
+
+
+_TABLE = re.compile(r"label|class|categor|vocab|id2|2id|idx2|2idx|_to_id|id_to_|_to_idx|mapping|encoder", re.IGNORECASE)
+_OF_EVALUATION = re.compile(r"pred|logit|output|result|model|net$|loader|batch|loss|epoch|rank", re.IGNORECASE)
+_FILLED = ("append", "extend", "update", "setdefault")
+
+
+def _is_table_of_labels(script: Script, call: ast.Call) -> bool:
+    """Whether the names of classes, or a vocabulary, are written, which a script has read from its data before it
+    trains: every rank has the same, and a later job reads the file."""
+    if script.nearest(call, ast.For, ast.While) is not None:
+        return False
+    dumped = _dumped(script, call)
+    filled = {last_name(one.func.value) for one in script.method_calls(*_FILLED) if isinstance(one.func, ast.Attribute)}
+    for value in dumped:
+        named = _named(value) - _OF_PYTHON
+        if not named or not any(map(_TABLE.search, named)) or named & filled:
+            return False
+        made = computed_from(script, value, above=call.lineno)
+        if any(_OF_EVALUATION.search(last_name(one)) for one in made if isinstance(one, (ast.Name, ast.Attribute))):
+            return False
+    return bool(dumped)
+
+
+def _dumped(script: Script, call: ast.Call) -> list[ast.expr]:
+    """What is written into an open file."""
+    calls = [one for part in _body_of(script, call) for one in script.inside(part, ast.Call)]
+    dumps = [one for one in calls if last_name(one.func) in _DUMPS]
+    return [one.args[0] for one in dumps if one.args and one.args[0] not in dumps]
+
+
+def _body_of(script: Script, call: ast.Call) -> list[ast.stmt]:
+    """The statements that have an open file: those of ``with open(path, "w")``, or that of the call."""
+    around = script.parent(script.parent(call) or call)
+    return around.body if isinstance(around, ast.With) else [script.statement_of(call)]
+
+
+_DEBUGS = re.compile(r"(?:^|_)debug(?:$|_|ging)", re.IGNORECASE)
+
+
+def _is_of_debug_run(script: Script, call: ast.Call) -> bool:
+    """Whether a branch for debugging has it: such runs mostly have one process."""
+    inner: ast.AST = call
+    for outer in script.around(call):
+        if isinstance(outer, ast.If) and inner in outer.body and not any(map(_negates, ast.walk(outer.test))):
+            named = (last_name(one) for one in ast.walk(outer.test) if isinstance(one, (ast.Name, ast.Attribute)))
+            if any(map(_DEBUGS.search, named)):
+                return True
+        inner = outer
+    return False
+
+
+def _negates(node: ast.AST) -> bool:
+    return isinstance(node, (ast.Not, ast.NotEq, ast.IsNot)) or (isinstance(node, ast.Constant) and not node.value)
+
+
+_GATHERS = ("gather", "gather_for_metrics", "all_gather", "all_gather_object", "all_reduce", "reduce")
+
+
+_SETTINGS_NAME = re.compile(
+    r"^(?:\w+_)?(?:args?|arguments|opts?|options|cfg|config|conf|hps|hparams|params|settings|flags|variant)(?:_(?:text|str|json))?$",
+    re.IGNORECASE,
+)
+_OF_PYTHON = frozenset(
+    {"json", "yaml", "str", "repr", "vars", "dict", "sorted", "asdict", "pprint", "OmegaConf", "getattr"}
+)
+
+
+def _is_same(script: Script, call: ast.Call) -> bool:
+    """A text that is the same on all ranks: settings, by their name or because YAML holds them, and what is written
+    once, not in a loop, by a script that gathers its numbers or has them averaged."""
+    body = _body_of(script, call)
+    dumps = [one for part in body for one in script.inside(part, ast.Call) if last_name(one.func) in _DUMPS]
+    made = (part for one in dumps for given in (one, *one.args) for part in computed_from(script, given))
+    if any(isinstance(one, ast.Call) and script.name(one.func).startswith("yaml.") for one in made):
+        return True
+    names = [_settings_named(script, one.args[0]) for one in dumps if one.args]
+    parts = _parts_of_settings(script, body)
+    if names and all(given and all(one in parts or _SETTINGS_NAME.match(one) for one in given) for given in names):
+        return True
+    if script.nearest(call, ast.For, ast.While) is not None:
+        return False
+    written = [one.args[0] for one in dumps if one.args]
+    return _averages(script) or (bool(written) and all(_may_be_averaged(script, one) for one in written))
+
+
+_OF_ALL_RANKS = re.compile(r"^(?:num_)?(?:world_?size|replicas|process_group)$", re.IGNORECASE)
+
+
+def _may_be_averaged(script: Script, value: ast.expr) -> bool:
+    """Whether a value is computed by a function or an object that was given the number of ranks, with which it may
+    average: ``evaluator = Evaluator(model, world_size=world_size)``, and ``evaluator.run(loader)``."""
+    for node in computed_from(script, value):
+        given = [*node.args, *(word.value for word in node.keywords)] if isinstance(node, ast.Call) else []
+        if any(_OF_ALL_RANKS.match(last_name(one)) for one in given):
+            return True
+    return False
+
+
+_COPIES = frozenset({"deepcopy", "copy", "vars", "asdict", "dict", "to_dict", "to_container", "dumps"})
+
+
+def _settings_named(script: Script, node: ast.expr) -> set[str]:
+    """The names in a value, of a copy of settings those of what was copied: ``used = copy.deepcopy(config)``."""
+    found: set[str] = set()
+    for part in ast.walk(node):
+        if not isinstance(part, ast.Name):
+            continue
+        values = () if _SETTINGS_NAME.match(part.id) else script.values_of(part)
+        made = values[0] if len(values) == 1 else None
+        is_copy = isinstance(made, ast.Call) and last_name(made.func) in _COPIES
+        found |= _named(made) - {"copy"} if is_copy and made is not None else {part.id}
+    return found - _OF_PYTHON
+
+
+def _named(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def _parts_of_settings(script: Script, body: list[ast.stmt]) -> set[str]:
+    """The names of what a loop over settings, and the statements in it, take from them:
+    ``for name in vars(args): value = getattr(args, name)``."""
+    parts: set[str] = set()
+    steps: list[ast.For | ast.Assign] = []
+    for part in body:
+        steps += [*script.inside(part, ast.For), *script.inside(part, ast.Assign)]
+    for step in sorted(steps, key=lambda one: one.lineno):
+        source = step.iter if isinstance(step, ast.For) else step.value
+        targets = [step.target] if isinstance(step, ast.For) else step.targets
+        given = _named(source) - _OF_PYTHON
+        if given and all(one in parts or _SETTINGS_NAME.match(one) for one in given):
+            parts |= {name for target in targets for name in _named(target)}
+    return parts
+
+
+def _is_copy(script: Script, call: ast.Call) -> bool:
+    """``yaml.dump(settings, open(path, "w"))`` of settings that were read from a file, or the text of one: every rank
+    writes the same."""
+    written = _dumped(script, call)
+    return bool(written) and all(_is_read(script, one) or _is_read_only(script, one) for one in written)
+
+
+def _is_read(script: Script, node: ast.expr) -> bool:
+    """``source.read()`` of a file that the script opened, or the only value of a name."""
+    values = script.values_of(node) if isinstance(node, ast.Name) else ()
+    if len(values) == 1 and values[0] is not node and isinstance(values[0], ast.expr):
+        return _is_read(script, values[0])
+    if isinstance(node, ast.Call) and last_name(node.func) in ("read_text", "read_bytes"):
+        return True
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "read":
+        return False
+    files = (file_of(script, one) for one in script.all(ast.Call) if last_name(one.func) == "open")
+    return ast.unparse(node.func.value) in (ast.unparse(one) for one in files if one is not None)
+
+
+def _is_read_only(script: Script, node: ast.expr) -> bool:
+    """Whether a name is bound once, to what a file held, and the function adds at most constants to it."""
+    made = script.values_of(node)
+    if not isinstance(node, ast.Name) or len(made) != 1 or not isinstance(made[0], ast.Call):
+        return False
+    if not _READERS.match(script.name(made[0].func)):
+        return False
+    updates = (one for one in script.method_calls("update") if ast.unparse(one.func).partition(".")[0] == node.id)
+    stored = (one for one in script.all(ast.Assign) if script.function_of(one) is script.function_of(node))
+    added = [one for one in stored if any(_root(target) == node.id for target in one.targets)]
+    return next(updates, None) is None and all(isinstance(one.value, ast.Constant) for one in added)
+
+
+def _root(target: ast.expr) -> str:
+    """``settings`` of ``settings["model"]["size"]``; empty for a plain name."""
+    inner = target
+    while isinstance(inner, ast.Subscript):
+        inner = inner.value
+    return inner.id if isinstance(inner, ast.Name) and inner is not target else ""
+
+
+def file_of(script: Script, call: ast.Call) -> ast.expr | None:
+    """What ``open()`` is bound to: ``file`` of ``file = open(path, "w")`` or of ``with open(path, "w") as file``."""
+    outer = script.parent(call)
+    if isinstance(outer, ast.withitem):
+        return outer.optional_vars
+    is_plain = isinstance(outer, ast.Assign) and outer.value is call and len(outer.targets) == 1
+    return outer.targets[0] if isinstance(outer, ast.Assign) and is_plain else None
