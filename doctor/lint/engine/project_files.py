@@ -150,6 +150,10 @@ class ProjectFiles:
         """Whether a folder below ``root`` has a license of its own, or a page that says how to cite it."""
         return folder != root and is_copied(Path(folder))
 
+    def pages_in(self, folder: str) -> tuple[str, ...]:
+        """The texts of the pages of a folder."""
+        return pages_of(Path(folder) / "program.py", Path(folder))
+
     def pages_at_root(self, location: str) -> tuple[str, ...]:
         """The texts of the pages of the folder that :meth:`root_of` gives."""
         root = self.root_of(location)

@@ -89,6 +89,9 @@ class ProjectModules(Protocol):
     def is_copied_project(self, folder: str, root: str) -> bool:
         """Whether a folder below ``root`` has a license of its own, or a page that says how to cite it."""
 
+    def pages_in(self, folder: str) -> tuple[str, ...]:
+        """The texts of the pages of a folder."""
+
     def pages_at_root(self, location: str) -> tuple[str, ...]:
         """The texts of the pages of the folder that :meth:`root_of` gives."""
 

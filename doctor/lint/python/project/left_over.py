@@ -21,6 +21,16 @@ _OLD_COPY = re.compile(
     re.IGNORECASE,
 )
 """Names of files that say the same: ``train_backup(1).py``, ``train copy.py``."""
+_SAYS_OLD = re.compile(
+    r"\b(?:must|should) not be (?:executed|run|used|imported)|\b(?:do not|don't|never) (?:run|use|execute|rely on|train with)\b"
+    r"[^.\n]{0,40}\b(?:it|this|these|them|files?|scripts?|code|folder)\b|\b(?:no longer|not) (?:maintained|supported|in use)\b|"
+    r"\b(?:is|are|has been|have been) (?:now )?(?:deprecated|obsolete|archived|superseded|frozen|retired)\b|"
+    r"\bkept (?:only )?(?:for|as a?) ?(?:reference|historical|history)|^[\W_]*(?:legacy|deprecated|obsolete|archived?|retired|"
+    r"superseded|frozen historical)\b",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""What a folder's page, or the first lines of a file, say of code that nobody shall start."""
+_FIRST_LINES = 8
 _STARTS = re.compile(r"(?:\bpython[\d.]*\b|torchrun|launch|deepspeed|\bsrun\b)[^\n]*\.py\b")
 
 
@@ -39,7 +49,8 @@ def left_over_folder(script: Script) -> str:
     folders = place.parent.relative_to(root).parts
     for depth, name in enumerate(folders, 1):
         if _OLD.match(name):
-            return name if not _is_used_from_outside(script, name) else ""
+            says_so = _says_old(script, "/".join((root, *folders[:depth])))
+            return name if not _is_used_from_outside(script, name, pages=not says_so) else ""
         if modules.is_copied_project("/".join((root, *folders[:depth])), root) and _is_library(script, name):
             return name
     return ""
@@ -60,8 +71,20 @@ def _outside(modules: ProjectModules, folder: str, word: str, *, launches: bool 
     return (text for shown, text in modules.mentioning(word, launches=launches) if folder not in PurePath(shown).parts)
 
 
-def _is_used_from_outside(script: Script, folder: str) -> bool:
-    """Whether a program, launch file, notebook or page imports from a folder of that name, or names a file in it."""
+def _says_old(script: Script, folder: str) -> bool:
+    """Whether a page of a folder says of all in it that it is old, or the first lines of the script do so of it."""
+    modules = script.modules
+    begin = "\n".join(script.text.split("\n", _FIRST_LINES)[:_FIRST_LINES])
+    texts = (*(modules.pages_in(folder) if modules is not None else ()), "\n".join(_COMMENT.findall(begin)))
+    return any(_SAYS_OLD.search(text) for text in texts)
+
+
+_COMMENT = re.compile(r"^(?:#|[rR]?[\"']{3}|(?!from |import |@|def |class )[A-Z*]).*$", re.MULTILINE)
+
+
+def _is_used_from_outside(script: Script, folder: str, *, pages: bool) -> bool:
+    """Whether a program, launch file or notebook imports from a folder of that name, or names a file in it; ``pages``:
+    or a page, unless what is said there is that the folder is old."""
     modules, word = script.modules, re.escape(folder)
     if modules is None:
         return True
@@ -70,7 +93,8 @@ def _is_used_from_outside(script: Script, folder: str) -> bool:
         rf"\bcd\s+[\w./-]*\b{word}\b|-m\s+[\w.]*\b{word}\.",
         re.MULTILINE,
     )
-    texts = (*_outside(modules, folder, folder), *modules.notebooks(folder), *modules.pages_at_root(script.location))
+    texts = [*_outside(modules, folder, folder), *modules.notebooks(folder)]
+    texts += modules.pages_at_root(script.location) if pages else ()
     return any(used.search(text) for text in texts)
 
 
