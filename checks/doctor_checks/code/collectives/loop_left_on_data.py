@@ -219,9 +219,20 @@ def _swallowed(script: Script, tried: ast.Try, calls: dict[ast.Call, str]) -> It
             found = _hit(script, handler, caught, "continues with the next step", missed[0], "error")
             # Memory runs out on one rank; another error may be one that all ranks have, which separates none
             is_local = _MEMORY_WORDS.search(ast.unparse(handler)) is not None
-            yield found if is_local else replace(found, severity=Severity.WARNING)
+            if _only_saves(missed):
+                yield replace(found, severity=Severity.INFO, preview=True)
+            else:
+                yield found if is_local else replace(found, severity=Severity.WARNING)
 
 
+def _only_saves(missed: list[ast.Call]) -> bool:
+    """Whether nothing but a checkpoint is tried: no step is lost, and the ranks part only if the file system fails for
+    one of them."""
+    words = {last_name(call.func) for call in missed}
+    return any("save" in one for one in words) and all("save" in one or one in _AROUND_SAVES for one in words)
+
+
+_AROUND_SAVES = frozenset({"barrier", "wait_for_everyone", "state_dict", "get_state_dict", "get_model_state_dict"})
 _MEMORY_WORDS = re.compile(r"out.?of.?memory|\boom\b", re.IGNORECASE)
 
 

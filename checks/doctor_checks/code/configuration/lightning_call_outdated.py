@@ -18,7 +18,7 @@ from doctor.knowledge.releases import release
 from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.fix.trainer_arguments import HALF, STRATEGIES_AS_ACCELERATORS, trainer_edits
 from doctor.lint.python.lightning_version import KnownLightning, known_lightning
-from doctor.lint.python.project.unreached import calls_nowhere, is_imported_nowhere, is_used_nowhere
+from doctor.lint.python.project.unreached import calls_nowhere, has_no_trainer, is_imported_nowhere, is_used_nowhere
 from doctor.lint.python.script import UNKNOWN
 from doctor.lint.python.training import TRAINER, hooks, lightning_modules
 from doctor.testing.script_cases import fails, passes
@@ -141,6 +141,8 @@ def _is_unreached(script: Script, at: ast.AST) -> bool:
     if not isinstance(at, ast.FunctionDef) or owner is None:
         return False
     # trainer/configuration_validator.py rejects the hooks of tests in ``Trainer.test()`` alone.
+    if has_no_trainer(script):
+        return True
     tests = at.name in ("test_epoch_end", "test_step_end")
     return is_used_nowhere(script, owner) or (tests and calls_nowhere(script, "test"))
 

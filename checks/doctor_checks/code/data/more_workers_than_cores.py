@@ -61,6 +61,10 @@ def more_workers_than_cores(script: Script) -> Iterator[Violation]:
             )
 
 
+_FEW = 2
+"""Ranks of a host, where the script says how many it starts there."""
+
+
 class _Workers(NamedTuple):
     """``number``: ``None`` for all cores. ``of``: where it is set. ``option``: the one whose default in ``line`` it
     is."""
@@ -103,7 +107,7 @@ def _ranks_of_host(script: Script) -> int:
     """Ranks that the script itself starts on one host, by default 1."""
     counts = [1]
     for call in script.calls(TRAINER, FABRIC):
-        devices = script.value(script.argument(call, "devices"))
+        devices = script.value(script.argument(call, "devices") or script.argument(call, "gpus"))
         if isinstance(devices, tuple):
             counts.append(len(devices))
         elif isinstance(devices, int) and not isinstance(devices, bool):
@@ -123,6 +127,8 @@ def _every_core(script: Script, call: ast.Call, workers: _Workers, ranks: int) -
     yield Violation(
         call,
         f"{workers.of} gives {many} of a host one worker per CPU core",
+        # At most two workers for a core
+        severity=Severity.INFO if ranks == _FEW else None,
         fix='Set `num_workers=max(1, len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"]) - 1)`.',
         evidence=(("job_started_at_line", shown.lineno),),
         confidence=0.9,

@@ -162,6 +162,26 @@ def is_used_nowhere(script: Script, owner: ast.ClassDef) -> bool:
     return is_restored or not _finds_by_name(script)
 
 
+_MAKES_TRAINER = re.compile(
+    r"\bTrainer(?:\.from_argparse_args)?\(|LightningCLI|\bimport\b[^\n#]*\b(?:Trainer|LightningCLI)\b|"
+    r"\b(?:pl|L|lightning|pytorch_lightning)[\w.]*\.(?:Trainer|Fabric|LightningLite|LightningCLI)\b|\.fit\("
+)
+
+
+@per_script
+def has_no_trainer(script: Script) -> bool:
+    """Whether no text of a whole project of several files makes a Trainer, whose loops alone call the hooks of a
+    LightningModule: it serves as a plain module, whose weights are loaded."""
+    modules = script.modules
+    if modules is None or modules.is_one_file or not script.location or not modules.is_whole(script.location):
+        return False
+    if modules.installs(script.location) or not _has_programs(script):
+        return False
+    texts = [text for word in ("Trainer", "LightningCLI", ".fit(") for _, text in modules.mentioning(word)]
+    texts += [*modules.notebooks("Trainer"), *modules.pages(script.location)]
+    return not any(map(_MAKES_TRAINER.search, (script.text, *texts)))
+
+
 def calls_nowhere(script: Script, method: str) -> bool:
     """Whether no text of a project of several files calls a method of that name, or starts a command line that may."""
     modules = script.modules
