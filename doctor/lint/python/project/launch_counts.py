@@ -19,7 +19,7 @@ from doctor.lint.launch.process_launches import (
 )
 from doctor.lint.python.project.unreached import is_program, may_import
 from doctor.lint.python.script import ProjectModules, Script, per_script
-from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER
+from doctor.lint.python.training import FABRIC, TRAINER
 
 STARTS_RANKS = re.compile(
     r"\b(?:spawn|start_processes|notebook_launcher|debug_launcher|TorchTrainer|AutoExecutor|idist\.Parallel)\("
@@ -162,8 +162,8 @@ def _common(first: str, second: str) -> int:
 
 def _names_other_start(script: Script) -> bool:
     """Whether a script that ``python`` can start may have more ranks: it has a Trainer or a Fabric, which start them,
-    or an Accelerator, starts processes, or names a launcher."""
-    starts = next(script.calls(TRAINER, FABRIC, ACCELERATOR), None) is not None
+    starts processes, or names a launcher. An Accelerator starts none."""
+    starts = next(script.calls(TRAINER, FABRIC), None) is not None
     return starts or _STARTS_PROGRAMS.search(script.text) is not None or _OWN_LAUNCHERS.search(script.text) is not None
 
 
