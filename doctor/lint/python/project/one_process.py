@@ -17,6 +17,7 @@ from doctor.lint.python.project.left_defaults import outcome
 from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
 from doctor.lint.python.project.options import is_one_everywhere
 from doctor.lint.python.project.own_folders import has_folder_of_its_own
+from doctor.lint.python.project.own_start import is_demonstration, is_of_own_main
 from doctor.lint.python.project.unreached import unreached
 from doctor.lint.python.project.wrapped_model import uses_past_wrapper
 from doctor.lint.python.rank_branches import BLOCKS, block_of, statements_before
@@ -76,6 +77,8 @@ def _as_started(script: Script, rule: str, severity: Severity, violation: Violat
 def _is_left_to_others(script: Script, rule: str, at: ast.AST) -> bool:
     """Whether what needs several ranks, or a folder that they share, happens in no start that the project shows."""
     if rule == _OF_SHARED_FOLDERS and has_folder_of_its_own(script, at):
+        return True
+    if is_demonstration(script) or is_of_own_main(script, at):
         return True
     return is_made_for_one(script) or cannot_run(script, at) or uses_past_wrapper(script) or fails_to_wrap(script)
 

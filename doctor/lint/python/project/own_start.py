@@ -1,0 +1,94 @@
+"""Programs that a project starts as one process, beside those of several ranks: demonstrations, tools in modules."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from doctor.lint.python.project.launch_counts import LAUNCHERS, STARTS_RANKS
+from doctor.lint.python.project.unreached import is_program, may_import
+from doctor.lint.python.script import FunctionNode, Script, per_script
+from doctor.lint.python.training import ACCELERATOR, only_infers, several_ranks
+
+_STARTS = re.compile(rf"{LAUNCHERS.pattern}|launch|\bsbatch\b|nproc|num_processes|\$\{{?\w*(?:LAUNCH|RUN|CMD)")
+_GUARD = "__name__ == '__main__'"
+_OF_RANKS = re.compile(
+    r"\bdist\.|distributed|rank|world_?size|accelerat|\bDDP\b|deepspeed|horovod|Trainer", re.IGNORECASE
+)
+
+
+@per_script
+def is_demonstration(script: Script) -> bool:
+    """Whether a program that nothing imports trains nothing, only an Accelerator in it could be for several ranks, and
+    no command of the project gives it to a launcher: what is started with ``python`` to show results."""
+    shown = several_ranks(script)
+    if shown is None or script.modules is None or script.modules.is_one_file or not is_program(script):
+        return False
+    if script.name(shown.func) != ACCELERATOR or not only_infers(script, shown) or LAUNCHERS.search(script.text):
+        return False
+    place = PurePath(script.location or script.path)
+    return not STARTS_RANKS.search(script.text) and not any(
+        may_import(place, text) or any(map(_STARTS.search, _lines(text, place))) for text in _texts_naming(script)
+    )
+
+
+def is_of_own_main(script: Script, node: ast.AST) -> bool:
+    """Whether only ``if __name__ == "__main__":`` of a module reaches a place, with no word of ranks on the way, while
+    the programs of the project import the module: a step of one process that prepares something."""
+    guard = next((one for one in script.tree.body if isinstance(one, ast.If) and _is_guard(one)), None)
+    function = script.function_of(node)
+    if (
+        guard is None
+        or function is None
+        or script.modules is None
+        or not isinstance(script.parent(function), ast.Module)
+    ):
+        return False
+    place = PurePath(script.location or script.path)
+    others = [text for shown, text in script.modules.mentioning(place.stem) if shown != script.path]
+    importers = [text for text in others if may_import(place, text)]
+    if not importers or any(LAUNCHERS.search(line) for text in _texts_naming(script) for line in _lines(text, place)):
+        return False
+    on_the_way = _reached_from(script, guard)
+    if function not in on_the_way or any(_OF_RANKS.search(ast.unparse(one)) for one in (guard, *on_the_way)):
+        return False
+    uses = [one for one in script.all(ast.Name) if script.definition(one) is function]
+    inside = (script.function_of(one) in on_the_way or guard in script.around(one) for one in uses)
+    word = re.compile(rf"\b{re.escape(function.name)}\b|import \*")
+    return all(inside) and not any(map(word.search, importers))
+
+
+def _is_guard(statement: ast.If) -> bool:
+    return ast.unparse(statement.test) == _GUARD
+
+
+def _reached_from(script: Script, node: ast.AST) -> list[FunctionNode]:
+    """The functions of the module that a part of it names, also through others."""
+    found: list[FunctionNode] = []
+    waiting = [node]
+    while waiting:
+        for one in ast.walk(waiting.pop()):
+            function = script.definition(one) if isinstance(one, ast.Name) else None
+            if function is not None and function not in found:
+                found.append(function)
+                waiting.append(function)
+    return found
+
+
+def _texts_naming(script: Script) -> Iterator[str]:
+    """The launch files, programs and pages of the project that have the name of a script."""
+    modules, stem = script.modules, PurePath(script.path).stem
+    if modules is None:
+        return
+    named = re.compile(rf"(?<![\w-]){re.escape(stem)}(?![\w-])")
+    texts = [text for shown, text in modules.mentioning(stem) if shown != script.path]
+    texts += [*(modules.pages(script.location) if script.location else ()), *modules.notebooks(stem)]
+    yield from (text for text in texts if named.search(text))
+
+
+def _lines(text: str, place: PurePath) -> Iterator[str]:
+    """The lines that start a file, or it as a module."""
+    named = re.compile(rf"{re.escape(place.name)}|-m\s+[\w.]*\b{re.escape(place.stem)}\b")
+    return (line for line in text.replace("\\\n", " ").splitlines() if named.search(line))
