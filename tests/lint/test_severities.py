@@ -14,6 +14,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 """
 _STEP = """\
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+
 def train(net, loader, optimizer):
     model = DDP(net)
     for batch in loader:
@@ -109,6 +113,37 @@ train(model)
 if {test}:
     torch.save(model, "last.pt")
 """
+_BAD_LOSS = """\
+for batch in loader:
+    loss = train(model, batch)
+    if {test}:
+        torch.save({saved}, "batch.pt")
+        {leave}
+"""
+_SCORES = """\
+for epoch in range(9):
+    train(model)
+    best_acc = measure(model)
+    print(accelerator.{averages}(best_acc))
+    torch.save({{"epoch": epoch, "{key}": {value}}}, "last.pt")
+"""
+_LABELS = """\
+table = frame["kind"].unique()
+{more}
+with open("label_names.bin", "wb") as file:
+    pickle.dump({value}, file)
+"""
+_KEPT_SETTINGS = """\
+used = copy.deepcopy({copied})
+with open("used.json", "w") as file:
+    json.dump({{"all": asdict(used)}}, file)
+"""
+_TEXT = """\
+with open("settings.json") as file:
+    text = file.{read}()
+with open("out/settings.json", "w") as file:
+    file.write(text)
+"""
 _ACCUMULATED = """\
 def train(net, loader, optimizer):
     accumulation = {steps}
@@ -173,6 +208,9 @@ class Saver:
             dist.barrier()
 """
 _SAVED = "dist.barrier()\n            dist.barrier()\n            return"
+_TRIED_SAVE: str = _STEP.format(handler="print(error)").replace(
+    "model(batch).sum().backward()", "accelerator.save_state('last')"
+)
 _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
 
 
@@ -206,6 +244,67 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         ("CODE029", _RANKS.format(write=_DEBUGGED.format(test="args.debug")), Severity.INFO),
         ("CODE029", _RANKS.format(write=_DEBUGGED.format(test="not args.debug")), Severity.ERROR),
         ("CODE029", _RANKS.format(write=_DEBUGGED.format(test='os.path.exists("debug.pt")')), Severity.ERROR),
+        (
+            "CODE029",
+            _RANKS.format(write=_BAD_LOSS.format(test="not math.isfinite(loss)", saved="model", leave="break")),
+            Severity.INFO,
+        ),
+        (
+            "CODE029",
+            _RANKS.format(write=_BAD_LOSS.format(test="loss > 9", saved="batch", leave="sys.exit(1)")),
+            Severity.INFO,
+        ),
+        (
+            "CODE029",
+            _RANKS.format(write=_BAD_LOSS.format(test="loss > 9", saved="batch", leave="raise ValueError(loss)")),
+            Severity.INFO,
+        ),
+        (
+            "CODE029",
+            _RANKS.format(write=_BAD_LOSS.format(test="late", saved="model.state_dict()", leave="sys.exit(1)")),
+            Severity.ERROR,
+        ),
+        (
+            "CODE029",
+            _RANKS.format(write=_BAD_LOSS.format(test="loss > 9", saved="batch", leave="sys.exit(0)")),
+            Severity.ERROR,
+        ),
+        (
+            "CODE029",
+            _RANKS.format(write=_SCORES.format(averages="reduce", key="best_acc", value="best_acc")),
+            Severity.INFO,
+        ),
+        (
+            "CODE029",
+            _RANKS.format(write=_SCORES.format(averages="trackers", key="best_acc", value="best_acc")),
+            Severity.WARNING,
+        ),
+        (
+            "CODE029",
+            _RANKS.format(write=_SCORES.format(averages="reduce", key="features", value="best_acc")),
+            Severity.ERROR,
+        ),
+        (
+            "CODE029",
+            _RANKS.format(write=_SCORES.format(averages="reduce", key="best_acc", value="model.state_dict()")),
+            Severity.ERROR,
+        ),
+        ("CODE029", _RANKS.format(write=_LABELS.format(more="", value="sorted(class_names)")), Severity.INFO),
+        (
+            "CODE029",
+            _RANKS.format(write=_LABELS.format(more="class_names.append(0)", value="class_names")),
+            Severity.WARNING,
+        ),
+        (
+            "CODE029",
+            _RANKS.format(write=_LABELS.format(more="labels = predict(model)", value="labels")),
+            Severity.WARNING,
+        ),
+        ("CODE029", _RANKS.format(write=_KEPT_SETTINGS.format(copied="config")), Severity.INFO),
+        ("CODE029", _RANKS.format(write=_KEPT_SETTINGS.format(copied="history")), Severity.WARNING),
+        ("CODE029", _RANKS.format(write=_TEXT.format(read="read")), Severity.INFO),
+        ("CODE029", _RANKS.format(write=_TEXT.format(read="tell")), Severity.WARNING),
+        ("CODE016", _TRIED_SAVE, Severity.INFO),
         ("CODE010", _LOADERS.format(option="balanced"), Severity.WARNING),
         ("CODE018", _RECOMPUTED.format(test="self.training"), Severity.ERROR),
         ("CODE018", _RECOMPUTED.format(test="self.use_checkpoint"), Severity.WARNING),

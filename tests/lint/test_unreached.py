@@ -46,6 +46,10 @@ REACHED = {
     "what a page shows": {"net.py": NET, "train.py": "print()\n", "README.md": "Give `net.Net` to a Trainer.\n"},
 }
 NOT_REACHED = {
+    "a module in a project without a Trainer": {
+        "net.py": NET,
+        "use.py": "from net import Net\n\nif __name__ == '__main__':\n    print(Net())\n",
+    },
     "a module that is only restored": {"net.py": NET, "use.py": RESTORES},
     "one that is restored, beside what is found by its name": {
         "net.py": NET,

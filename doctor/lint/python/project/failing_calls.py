@@ -13,7 +13,7 @@ from doctor.lint.engine.imported_names import names_in
 from doctor.lint.python.project.call_graph import INERT
 from doctor.lint.python.project.unreached import may_import
 from doctor.lint.python.rank_branches import BLOCKS, statements_before
-from doctor.lint.python.script import FunctionNode, Script, last_name, per_script
+from doctor.lint.python.script import FunctionNode, ProjectModules, Script, last_name, per_script
 
 _DEPTH = 4
 """Functions that are followed to their callers."""
@@ -33,7 +33,7 @@ def fails_before(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
         return False  # cells run in any order
     inner = node
     for outer in script.around(node):
-        if any(_fails(script, one) for one in statements_before(outer, inner, BLOCKS)):
+        if any(_is_known_to_fail(script, one) for one in statements_before(outer, inner, BLOCKS)):
             return True
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
             break
@@ -88,6 +88,18 @@ def _is_imported_by_others(script: Script, name: str) -> bool:
         shown != script.path and word.search(text) is not None and may_import(place, text)
         for shown, text in script.modules.mentioning(place.stem)
     )
+
+
+@per_script
+def _answers(_script: Script) -> dict[ast.stmt, bool]:
+    return {}
+
+
+def _is_known_to_fail(script: Script, statement: ast.stmt) -> bool:
+    answers = _answers(script)
+    if statement not in answers:
+        answers[statement] = _fails(script, statement)
+    return answers[statement]
 
 
 def _fails(script: Script, statement: ast.stmt) -> bool:
@@ -159,10 +171,18 @@ def _may_be_starred(script: Script, name: str) -> bool:
         return bool(stars)
     for one in stars:
         found = script.modules.named(script.path, "." * one.level + (one.module or ""))
-        texts = [names_in(script.modules.text_at(shown)) for shown in found]
-        if not texts or any(names is None or name in names for names in texts):
+        given = [_names_of(script.modules, shown) for shown in found]
+        if not given or any(names is None or name in names for names in given):
             return True
     return False
+
+
+def _names_of(modules: ProjectModules, shown: str) -> frozenset[str] | None:
+    key = ("names in a module", shown)
+    if key not in modules.memo:
+        modules.memo[key] = names_in(modules.text_at(shown))
+    found: frozenset[str] | None = modules.memo[key]
+    return found
 
 
 def _is_in_any(script: Script, node: ast.AST, outer: list[ast.AST]) -> bool:

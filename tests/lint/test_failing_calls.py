@@ -1,0 +1,143 @@
+"""Places that no run reaches, since it fails before, or that only a start with one process has."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lint.test_one_process import HANG, HEAD, JOINS, found, indented
+
+SETS_UP = "setup.py"
+TRAINS = "def train(net, steps):\n" + indented(HANG)
+RUNS = "class Runs:\n    def __init__(self, net, steps=1):\n" + indented(HANG, 8)
+IN_LOOP = "def main(batches):\n    for batch in batches:\n        {use}\n" + indented(HANG, 8) + "{more}\nmain([])\n"
+VAIN = {
+    "a required argument is missing": f"{TRAINS}\ntrain(1)\n",
+    "an unknown argument": f"{TRAINS}\ntrain(1, steps=2, rate=3)\n",
+    "one argument too many": f"{TRAINS}\ntrain(1, 2, 3)\n",
+    "of a class": f"{RUNS}\nRuns(steps=2)\n",
+    "a class, from a function": f"{RUNS}\ndef main():\n    Runs()\n\nmain()\n",
+    "the call above": "def load(path):\n    return path\n\ndef main():\n    load()\n" + indented(HANG) + "\nmain()\n",
+    "each way to a place": "def load(path):\n    return path\n\n" + TRAINS + "\nload()\ntrain(1, 2)\n",
+    "a function that is defined below its use": "for step in range(9):\n    save(step)\n\ndef save(step):\n"
+    + indented(HANG),
+    "a list that is made below the loop": IN_LOOP.format(use="seen.append(batch)", more="    seen = []\n"),
+    "in a condition": IN_LOOP.format(use="if len(seen): print(batch)", more="    seen = []\n"),
+}
+REACHED = {
+    "with all arguments": f"{TRAINS}\ntrain(1, steps=2)\n",
+    "with unknown arguments": f"{TRAINS}\ntrain(*given)\n",
+    "one of two calls": f"{TRAINS}\ntrain(1, 2)\ntrain(1)\n",
+    "a class with a default": f"{RUNS}\nRuns(1)\n",
+    "any arguments": TRAINS.replace("steps", "*steps, **more") + "\ntrain(1, 2, rate=3)\n",
+    "a function that is decorated": "@given(1)\n" + TRAINS + "\ntrain()\n",
+    "a call that may not be made": "def load(path):\n    return path\n\ndef main(x):\n    if x:\n        load()\n"
+    + indented(HANG)
+    + "\nmain(1)\n",
+    "an error that is caught": "def load(path):\n    return path\n\ndef main():\n    try:\n        load()\n"
+    "    except TypeError:\n        pass\n" + indented(HANG) + "\nmain()\n",
+    "a function below its use in another": "def main():\n    save(1)\n\ndef save(step):\n"
+    + indented(HANG)
+    + "\nmain()\n",
+    "a list that the loop makes": IN_LOOP.format(use="seen.append(batch)", more="        seen = []\n"),
+    "a list of the module": "seen = []\n" + IN_LOOP.format(use="seen.append(batch)", more="    print(seen)\n"),
+    "a name that a star gives": "from tools import *\n\nsave(1)\n\ndef save(step):\n" + indented(HANG) + "\nsave(2)\n",
+    "a global name": "def fill():\n    global save\n    save = print\n\nfill()\nsave(1)\n\ndef save(step):\n"
+    + indented(HANG)
+    + "\nsave(2)\n",
+}
+
+
+@pytest.mark.parametrize("name", VAIN)
+def test_what_follows_a_failure_is_an_info(tmp_path, name):
+    assert found(tmp_path, {"train.py": HEAD + JOINS + VAIN[name], "other.py": ""}) == [("CODE005", "info")]
+
+
+@pytest.mark.parametrize("name", REACHED)
+def test_what_may_run_is_an_error(tmp_path, name):
+    assert ("CODE005", "error") in found(tmp_path, {"train.py": HEAD + JOINS + REACHED[name], "other.py": ""})
+
+
+def test_a_function_with_wrong_calls_may_be_imported(tmp_path):
+    files = {"train.py": HEAD + JOINS + VAIN["a required argument is missing"], "use.py": "from train import train\n"}
+    assert found(tmp_path, files) == [("CODE005", "error")]
+
+
+WRITES = "with open('list.txt', 'w') as file:\n    file.write(str(names))\n"
+TOOL = (
+    HEAD
+    + "def mean(x):\n    dist.barrier()\n    dist.init_process_group()\n    return x\n\n"
+    + "def prepare(names):\n"
+    + indented(WRITES)
+    + "\nif __name__ == '__main__':\n    prepare([1])\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("tool", "train", "severity"),
+    [
+        (TOOL, "from tool import mean\nmean(1)\n", "info"),
+        (TOOL, "from tool import mean, prepare\nmean(1)\nprepare(1)\n", "warning"),
+        (TOOL, "print()\n", "warning"),
+        (TOOL + "    mean(1)\n", "from tool import mean\nmean(1)\n", "warning"),
+    ],
+)
+def test_a_module_that_programs_import_may_prepare_data_itself(tmp_path, tool, train, severity):
+    assert ("CODE029", severity) in found(tmp_path, {"tool.py": tool, "train.py": train})
+
+
+TRAINED = HEAD + "model = Accelerator().prepare(net)\nloss.backward()\noptimizer.step()\ntorch.save(model, 'last.pt')\n"
+SHOWS = HEAD + "model = Accelerator().prepare(net)\ntorch.save(model(x), 'seen.pt')\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "severity"),
+    [
+        (SHOWS, {"README.md": "accelerate launch train.py\n\nThen see show.py.\n", "train.py": ""}, "info"),
+        (SHOWS, {"README.md": "accelerate launch show.py\n", "train.py": ""}, "warning"),
+        (SHOWS, {"run.sh": "accelerate launch \\\n    show.py\n", "train.py": ""}, "warning"),
+        (SHOWS, {"train.py": "import show\n"}, "warning"),
+        (TRAINED, {"train.py": ""}, "error"),
+    ],
+)
+def test_a_program_that_only_shows_results_is_one_process(tmp_path, text, files, severity):
+    assert ("CODE029", severity) in found(tmp_path, {"show.py": text, **files})
+
+
+@pytest.mark.parametrize(
+    ("command", "severity"),
+    [("python show.py", "info"), ("accelerate launch show.py", "error")],
+)
+def test_an_accelerator_starts_no_ranks_itself(tmp_path, command, severity):
+    files = {"show.py": TRAINED, "README.md": f"    {command}\n", "other.py": ""}
+    assert found(tmp_path, files) == [("CODE029", severity)]
+
+
+OLD = HEAD + "model = torch.nn.DataParallel(net)\nmodel(x).backward()\n"
+SHOWN = "See `legacy/train.py` for the first version.\n"
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "severity"),
+    [
+        ("# First version\n\nThe files must not be executed.\n", OLD, "info"),
+        ("# First version\n\nThis code is no longer maintained.\n", OLD, "info"),
+        ("", '"""LEGACY: not part of the pipeline."""\n' + OLD, "info"),
+        ("", OLD, "warning"),
+        ("# First version\n\nRun train.py.\n", OLD, "warning"),
+    ],
+)
+def test_a_page_of_a_folder_may_say_that_it_is_old(tmp_path, page, text, severity):
+    (tmp_path / "legacy").mkdir()
+    files = {"README.md": SHOWN, "main.py": "print()\n", "legacy/README.md": page, "legacy/train.py": text}
+    assert ("CODE009", severity) in found(tmp_path, files)
+
+
+@pytest.mark.parametrize(
+    ("setup", "severity"),
+    [("import shutil\n\nshutil.copy('a', 'b')\n", "info"), ("from setuptools import setup\nsetup()\n", "error")],
+)
+def test_a_setup_that_installs_nothing_gives_no_modules(tmp_path, setup, severity):
+    (tmp_path / "libs").mkdir()
+    files = {SETS_UP: setup, "libs/losses.py": "def loss():\n    pass\n", "other.py": ""}
+    text = f"from losses import loss\n{HEAD}{JOINS}{HANG}"
+    assert found(tmp_path, {"train.py": text, **files}) == [("CODE005", severity)]
