@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.lint.test_one_process import HANG, HEAD, JOINS, found, indented
@@ -141,3 +143,29 @@ def test_a_setup_that_installs_nothing_gives_no_modules(tmp_path, setup, severit
     files = {SETS_UP: setup, "libs/losses.py": "def loss():\n    pass\n", "other.py": ""}
     text = f"from losses import loss\n{HEAD}{JOINS}{HANG}"
     assert found(tmp_path, {"train.py": text, **files}) == [("CODE005", severity)]
+
+
+THREADS = "import torch\n\ndef train(net, x):\n    model = torch.nn.DataParallel(net)\n    model(x).backward()\n"
+
+
+def notebook(*cells):
+    parts = [{"cell_type": "code", "metadata": {}, "outputs": [], "source": one} for one in cells]
+    return json.dumps({"cells": parts, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+
+
+@pytest.mark.parametrize(
+    ("cells", "severity"),
+    [((THREADS,), "info"), ((THREADS, "train(1, 2)"), "warning"), ((THREADS, "run = partial(train, 1)"), "warning")],
+)
+def test_a_function_that_no_cell_uses_is_an_info(tmp_path, cells, severity):
+    assert found(tmp_path, {"look.ipynb": notebook(*cells), "a.py": "", "b.py": ""}) == [("CODE009", severity)]
+
+
+@pytest.mark.parametrize(
+    ("cell", "severity"),
+    [("def train(net):\n    pass\n", "info"), ("from tools import train\ntrain(1, 2)\n", "warning")],
+)
+def test_a_notebook_that_defines_a_function_of_that_name_does_not_use_it(tmp_path, cell, severity):
+    main = "import tools\n\nif __name__ == '__main__':\n    print(tools)\n"
+    files = {"tools.py": THREADS, "tools.ipynb": notebook(cell), "main.py": main}
+    assert found(tmp_path, files) == [("CODE009", severity)]

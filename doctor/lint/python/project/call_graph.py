@@ -391,7 +391,7 @@ class CallGraph:
         says of it in words is no use."""
         word = re.escape(name)
         used = rf"\bimport\b[^\n]*\b{word}\b|\b{re.escape(stem)}\s?[.:]\s?{word}\b" if stem else rf"\.{word}\("
-        called = rf"{used}|(?<![.\w]){word}\(" if stem else used
+        called = rf"{used}|(?<![.\w])(?<!def ){word}\(" if stem else used
         is_value = rf"{called}|[:=]\s*[\"']?[\w.]*\b{word}[\"']?\s*$"
         launches = (text for _, text in self._modules.mentioning(name, launches=True))
         if any(re.search(is_value, text, re.MULTILINE) for text in launches):

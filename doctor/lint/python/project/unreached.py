@@ -28,6 +28,9 @@ def unreached(script: Script, line: int) -> str:
     """Why no start of the project runs a line of a script, which then fails in no run; empty if one does, or that is
     unknown: of a file alone, of a part of a repository, and of what an installed package offers to others."""
     modules = script.modules
+    if script.path.endswith(".ipynb") and modules is not None and not modules.is_one_file:
+        name = _only_defined_at(script, line)
+        return f"no cell of the notebook uses {name}" if name else ""
     if modules is None or modules.is_one_file or not script.location or not modules.is_whole(script.location):
         return ""
     if modules.fails_to_import(script.location):
@@ -37,7 +40,7 @@ def unreached(script: Script, line: int) -> str:
     if is_old_copy(script):
         return "its name says that this file is an old copy, and nothing in the project imports or starts it"
     is_offered = modules.installs(script.location)
-    if script.path.endswith(".ipynb") or not (is_offered or _has_programs(script)):
+    if not (is_offered or _has_programs(script)):
         return ""
     if not is_offered and (missing := stopped_before(script, line)) and not _may_be_imported(script):
         return f"every run stops before: {missing} does not exist"
@@ -45,6 +48,16 @@ def unreached(script: Script, line: int) -> str:
         return "nothing in the project imports or starts this file"
     name = CallGraph(modules, script.location).unreached_at(script.path, line)
     return f"nothing that runs in the project uses {name}" if name else ""
+
+
+def _only_defined_at(script: Script, line: int) -> str:
+    """The function or class of a notebook around a line that its text names once, where it is defined."""
+    for one in script.tree.body:
+        if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and not one.decorator_list:
+            if one.lineno <= line <= (one.end_lineno or 0):
+                is_only = len(re.findall(rf"\b{re.escape(one.name)}\b", script.text)) == 1
+                return one.name if is_only and _FINDS_BY_NAME.search(script.text) is None else ""
+    return ""
 
 
 @per_script
