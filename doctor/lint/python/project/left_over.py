@@ -22,11 +22,13 @@ _OLD_COPY = re.compile(
 )
 """Names of files that say the same: ``train_backup(1).py``, ``train copy.py``."""
 _SAYS_OLD = re.compile(
-    r"\b(?:must|should) not be (?:executed|run|used|imported)|\b(?:do not|don't|never) (?:run|use|execute|rely on|train with)\b"
-    r"[^.\n]{0,40}\b(?:it|this|these|them|files?|scripts?|code|folder)\b|\b(?:no longer|not) (?:maintained|supported|in use)\b|"
+    r"\b(?:must|should) not be (?:executed|run|used|imported)\b|"
+    r"\b(?:do not|don't|never) (?:run|use|execute|rely on|train with)\b[^.\n]{0,40}"
+    r"\b(?:it|this|these|them|files?|scripts?|code|folder)\b|"
+    r"\b(?:no longer|not) (?:maintained|supported|in use)\b|"
     r"\b(?:is|are|has been|have been) (?:now )?(?:deprecated|obsolete|archived|superseded|frozen|retired)\b|"
-    r"\bkept (?:only )?(?:for|as a?) ?(?:reference|historical|history)|^[\W_]*(?:legacy|deprecated|obsolete|archived?|retired|"
-    r"superseded|frozen historical)\b",
+    r"\bkept (?:only )?(?:for|as a?) ?(?:reference|historical|history)|"
+    r"^[\W_]*(?:legacy|deprecated|obsolete|archived?|retired|superseded|frozen historical)\b",
     re.IGNORECASE | re.MULTILINE,
 )
 """What a folder's page, or the first lines of a file, say of code that nobody shall start."""
