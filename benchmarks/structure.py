@@ -29,7 +29,7 @@ CHECK = (
     " analysis.visible_devices"
 )
 ROOMS: dict[str, str] = {
-    "doctor": "core core.check monitor monitor.sinks session version",
+    "doctor": "core core.check monitor monitor.autostart monitor.sinks session version",
     "doctor.__main__": "cli core monitor.autostart report version",
     "doctor.version": "",
     "doctor.knowledge": "core.decoding core.text",

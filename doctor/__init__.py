@@ -1,8 +1,8 @@
 """rankdoctor: the doctor for distributed PyTorch training.
 
 The public names, each loaded when it is first asked for: ``collect``, ``examine``, ``Job``, ``Report``, ``Finding``
-and ``check``; in a run ``DoctorCallback`` (Lightning), ``HFDoctorCallback`` (Hugging Face Trainer) and ``watch`` (any
-other loop); ``DoctorWarning`` and ``Findings``: what these warn with and raise.
+and ``check``; in a run ``DoctorCallback`` (Lightning), ``HFDoctorCallback`` (Hugging Face Trainer), ``DoctorTracker``
+(Accelerate) and ``watch`` (any other loop); ``DoctorWarning`` and ``Findings``: what these warn with and raise.
 """
 
 from doctor.core.import_path import is_main_package, leave_working_directory
@@ -10,6 +10,8 @@ from doctor.core.import_path import is_main_package, leave_working_directory
 if is_main_package():
     # Before any other import: "python -m" has put the working directory in front of the standard library.
     leave_working_directory()
+
+import doctor.core.clock as _clock  # noqa: F401 - before the program replaces the functions of the clock
 
 TYPE_CHECKING = False
 """As in ``typing``, which would have to be imported; type checkers know the name."""
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from doctor.core.finding import Finding
     from doctor.core.job import Job
     from doctor.core.report_document import Report
+    from doctor.monitor.autostart.accelerate_tracker import DoctorTracker as DoctorTracker
     from doctor.monitor.findings_error import Findings
     from doctor.monitor.integrations.lightning.callback import DoctorCallback as DoctorCallback
     from doctor.monitor.integrations.plain import watch
@@ -37,12 +40,13 @@ _HOMES = {
     "watch": "doctor.monitor.integrations.plain",
     "DoctorCallback": "doctor.monitor.integrations.lightning.callback",
     "HFDoctorCallback": "doctor.monitor.integrations.transformers.hf_callback",
+    "DoctorTracker": "doctor.monitor.autostart.accelerate_tracker",
     "DoctorWarning": "doctor.monitor.sinks.python_warnings",
     "Findings": "doctor.monitor.findings_error",
     "__version__": "doctor.version",
 }
 
-# The callbacks are left out: each needs its framework, and "import *" must not.
+# The callbacks and the tracker are left out: each needs its framework, and "import *" must not.
 __all__ = [
     "DoctorWarning",
     "Finding",

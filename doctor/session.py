@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from doctor.core.clock import time
 from doctor.core.facts import LaunchFacts, StepFacts
 from doctor.core.job import Job, Member, build_job
 from doctor.core.logs.event_groups import quoted_places
@@ -192,7 +192,7 @@ def judge(
     """
     from doctor.core.check_runner import examine_job
 
-    began = time.time() if started is None else started
+    began = time() if started is None else started
     results = examine_job(job, catalog, limits=settings.limits, ignore=ignore or settings.ignored)
     inputs = tuple(inputs)
     # A check of last resort quotes lines that it does not explain.

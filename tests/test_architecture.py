@@ -48,6 +48,30 @@ def test_folders_are_small(tree):
     assert len(tree.flat) <= 6
 
 
+CLOCK = "doctor.core.clock"
+TODAY = ("datetime.datetime.now", "datetime.datetime.utcnow", "datetime.date.today")
+OWN_PROCESSES = {"doctor.probes.storage.file_child", "doctor.monitor.sinks.otlp_process"}
+IN_TRAINING = ("core", "collectors", "cluster", "probes", "monitor", "session")
+
+
+def test_training_processes_read_the_clock_as_it_was(tree):
+    """A program may replace the functions of ``time``, and ``datetime`` reads the same ones."""
+    found = [
+        name
+        for name, module in tree.doctor.items()
+        if name.startswith(tuple(f"doctor.{room}" for room in IN_TRAINING))
+        for node in ast.walk(module.tree)
+        if (isinstance(node, ast.Import) and "time" in [alias.name for alias in node.names])
+        or (isinstance(node, ast.ImportFrom) and node.module == "time")
+        or (
+            isinstance(node, ast.Attribute)
+            and node.attr in ("now", "today", "utcnow")
+            and "datetime" in ast.unparse(node)
+        )
+    ]
+    assert set(found) == {CLOCK, *OWN_PROCESSES}
+
+
 def labeled(paths):
     return [(str(path.relative_to(SHELF)), (path,)) for path in paths]
 

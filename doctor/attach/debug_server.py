@@ -21,7 +21,7 @@ import msgspec
 from doctor.core.errors import UnusableError
 from doctor.core.facts import AttachedProcess, ProcessSample, RecorderFacts, StackThread
 from doctor.core.masking import mask_record
-from doctor.core.recorder_dump import parse_recorder
+from doctor.core.stack_dumps.recorder_dump import parse_recorder
 from doctor.core.stack_dumps.threads import dumped_frame, dumped_thread
 from doctor.monitor.telemetry.stacks.stack_files import stack_in
 

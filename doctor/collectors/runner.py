@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -17,6 +16,7 @@ import msgspec
 from doctor.collectors import collector_for
 from doctor.collectors.base import Collector, Machine, NotPresent, NotVisible
 from doctor.core.background import start_thread
+from doctor.core.clock import monotonic
 from doctor.core.decoding import prepared
 from doctor.core.facts import SECTIONS, Missing, MissingReason, Section
 from doctor.core.facts.section import in_unicode
@@ -58,7 +58,7 @@ def collect_sections(
 
     ``announce`` is called once, after :data:`PATIENCE`, with the collectors that still run.
     """
-    started = time.monotonic()
+    started = monotonic()
     outcomes: dict[str, Outcome] = {}
 
     def work(collector: Collector) -> None:
@@ -67,7 +67,7 @@ def collect_sections(
     threads = [(one, start_thread(f"doctor-{one.key}", partial(work, one))) for one in collectors]
     _wait(threads, started, announce)
     for collector, thread in threads:
-        thread.join(max(0.0, started + collector.deadline - time.monotonic()))
+        thread.join(max(0.0, started + collector.deadline - monotonic()))
     # A thread that is still blocked may write later: copy what is there now, once.
     done = dict(outcomes)
     return {collector.key: done.get(collector.key) or _overdue(collector) for collector, _ in threads}
@@ -77,7 +77,7 @@ def _wait(
     threads: list[tuple[Collector, threading.Thread]], started: float, announce: Callable[[str], None] | None
 ) -> None:
     for collector, thread in threads:
-        thread.join(max(0.0, started + min(PATIENCE, collector.deadline) - time.monotonic()))
+        thread.join(max(0.0, started + min(PATIENCE, collector.deadline) - monotonic()))
     slow = [collector for collector, thread in threads if thread.is_alive() and collector.deadline > PATIENCE]
     if slow and announce is not None:
         most = max(collector.deadline for collector in slow)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
+
+from doctor.core.clock import monotonic
 
 T = TypeVar("T")
 
@@ -51,9 +52,9 @@ def start_thread(name: str, target: Callable[..., object], *args: Any) -> thread
 def join_threads(seconds: float, tell: Callable[[str], None]) -> None:
     """Join the threads of :func:`start_thread`, for at most ``seconds`` together; ``tell`` gets one line for each name
     of those that are still blocked, once per process."""
-    until = time.monotonic() + seconds
+    until = monotonic() + seconds
     for thread in _others():
-        thread.join(max(0.0, until - time.monotonic()))
+        thread.join(max(0.0, until - monotonic()))
     for thread in _others():
         if thread.is_alive() and thread.name not in _named:
             _named.add(thread.name)

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from doctor.core.clock import time
 from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
 from doctor.core.facts import SECTIONS, HostFacts, LaunchFacts, Level, LogEvidence, Missing, ProcessFacts, Section
@@ -123,7 +124,7 @@ class Capture(msgspec.Struct, frozen=True):
 
 def to_document(job: Job, created: datetime.datetime | None = None) -> dict[str, Any]:
     """Return the job as builtins with secrets masked. ``created``: by default when its facts were collected, or now."""
-    moment = created or datetime.datetime.now(datetime.timezone.utc)
+    moment = created or datetime.datetime.fromtimestamp(time(), datetime.timezone.utc)
     collected = job.captured if created is None else ""
     document = {
         "schema": SCHEMA,

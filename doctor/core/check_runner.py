@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from time import monotonic
 from typing import TypeVar
 
 import msgspec
@@ -13,6 +12,7 @@ import msgspec
 from doctor.core.background import start_thread
 from doctor.core.check import Check
 from doctor.core.check_registry import BrokenPlugin, CheckRegistry, sentence_of
+from doctor.core.clock import monotonic
 from doctor.core.decoding import prepared
 from doctor.core.facts import Missing, MissingReason, Section
 from doctor.core.facts.section import in_unicode

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime
 import math
-import time
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from doctor.core.clock import time
 from doctor.core.facts import DeviceSpeedFacts, LogEvidence, Missing
 from doctor.core.finding import PRIMARY_CONFIDENCE, Severity, Status
 from doctor.core.job import Job
@@ -67,7 +67,7 @@ def summarize(
         schema=SCHEMA,
         tool=ReportTool(),
         started=_timestamp(started),
-        seconds=round(time.time() - started, 3),
+        seconds=round(time() - started, 3),
         exit_code=_exit_code(results, fail_on, inconclusive=inconclusive),
         verdict=_verdict(results, inconclusive=inconclusive),
         job=describe_job(job) if job is not None else None,
@@ -116,7 +116,7 @@ def merge_reports(reports: Iterable[tuple[str, Report]], *, started: float) -> R
         schema=SCHEMA,
         tool=ReportTool(),
         started=_timestamp(started),
-        seconds=round(time.time() - started, 3),
+        seconds=round(time() - started, 3),
         exit_code=min((run.report.exit_code for run in runs), key=_WORST_FIRST.index),
         verdict=min((run.report.verdict for run in runs), key=words.index),
         runs=runs,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, get_args
 import msgspec
 from msgspec import Meta
 
+from doctor.core.clock import time
 from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
 from doctor.core.files.settings_file import VARIABLE, SettingsFileSearch, UserSettingsFile, is_private
@@ -144,13 +145,13 @@ class Settings(msgspec.Struct, frozen=True):
 
     def ignored(self, check: Check, _finding: Finding, hosts: tuple[str, ...]) -> Ignored | None:
         """Why a finding is ignored, or ``None``."""
-        today = datetime.date.today()
+        today = datetime.date.fromtimestamp(time())
         entry = next((entry for entry in self.ignore if entry.covers(check, hosts, today)), None)
         return Ignored(entry.reason, entry.by) if entry else None
 
     def ignored_in(self, rule: HasId, file: str) -> Ignored | None:
         """Why a finding of a rule in a file is ignored, or ``None``."""
-        today = datetime.date.today()
+        today = datetime.date.fromtimestamp(time())
         entry = next((entry for entry in self.ignore if entry.covers_file(rule, file, today)), None)
         return Ignored(entry.reason, entry.by) if entry else None
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from doctor.core.clock import time
 from doctor.core.errors import UnusableError
 from doctor.core.files.own_folder import OwnFile
 from doctor.core.finding import Severity
@@ -86,7 +86,7 @@ class RunEvaluator:
         self._run_id = run_id
         self.history = FindingHistory()
         self._registry: CheckRegistry | None = None
-        self._started = time.time()
+        self._started = time()
         self._lock = threading.Lock()
         self._stall_findings: set[FindingKey] = set()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from doctor.cluster.transport.store import KeyValueStore, StoreLost
 from doctor.cluster.transport.tcp_store import TCPStoreBackend, join_store
 from doctor.collectors.base import Machine
 from doctor.collectors.host.host_identity import host_identity
+from doctor.core.clock import monotonic
 from doctor.core.files.own_folder import OwnFolder
 from doctor.monitor.static_facts import StaticFacts
 from doctor.monitor.telemetry.rank_telemetry import Sections
@@ -85,7 +85,7 @@ def _gather(
     schedule: ProbeSchedule,
     write_line: Callable[[str], None],
 ) -> None:
-    close_at = time.monotonic() + SECONDS
+    close_at = monotonic() + SECONDS
     try:
         if identity.number:
             GatherMember(store, participant, schedule, close_at=close_at, max_seconds=SECONDS).participate()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterable
 
 import msgspec
@@ -17,6 +16,7 @@ from doctor.collectors.host.host_identity import host_identity
 from doctor.collectors.launch.launcher import launch_facts
 from doctor.collectors.runner import collect_facts
 from doctor.core.background import start_thread
+from doctor.core.clock import monotonic
 from doctor.core.facts import SECTIONS, GpuFacts, HostUseFacts, LaunchFacts, Section, StorageFacts
 from doctor.knowledge.launcher_index import BY_NAME
 from doctor.monitor.telemetry.host_counters import HostCounters
@@ -75,7 +75,7 @@ class StaticFacts:
         self._host_counters = HostCounters()
         self._known: Sections = {}
         self._ready = threading.Event()
-        self._read_at = time.monotonic()
+        self._read_at = monotonic()
         self._reading: threading.Thread | None = None
         own_gpus = states_binding(launch_facts(os.environ))
         self._start(keys_to_collect(leads_host=self._lease.granted, own_gpus=own_gpus))
@@ -91,7 +91,7 @@ class StaticFacts:
         if self.leads_host:
             self._known[HostUseFacts.key] = self._host_counters.facts()
             reading = self._reading is not None and self._reading.is_alive()
-            if not reading and time.monotonic() - self._read_at >= EVERY:
+            if not reading and monotonic() - self._read_at >= EVERY:
                 self._start([key for key in REREAD if isinstance(self._known.get(key), Section)])
         return dict(self._known)
 
@@ -106,7 +106,7 @@ class StaticFacts:
         self._lease.close()
 
     def _start(self, keys: Iterable[str]) -> None:
-        self._read_at = time.monotonic()
+        self._read_at = monotonic()
         self._reading = start_thread("doctor-facts", self._read, tuple(keys))
 
     def _read(self, keys: tuple[str, ...]) -> None:

@@ -84,6 +84,22 @@ def test_the_numbers_are_those_of_the_job_without_it(kind: str, tmp_path: Path) 
     assert findings(report_in(tmp_path / "watched/rankdoctor")) == {}
 
 
+def test_a_clock_that_the_program_replaces_is_not_read(tmp_path: Path) -> None:
+    """Those of tests count their calls, or give a list of times, one for each call."""
+    traces = []
+    for name, options in (("bare", None), ("watched", ("--every-n-steps", "3", "--"))):
+        folder = tmp_path / name
+        folder.mkdir()
+        done = loop(folder, "counted", options=options)
+        assert done.returncode == 0, done.stderr[-3000:]
+        traces.append([(folder / f"trace-{rank}.json").read_text() for rank in range(2)])
+    assert traces[0] == traces[1]
+    assert not (folder / "read").exists()
+    (line,) = [line for line in done.stderr.splitlines() if "rankdoctor" in line]
+    assert "on 2 ranks; report: " in line
+    assert findings(report_in(folder / "rankdoctor")) == {}
+
+
 def test_a_hang_of_one_rank_is_named(tmp_path: Path) -> None:
     options = ("--folder", "out", "--on-hang", "abort", "--hang-after", f"{patience(3):g}", "--")
     done = loop(tmp_path, "hang", options=options)

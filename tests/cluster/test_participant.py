@@ -139,7 +139,7 @@ def test_facts_count_duplicates_every_time(key):
 
 def test_rests_grow_and_do_not_reach_beyond_the_end(monkeypatch):
     slept = []
-    monkeypatch.setattr(polling.time, "sleep", slept.append)
+    monkeypatch.setattr(polling, "sleep", slept.append)
     steps, soon = PollInterval(1000), time.monotonic() + 100
     for _ in range(10):
         steps.rest(soon)
@@ -151,7 +151,7 @@ def test_rests_grow_and_do_not_reach_beyond_the_end(monkeypatch):
 
 def heartbeats(folder, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(heartbeat, "monotonic", lambda: now[0])
     beating = Heartbeat(partial(folder().set, "nonce/pulse"), 0, every=1.0)
     return now, beating, HeartbeatMonitor(partial(folder().get, "nonce/pulse"), every=1.0)
 

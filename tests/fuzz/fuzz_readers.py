@@ -31,8 +31,8 @@ with atheris.instrument_imports():
     from doctor.core.facts.log_events import LONGEST
     from doctor.core.files.read_deadline import ReadBudget
     from doctor.core.files.safe_pickle import load_plain
-    from doctor.core.recorder_dump import parse_recorder
     from doctor.core.settings import read_settings
+    from doctor.core.stack_dumps.recorder_dump import parse_recorder
     from doctor.knowledge.log_patterns import known_patterns
     from doctor.lint.engine.discovery import UnreadableFile
     from doctor.lint.launch.shell.lexer import tokens

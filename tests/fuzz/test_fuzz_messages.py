@@ -318,6 +318,16 @@ def _line(board: KeyValueStore) -> Any:
 _NOWHERE = Path("/proc/self/nothing")
 
 
+WITH_PAUSES = (
+    "bandwidth.transfer_worker",
+    "devices.device_worker",
+    "reachability.path_probe",
+    "reachability.light_probe",
+    "ablation.device_trials",
+    "runtime.tcp_connect",
+)
+
+
 @given(st.sampled_from(sorted(ORDERS)), st.data())
 @FEW
 def test_orders(stage: str, data: st.DataObject) -> None:
@@ -330,7 +340,8 @@ def test_orders(stage: str, data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", _refuse)
         patch.setattr(tcp_connect, "TRIES", 1)
-        patch.setattr(time, "sleep", lambda seconds: None)
+        for module in WITH_PAUSES:
+            patch.setattr(f"doctor.probes.{module}.sleep", lambda seconds: None)
         patch.setattr(file_probe, "start_child", _refuse)
         patch.setattr("doctor.probes.runtime.torch_child.start_python", _refuse)
         patch.setattr("doctor.probes.reachability.light_probe.resolve", lambda *rest: ((), "no", 0.0))

@@ -55,13 +55,17 @@ def test_a_run_on_one_device_with_data_workers(folder: Path, tmp_path: Path) -> 
 
 def test_a_clock_that_tests_replace_is_not_read(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests of a monitor of the user's own have ``time.perf_counter`` return a list of times, one for each call."""
-    readers, clock = [], time.perf_counter
+    readers: list[str] = []
 
-    def read() -> float:
-        readers.append(sys._getframe(1).f_globals["__name__"])
-        return clock()
+    def replaced(clock: Any) -> Any:
+        def read(*arguments: Any) -> Any:
+            readers.append(sys._getframe(1).f_globals["__name__"])
+            return clock(*arguments)
 
-    monkeypatch.setattr(time, "perf_counter", read)
+        return read
+
+    for name in ("monotonic", "perf_counter", "time", "sleep", "process_time", "thread_time", "time_ns"):
+        monkeypatch.setattr(time, name, replaced(getattr(time, name)))
     _fit(folder, DoctorCallback(tmp_path, every_n_steps=2))
     assert [one for one in readers if one.startswith("doctor")] == []
 

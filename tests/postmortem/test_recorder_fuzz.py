@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall, silent_mismatches
 from doctor.core.facts import RecorderFacts
 from doctor.core.job import Member, build_job
-from doctor.core.recorder_dump import parse_recorder
+from doctor.core.stack_dumps.recorder_dump import parse_recorder
 from doctor.postmortem.flight_recorder.dumps import read_dumps
 from doctor.postmortem.flight_recorder.unpickling import looks_like_dump
 from tests.lab.sample import examples

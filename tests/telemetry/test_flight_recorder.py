@@ -12,7 +12,7 @@ import pytest
 
 from doctor.collectors.base import NotVisible
 from doctor.core.facts import RecorderFacts
-from doctor.core.recorder_dump import AFTER, BEFORE, WITH_SITE, WITH_STACK, parse_recorder
+from doctor.core.stack_dumps.recorder_dump import AFTER, BEFORE, WITH_SITE, WITH_STACK, parse_recorder
 from doctor.monitor.telemetry import flight_recorder
 from doctor.monitor.telemetry.flight_recorder import load_dump
 from tests.lab.speed import patience

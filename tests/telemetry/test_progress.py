@@ -1,8 +1,8 @@
 """The record of where a rank is: what it says, when it calls a standstill a stall, and that it does not grow."""
 
 import threading
-import time
 import tracemalloc
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,21 +15,13 @@ from doctor.monitor.telemetry.progress import FACTOR, FIRST, FLOOR, OUTLIERS, PH
 def clock(monkeypatch):
     """A clock that tests set."""
 
-    class Clock:
-        now = 1000.0
-
-        def monotonic(self):
-            return self.now
-
-        time = staticmethod(time.time)
-
-    clock = Clock()
-    monkeypatch.setattr(room, "time", clock)
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(room, "monotonic", lambda: clock.now)
     return clock
 
 
 def mark(progress, point, more=None):
-    progress.take([(room.time.monotonic(), point, more)])
+    progress.take([(room.monotonic(), point, more)])
 
 
 def begin(progress):

@@ -10,7 +10,7 @@ from doctor.monitor.telemetry.wait_shares import EVERY, KEPT, SLOT, WaitShares
 def clock(monkeypatch):
     """The time of the samples, and whether the thread waits at it."""
     now = [0.0]
-    monkeypatch.setattr(wait_shares.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(wait_shares, "monotonic", lambda: now[0])
     monkeypatch.setattr(wait_shares, "is_waiting_in_collective", lambda thread: now[0] % 1.0 < 0.25)
     return now
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,6 +27,7 @@ from doctor.cluster.transport.polling import PollInterval
 from doctor.cluster.transport.signing import RejectedMessages
 from doctor.cluster.transport.store import StoreLost
 from doctor.core.background import start_daemon
+from doctor.core.clock import monotonic
 from doctor.core.job import Job, build_job
 from doctor.core.text import ranks_in_words
 
@@ -78,7 +78,7 @@ class Coordinator:
         self._store = store
         self._identity = identity
         self._nonce = nonce
-        seconds = max(0.0, close_at - time.monotonic()) + overtime
+        seconds = max(0.0, close_at - monotonic()) + overtime
         announcement = LeaderAnnouncement(nonce, identity.number, seconds)
         self._leadership = Leadership(store, ANNOUNCEMENT, announcement)
         self._close_at = close_at
@@ -88,7 +88,7 @@ class Coordinator:
         self._own_token = ""
         self._verdict = GatherVerdict(0)
         self._asked: list[MemberFacts] = []
-        self._next_status = time.monotonic() + FIRST_STATUS_AFTER
+        self._next_status = monotonic() + FIRST_STATUS_AFTER
         self._joined, self._joined_at = -1, 0.0
         self._heartbeat = Heartbeat(partial(store.set, f"{nonce}/pulse"), identity.number, HEARTBEAT_EVERY)
         self.table = MemberTable(store, nonce, identity.world_size)
@@ -142,7 +142,7 @@ class Coordinator:
 
     def job(self) -> Job:
         """Return the job as far as it has been collected."""
-        waited = time.monotonic() >= self._close_at or not self.table.awaited
+        waited = monotonic() >= self._close_at or not self.table.awaited
         # Ranks whose messages were not authentic may have joined.
         is_known = waited and not self._rejected.count and not self.table.disputed
         absent = self.table.missing if is_known else ()
@@ -158,7 +158,7 @@ class Coordinator:
         return not self.table.awaited and not self.table.expected_soon
 
     def _is_complete(self) -> bool:
-        now, joined = time.monotonic(), len(self.table.joined)
+        now, joined = monotonic(), len(self.table.joined)
         if joined != self._joined:
             self._joined, self._joined_at = joined, now
         quiet = now - self._joined_at
@@ -172,7 +172,7 @@ class Coordinator:
         interval = PollInterval(self._identity.world_size)
         while True:
             self._look()
-            if done() or time.monotonic() >= until:
+            if done() or monotonic() >= until:
                 return
             self._report_status()
             interval.rest(until)
@@ -186,7 +186,7 @@ class Coordinator:
             raise Superseded
 
     def _report_status(self) -> None:
-        now = time.monotonic()
+        now = monotonic()
         awaited = self.table.awaited
         if now >= self._next_status and awaited:
             self._next_status = now + STATUS_EVERY
@@ -195,8 +195,8 @@ class Coordinator:
             self._write_line(f"{joined}; waiting for {ranks_in_words(awaited)}, at most {left:.0f} s")
 
     def _measure(self, schedule: ProbeSchedule) -> None:
-        end, table = time.monotonic() + schedule.seconds, self.table
-        while probe_round := schedule.next(self.job(), table.in_order, table.notes, end - time.monotonic()):
+        end, table = monotonic() + schedule.seconds, self.table
+        while probe_round := schedule.next(self.job(), table.in_order, table.notes, end - monotonic()):
             table.notes.clear()
             self._run_round(probe_round, schedule)
 
@@ -214,7 +214,7 @@ class Coordinator:
                 self.table.note_measured(self._own_token, task.step, found.sections, found.note)
 
             start_daemon("doctor-probe", take_part)
-        self._wait(lambda: not self._unmeasured(tasks), until=time.monotonic() + probe_round.seconds)
+        self._wait(lambda: not self._unmeasured(tasks), until=monotonic() + probe_round.seconds)
         for token in self._unmeasured(tasks):
             self.table.note_timeout(token, probe_round.makes)
 
@@ -239,10 +239,10 @@ class Coordinator:
         if others is None:
             members = [facts for token, facts in self.table.joined.items() if token != self._own_token]
             others = sum(facts.number not in self.table.gone for facts in members)
-        until = time.monotonic() + (ACKNOWLEDGE_SECONDS if seconds is None else seconds)
+        until = monotonic() + (ACKNOWLEDGE_SECONDS if seconds is None else seconds)
         interval = PollInterval(self._identity.world_size)
         try:
-            while len(acknowledged) < others and time.monotonic() < until:
+            while len(acknowledged) < others and monotonic() < until:
                 acknowledged.update(mailbox.fresh())  # a set: a member may have written to two connections
                 interval.rest(until)
             self._store.set(f"{self._nonce}/leave", b"")

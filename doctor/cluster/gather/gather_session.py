@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +30,7 @@ from doctor.cluster.rendezvous.store_access import (
 from doctor.cluster.transport.failover import FailoverStore, Store, StoreConnection
 from doctor.cluster.transport.signing import RejectedMessages, Secret, SignedBackend
 from doctor.cluster.transport.store import PATIENCE, DeadlineWorker, StoreLost
+from doctor.core.clock import monotonic
 from doctor.core.errors import UnusableError
 from doctor.core.files.own_folder import OwnFolder
 from doctor.core.files.trusted_owners import UntrustedPath
@@ -85,7 +85,7 @@ class GatherSession:
         self._schedule = schedule
         self._overtime = schedule.overtime if schedule is not None else 0.0
         self._max_seconds = timeout + self._overtime if secret is None else math.inf
-        self._began = time.monotonic()
+        self._began = monotonic()
         self._close_at = self._began + timeout
         self._write_line = write_line
         self._discreet = discreet
@@ -246,7 +246,7 @@ class GatherSession:
                 raise
             announcement = missing.announcement
         # Coordinate a gather of the remaining processes, unless another one does so first.
-        self._close_at = time.monotonic() + TAKE_OVER
+        self._close_at = monotonic() + TAKE_OVER
         coordinator = self._new_coordinator(store)
         if not coordinator.take_over(announcement):
             raise Superseded

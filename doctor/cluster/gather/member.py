@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from doctor.cluster.transport.failover import Store
 from doctor.cluster.transport.polling import PollInterval
 from doctor.cluster.transport.signing import RejectedMessages
 from doctor.cluster.transport.store import StoreLost
+from doctor.core.clock import monotonic
 from doctor.core.job import Member
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class GatherMember:
                     self._deadline = min(self._deadline, self._own_deadline)
             if self._ended is not None:
                 return self._ended
-            if time.monotonic() >= self._deadline:
+            if monotonic() >= self._deadline:
                 raise NoCoordinator(self._attempt.latest)
             interval.rest(self._deadline)
 
@@ -120,7 +120,7 @@ class GatherMember:
         self._nonce, self._sent_facts, self._step = announcement.nonce, False, 0
         evaluation = EVALUATION_SECONDS + EVALUATION_SECONDS_PER_RANK * self._identity.world_size
         evaluation += IN_TURN * min(self._identity.number, TURNS)
-        self._deadline = time.monotonic() + min(announcement.seconds, self._max_seconds) + evaluation
+        self._deadline = monotonic() + min(announcement.seconds, self._max_seconds) + evaluation
         self._watch = HeartbeatMonitor(partial(self._store.get, f"{announcement.nonce}/pulse"), HEARTBEAT_EVERY)
 
     def _run_due_work(self) -> None:
@@ -144,10 +144,10 @@ class GatherMember:
 
     def _acknowledge(self) -> None:
         """Acknowledge the verdict and wait for all others; the gather may be removed by then."""
-        until, interval = time.monotonic() + LEAVING, PollInterval(self._identity.world_size)
+        until, interval = monotonic() + LEAVING, PollInterval(self._identity.world_size)
         try:
             acknowledge(self._store, self._nonce, "verdict", "heard", self._token.encode())
-            while time.monotonic() < until and self._store.get(f"{self._nonce}/leave") is None:
+            while monotonic() < until and self._store.get(f"{self._nonce}/leave") is None:
                 if self._store.get(f"{self._nonce}/verdict") is None:
                     return
                 interval.rest(until)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from doctor.cluster.membership.protocol import HeartbeatMessage
 from doctor.cluster.transport.codec import encode
+from doctor.core.clock import monotonic
 
 PAUSED = b"rest"
 """Value while no heartbeats are to be expected: evaluating a large job leaves no time for them."""
@@ -24,8 +24,8 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Write a heartbeat if one is due."""
-        if time.monotonic() >= self._due:
-            self._due = time.monotonic() + self._every
+        if monotonic() >= self._due:
+            self._due = monotonic() + self._every
             self._count += 1
             self._write(encode(HeartbeatMessage(self._number, self._count)))
 
@@ -50,8 +50,8 @@ class HeartbeatMonitor:
 
     def look(self) -> int:
         """Read it if that is due; return how many heartbeats were missed."""
-        if time.monotonic() >= self._due:
-            self._due = time.monotonic() + self._every
+        if monotonic() >= self._due:
+            self._due = monotonic() + self._every
             value = self._read()
             self.missed = 0 if value != self.value or value == PAUSED else self.missed + 1
             self.value = value

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import time
 from collections.abc import Mapping
 
 import psutil
 
 from doctor.cluster.rendezvous.connect_attempt import attempt_connect
 from doctor.collectors.launch.launcher import PORTS
+from doctor.core.clock import monotonic
 from doctor.core.errors import UnusableError
 
 CONNECT_TIMEOUT = 5.0
@@ -58,7 +58,7 @@ def check_listening(address: str, until: float) -> None:
     if parsed is None:
         return
     name, port = parsed
-    found = attempt_connect((name,), port, until=min(until, time.monotonic() + CONNECT_TIMEOUT))
+    found = attempt_connect((name,), port, until=min(until, monotonic() + CONNECT_TIMEOUT))
     if found.open_at is None:
         reason = {
             "unresolved": f"{name} does not resolve on this host ({found.lookup_error or 'no address'})",

@@ -10,7 +10,6 @@ import os
 import secrets
 import signal
 import sys
-import time
 from collections.abc import Callable
 from typing import BinaryIO
 
@@ -28,6 +27,7 @@ from doctor.cluster.transport.signing import RejectedMessages, SignedBackend
 from doctor.cluster.transport.store import KeyValueStore, StoreLost, first_line
 from doctor.collectors.base import Machine
 from doctor.core.capture import to_document
+from doctor.core.clock import monotonic
 from doctor.core.decoding import prepared
 from doctor.core.text import ranks_in_words
 
@@ -156,8 +156,8 @@ class EndedNodes:
 
     def numbers(self) -> set[int]:
         """Return their ranks; Ray is asked at most once in :data:`LOOK_EVERY` seconds."""
-        if time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + LOOK_EVERY
+        if monotonic() >= self._look_at:
+            self._look_at = monotonic() + LOOK_EVERY
             for number, why in self._cluster.ended().items():
                 self._gone.add(number)
                 where = "" if self._discreet else f" on {self._nodes[number].text}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from doctor.cluster.transport.signing import RejectedMessages, SignedBackend
 from doctor.cluster.transport.store import KeyValueStore, StoreLost
 from doctor.collectors.base import Machine
 from doctor.collectors.launch.rank_variables import any_set
+from doctor.core.clock import monotonic
 from doctor.core.errors import UnusableError
 from doctor.knowledge.launcher_index import BY_NAME, function_of
 
@@ -53,7 +53,7 @@ def join_from_node(
     )
     rejected = RejectedMessages()
     store = KeyValueStore(SignedBackend(RayStoreBackend(run), run, secret, rejected))
-    close_at = time.monotonic() + timeout
+    close_at = monotonic() + timeout
     try:
         GatherMember(store, participant, schedule, close_at=close_at).participate()
     except NoCoordinator:

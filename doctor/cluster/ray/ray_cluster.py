@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from doctor.cluster.ray.cluster_address import RayUnreachable, check_listening, explain_no_answer
 from doctor.cluster.rendezvous.connect_attempt import try_connect
 from doctor.cluster.transport.store import DeadlineWorker
+from doctor.core.clock import monotonic
 from doctor.version import __version__
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class RayCluster:
         check_listening(address, until)
         self._entered = True
         try:
-            self._worker.run(lambda: _translate_errors(lambda: _enter(address)), max(1.0, until - time.monotonic()))
+            self._worker.run(lambda: _translate_errors(lambda: _enter(address)), max(1.0, until - monotonic()))
         except TimeoutError:
             raise RayUnreachable(
                 f"the Ray cluster at {address} accepts no driver: {explain_no_answer(address)}"

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
@@ -18,6 +17,7 @@ from doctor.cluster.gather.plan import NoRendezvous
 from doctor.cluster.gather.probe_schedule import ProbeOptions
 from doctor.cluster.ray.driver_protocol import ClusterLost, CollectedJob, DriverMessage, DriverOrder, StatusLine
 from doctor.core.capture import parse_capture
+from doctor.core.clock import monotonic
 from doctor.core.decoding import prepared
 from doctor.core.job import Job
 from doctor.core.process import abandon_child, start_python
@@ -52,8 +52,8 @@ class RayGatherSession:
         remote: tuple[str, str] = ("", ""),
     ) -> None:
         self._write_line = write_line
-        self._until = time.monotonic() + timeout + OVERTIME
-        order = DriverOrder(address, time.monotonic() + timeout, timeout, probe_options, directories, discreet, remote)
+        self._until = monotonic() + timeout + OVERTIME
+        order = DriverOrder(address, monotonic() + timeout, timeout, probe_options, directories, discreet, remote)
         arguments = [msgspec.json.encode(order).decode()]
         # Otherwise a late call after Ray was left would start a cluster (ray/_private/auto_init_hook.py).
         environ = {**os.environ, "RAY_ENABLE_AUTO_CONNECT": "0"}
@@ -98,7 +98,7 @@ class RayGatherSession:
     def _messages(self) -> Iterator[DriverMessage]:
         """Yield the driver's messages until it ends or is killed."""
         assert self._driver.stdout is not None
-        late = threading.Timer(self._until - time.monotonic(), self._driver.kill)
+        late = threading.Timer(self._until - monotonic(), self._driver.kill)
         late.daemon = True
         late.start()
         try:

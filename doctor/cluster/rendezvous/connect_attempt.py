@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
-import time
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from doctor.collectors.network.master_address import Addresses, belongs_here, own_addresses, resolve, route_to
+from doctor.core.clock import monotonic, sleep
 from doctor.core.facts import Reach
 
 ConnectOutcome = Literal["open", "refused", "silent", "unroutable", "unresolved"]
@@ -44,21 +44,21 @@ class ConnectAttempt(NamedTuple):
 
 def attempt_connect(names: Sequence[str], port: int, *, until: float) -> ConnectAttempt:
     """Try to connect until an address answers or the monotonic time ``until`` is reached."""
-    started, rounds = time.monotonic(), 0
+    started, rounds = monotonic(), 0
     while True:
         found = _attempt_once(names, port, until)
         rounds += 1
-        now = time.monotonic()
+        now = monotonic()
         result = found._replace(rounds=rounds, seconds=round(now - started, 3))
         pause = PAUSES[min(rounds, len(PAUSES)) - 1]
         if result.open_at is not None or now + pause >= until:
             return result
-        time.sleep(pause)
+        sleep(pause)
 
 
 def names_this_host(names: Sequence[str], seconds: float = LOOK_UP_SECONDS) -> bool:
     """Return whether one of ``names`` is an address of this host, or loopback."""
-    resolved, _ = _resolve(names, time.monotonic() + seconds)
+    resolved, _ = _resolve(names, monotonic() + seconds)
     own = own_addresses()
     return any(belongs_here(address, own) for address in resolved)
 
@@ -68,7 +68,7 @@ def _resolve(names: Sequence[str], until: float) -> tuple[dict[str, str], str | 
     resolved: dict[str, str] = {}
     error: str | None = None
     for name in names:
-        found, lookup_error, _ = resolve(name, max(0.1, min(LOOK_UP_SECONDS, until - time.monotonic())))
+        found, lookup_error, _ = resolve(name, max(0.1, min(LOOK_UP_SECONDS, until - monotonic())))
         for address in found:
             resolved.setdefault(address, name)
         error = error or lookup_error
@@ -89,9 +89,9 @@ def _attempt_once(names: Sequence[str], port: int, until: float) -> ConnectAttem
 
 
 def _connect(peer: str, address: str, port: int, own: Addresses, until: float) -> Reach:
-    started = time.monotonic()
+    started = monotonic()
     outcome = try_connect(address, port, max(0.1, min(TRY_SECONDS, until - started)))
-    seconds = round(time.monotonic() - started, 4)
+    seconds = round(monotonic() - started, 4)
     route = route_to((address,), own)
     return Reach(peer, address, port, outcome, "master", seconds, route.interface, route.source)
 

@@ -7,7 +7,6 @@ import errno
 import os
 import secrets
 import socket
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -30,6 +29,7 @@ from doctor.cluster.transport.store import (
 )
 from doctor.cluster.transport.tcp_store import C10dStore, TCPStoreBackend, host_store, join_store, listen
 from doctor.core.background import BackgroundCall
+from doctor.core.clock import monotonic, sleep
 from doctor.core.facts import ReachFacts
 from doctor.core.files.own_folder import OwnFolder
 
@@ -84,7 +84,7 @@ class TorchImport:
     def wait(self, until: float) -> None:
         """Wait for the import. Raises :class:`RendezvousFailed` if torch is not available."""
         try:
-            error = self._error.result(max(0.0, until - time.monotonic()))
+            error = self._error.result(max(0.0, until - monotonic()))
         except TimeoutError:
             raise RendezvousFailed(
                 "importing torch took longer than --timeout: increase it, or use --share DIR"
@@ -178,7 +178,7 @@ def _host(endpoint: StoreEndpoint, identity: ProcessIdentity, torch: TorchImport
     where = f"the store at {endpoint.text}"
     backend = TCPStoreBackend(client, identity.key, where, survives_coordinator=identity.number != 0)
     # When the job starts, the host's own process uses MASTER_ADDR too.
-    found = attempt_connect(endpoint.names, endpoint.port, until=time.monotonic())
+    found = attempt_connect(endpoint.names, endpoint.port, until=monotonic())
     return ConnectedStore(KeyValueStore(backend), ReachFacts(attempts=found.attempts))
 
 
@@ -186,17 +186,17 @@ def _join_duplicate_host(
     endpoint: StoreEndpoint, identity: ProcessIdentity, torch: TorchImport, until: float
 ) -> ConnectedStore:
     """Connect to the store of another process that was also configured to host it."""
-    soon = min(until, time.monotonic() + ELSEWHERE)
+    soon = min(until, monotonic() + ELSEWHERE)
     if attempt_connect(endpoint.names, endpoint.port, until=soon).open_at is None:
         raise RendezvousFailed("no other process hosts the store")
     torch.wait(until)
-    joined = _join(endpoint, identity, torch, min(until, time.monotonic() + BEHIND))
-    soon = min(until, time.monotonic() + ELSEWHERE)
+    joined = _join(endpoint, identity, torch, min(until, monotonic() + BEHIND))
+    soon = min(until, monotonic() + ELSEWHERE)
     try:
         while joined.store.get("call") is None:
-            if time.monotonic() >= soon:
+            if monotonic() >= soon:
                 raise RendezvousFailed("a store that is not this job's")
-            time.sleep(0.05)
+            sleep(0.05)
     except StoreLost as lost:
         raise RendezvousFailed(str(lost)) from None
     return joined._replace(via_duplicate_host=True)
@@ -221,7 +221,7 @@ def _join(endpoint: StoreEndpoint, identity: ProcessIdentity, torch: TorchImport
 
 def _bounded(make: Callable[[float], C10dStore], until: float, endpoint: StoreEndpoint) -> C10dStore:
     """Create a client in a thread that is abandoned if the listener does not answer."""
-    seconds = max(1.0, until - time.monotonic())
+    seconds = max(1.0, until - monotonic())
     try:
         return DeadlineWorker().run(partial(make, seconds), seconds)
     except TimeoutError:

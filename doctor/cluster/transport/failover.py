@@ -8,13 +8,13 @@ shared folder for ranks that cannot reach that store; a watchdog requires nothin
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
 from doctor.cluster.transport.store import KeyValueStore, Mailbox, Marks, StoreBackend, StoreLost, UntrustedStore
 from doctor.core.background import BackgroundCall
+from doctor.core.clock import monotonic
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ class StoreConnection(KeyValueStore):
         try:
             return self.call(work)
         except StoreLost as lost:
-            self._lose(time.monotonic())
+            self._lose(monotonic())
             if isinstance(lost, UntrustedStore):
                 self._tries = TRIES
             if self._on_lost is not None:
@@ -143,7 +143,7 @@ class FailoverStore:
         self._required = required
         self.namespace = ""
         self.reading = self.alive
-        self._began = time.monotonic()
+        self._began = monotonic()
         self._others_due = 0.0
 
     def step(self, now: float, pause: float) -> None:

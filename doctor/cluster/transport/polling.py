@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from doctor.core.clock import monotonic, sleep
 
 FIRST = 0.005
 """Seconds before the second poll."""
@@ -19,5 +19,5 @@ class PollInterval:
 
     def rest(self, until: float) -> None:
         """Sleep for one pause, but not beyond the monotonic time ``until``."""
-        time.sleep(max(0.0, min(self._pause, until - time.monotonic())))
+        sleep(max(0.0, min(self._pause, until - monotonic())))
         self._pause = min(self._limit, self._pause * 2)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import time
 from typing import Any
 
 from doctor.cluster.transport.store import first_line
+from doctor.core.clock import time
 
 NAMESPACE = b"rankdoctor"
 STALE_AFTER = 3600.0
@@ -23,7 +23,7 @@ drivers may differ."""
 
 def new_run() -> str:
     """Return a unique name for a gather, with its start time, which dates leftovers."""
-    return f"{int(time.time())}-{secrets.token_hex(6)}"
+    return f"{int(time())}-{secrets.token_hex(6)}"
 
 
 class RayStoreBackend:
@@ -74,7 +74,7 @@ class RayStoreBackend:
         _remove(f"{self._run}/".encode())
         for key in _keys(b""):
             began = key.partition(b"-")[0]
-            if began.isdigit() and time.time() - int(began) > STALE_AFTER:
+            if began.isdigit() and time() - int(began) > STALE_AFTER:
                 _remove(key)
 
     def _key(self, name: str) -> bytes:

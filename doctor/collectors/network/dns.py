@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Generic, TypeVar
@@ -16,6 +15,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from doctor.core.background import start_thread
+from doctor.core.clock import monotonic
 from doctor.core.facts import HiddenField, NameLookup, ReverseLookup
 
 LIMIT = 2.5
@@ -35,7 +35,7 @@ class TimedLookup(msgspec.Struct, Generic[Answer], dict=True):
     """A call in a thread, repeated if it took long: the shorter time counts."""
 
     call: Callable[[], Answer]
-    started: float = msgspec.field(default_factory=time.monotonic)
+    started: float = msgspec.field(default_factory=monotonic)
     seconds: float | None = None
     answer: Answer | None = None
     error: str | None = None
@@ -49,16 +49,16 @@ class TimedLookup(msgspec.Struct, Generic[Answer], dict=True):
             self.answer = self.call()
         except (OSError, UnicodeError) as error:
             self.error = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        self.seconds = time.monotonic() - self.started
+        self.seconds = monotonic() - self.started
         if self.seconds >= SURPRISING:
-            began = time.monotonic()
+            began = monotonic()
             with contextlib.suppress(OSError, UnicodeError):
                 self.call()
-            self.seconds = min(self.seconds, time.monotonic() - began)
+            self.seconds = min(self.seconds, monotonic() - began)
 
     def wait(self, limit: float) -> tuple[Answer | None, str | None, float]:
         """Return answer, error, seconds; without an answer ``limit`` seconds after the start that is the error."""
-        self._thread.join(max(0.0, self.started + limit - time.monotonic()))
+        self._thread.join(max(0.0, self.started + limit - monotonic()))
         if self.seconds is None:
             return None, f"no answer within {limit:.1f} s", limit
         return self.answer, self.error, self.seconds
@@ -78,14 +78,14 @@ def look_up(hostname: str, addresses: Iterable[str], limit: float = LIMIT, total
 
     Takes at most ``limit`` seconds, or ``total`` if the full name was found late.
     """
-    started = time.monotonic()
+    started = monotonic()
     own = TimedLookup(lambda: _forward(hostname))
     full = TimedLookup(lambda: socket.getfqdn(hostname))
     backwards = [(peer, TimedLookup(partial(_peer_host, peer))) for peer in map(peer_name_of, addresses)]
     fqdn, error, _ = full.wait(limit)
     names = [_name(hostname, "hostname", own, limit)]
     if fqdn and fqdn != hostname:
-        left = max(0.5, min(limit, started + total - time.monotonic()))
+        left = max(0.5, min(limit, started + total - monotonic()))
         names.append(_name(fqdn, "fqdn", TimedLookup(lambda: _forward(fqdn)), left))
     hidden = (HiddenField("fqdn", error, "make the name server in /etc/resolv.conf answer"),) if error else ()
     reverse = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import struct
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import msgspec
 
 from doctor.collectors.base import link_target, listed, read_text
 from doctor.collectors.host.processes import ancestors_of, owner, process_folders, read_process
+from doctor.core.clock import monotonic
 from doctor.core.facts import Listener
 from doctor.core.masking import mask_command, readable
 from doctor.knowledge.launcher_index import PROCESSES
@@ -96,12 +96,12 @@ def listener_on(proc: Path, port: int, seconds: float = SEARCH_SECONDS, *, comma
 
 def owner_of(proc: Path, inode: int, seconds: float = SEARCH_SECONDS) -> int | None:
     """Return the process that holds the socket ``inode``; this process and its parents are checked first."""
-    wanted, until = f"socket:[{inode}]", time.monotonic() + seconds
+    wanted, until = f"socket:[{inode}]", monotonic() + seconds
     everyone = (int(folder.name) for folder in process_folders(proc))
     for pid in dict.fromkeys([*own_ancestry(proc), *everyone]):
         if _holds(proc / str(pid) / "fd", wanted, until):
             return pid
-        if time.monotonic() > until:
+        if monotonic() > until:
             return None
     return None
 
@@ -127,6 +127,6 @@ def _holds(folder: Path, wanted: str, until: float) -> bool:
     for count, handle in enumerate(handles):
         if link_target(folder / handle) == wanted:
             return True
-        if count % 512 == 511 and time.monotonic() > until:
+        if count % 512 == 511 and monotonic() > until:
             return False
     return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import msgspec
 import doctor.collectors.storage.directory_scan as script
 from doctor.collectors.storage.directory_scan import DirectoryRecord, scan_directory
 from doctor.collectors.storage.mounts import Mount, resolve
+from doctor.core.clock import monotonic
 from doctor.core.process import abandon_child, start_child
 
 LIMIT = 3.0
@@ -44,7 +44,7 @@ def scan_directories(
 
     ``command`` is the child that gets the path and ``scan`` or ``bare`` as arguments and prints a JSON object.
     """
-    deadline = time.monotonic() + limit
+    deadline = monotonic() + limit
     pending = []
     for query in queries:
         path, mount = resolve(query.path, mounts)
@@ -63,7 +63,7 @@ def scan_directories(
 
 def _answer(child: subprocess.Popen[bytes], deadline: float, limit: float) -> DirectoryRecord:
     try:
-        output, _ = child.communicate(timeout=max(0.05, deadline - time.monotonic()))
+        output, _ = child.communicate(timeout=max(0.05, deadline - monotonic()))
         record = json.loads(output)
     except subprocess.TimeoutExpired:
         abandon_child(child)

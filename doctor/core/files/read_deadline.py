@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+
+from doctor.core.clock import monotonic
 
 FILE_SECONDS = 60.0
 """The basic timeout of each file, in seconds."""
@@ -16,7 +17,7 @@ SECONDS_PER_BYTE = 0.5 / (1 << 20)
 class ReadDeadline:
     """The time by which a file has to be read."""
 
-    def __init__(self, until: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, until: float, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._began = clock()
         self._until = until
@@ -38,7 +39,7 @@ NO_DEADLINE = ReadDeadline(float("inf"))
 class ReadBudget:
     """The time of one command for its files: ``seconds`` as the user specified, otherwise derived from their sizes."""
 
-    def __init__(self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seconds: float | None = None, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._began = clock()
         self._seconds = seconds

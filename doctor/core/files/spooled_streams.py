@@ -9,12 +9,12 @@ import select
 import shutil
 import stat
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from doctor.core.clock import monotonic
 from doctor.core.errors import UnusableError
 
 MOST_BYTES = 1 << 30
@@ -106,7 +106,7 @@ def _copied(descriptor: int, kept: BinaryIO) -> tuple[int, str | None]:
     """Copy what a stream sends, and return its size and why it was not read to its end. A file is always ready."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    until = time.monotonic() + MOST_SECONDS
+    until = monotonic() + MOST_SECONDS
     size = 0
     while size < MOST_BYTES:
         if not (events := poll.poll(SILENCE * 1000)):
@@ -123,6 +123,6 @@ def _copied(descriptor: int, kept: BinaryIO) -> tuple[int, str | None]:
         if data:
             kept.write(data)
             size += len(data)
-        if time.monotonic() > until:
+        if monotonic() > until:
             return size, f"it was still sending after {MOST_SECONDS:g} s"
     return size, f"it was still sending after {MOST_BYTES >> 20} MiB"

@@ -1,1 +1,1 @@
-"""Stacks of processes that a tool read from outside: threads, the output of py-spy, and conditions in the source."""
+"""Stacks read from outside (threads, py-spy), dumps of the flight recorder, and conditions in the source."""

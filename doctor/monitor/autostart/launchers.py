@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from collections.abc import Collection
 from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
+
+from doctor.core.clock import monotonic, sleep
 
 HOLD = 3.0
 """Seconds at most that the others get: a watchdog looks twice a second, and a decision takes a second or two."""
@@ -85,9 +86,9 @@ def _keep_killed(context: Any) -> Collection[int]:
 
 def await_end(pids: Collection[int], seconds: float | None = None) -> None:
     """Wait until these children have ended, for :data:`HOLD` seconds by default. Handlers of signals may raise here."""
-    until = time.monotonic() + (HOLD if seconds is None else seconds)
-    while not all(map(_has_ended, pids)) and time.monotonic() < until:
-        time.sleep(POLL)
+    until = monotonic() + (HOLD if seconds is None else seconds)
+    while not all(map(_has_ended, pids)) and monotonic() < until:
+        sleep(POLL)
 
 
 def _signal_that_killed(pid: int) -> int:

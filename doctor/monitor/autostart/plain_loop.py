@@ -19,15 +19,15 @@ import functools
 import os
 import sys
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import torch
 
 from doctor.core.background import start_daemon
+from doctor.core.clock import sleep
 from doctor.core.random_state import random_state_kept
 from doctor.monitor.autostart.options import decode_options
 from doctor.monitor.findings_error import Findings
@@ -315,7 +315,7 @@ class LoopWatch(Adapter[LoopRun]):
                 start_daemon("doctor-start", self._wait_for_start)
 
     def _wait_for_start(self) -> None:
-        time.sleep(START_AFTER)
+        sleep(START_AFTER)
         self.begin_early()
 
     @harmless
@@ -571,13 +571,15 @@ class LoopWatch(Adapter[LoopRun]):
         run.use_model(max(self._known(), key=_size))
 
 
-def open_loop() -> LoopWatch:
+def open_loop(options: Mapping[str, Any] | None = None) -> LoopWatch:
     """Create the watch of this process, and have torch's loaders and optimizers call it.
 
+    ``options``: arguments of :class:`Adapter`; ``None``: those of ``doctor run``.
+
     Raises:
-        ValueError: the options of ``doctor run`` are not valid.
+        ValueError: an option is not valid.
     """
-    loop = LoopWatch(**decode_options())
+    loop = LoopWatch(**(decode_options() if options is None else options))
     _observe_loaders(loop)
     _observe_optimizers(loop)
     os.register_at_fork(after_in_child=loop.forget)

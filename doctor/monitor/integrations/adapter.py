@@ -8,11 +8,11 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from time import monotonic
 from types import TracebackType
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 
 from doctor.core.background import start_thread
+from doctor.core.clock import monotonic
 from doctor.core.facts import TrainingFacts
 from doctor.monitor.findings_error import Findings
 from doctor.monitor.integrations.backward_pass import GradientTimer, loss_of, observe_backward

@@ -12,9 +12,9 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from time import monotonic
 from typing import Any
 
+from doctor.core.clock import monotonic
 from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
 
 TIME_EVERY = 0.05

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import IO
 import msgspec
 
 from doctor.core.capture import EARLIER
+from doctor.core.clock import monotonic, strftime
 from doctor.core.job import Job
 from doctor.core.masking import mask_text
 from doctor.core.report_document import CheckResult, Report
@@ -101,14 +101,14 @@ class ConsoleSink(FindingSink):
 
     def _report_held_back(self) -> None:
         stream = self._open()
-        if self._held_back and stream is not None and time.monotonic() - self._reported_at >= REGAIN:
+        if self._held_back and stream is not None and monotonic() - self._reported_at >= REGAIN:
             self._write(stream, "\n" + self._held_back_line())
 
     def _held_back_line(self) -> str:
         if not self._held_back:
             return ""
         count, names = self._held_back.total(), some(list(self._held_back))
-        self._held_back, self._reported_at = Counter(), time.monotonic()
+        self._held_back, self._reported_at = Counter(), monotonic()
         word = "finding" if count == 1 else "findings"
         where = f"all in {self._path}" if self._is_written() else "the report file could not be written"
         return f"rankdoctor: {count} more {word} ({spelt_out(names)}); {where}\n"
@@ -131,7 +131,7 @@ def _block(events: Sequence[FindingEvent], report: Report, stream: IO[str]) -> s
     lines = draw_findings(shown, look_of(stream)).rstrip("\n").splitlines()
     if len(lines) > MOST_LINES:
         lines[MOST_LINES:] = [f"… {len(lines) - MOST_LINES} more lines in the report"]
-    return "\n".join(("", f"rankdoctor {time.strftime('%H:%M:%S')}: {counts_line(shown)}", *lines, ""))
+    return "\n".join(("", f"rankdoctor {strftime('%H:%M:%S')}: {counts_line(shown)}", *lines, ""))
 
 
 def _results(events: Iterable[FindingEvent]) -> Iterable[CheckResult]:

@@ -12,12 +12,12 @@ import importlib.metadata
 import os
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from doctor.core.background import start_daemon
+from doctor.core.clock import time_ns
 from doctor.core.job import Job
 from doctor.core.process import abandon_child, start_python
 from doctor.core.report_document import Report
@@ -158,4 +158,4 @@ def _event(one: FindingEvent, report: Report) -> TelemetryEvent:
         "place": place(finding, report),
         "fix": finding.fix,
     }
-    return TelemetryEvent(time.time_ns(), finding.severity.value, finding.summary, attributes)
+    return TelemetryEvent(time_ns(), finding.severity.value, finding.summary, attributes)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from doctor.core.clock import monotonic
 from doctor.monitor.sinks.finding_sink import FindingEvent
 
 BURST = 5
@@ -25,14 +25,14 @@ class RateLimit:
         self._burst = burst
         self._regain = regain
         self._left = float(burst)
-        self._since = time.monotonic()
+        self._since = monotonic()
 
     def split(self, events: Iterable[FindingEvent]) -> tuple[list[FindingEvent], list[FindingEvent]]:
         """Split findings into those to report and those to hold back; omit those that are not loud.
 
         Causes precede consequences, the first few findings of each check precede the rest, errors precede warnings.
         """
-        now = time.monotonic()
+        now = monotonic()
         self._left = min(float(self._burst), self._left + (now - self._since) / self._regain)
         self._since = now
         ordered = _in_order([one for one in events if one.is_loud])

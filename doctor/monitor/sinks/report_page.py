@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import monotonic
 
 from doctor.core.background import PendingCall, start_daemon
 from doctor.core.capture import PAGE
+from doctor.core.clock import monotonic
 from doctor.core.files.own_folder import OwnFolder
 from doctor.core.finding import Severity
 from doctor.core.job import Job

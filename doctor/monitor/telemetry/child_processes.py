@@ -6,7 +6,6 @@ Reads files of /proc, so never call it on the step path.
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ import psutil
 
 from doctor.collectors.base import listed, parse_int, read_text
 from doctor.collectors.launch.rank_variables import RANK_VARIABLES
+from doctor.core.clock import monotonic
 from doctor.core.facts import ChildProcess
 from doctor.monitor.telemetry.stacks.stillness import NAPS, POLLING_SHARE, nanoseconds_run
 
@@ -41,7 +41,7 @@ class ChildStillness:
 
     def look(self) -> tuple[ChildProcess, ...]:
         """Return the children with the seconds since the first look from which on they have hardly run."""
-        now, before, self._since = time.monotonic(), self._since, {}
+        now, before, self._since = monotonic(), self._since, {}
         found = []
         for child in child_processes(proc=self._proc):
             runs = _runs(self._proc / str(child.pid))

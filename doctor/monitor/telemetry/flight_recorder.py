@@ -26,7 +26,7 @@ from doctor.collectors.base import NotPresent, NotVisible
 from doctor.core.background import start_thread
 from doctor.core.facts import ProcessGroup, RecorderFacts
 from doctor.core.files.safe_pickle import PlainUnpickler, UnsafePickleError
-from doctor.core.recorder_dump import parse_recorder
+from doctor.core.stack_dumps.recorder_dump import parse_recorder
 from doctor.monitor.telemetry.stacks.rank_conditions import with_conditions
 
 DEADLINE = 5.0

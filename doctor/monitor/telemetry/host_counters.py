@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 
 from doctor.collectors.base import Machine, parse_int, read_text
 from doctor.collectors.host.cgroup import read_cgroup
 from doctor.collectors.network.routes import read_segments
+from doctor.core.clock import monotonic
 from doctor.core.facts import HostUseFacts
 
 _RECEIVE_DROPS = 3
@@ -21,14 +20,14 @@ class HostCounters:
 
     def __init__(self, machine: Machine | None = None) -> None:
         self._machine = machine or Machine()
-        self._since = time.monotonic()
+        self._since = monotonic()
         self._before = _read_counters(self._machine)
 
     def facts(self) -> HostUseFacts:
         """Return the increase since then. Reads some files of /proc and /sys; not for the step path."""
         before, now = self._before, _read_counters(self._machine)
         return HostUseFacts(
-            seconds=round(time.monotonic() - self._since, 3),
+            seconds=round(monotonic() - self._since, 3),
             cpu_periods=_increase(before.cpu_periods, now.cpu_periods),
             cpu_throttled_periods=_increase(before.cpu_throttled, now.cpu_throttled),
             segments=_increase(before.segments, now.segments),

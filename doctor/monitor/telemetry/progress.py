@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from doctor.core.clock import monotonic, time
 from doctor.core.facts import EpochEnd, Failure, Frame, LeftLoop, PointInTime, ProgressFacts
 from doctor.monitor.telemetry import event_log
 from doctor.monitor.telemetry.event_log import ENDED, StageEntered
@@ -100,7 +100,7 @@ class Progress:
         self.batch: int | None = None
         self.loader: int | None = None
         self.passed = 0
-        self.since = time.monotonic()
+        self.since = monotonic()
         self.state = "running"
         self.has_peers = False
         self._has_trained = False
@@ -111,7 +111,7 @@ class Progress:
         self._recent: deque[tuple[str, str, int | None, float]] = deque(maxlen=RECENT)
         self._ends: list[EpochEnd] = []
         self._left: list[LeftLoop] = []
-        self._offset = time.time() - time.monotonic()
+        self._offset = time() - monotonic()
         self.follow(threading.get_ident(), threading.get_native_id())
 
     def follow(self, thread: int, native_id: int) -> None:
@@ -180,7 +180,7 @@ class Progress:
         """Return the stall, if progress has stopped. A rank that ended or failed is not stalled."""
         if self.state != "running":
             return None
-        idle, limit, still, loops = time.monotonic() - self.since, self.limit(), self.still(), self.loops()
+        idle, limit, still, loops = monotonic() - self.since, self.limit(), self.still(), self.loops()
         if idle > limit:
             return Stall(idle, limit)
         early = self.limit_of_waiting()
@@ -194,7 +194,7 @@ class Progress:
 
         Once it has trained, only where it may be busy for longer than others wait, and in one call or a loop of naps.
         """
-        if not self.has_peers or self._hang_after is not None or time.monotonic() - self.since <= EARLY_LOOK:
+        if not self.has_peers or self._hang_after is not None or monotonic() - self.since <= EARLY_LOOK:
             return None
         if self._has_trained and self.limit() <= self.limit_of_waiting():
             return None
@@ -205,14 +205,14 @@ class Progress:
     def loops(self) -> float | None:
         """Return the seconds for which this rank has computed in a few lines; ``None`` where :meth:`still` is, and
         before the first batch."""
-        idle = time.monotonic() - self.since
+        idle = monotonic() - self.since
         if not (self.has_peers and self._has_trained) or self._hang_after is not None or idle <= EARLY_LOOK:
             return None
         return self._loop.look() if self.limit() > self.limit_of_waiting() else None
 
     def facts(self) -> ProgressFacts:
         """Return the current progress, without stack and children, which cost more."""
-        now = time.monotonic()
+        now = monotonic()
         stall, still, loops = self.stall(), self.still(), self.loops()
         if stall is not None and stall.early:
             stall = None

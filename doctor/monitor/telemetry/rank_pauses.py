@@ -6,10 +6,9 @@ own waits, which end late if native code or another thread keeps the interpreter
 
 from __future__ import annotations
 
-import time
-
 from doctor.collectors.base import Machine
 from doctor.collectors.host.cgroup import CgroupLimits, read_cgroup
+from doctor.core.clock import monotonic
 from doctor.core.facts import RankPausesFacts
 
 LEAST_DELAY = 0.5
@@ -21,7 +20,7 @@ class RankPauses:
 
     def __init__(self, machine: Machine | None = None) -> None:
         self._machine = machine or Machine()
-        self._since = time.monotonic()
+        self._since = monotonic()
         self._before: CgroupLimits | None = None
         self._delays = 0
         self._delayed = 0.0
@@ -40,7 +39,7 @@ class RankPauses:
         """Return the pauses until now. Reads some files of /proc and /sys."""
         before, now = self._before or CgroupLimits(), read_cgroup(self._machine, ("cpu",))
         return RankPausesFacts(
-            seconds=round(time.monotonic() - self._since, 3),
+            seconds=round(monotonic() - self._since, 3),
             cpu_quota=now.cpu_quota,
             periods=_count(_increase(before.cpu_periods, now.cpu_periods)),
             throttled_periods=_count(_increase(before.cpu_throttled, now.cpu_throttled)),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 import traceback
 from collections.abc import Callable
-from time import monotonic
 
 import msgspec
 
 from doctor.collectors.base import NotPresent, NotVisible
+from doctor.core.clock import monotonic, time
 from doctor.core.facts import Failure, Frame, Missing, MissingReason, Section, TrainingFacts
 from doctor.core.facts.section import in_unicode
 from doctor.core.frames import frames_of_traceback, waits_in
@@ -228,7 +227,7 @@ class RankTelemetry:
     def failed(self, error: BaseException) -> None:
         """Record that an exception ends this rank."""
         self.progress.failure = Failure(
-            type(error).__name__, _message(error), round(time.time(), 3), frames_of_traceback(error.__traceback__)
+            type(error).__name__, _message(error), round(time(), 3), frames_of_traceback(error.__traceback__)
         )
         self.progress.state = "failed"
         self.steps.spans.stop(monotonic())

@@ -9,9 +9,9 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from statistics import fmean, median
-from time import monotonic
 from typing import Any
 
+from doctor.core.clock import monotonic
 from doctor.core.facts import StepFacts, Window
 from doctor.monitor.telemetry.cuda_events import CudaEvent, EventFactory, event_factory
 from doctor.monitor.telemetry.event_log import ENDED, LoggedEvent, StageEntered

@@ -6,9 +6,9 @@ durations of the parts of a step are equal on all ranks, and do not show which o
 
 from __future__ import annotations
 
-import time
 from collections import deque
 
+from doctor.core.clock import monotonic
 from doctor.monitor.telemetry.stacks.live_stacks import is_waiting_in_collective
 
 EVERY = 0.1
@@ -37,7 +37,7 @@ class WaitShares:
         """Look at the training thread; samples outside of training are left out."""
         if not trains:
             return
-        now = time.monotonic()
+        now = monotonic()
         if self._since is None:
             self._since = now
         if now - self._since >= SLOT:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import time
+
+from doctor.core.clock import sleep
 
 NOTIFY_SECONDS = 1.0
 """Seconds for the decision to reach ranks that depend on a store in this process."""
@@ -14,7 +15,7 @@ BY_ITSELF = 5.0
 
 def abort_process() -> None:
     """Send SIGTERM to this process, then exit hard if that has no effect. Does not return."""
-    time.sleep(NOTIFY_SECONDS)
+    sleep(NOTIFY_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(BY_ITSELF)
+    sleep(BY_ITSELF)
     os._exit(1)

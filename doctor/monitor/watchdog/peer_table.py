@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -11,6 +10,7 @@ import msgspec
 from doctor.cluster.transport.codec import MalformedMessage, unpack_capture
 from doctor.cluster.transport.failover import FailoverStore, StoreConnection
 from doctor.collectors.host.local_processes import SILENT
+from doctor.core.clock import time
 from doctor.core.facts import Failure, ProgressFacts
 from doctor.core.job import Job, Member, build_job
 from doctor.monitor.watchdog.local_state import LocalState
@@ -76,7 +76,7 @@ class PeerTable:
         """Return whether a rank recently reported that it runs."""
         member = self._members.get(rank)
         progress = progress_of(member) if member is not None else ProgressFacts()
-        return progress.state not in FINAL and time.time() - (progress.at or 0.0) < ACTIVE_WITHIN
+        return progress.state not in FINAL and time() - (progress.at or 0.0) < ACTIVE_WITHIN
 
     def job(self, ranks: Iterable[int] | None = None) -> Job:
         """Build the job of these ranks, by default of all known ones, from their own reports."""

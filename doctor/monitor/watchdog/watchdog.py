@@ -10,7 +10,6 @@ import os
 import queue
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from doctor.cluster.transport.store import StoreLost, UntrustedStore
 from doctor.collectors.base import Machine
 from doctor.collectors.host.host_identity import host_identity
 from doctor.core.background import BackgroundCall, start_thread
+from doctor.core.clock import monotonic
 from doctor.core.files.own_folder import OwnFolder
 from doctor.core.job import Job
 from doctor.monitor.telemetry.rank_telemetry import Sections
@@ -187,11 +187,11 @@ class Watchdog:
             asked = STACK_DUMPER.signal
             # Writing a file may block forever.
             BackgroundCall(lambda: STACK_DUMPER.write_to(context.stacks, self._training_thread, asked))
-        loop = WatchdogLoop(context, self._on_hang, self._round_seconds, time.monotonic())
+        loop = WatchdogLoop(context, self._on_hang, self._round_seconds, monotonic())
         while not self._stopped.is_set():
             pause = FAULT_PAUSE
             with self._guard(loop.give_up):
-                pause = loop.tick(self._take_requests(), time.monotonic())
+                pause = loop.tick(self._take_requests(), monotonic())
             self._wait(pause)
             self._wake.clear()
         for request in self._take_requests():
@@ -201,11 +201,11 @@ class Watchdog:
 
     def _wait(self, seconds: float) -> None:
         """Wait, and look at the training thread meanwhile."""
-        until = time.monotonic() + seconds
-        while (left := until - (began := time.monotonic())) > 0:
+        until = monotonic() + seconds
+        while (left := until - (began := monotonic())) > 0:
             pause = min(left, self._sample_in) if self._world_size > 1 else left
             is_woken = self._wake.wait(pause)
-            self._on_delay(time.monotonic() - began - pause)
+            self._on_delay(monotonic() - began - pause)
             if is_woken:
                 return
             with self._guard():

@@ -25,7 +25,7 @@ import msgspec
 
 from doctor.core.errors import UnusableError
 from doctor.core.facts import HiddenField, RecorderFacts
-from doctor.core.recorder_dump import parse_recorder
+from doctor.core.stack_dumps.recorder_dump import parse_recorder
 from doctor.postmortem.flight_recorder.unpickling import load_values
 from doctor.postmortem.sandbox.child_process import limit_memory, limit_resource, parse_isolated, send_answer
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from doctor.core.facts import Collective, ProcessGroup, RecorderFacts
 from doctor.core.masking import mask_text
-from doctor.core.recorder_dump import operation_of
+from doctor.core.stack_dumps.recorder_dump import operation_of
 
 VERSION = "fr_trace"
 """Version of the facts: the tables show none."""

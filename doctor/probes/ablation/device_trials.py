@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -14,6 +13,7 @@ from doctor.analysis.device_speed import What, speed_of
 from doctor.analysis.trial_selection import AGAIN
 from doctor.analysis.visible_devices import gpu_of, local_rank_of, processor_asked
 from doctor.collectors.base import read_text
+from doctor.core.clock import sleep
 from doctor.core.facts import DeviceSpeed, GpuFacts, ProcessFacts, Trial
 from doctor.core.message_bounds import Number, Processors, Rate
 from doctor.core.text import ranges
@@ -129,7 +129,7 @@ def _trials(
 def _changes(order: DeviceOrder, proc: Path) -> Iterator[_Change]:
     if not order.on_gpu:
         before = times_of(read_text(proc / "stat") or "")
-        time.sleep(LOOK_SECONDS)
+        sleep(LOOK_SECONDS)
         found = free_processors(order.pinned, before, times_of(read_text(proc / "stat") or ""))
         if found:
             yield _Change(f"processors {ranges(found)}", _bound(found, order.rank), found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
@@ -11,6 +10,7 @@ import msgspec
 
 from doctor.analysis.fabric.packet_loss import LEAST_SEGMENTS
 from doctor.analysis.trial_selection import AGAIN, Subject
+from doctor.core.clock import time
 from doctor.core.facts import Transfer, Trial
 from doctor.probes.ablation.alternative_paths import AlternativePath
 from doctor.probes.ablation.trials import (
@@ -79,7 +79,7 @@ def try_packets(order: PacketOrder, deadline: ProbeDeadline) -> tuple[Trial, ...
 
 def try_connections(order: ReachOrder, deadline: ProbeDeadline) -> tuple[Trial, ...]:
     """Connect by every path at the same time, the closed one among them."""
-    peer, probe = order.peer, PathProbe(deadline, time.time)
+    peer, probe = order.peer, PathProbe(deadline, time)
 
     def opens(way: AlternativePath) -> float | None:
         return 1.0 if probe.reach(way.address, peer.port, peer.word, way.source).outcome == "open" else None
@@ -119,7 +119,7 @@ class _Bursts:
     def __init__(self, order: PacketOrder, deadline: ProbeDeadline) -> None:
         self._order = order
         self._deadline = deadline
-        self._probe = PathProbe(deadline, time.time)
+        self._probe = PathProbe(deadline, time)
         self._burst = burst_of(order.largest)
 
     def value(self, way: AlternativePath, size: int | None) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import msgspec
@@ -15,6 +14,7 @@ from doctor.analysis.fabric.transfer_matrix import (
     rounds_to_confirm,
     subnets_of,
 )
+from doctor.core.clock import monotonic
 from doctor.core.decoding import prepared
 from doctor.core.facts import TransferFacts
 from doctor.core.job import Job
@@ -51,7 +51,7 @@ class TransfersStage(Stage):
 
     def steps(self, job: Job, processes: Sequence[ProbeParticipant]) -> StagePlan:
         """Yield rounds for all hosts, then some for the suspects; none for fewer than two hosts."""
-        began, first = time.monotonic(), 0
+        began, first = monotonic(), 0
         for step in range(1 + MOST_CONFIRMING_FEW):
             nodes, tokens = _in_order(job, processes)
             if len(nodes) < 2:
@@ -59,7 +59,7 @@ class TransfersStage(Stage):
             asked: Rounds
             if step:
                 known, places = bandwidths(job), {node.name: place for place, node in enumerate(nodes)}
-                names, suspects = known.hosts, rounds_to_confirm(known, patient=time.monotonic() - began < PATIENCE)
+                names, suspects = known.hosts, rounds_to_confirm(known, patient=monotonic() - began < PATIENCE)
                 asked = [[(places[names[one]], places[names[other]]) for one, other in pairs] for pairs in suspects]
             else:
                 asked = rounds(len(nodes), MOST_ROUNDS)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import select
 import socket
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from doctor.core.clock import perf_counter
 from doctor.probes.bandwidth.transfer_wire import REPORT_BYTES, TransferReport
 from doctor.probes.runtime.cpu_starvation import RunQueueDelay
 from doctor.probes.runtime.deadline import ProbeDeadline
@@ -108,7 +108,7 @@ def _arrivals(
         while total < amount.bytes:
             connection.settimeout(max(0.001, flow.left()))
             size = connection.recv_into(buffer)
-            now = time.perf_counter()
+            now = perf_counter()
             if not size:
                 raise ConnectionCut
             if not arrivals:
@@ -118,7 +118,7 @@ def _arrivals(
             if flow.is_over:
                 break
     except TimeoutError:
-        return arrivals, time.perf_counter() - began if arrivals else 0.0
+        return arrivals, perf_counter() - began if arrivals else 0.0
     except OSError as error:
         raise ConnectionCut from error
     return arrivals, arrivals[-1].at

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from socket import socket
 from typing import NamedTuple
@@ -10,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from doctor.collectors.network.master_address import address_elsewhere, own_addresses
+from doctor.core.clock import monotonic, sleep
 from doctor.core.facts import Transfer
 from doctor.core.facts.probe_results import TransferOutcome
 from doctor.probes.bandwidth.schedule import TransferPairing, TransferSchedule
@@ -54,11 +54,11 @@ class TransferWorker:
 
     def run(self) -> tuple[Transfer, ...]:
         """Run all rounds, and return how the data of this host arrived."""
-        first, each, began = self._schedule.first, self._schedule.round_seconds, time.monotonic()
+        first, each, began = self._schedule.first, self._schedule.round_seconds, monotonic()
         ends = [self._deadline.within((pairing.round - first + 1) * each) for pairing in self._schedule.meetings]
         found = []
         for pairing, end in zip(self._schedule.meetings, ends, strict=True):
-            time.sleep(max(0.0, began + (pairing.round - first) * PACE - time.monotonic()))
+            sleep(max(0.0, began + (pairing.round - first) * PACE - monotonic()))
             found.append(self._run_pairing(pairing, end))
         return tuple(found)
 

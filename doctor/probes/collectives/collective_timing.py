@@ -6,7 +6,6 @@ time for, so that groups can be compared.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from doctor.core.clock import perf_counter
 from doctor.core.facts import CollectiveTiming
 from doctor.probes.collectives.group_limits import IN_A_ROW, MEMORY_SHARE, MOST_REPEATS, SCOUT, SMALL, SMALL_REPEATS
 from doctor.probes.collectives.known_values import GroupMembers
@@ -115,11 +115,11 @@ class AxisTimer:
                 torch.cuda.synchronize(self._device)
 
         wait()
-        began = time.perf_counter()
+        began = perf_counter()
         for _ in range(calls):
             dist.all_reduce(message, group=self._members.handle)
         wait()
-        return (time.perf_counter() - began) / calls
+        return (perf_counter() - began) / calls
 
 
 def _highest(value: float, device: torch.device) -> float:

@@ -8,13 +8,13 @@ times and keeps the best time. Then the pair swaps roles.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 
 from doctor.analysis.fabric.pairing import NO_PARTNER
+from doctor.core.clock import monotonic, perf_counter
 from doctor.core.facts import Exchange
 from doctor.probes.collectives.group_limits import (
     FIRST_BYTES,
@@ -47,10 +47,10 @@ class PairExchange:
 
         Returns why that ended early, empty if it did not. All ranks have the same number of rounds.
         """
-        end = time.monotonic() + SECONDS
+        end = monotonic() + SECONDS
         failure = self._prepare()
         for turn, partner in enumerate(partners):
-            if not self._all_ready(not failure and time.monotonic() < end):
+            if not self._all_ready(not failure and monotonic() < end):
                 return failure or NO_TIME
             if partner != NO_PARTNER:
                 self._exchange(turn, partner)
@@ -106,9 +106,9 @@ class PairExchange:
     def _request(self, partner: int, length: int) -> float:
         """Request a message, and return the seconds until it has arrived."""
         self._send_number(partner, length)
-        began = time.perf_counter()
+        began = perf_counter()
         self._run(dist.P2POp(dist.irecv, self._piece[:length], partner))
-        return time.perf_counter() - began
+        return perf_counter() - began
 
     def _send_number(self, partner: int, number: int) -> None:
         self._run(dist.P2POp(dist.isend, self._number(number), partner))

@@ -7,7 +7,6 @@ why. On a GPU the clock of the device counts (torch.cuda.Event), so that a busy 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
+from doctor.core.clock import monotonic, sleep, thread_time
 from doctor.core.decoding import prepared
 from doctor.core.facts import DeviceSpeed
 from doctor.core.message_bounds import Number
@@ -68,7 +68,7 @@ def work(argument: bytes) -> DeviceSpeed:
     import torch
 
     task = msgspec.json.decode(argument, type=prepared(DeviceTask))
-    time.sleep(task.pause)
+    sleep(task.pause)
     if task.processor or not torch.cuda.is_available():
         return _on_processor(task)
     return _on_gpu(torch.device("cuda", _index(task, torch.cuda.device_count())), task)
@@ -90,12 +90,12 @@ def _on_processor(task: DeviceTask) -> DeviceSpeed:
     try:
         product = _product(torch.device("cpu"), CPU_SIZE, torch.float32)
         _for_seconds(product, WARM_UP)
-        began, used = time.monotonic(), time.thread_time()
+        began, used = monotonic(), thread_time()
         windows: list[tuple[int, float]] = []
-        while len(windows) < WINDOWS and time.monotonic() - began < MOST_SECONDS:
+        while len(windows) < WINDOWS and monotonic() - began < MOST_SECONDS:
             windows.append(_for_seconds(product, WINDOW))
-        spent = time.monotonic() - began
-        share = (time.thread_time() - used) / spent
+        spent = monotonic() - began
+        share = (thread_time() - used) / spent
     finally:
         torch.set_num_threads(threads)
     repeats = sum(count for count, _ in windows)
@@ -124,8 +124,8 @@ def _product(device: torch.device, size: int, dtype: torch.dtype) -> Callable[[]
 
 def _for_seconds(product: Callable[[], object], seconds: float) -> tuple[int, float]:
     """Return the number of products in that wall time."""
-    count, began = 0, time.monotonic()
-    while (spent := time.monotonic() - began) < seconds:
+    count, began = 0, monotonic()
+    while (spent := monotonic() - began) < seconds:
         product()
         count += 1
     return count, spent
@@ -161,7 +161,7 @@ def _on_gpu(device: torch.device, task: DeviceTask) -> DeviceSpeed:
         count = _warm_up(product)
         windows = [_timed(product, count) for _ in range(GPU_WINDOWS)]
         del product  # and its matrices
-        time.sleep(task.wait)
+        sleep(task.wait)
         to_device, to_host = _copies(device)
         torch.cuda.empty_cache()
         context = _context(device)
@@ -196,8 +196,8 @@ def _warm_up(product: Callable[[], object]) -> int:
 
     product()
     torch.cuda.synchronize()
-    began, count = time.monotonic(), 0
-    while time.monotonic() - began < WARM_UP:
+    began, count = monotonic(), 0
+    while monotonic() - began < WARM_UP:
         product()
         torch.cuda.synchronize()
         count += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +16,7 @@ from doctor.collectors.network.master_address import (
     route_to,
 )
 from doctor.collectors.network.routes import read_interface_errors
+from doctor.core.clock import sleep, time
 from doctor.core.facts import ClockFacts, PathFacts, PathSample, Reach, ReachFacts
 from doctor.core.facts.probe_results import ReachOutcome
 from doctor.probes.reachability.assignments import Assignment, LightProbeResult, MasterTarget, ProbeTarget
@@ -53,7 +53,7 @@ def probe_light(
     *,
     seconds: float = SECONDS,
     machine: Machine | None = None,
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float] = time,
 ) -> LightProbeResult:
     """Run ``assignment``, all parts concurrently, and return within ``seconds``.
 
@@ -233,4 +233,4 @@ def try_master_port(
             return None, seconds
         if patience.left() <= MASTER_PAUSE:
             return "refused", seconds
-        time.sleep(MASTER_PAUSE)
+        sleep(MASTER_PAUSE)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from socket import socket
 from typing import NamedTuple
 
+from doctor.core.clock import perf_counter, sleep
 from doctor.core.facts.probe_results import ReachOutcome
 from doctor.probes.reachability.tcp_info import TcpInfo, read_tcp_info
 from doctor.probes.responder.wire_format import LENGTH, SEGMENT, TIMES, WELCOME_BYTES, greeting, welcome
@@ -86,7 +86,7 @@ class PathProbe:
         with suppress(TimeoutError, ConnectionCut):
             while len(moments) < ECHOES and not limit.is_over:
                 moments.append(self._echo(connection, limit))
-                time.sleep(ECHO_GAP)
+                sleep(ECHO_GAP)
         path.moment = min(moments, key=lambda moment: moment.round_trip, default=None)
         if moments and burst:
             path.full_size_arrived = self._full_size(connection, address, port, word, burst)
@@ -139,9 +139,9 @@ class PathProbe:
     def _echo(self, connection: socket, limit: ProbeDeadline) -> ClockSample:
         """Return a sample by the clock filter of NTP (RFC 5905, section 8): the offset from four times, and the round
         trip."""
-        sent, began = self._clock(), time.perf_counter()
+        sent, began = self._clock(), perf_counter()
         answer = send_and_receive(connection, LENGTH.pack(0), TIMES.size, limit)
-        trip = time.perf_counter() - began
+        trip = perf_counter() - began
         arrived, answered = TIMES.unpack(answer)
         returned = self._clock()
         ahead = ((arrived - sent) + (answered - returned)) / 2

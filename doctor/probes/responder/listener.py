@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import socket
-import time
 from collections.abc import Callable
 
+from doctor.core.clock import time
 from doctor.probes.responder.backlog import ConnectionBacklog
 from doctor.probes.responder.responder_protocol import ResponderProtocol, SilentProtocol
 from doctor.probes.responder.server import Server
@@ -23,7 +23,7 @@ class Responder:
     Raises ``OSError`` if no port or no thread is available.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = time) -> None:
         self.word = new_word()
         self.backlog = ConnectionBacklog()
         listener = _listen(0)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import selectors
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from doctor.core.background import start_daemon
+from doctor.core.clock import monotonic
 from doctor.probes.responder.backlog import ConnectionBacklog
 from doctor.probes.responder.responder_protocol import ProtocolViolation, ResponderProtocol, SilentProtocol
 from doctor.probes.runtime.tcp_connect import affordable, reset_connection
@@ -44,8 +44,8 @@ class _ServedConnection:
 
     socket: socket.socket
     protocol: ResponderProtocol | SilentProtocol
-    opened: float = field(default_factory=time.monotonic)
-    last_received: float = field(default_factory=time.monotonic)
+    opened: float = field(default_factory=monotonic)
+    last_received: float = field(default_factory=monotonic)
 
     def is_stale(self, now: float) -> bool:
         patience = IDLE_SECONDS if self.protocol.greeted else STRANGER_SECONDS
@@ -104,7 +104,7 @@ class Server:
                 busy = self._connections or any(entry.paused_until for entry in self._listeners)
                 for key, _ in self._selector.select(PAUSE if busy else None):
                     self._dispatch(key.data)
-                self._maintain(time.monotonic())
+                self._maintain(monotonic())
         finally:
             for connection in self._connections:
                 connection.socket.close()
@@ -160,7 +160,7 @@ class Server:
         """Stop accepting for a while: too many connections, or no file descriptors left."""
         with suppress(OSError, ValueError, KeyError):
             self._selector.unregister(entry.socket)
-        entry.paused_until = time.monotonic() + PAUSE
+        entry.paused_until = monotonic() + PAUSE
 
     def _answer(self, connection: _ServedConnection) -> None:
         try:
@@ -169,7 +169,7 @@ class Server:
                 self._drop(connection, at_once=False)
                 return
             answer = connection.protocol.receive(data)
-            connection.last_received = time.monotonic()
+            connection.last_received = monotonic()
         except BlockingIOError:
             return
         except (OSError, ProtocolViolation):

@@ -7,8 +7,9 @@ a run queue) and proc_stat(5) (``steal``: ticks in which the hypervisor ran anot
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
+
+from doctor.core.clock import perf_counter
 
 OWN = Path("/proc/thread-self/schedstat")
 MACHINE = Path("/proc/stat")
@@ -20,14 +21,14 @@ class RunQueueDelay:
     """Measures the calling thread from its creation on."""
 
     def __init__(self) -> None:
-        self._began = time.perf_counter()
+        self._began = perf_counter()
         self._queued = _queued()
         self._stolen = _stolen()
 
     def share(self) -> float:
         """Return the share of the time, 0 to 1, that the thread waited for a processor; 0 if the kernel does not report
         it."""
-        seconds = time.perf_counter() - self._began
+        seconds = perf_counter() - self._began
         if seconds <= 0:
             return 0.0
         return min(1.0, max(0.0, (_queued() - self._queued + _stolen() - self._stolen) / seconds))

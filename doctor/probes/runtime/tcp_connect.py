@@ -6,10 +6,10 @@ import errno
 import resource
 import socket
 import struct
-import time
 from contextlib import suppress
 from typing import NamedTuple
 
+from doctor.core.clock import monotonic, sleep
 from doctor.core.facts.probe_results import ReachOutcome
 from doctor.probes.runtime.deadline import ProbeDeadline
 
@@ -53,15 +53,15 @@ def connect_tcp(
 
     ``segment``: maximum bytes of data in a packet; ``source``: local address, if the kernel is not to choose.
     """
-    started = time.monotonic()
+    started = monotonic()
     outcome: ReachOutcome | None = None
     for _ in range(TRIES):
         if deadline.is_over:
             break
         outcome, connection = _connect(address, port, deadline.left(TRY_SECONDS), segment, source)
         if outcome is not None and outcome != "silent":
-            return ConnectResult(outcome, connection, time.monotonic() - started)
-    seconds = time.monotonic() - started
+            return ConnectResult(outcome, connection, monotonic() - started)
+    seconds = monotonic() - started
     return ConnectResult(outcome if seconds >= SILENT_SECONDS else None, None, seconds)
 
 
@@ -74,7 +74,7 @@ def _connect(
     except OSError as error:
         if error.errno == errno.EAFNOSUPPORT:
             return "unroutable", None
-        time.sleep(min(0.2, seconds))
+        sleep(min(0.2, seconds))
         return None, None
     try:
         connection.settimeout(max(0.01, seconds))

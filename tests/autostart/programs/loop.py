@@ -2,6 +2,7 @@
 in. ``python loop.py FOLDER [KIND]``."""
 
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -122,6 +123,30 @@ def plain(folder, kind):
             torch.save(model.state_dict(), folder / "checkpoint.pt")
 
 
+def counted(folder, kind):
+    """The same as ``plain``, on a clock that counts, as tests have it; who reads it is written down."""
+    counter = itertools.count()
+
+    def read(*_):
+        readers = [sys._getframe(depth).f_globals.get("__name__", "") for depth in (1, 2)]
+        if any(name.startswith("doctor") for name in readers):
+            (folder / "read").write_text(repr(readers))
+        return next(counter)
+
+    for name in (
+        "monotonic",
+        "perf_counter",
+        "time",
+        "sleep",
+        "process_time",
+        "thread_time",
+        "monotonic_ns",
+        "time_ns",
+    ):
+        setattr(time, name, read)
+    yield from plain(folder, kind)
+
+
 def fsdp2(folder, kind):
     """fully_shard over gloo, without a loader."""
     from torch.distributed.fsdp import fully_shard
@@ -204,6 +229,7 @@ def is_over(number, fewest):
 
 UNEVEN = dict.fromkeys(("uneven", "uneven_counted", "uneven_flagged"), uneven)
 KINDS = {**UNEVEN, **dict.fromkeys(LATE, late), "fsdp2": fsdp2, "accelerated": accelerated, "edited": edited}
+KINDS["counted"] = counted
 
 
 def states():

@@ -10,9 +10,9 @@ loops/evaluation_loop.py.
 from __future__ import annotations
 
 import functools
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from doctor.core.clock import monotonic
 from doctor.monitor.integrations.adapter import Adapter, guarded
 from doctor.monitor.integrations.hook_guard import value_or_default
 from doctor.monitor.integrations.lightning.callback_base import MISSING, bind_callback_base, import_one, installed

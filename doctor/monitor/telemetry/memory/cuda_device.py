@@ -7,7 +7,6 @@ the user.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from doctor.collectors import collector_for
 from doctor.collectors.base import Machine
 from doctor.collectors.runner import run_collector
 from doctor.core.background import start_thread
+from doctor.core.clock import monotonic, time
 from doctor.core.facts import Gpu, GpuFacts, GpuProcess
 
 PATIENCE = 1.0
@@ -151,8 +151,8 @@ class DriverMemory:
     def processes(self, names: tuple[str | None, ...]) -> tuple[GpuProcess, ...] | None:
         """Return the processes that hold memory of a GPU, by the last query; start one if it is due."""
         busy = self._query_thread is not None and self._query_thread.is_alive()
-        if not busy and time.monotonic() - self._queried_at >= QUERY_EVERY:
-            self._queried_at = time.monotonic()
+        if not busy and monotonic() - self._queried_at >= QUERY_EVERY:
+            self._queried_at = monotonic()
             self._query_thread = start_thread("doctor-gpus", self._query)
         readings = list(self._readings)
         gpu = _named(names, readings[-1][1]) if readings else None
@@ -164,7 +164,7 @@ class DriverMemory:
         return tuple(gpu.utilization for gpu in gpus if gpu and gpu.utilization is not None)
 
     def _query(self) -> None:
-        at, outcome = time.time(), self._read()
+        at, outcome = time(), self._read()
         if isinstance(outcome, GpuFacts):
             self._readings.append((at, outcome.gpus))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -12,6 +11,7 @@ import msgspec
 
 from doctor.collectors.base import Machine, parse_int, read_text
 from doctor.collectors.host.cgroup import read_cgroup
+from doctor.core.clock import time
 from doctor.core.facts import ChildProcess, MemorySample, RunMemoryFacts
 from doctor.monitor.telemetry.child_processes import child_processes, resident_bytes
 from doctor.monitor.telemetry.memory.cuda_device import CudaDeviceMemory, PeakTracker
@@ -51,12 +51,12 @@ class MemorySampler:
         """Sample memory after batch ``step``. ``units``: of the largest batch since the last call."""
         device = self._device
         if device is None:
-            self._pending.append(MemorySample(step, time.time(), units=units))
+            self._pending.append(MemorySample(step, time(), units=units))
             return
         now = device.allocator()
         peak = self._peaks.next(now.peak_allocated)
         self._pending.append(
-            MemorySample(step, time.time(), allocated=now.allocated, reserved=now.reserved, peak=peak, units=units)
+            MemorySample(step, time(), allocated=now.allocated, reserved=now.reserved, peak=peak, units=units)
         )
 
     def look(self) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from doctor.core.clock import monotonic, sleep
 from doctor.monitor.telemetry.cuda_events import CudaEvent, EventFactory
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class Readback:
 
         Not for the step path.
         """
-        until = time.monotonic() + seconds
+        until = monotonic() + seconds
         self.collect()
-        while self._under_way and time.monotonic() < until:
-            time.sleep(PAUSE)
+        while self._under_way and monotonic() < until:
+            sleep(PAUSE)
             self.collect()

@@ -10,12 +10,12 @@ import os
 import platform
 import socket
 import struct
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from doctor.collectors.base import listed, parse_int, read_text
 from doctor.collectors.host.kernel_view import open_links, plain, system_call
+from doctor.core.clock import monotonic
 from doctor.core.facts import Frame
 from doctor.core.facts.telemetry import OWN_LOCK, WITH_TIMEOUT
 from doctor.core.text import lazy_compile
@@ -226,9 +226,9 @@ def _other_end(link: str, proc: Path) -> str:
 
 def _with_file(link: str, proc: Path) -> str:
     """Return the first other process that has a pipe or socket open, as far as it is visible."""
-    until = time.monotonic() + _LONGEST_SCAN
+    until = monotonic() + _LONGEST_SCAN
     for pid in (name for name in listed(proc) if name.isdecimal() and int(name) != os.getpid()):
-        if time.monotonic() > until:
+        if monotonic() > until:
             break
         if link in list((open_links(proc / pid / "fd") or {}).values())[:_MOST_FILES]:
             return _process(int(pid), proc)

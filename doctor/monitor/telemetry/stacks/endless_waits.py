@@ -11,10 +11,10 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-import time
 from pathlib import Path
 from types import FrameType
 
+from doctor.core.clock import sleep
 from doctor.core.facts.telemetry import ENDLESS, IDLE, OWN_LOCK, WHOSE_THREAD
 from doctor.core.frames import frames_of_stack, waits_in
 from doctor.monitor.telemetry.stacks.blocking_call import OF_THREADS, blocking_call
@@ -76,7 +76,7 @@ def _idle(thread: int, frames: dict[int, FrameType], native: dict[int | None, in
     if len(others) > _MOST_THREADS:
         return ""
     before = {ident: nanoseconds_run(native_id) for ident in others if (native_id := native.get(ident)) is not None}
-    time.sleep(_MOMENT)
+    sleep(_MOMENT)
     for ident, frame in others.items():
         native_id, ran = native.get(ident), before.get(ident)
         if native_id is None or ran is None or ran != nanoseconds_run(native_id):
@@ -114,7 +114,7 @@ def _waits_for(native_id: int, frame: FrameType) -> str:
 def _computes(native_id: int) -> bool:
     """Return whether a thread of this process has run within :data:`_MOMENT`; also if that is unknown."""
     before = nanoseconds_run(native_id)
-    time.sleep(_MOMENT)
+    sleep(_MOMENT)
     return before is None or before != nanoseconds_run(native_id)
 
 

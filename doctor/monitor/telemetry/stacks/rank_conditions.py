@@ -12,13 +12,13 @@ import contextlib
 import linecache
 import stat
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from doctor.core.background import BackgroundCall, start_thread
+from doctor.core.clock import time
 from doctor.core.facts import Frame
 from doctor.core.stack_dumps.rank_conditions import rank_condition
 
@@ -27,7 +27,7 @@ DEADLINE = 1.0
 LARGEST = 1 << 20
 """Maximum bytes of a source file."""
 
-_STARTED = time.time()
+_STARTED = time()
 
 
 class _Sources:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Hashable
 from pathlib import Path
 
 from doctor.collectors.base import parse_int, read_text
+from doctor.core.clock import monotonic, process_time
 from doctor.core.frames import waits_for_lock_file
 
 MOST_FRAMES = 60
@@ -57,7 +57,7 @@ class Stillness:
         if switches is None:
             self._key = None
             return 0.0
-        now, cpu, key = time.monotonic(), time.process_time(), self._position()
+        now, cpu, key = monotonic(), process_time(), self._position()
         ran = nanoseconds_run(self._native_id) if naps else None
         woken = switches - self._switched > self._most_switches(now - self._since, ran, naps=naps)
         if woken or key != self._key or cpu - self._cpu > CPU_SHARE * (now - self._since) + CPU_SECONDS:

@@ -8,12 +8,12 @@ sooner or later.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Hashable
 from pathlib import Path
 from types import FrameType
 
 from doctor.collectors.base import parse_int, read_text
+from doctor.core.clock import monotonic
 from doctor.core.frames import is_user_code
 from doctor.core.text import lazy_compile
 
@@ -37,7 +37,7 @@ class TightLoop:
 
     def look(self) -> float:
         """Return the seconds for which the thread has been in the loop; takes some microseconds."""
-        now, busy = time.monotonic(), _nanoseconds_busy(self._native_id)
+        now, busy = monotonic(), _nanoseconds_busy(self._native_id)
         place = _place(sys._current_frames().get(self._thread))
         if place is None or busy is None:
             self._key = None

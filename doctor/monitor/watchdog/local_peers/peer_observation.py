@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from doctor.collectors.host.local_processes import (
     process_state,
     signal_that_killed,
 )
+from doctor.core.clock import monotonic
 from doctor.core.files.own_folder import OwnFolder
 from doctor.monitor.telemetry.stacks.stack_files import read_stack_file
 from doctor.monitor.watchdog.local_peers.stack_dump import STACK_DUMPER, StackSignal, stack_file
@@ -88,7 +88,7 @@ class LocalPeerProbe:
         return (rank, number) if number else None
 
     def _signal_of(self, process: PeerProcess) -> int:
-        number, now = signal_that_killed(process.pid, process.started), time.monotonic()
+        number, now = signal_that_killed(process.pid, process.started), monotonic()
         if number != signal.SIGTERM:
             return number
         return number if now - self._terminated.setdefault(process.rank, now) >= OUTLIVED else 0

@@ -13,11 +13,11 @@ import faulthandler
 import os
 import signal
 import threading
-import time
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
+from doctor.core.clock import monotonic, sleep
 from doctor.core.facts import Frame
 from doctor.core.files.own_folder import OwnFile, OwnFolder
 from doctor.monitor.telemetry.stacks.stack_files import HEAD, LARGEST, REQUEST, current_thread_in
@@ -100,10 +100,10 @@ class StackDumper:
         descriptor, written = self._file.fileno(), OwnFile.of(file)
         before = os.fstat(descriptor).st_size
         os.kill(pid, self._number)
-        until = time.monotonic() + seconds
+        until = monotonic() + seconds
         size = before
-        while time.monotonic() < until:
-            time.sleep(FORK_LOOK)
+        while monotonic() < until:
+            sleep(FORK_LOOK)
             last, size = size, os.fstat(descriptor).st_size
             if size == last > before:
                 break

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 
+from doctor.core.clock import monotonic
 from doctor.monitor.watchdog.decision import Decision, Trigger
 
 RESERVE, SHARE = 5.0, 0.3
@@ -17,7 +17,7 @@ class RoundRequest:
     def __init__(self, trigger: Trigger, seconds: float) -> None:
         self.trigger = trigger
         self.seconds = max(0.0, seconds)
-        self.until = time.monotonic() + self.seconds
+        self.until = monotonic() + self.seconds
         self._decision: Decision | None = None
         self._answered = threading.Event()
 
@@ -38,5 +38,5 @@ class RoundRequest:
 
     def wait(self) -> Decision | None:
         """Wait for the decision; ``None`` if there was none in time."""
-        self._answered.wait(max(0.0, self.until - time.monotonic()))
+        self._answered.wait(max(0.0, self.until - monotonic()))
         return self._decision
