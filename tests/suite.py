@@ -40,6 +40,7 @@ counts if it repeats, with new fixtures; every repetition is listed at the end o
 SLOW = (
     "attach/test_gathered.py",
     "autostart/test_jobs.py",
+    "autostart/test_tracker.py",
     "cluster/test_ray.py",
     "estimate/test_accuracy.py",
     "examples/test_github_action.py",

@@ -13,12 +13,12 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
 from doctor.monitor.autostart.constructors import LateRank, calling_late_ranks, is_of_all_ranks
-from doctor.monitor.autostart.hook.sitecustomize import is_disabled, tell
+from doctor.monitor.autostart.hook.sitecustomize import INSTALLERS, TORCH, ImportWatcher, is_begun, is_disabled, tell
 from doctor.monitor.autostart.launchers import watch_spawn
 
 PLAIN_LOOP = "doctor.monitor.autostart.plain_loop"
@@ -31,6 +31,44 @@ _late: list[LateRank] = []
 _observed: list[Callable[..., object]] = []
 """The hook for exceptions that was there before ours."""
 _opening = threading.Lock()
+
+
+def watch_from_here(options: Mapping[str, Any]) -> None:
+    """Have this process watched from now on as below ``doctor run``, but only once. ``options``: as of an adapter.
+
+    What the program has imported already is changed at once.
+
+    Raises:
+        ValueError: an option is not valid.
+    """
+    from doctor.core.random_state import random_state_kept
+    from doctor.monitor.watch_options import WatchOptions
+
+    WatchOptions(**options)
+    if is_begun() or not _may_watch():
+        return
+    try:
+        with random_state_kept():
+            _opened(options)
+        watcher = ImportWatcher({name: target for name, target in INSTALLERS.items() if target.startswith(TORCH)})
+        sys.meta_path.insert(0, watcher)
+        for name in [name for name in watcher.waiting if name in sys.modules]:
+            _install(watcher, name)
+    except Exception as error:  # noqa: BLE001 - the program must not be affected
+        _failed(error)
+
+
+def _install(watcher: ImportWatcher, name: str) -> None:
+    """Have a loaded module changed, and the packages that took names of it when they were imported."""
+    module = sys.modules[name]
+    before = dict(vars(module))
+    watcher.install(name, module)
+    changed = [key for key, value in before.items() if vars(module).get(key) is not value]
+    parts = name.split(".")
+    for package in (sys.modules.get(".".join(parts[:depth])) for depth in range(1, len(parts))):
+        for key in changed:
+            if getattr(package, key, None) is before[key]:
+                setattr(package, key, vars(module)[key])
 
 
 def watch_ddp(module: Any) -> None:
@@ -269,8 +307,8 @@ def _failed(error: Exception) -> None:
     tell(f"{type(error).__name__}: {error}")
 
 
-def _opened() -> Any:
-    """Return what watches the loop of this process, made once."""
+def _opened(options: Mapping[str, Any] | None = None) -> Any:
+    """Return what watches the loop of this process, made once. ``options``: as of ``open_loop``."""
     if not _opening.acquire(timeout=OPEN_WITHIN):
         raise TimeoutError("its code was not loaded in time")
     try:
@@ -278,7 +316,7 @@ def _opened() -> Any:
         if loop is None:
             from doctor.monitor.autostart.plain_loop import open_loop
 
-            loop = open_loop()
+            loop = open_loop(options)
         return loop
     finally:
         _opening.release()

@@ -88,8 +88,8 @@ class PackageFinder:
 class ImportWatcher:
     """A finder that finds nothing itself, and has installers called with the modules that others find."""
 
-    def __init__(self) -> None:
-        self.waiting = dict(INSTALLERS)
+    def __init__(self, installers: "dict[str, str]" = INSTALLERS) -> None:
+        self.waiting = dict(installers)
         self.searched: set[str] = set()
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
@@ -154,6 +154,11 @@ def hidden_by() -> str:
     origin = spec.origin or "a namespace package"
     own = os.path.join(ROOT, "doctor", "__init__.py")
     return "" if os.path.realpath(origin) == os.path.realpath(own) else origin
+
+
+def is_begun() -> bool:
+    """Whether imports of this process are watched; this file may have been loaded under another name."""
+    return any(type(finder).__name__ == ImportWatcher.__name__ for finder in sys.meta_path)
 
 
 def begin() -> None:
