@@ -18,7 +18,15 @@ from doctor.core.facts import (
     RecorderFacts,
     TrainingFacts,
 )
-from doctor.core.facts.telemetry import DEFAULT_GROUPS, ENDLESS, IDLE, OWN_LOCK, WHOSE_THREAD, WITH_TIMEOUT
+from doctor.core.facts.telemetry import (
+    DEFAULT_GROUPS,
+    ENDLESS,
+    IDLE,
+    OWN_LOCK,
+    WHOSE_THREAD,
+    WITH_TIMEOUT,
+    group_in_words,
+)
 from doctor.core.frames import is_doctor, waits_in
 from doctor.core.job import Job
 from doctor.core.text import lazy_compile
@@ -126,6 +134,14 @@ class RankState(msgspec.Struct, frozen=True, dict=True):
     def groups(self) -> tuple[ProcessGroup, ...]:
         """The process groups in its flight recorder."""
         return self.recorder.groups if self.recorder else ()
+
+    def description_of(self, group: str) -> str:
+        """What a process group is for, as in ``mesh_cp``; empty if its flight recorder does not show it."""
+        return next((one.description for one in self.groups if one.name == group), "")
+
+    def name_of(self, group: str) -> str:
+        """``the default group``, ``group 12 (TENSOR_MODEL_PARALLEL_GROUP)`` or ``group 12``."""
+        return group_in_words(group, self.description_of(group))
 
     @property
     def is_stuck(self) -> bool:
@@ -535,8 +551,5 @@ class JobState:
 
     def name_of(self, group: str) -> str:
         """``the default group``, ``group 12 (TENSOR_MODEL_PARALLEL_GROUP)`` or ``group 12``."""
-        if group in DEFAULT_GROUPS:
-            return "the default group"
-        recorded = (one.recorder.group(group) for one in self.ranks.values() if one.recorder)
-        description = next((found.description for found in recorded if found and found.description), "")
-        return f"group {group} ({description})" if description else f"group {group}"
+        descriptions = (one.description_of(group) for one in self.ranks.values())
+        return group_in_words(group, next(filter(None, descriptions), ""))

@@ -237,6 +237,14 @@ class ProcessGroup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 DEFAULT_GROUPS = frozenset({"", "0", "default_pg"})
 """Names that torch gives the default process group."""
 
+
+def group_in_words(name: str, description: str = "") -> str:
+    """``the default group``, ``group 12 (mesh_cp)`` or ``group 12``."""
+    if name in DEFAULT_GROUPS:
+        return "the default group"
+    return f"group {name} ({description})" if description else f"group {name}"
+
+
 OWN_LOCK = "a lock of its own process"
 """Start of :attr:`ProgressFacts.blocked` for locks of threads and of native code."""
 WITH_TIMEOUT = ", until a timeout"
@@ -277,7 +285,7 @@ class Collective(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     @property
     def group_words(self) -> str:
         """``the default group``, ``group 3``."""
-        return "the default group" if self.group in DEFAULT_GROUPS else f"group {self.group}"
+        return group_in_words(self.group)
 
 
 class RecorderFacts(WatchedSection, frozen=True, kw_only=True):

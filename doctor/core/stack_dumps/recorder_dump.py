@@ -42,10 +42,14 @@ _OPERATIONS = {
 
 
 def parse_recorder(
-    dump: Mapping[str, object], most: int = 200, known: Mapping[str, tuple[int, ...]] | None = None
+    dump: Mapping[str, object],
+    most: int = 200,
+    known: Mapping[str, tuple[int, ...]] | None = None,
+    described: Mapping[str, str] | None = None,
 ) -> RecorderFacts:
     """Parse a loaded dump, with its ``most`` newest collectives, those around the oldest open one of each group, and
-    the newest one of each group. ``known``: the members of groups that the dump may not list."""
+    the newest one of each group. ``known`` and ``described``: members and descriptions of groups that the dump may not
+    have."""
     raw = dump.get("entries")
     entries: list[Entry] = [entry for entry in raw if isinstance(entry, dict)] if isinstance(raw, list) else []
     by_group: dict[str, list[int]] = {}
@@ -59,7 +63,10 @@ def parse_recorder(
     return RecorderFacts(
         version=_text(dump["version"]) if "version" in dump else None,
         groups=_groups(
-            dump, {name: [entries[place] for place in places] for name, places in by_group.items()}, known or {}
+            dump,
+            {name: [entries[place] for place in places] for name, places in by_group.items()},
+            known or {},
+            described or {},
         ),
         collectives=tuple(
             _collective(entry, name, age, frames) for entry, age in kept if (name := _name_of(entry)) is not None
@@ -182,22 +189,30 @@ def _shown(stack: tuple[Frame, ...], is_near: bool) -> tuple[Frame, ...]:
 
 
 def _groups(
-    dump: Mapping[str, object], by_group: Mapping[str, Sequence[Entry]], known: Mapping[str, tuple[int, ...]]
+    dump: Mapping[str, object],
+    by_group: Mapping[str, Sequence[Entry]],
+    known: Mapping[str, tuple[int, ...]],
+    described: Mapping[str, str],
 ) -> tuple[ProcessGroup, ...]:
     """All known groups: from the dump's table, from entries, and from the process itself."""
     seen: dict[str, str] = {}
     members = dict(known)
     for told in _mappings(dump.get("pg_config")):
         if name := _text(told.get("name")):
-            seen[name] = _text(told.get("desc"))
+            seen[name] = _description(told.get("desc"))
             members[name] = _members(told.get("ranks")) or members.get(name, ())
     for name, entries in by_group.items():
         group = entries[-1].get("process_group")
-        words = _text(group[1]) if isinstance(group, (list, tuple)) and len(group) > 1 else ""
-        seen[name] = seen.get(name) or ("" if words == "undefined" else words)
+        words = _description(group[1]) if isinstance(group, (list, tuple)) and len(group) > 1 else ""
+        seen[name] = seen.get(name) or words
     counters = _counters_by_name(dump, by_group)
     return tuple(
-        ProcessGroup(name, seen.get(name, ""), members.get(name, ()), *counters.get(name, (None, None, None)))
+        ProcessGroup(
+            name,
+            seen.get(name) or _description(described.get(name)),
+            members.get(name, ()),
+            *counters.get(name, (None, None, None)),
+        )
         for name in dict.fromkeys([*known, *seen])
     )
 
@@ -259,6 +274,12 @@ def _name_of(entry: Entry) -> str | None:
         return _text(group[0])
     number = entry.get("pg_id")
     return None if number is None else _text(number)
+
+
+def _description(value: object) -> str:
+    """What a group is for; torch writes ``undefined`` if that was not given."""
+    words = _text(value)
+    return "" if words == "undefined" else words
 
 
 def _mappings(value: object) -> Iterator[Mapping[str, object]]:

@@ -27,6 +27,7 @@ from doctor.core.background import start_thread
 from doctor.core.facts import ProcessGroup, RecorderFacts
 from doctor.core.files.safe_pickle import PlainUnpickler, UnsafePickleError
 from doctor.core.stack_dumps.recorder_dump import parse_recorder
+from doctor.monitor.telemetry.group_names import group_descriptions
 from doctor.monitor.telemetry.stacks.rank_conditions import with_conditions
 
 DEADLINE = 5.0
@@ -61,7 +62,8 @@ def read_recorder(most: int = 200, *, stacks: bool = True) -> RecorderFacts:
     if stacks:
         _raw_dumps.update({name: answers[name] for name in active})
     known = _known_groups(distributed)
-    facts = [parse_recorder(dump, most, known) for dump in dumps.values()]
+    described = group_descriptions() if known else {}
+    facts = [parse_recorder(dump, most, known, described) for dump in dumps.values()]
     joined = _joined(facts) if len(facts) > 1 else facts[0]
     entries = zip(joined.collectives, with_conditions([entry.frames for entry in joined.collectives]), strict=True)
     collectives = tuple(msgspec.structs.replace(entry, frames=stack) for entry, stack in entries)

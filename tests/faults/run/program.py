@@ -300,7 +300,18 @@ STOPS = (
         "rank 0 of a mesh asleep, tensor parallel", "RUN001", run("meshes.tensor_parallel", (0,), 4), does="hangs"
     ),
     RunScene(
-        "rank 2 of a mesh asleep, expert parallel", "RUN001", run("meshes.expert_parallel", (2,), 4), does="hangs"
+        "rank 2 of a mesh asleep, expert parallel",
+        "RUN001",
+        run("meshes.expert_parallel", (2,), 4),
+        does="hangs",
+        says=("mesh_ep",),
+    ),
+    RunScene(
+        "rank 3 of a mesh asleep, context parallel",
+        "RUN001",
+        run("meshes.context_parallel", (3,), 4),
+        does="hangs",
+        says=("mesh_cp",),
     ),
     RunScene("rank 1 of a mesh asleep, DTensor and FSDP", "RUN001", run("meshes.of_dtensors", (1,), 4), does="hangs"),
     RunScene("rank 3 of a mesh asleep, pipelines", "RUN001", run("meshes.pipeline", (3,), 4), does="hangs"),

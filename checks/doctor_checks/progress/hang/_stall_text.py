@@ -124,7 +124,7 @@ def stall_location(rank_state: RankState) -> str:
         verb = "was in" if rank_state.state in _OVER else verb
         parts += [f"{verb} {rank_state.site.text}", condition_in_words(rank_state.site.condition)]
     if rank_state.wait is not None:
-        parts.append(numbered_call(rank_state.wait))
+        parts.append(numbered_call(rank_state.wait, rank_state))
     if rank_state.progress is not None and rank_state.progress.blocked:
         kind = "blocked in the kernel" if rank_state.is_sampled else "waits for"
         parts.append(f"{kind}: {rank_state.progress.blocked}")
@@ -163,10 +163,10 @@ def blocked_text(found: Diagnosis) -> str:
     return f" and waits for {re.sub(r'PID ([0-9]{1,9})', named, progress.blocked)}"
 
 
-def numbered_call(entry: Collective, states: JobState | None = None) -> str:
-    """``collective 11 of the default group``; with the names of groups in ``states``, those of other groups too."""
+def numbered_call(entry: Collective, state: JobState | RankState) -> str:
+    """``collective 11 of the default group``, ``collective 11 of group 4 (mesh_cp)``."""
     kind = "P2P operation" if entry.is_p2p else "collective"
-    return f"{kind} {entry.sequence} of {states.name_of(entry.group) if states else entry.group_words}"
+    return f"{kind} {entry.sequence} of {state.name_of(entry.group)}"
 
 
 def call_in_words(entry: Collective) -> str:

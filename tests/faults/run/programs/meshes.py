@@ -76,6 +76,21 @@ def _expert_parallel(mesh: DeviceMesh) -> torch.nn.Module:
     return DistributedDataParallel(model, process_group=mesh.get_group("dp"))
 
 
+def _context_parallel(mesh: DeviceMesh) -> torch.nn.Module:
+    """Blocks that are passed around the inner group, by what torch's context parallelism passes them with.
+
+    Its attention itself is made of kernels for GPUs.
+    """
+    from torch.distributed.tensor.experimental._context_parallel._attention import _create_rotater
+
+    def together(rows: torch.Tensor) -> torch.Tensor:
+        rotater = _create_rotater(mesh.get_group("cp"), 0)
+        rotater.exchange_buffers(rows.detach())
+        return rows + rotater.next_buffer()
+
+    return DistributedDataParallel(Meshed(together), process_group=mesh.get_group("dp"))
+
+
 def _of_dtensors(mesh: DeviceMesh) -> torch.nn.Module:
     """Layers that torch's tensor parallelism divides, and ``fully_shard`` over the other dimension."""
     from torch.distributed.fsdp import fully_shard
@@ -92,6 +107,10 @@ def tensor_parallel(role: Role) -> None:
 
 def expert_parallel(role: Role) -> None:
     _train(role, "ep", _expert_parallel)
+
+
+def context_parallel(role: Role) -> None:
+    _train(role, "cp", _context_parallel)
 
 
 def of_dtensors(role: Role) -> None:
