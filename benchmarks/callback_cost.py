@@ -41,6 +41,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
 
 from evidence_pages import add_part, word_of, write_between  # noqa: E402 - the path comes first
 
+from doctor.monitor.integrations.hook_guard import SWITCH  # noqa: E402 - the path comes first
+
 BLOCK = 100
 """Steps of a block: what all of them do every 50 (a log line, a look at memory) falls into each block twice."""
 TEN_BLOCK, TEN = 20, 0.010
@@ -277,7 +279,7 @@ def measure_ten(folder: Path, extent: Extent) -> dict[str, Any]:
     sleep = _sleep_for(TEN, folder)
     seen: list[tuple[float, float]] = []
     turns = Turns(
-        callbacks(BARE, AGAIN, DOCTOR),
+        callbacks(BARE, AGAIN, EMPTY, DOCTOR),
         extent.of_ten,
         TEN_BLOCK,
         lambda _: seen.append((_own_threads(), time.perf_counter())),
@@ -289,6 +291,7 @@ def measure_ten(folder: Path, extent: Extent) -> dict[str, Any]:
         "again": turns.a_step(AGAIN, "wall", BARE),
         "doctor": turns.a_step(DOCTOR, "wall", BARE),
         "cpu": turns.a_step(DOCTOR, "thread", BARE),
+        "empty": turns.a_step(EMPTY, "thread", BARE),
         "beside": (cpu_after - cpu_before) / (ended - began),
         "seconds": whole.wall,
     }
@@ -301,9 +304,14 @@ def _own_threads() -> float:
 
 
 def _sleep_for(seconds: float, folder: Path) -> float:
-    """How long a step has to sleep so that it takes ``seconds`` in all."""
+    """How long a step has to sleep so that it takes ``seconds`` in all.
+
+    The callback that ``doctor run`` adds is off: no block would tell it of the end, and its thread would go on.
+    """
     turns = Turns(callbacks(BARE), 4, TEN_BLOCK)
+    os.environ[SWITCH] = "1"
     fit(turns, folder, sleep=seconds / 2)
+    del os.environ[SWITCH]
     return max(0.0, seconds / 2 + seconds - statistics.median(turns.a_step(BARE, "wall")) / 1e6)
 
 
@@ -522,6 +530,7 @@ def tell_ten(table: Table, world: int, extent: Extent, *, run: bool = False) -> 
         words = f"{middle:+.0f} µs (95 % between {low:+.0f} and {high:+.0f}), {100 * middle / step:+.2f} %"
         table.row(f"{where}: wall clock above none, {what}", words)
     hooks, thread = statistics.median(found["cpu"]), found["beside"] * step
+    table.row(f"{where}: CPU time of {EMPTY}", f"{statistics.median(found['empty']):.1f} µs")
     table.row(f"{where}: CPU time of {DOCTOR}", f"{hooks:.1f} µs in hooks and {thread:.1f} µs in its own threads")
     beside: float = found["beside"]
     return beside
