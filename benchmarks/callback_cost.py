@@ -278,11 +278,12 @@ def measure_ten(folder: Path, extent: Extent) -> dict[str, Any]:
     doctor's own threads."""
     sleep = _sleep_for(TEN, folder)
     seen: list[tuple[float, float]] = []
+    own: dict[int, float] = {}
     turns = Turns(
         callbacks(BARE, AGAIN, EMPTY, DOCTOR),
         extent.of_ten,
         TEN_BLOCK,
-        lambda _: seen.append((_own_threads(), time.perf_counter())),
+        lambda _: seen.append((_own_threads(own), time.perf_counter())),
     )
     whole = fit(turns, folder, sleep=sleep)
     (cpu_before, began), (cpu_after, ended) = seen[0], seen[-1]
@@ -297,10 +298,12 @@ def measure_ten(folder: Path, extent: Extent) -> dict[str, Any]:
     }
 
 
-def _own_threads() -> float:
-    """CPU seconds of the doctor's threads that run."""
-    own = [thread.ident for thread in threading.enumerate() if thread.name.startswith("doctor-")]
-    return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in own if ident is not None)
+def _own_threads(seen: dict[int, float]) -> float:
+    """CPU seconds of the doctor's threads until now; ``seen`` keeps those of threads that have ended since."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("doctor-") and thread.ident is not None and thread.native_id is not None:
+            seen[thread.native_id] = time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+    return sum(seen.values())
 
 
 def _sleep_for(seconds: float, folder: Path) -> float:

@@ -25,7 +25,7 @@ from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
 from doctor.core.facts import SECTIONS, HostFacts, LaunchFacts, Level, LogEvidence, Missing, ProcessFacts, Section
 from doctor.core.job import Job, LastSeen, Member, SectionHolder, build_job
-from doctor.core.masking import holds_secret, mask_document, mask_text
+from doctor.core.masking import holds_secret, mask_document, mask_text, masked_builtins
 from doctor.core.report_document import ReportTool
 
 SCHEMA = 1
@@ -126,7 +126,7 @@ def to_document(job: Job, created: datetime.datetime | None = None) -> dict[str,
     """Return the job as builtins with secrets masked. ``created``: by default when its facts were collected, or now."""
     moment = created or datetime.datetime.fromtimestamp(time(), datetime.timezone.utc)
     collected = job.captured if created is None else ""
-    document = {
+    head = {
         "schema": SCHEMA,
         "kind": "capture",
         "tool": msgspec.to_builtins(ReportTool()),
@@ -135,16 +135,15 @@ def to_document(job: Job, created: datetime.datetime | None = None) -> dict[str,
         "world_size": job.world_size,
         "absent": list(job.absent),
         **({"last_seen": [msgspec.structs.asdict(seen) for seen in job.last_seen]} if job.last_seen else {}),
-        "hosts": [
-            {"name": host.name, "boot_id": host.boot_id, "machine_id": host.machine_id, **_section_data(host)}
-            for host in job.hosts
-        ],
+    }
+    names = [{"name": host.name, "boot_id": host.boot_id, "machine_id": host.machine_id} for host in job.hosts]
+    return {
+        **mask_document(head),
+        "hosts": [mask_document(name) | _section_data(host) for name, host in zip(names, job.hosts, strict=True)],
         "ranks": [{"rank": rank.number, "host": rank.host.index, **_section_data(rank)} for rank in job.ranks],
         **({"expected": to_document(job.expected)} if job.expected else {}),
-        **({"evidence": msgspec.to_builtins(job.evidence)} if job.evidence else {}),
+        **({"evidence": masked_builtins(job.evidence)} if job.evidence else {}),
     }
-    masked: dict[str, Any] = mask_document(document)
-    return masked
 
 
 def to_record(job: Job, run: str) -> dict[str, Any]:
@@ -167,8 +166,8 @@ def same_run(one: str, other: str) -> bool:
 def _section_data(bearer: SectionHolder) -> dict[str, Any]:
     sections = bearer.sections.items()
     return {
-        "facts": {key: msgspec.to_builtins(value) for key, value in sections if isinstance(value, Section)},
-        "missing": {key: msgspec.to_builtins(value) for key, value in sections if isinstance(value, Missing)},
+        "facts": {key: masked_builtins(value) for key, value in sections if isinstance(value, Section)},
+        "missing": {key: masked_builtins(value) for key, value in sections if isinstance(value, Missing)},
     }
 
 

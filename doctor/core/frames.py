@@ -132,19 +132,31 @@ def waiting_row(stack: Sequence[Frame]) -> WaitingFunctions | None:
     return waiting_functions(frame.file, frame.function) if frame is not None else None
 
 
+def waits_now(innermost: FrameType | None) -> bool:
+    """Whether a running stack shows a call that waits for other ranks: :func:`waits_in`, in a tenth of its time."""
+    innermost = _without_forwards(innermost)
+    return innermost is not None and bool(waiting_functions(innermost.f_code.co_filename, innermost.f_code.co_name))
+
+
 def root_in(innermost: FrameType | None) -> int | None:
     """The source or destination, within its group, of the call of torch.distributed that a running stack is in.
 
     torch.distributed computes that number before it waits (``_canonicalize_group_rank``); ``None`` of a release that
     does not, or of a call without a root.
     """
-    while innermost is not None and forwards(innermost.f_code.co_filename, innermost.f_code.co_name):
-        innermost = innermost.f_back
+    innermost = _without_forwards(innermost)
     if innermost is None or not is_of_collectives(innermost.f_code.co_filename):
         return None
     given = innermost.f_locals
     root = given.get("group_src", given.get("group_dst"))
     return root if isinstance(root, int) else None
+
+
+def _without_forwards(innermost: FrameType | None) -> FrameType | None:
+    """The innermost frame of a running stack that does not merely call on."""
+    while innermost is not None and forwards(innermost.f_code.co_filename, innermost.f_code.co_name):
+        innermost = innermost.f_back
+    return innermost
 
 
 def waits_for_lock_file(file: str) -> bool:

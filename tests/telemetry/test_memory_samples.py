@@ -24,6 +24,7 @@ from doctor.monitor.telemetry.memory.cuda_device import (
     parse_allocator_stats,
 )
 from doctor.monitor.telemetry.memory.memory_samples import (
+    LOOK_MOST,
     MOST,
     UNREAD,
     MemorySampler,
@@ -341,3 +342,15 @@ def test_a_host_that_does_not_tell(tmp_path, text):
     assert host_available(machine) is None
     assert MemorySampler(machine).facts().resident is None
     assert host_available(Machine()) is not None
+
+
+def test_looks_become_rare_as_a_run_lasts():
+    memory, looks = MemorySampler(), []
+    for tick in range(240):
+        memory.sample(50 * tick, None)
+        seen = len(OPENED)
+        memory.look(1000 + tick / 2)
+        looks += [tick / 2] if len(OPENED) > seen else []
+    assert looks[:8] == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5], "twice a second at first"
+    assert {later - earlier for earlier, later in pairwise(looks) if earlier > 40} == {LOOK_MOST}
+    assert memory.facts().samples[len(looks) - 1].step == 50 * 2 * looks[-1], "each look keeps a sample"

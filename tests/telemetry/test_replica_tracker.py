@@ -537,6 +537,23 @@ def test_losses_of_a_device_are_read_when_they_have_arrived(losses):
     assert losses.first == NonFinite(3, "loss", value="inf")
 
 
+@pytest.mark.parametrize(
+    ("values", "first"),
+    [
+        ([1.5e308] * TOGETHER, None),
+        ([math.inf, -math.inf, *[1.0] * (TOGETHER - 2)], NonFinite(1, "loss", value="inf")),
+        ([*[1.0] * (TOGETHER - 1), math.nan], NonFinite(TOGETHER, "loss", value="nan")),
+    ],
+)
+def test_losses_on_the_cpu_are_judged_together_as_one_by_one(values, first):
+    losses = LossTracker()
+    for batch, value in enumerate(values, 1):
+        losses.record(batch, torch.tensor(value, dtype=torch.float64))
+    losses.fetch()
+    assert (losses.seen, losses.first) == (TOGETHER, first)
+    assert losses.in_a_row == math.isnan(values[-1])
+
+
 class Passing(Events):
     """Those of a device that is done when it was asked often enough, or breaks."""
 

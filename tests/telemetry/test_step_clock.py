@@ -310,3 +310,14 @@ def test_only_a_cuda_device_is_timed():
     for device in (None, torch.device("cpu"), torch.device("meta"), torch.device("mps")):
         steps.use_device(device)
         assert steps.device is None
+
+
+def test_a_window_that_was_read_shows_what_is_known_of_it_later():
+    run = Run()
+    for _ in range(WINDOW):
+        run.batch()
+    (before,) = run.windows()
+    assert before.gradients is None
+    run.steps.timed.extend((batch, GRADIENTS, 0.05) for batch in range(WINDOW))
+    run.mark("forward", 0.01)
+    assert run.steps.facts().windows[0].gradients == 0.05

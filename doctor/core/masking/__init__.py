@@ -13,6 +13,7 @@ Patterns take linear time: they begin with a literal and bound what follows.
 from doctor.core.masking.documents import holds_secret as holds_secret
 from doctor.core.masking.documents import mask_document as mask_document
 from doctor.core.masking.documents import mask_record as mask_record
+from doctor.core.masking.documents import masked_builtins as masked_builtins
 from doctor.core.masking.secret_names import is_secret_name as is_secret_name
 from doctor.core.masking.text_masking import REDACTED as REDACTED
 from doctor.core.masking.text_masking import mask_text as mask_text

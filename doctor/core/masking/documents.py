@@ -32,6 +32,12 @@ def mask_record(record: R) -> R:
     return msgspec.convert(mask_document(msgspec.to_builtins(record)), prepared(type(record)))
 
 
+def masked_builtins(record: msgspec.Struct) -> Any:
+    """Return the record as builtins in which secrets are masked."""
+    document = msgspec.to_builtins(record)
+    return mask_document(document) if holds_secret([record]) else document
+
+
 def holds_secret(records: Sequence[object]) -> bool:
     """Whether :func:`mask_document` would change one of the records; encoded parts are not searched."""
     found = _Texts()

@@ -247,7 +247,7 @@ class RankTelemetry:
     def stall(self) -> Stall | None:
         """Read what is due and return the stall, if progress has stopped; called twice a second."""
         with contextlib.suppress(OSError):  # a process of /proc that has just ended
-            self.memory.look()
+            self.memory.look(monotonic())
             self._look_at_children()
         return self.progress.stall()
 

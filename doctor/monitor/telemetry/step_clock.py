@@ -33,6 +33,7 @@ PHASES = {"data": DATA, "forward": FORWARD, "backward": BACKWARD, "optimizer": O
 PHASES |= {"step": OTHER, "batch-end": OTHER}
 """The phase that follows a point. Any other point (a checkpoint, validation, the end of an epoch) is outside steps."""
 PARTS = (BEFORE, DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER)
+HALVES = (BEFORE, FORWARD, BACKWARD, OTHER)
 NOTHING = array("d", [0.0] * COLUMNS)
 
 
@@ -61,6 +62,7 @@ class StepClock:
         self._at: float | None = None
         self._is_training = False
         self._gaps: deque[tuple[int, int]] = deque(maxlen=KEPT)
+        self._windows: dict[int, Window] = {}  # of the last facts, by their first step
 
     def use_device(self, device: Any) -> None:
         """Also time batches on this :class:`torch.device`, if it is a CUDA device and not ``None``."""
@@ -98,14 +100,15 @@ class StepClock:
         rows = self._rows[:]  # atomic in the interpreter, so no row is split
         oldest = max(0, self._closed // WINDOW - KEPT)
         gaps = tuple(self._gaps)
-        windows = []
+        known, windows = self._windows, {}
         for begin in range(oldest * WINDOW, before // WINDOW * WINDOW, WINDOW):
             if not any(first < begin + WINDOW and begin < end for first, end in gaps):
-                bases = (step % ROWS * COLUMNS for step in range(begin, begin + WINDOW))
-                windows.append(_window_of(begin, [rows[base : base + COLUMNS] for base in bases]))
+                base = begin % ROWS * COLUMNS
+                windows[begin] = known.get(begin) or _window_of(begin, rows[base : base + WINDOW * COLUMNS])
+        self._windows = windows
         spans = self.spans.facts(monotonic())
         return StepFacts(
-            windows=tuple(windows), seen=self._seen, spans=spans, span_batches=self.spans.size if spans else 0
+            windows=tuple(windows.values()), seen=self._seen, spans=spans, span_batches=self.spans.size if spans else 0
         )
 
     def _begin(self, batch: int, *, follows: bool) -> None:
@@ -126,6 +129,7 @@ class StepClock:
             batch, column, seconds = timed.popleft()
             if batch >= self._closed - ROWS:
                 self._rows[batch % ROWS * COLUMNS + column] += seconds
+                self._windows.pop(batch // WINDOW * WINDOW, None)
 
     def _take_device(self) -> None:
         """Fill in seconds on the device, which are known some batches later, in complete rows."""
@@ -135,6 +139,7 @@ class StepClock:
             self.spans.add_device(batch, seconds)
             if batch >= self._closed - ROWS:
                 self._rows[batch % ROWS * COLUMNS + DEVICE] = seconds
+                self._windows.pop(batch // WINDOW * WINDOW, None)
 
 
 class DeviceClock:
@@ -179,52 +184,50 @@ class DeviceClock:
             self.timed.append((batch, first.elapsed_time(second) / 1000.0))
 
 
-def _window_of(first_step: int, rows: Sequence[Sequence[float]]) -> Window:
+def _window_of(first_step: int, rows: array[float]) -> Window:
     """Return the medians over the rows of a window.
 
     A phase that no batch had is ``None``; one that some had (the optimizer with gradient accumulation) is the median of
     those.
     """
-    sure = [row for row in rows if not row[UNKNOWN_WAIT]] or rows
-    totals = [sum(row[part] for part in PARTS) for row in sure]
-    halves = [_forward_and_other(row) for row in sure]
+    columns: list[Sequence[float]] = [rows[column::COLUMNS] for column in range(COLUMNS)]
+    is_unknown = columns[UNKNOWN_WAIT]
+    if any(is_unknown) and not all(is_unknown):
+        columns = [[one for one, unknown in zip(column, is_unknown, strict=True) if not unknown] for column in columns]
+    totals = list(map(sum, zip(*(columns[part] for part in PARTS), strict=True)))
+    forwards, others = zip(*map(_forward_and_other, *(columns[part] for part in HALVES)), strict=True)
+    means = (columns[DATA], forwards, columns[BACKWARD], columns[OPTIMIZER], others)
     return Window(
         first_step,
-        len(rows),
-        round(median(totals), 6),
-        data=round(median(row[DATA] for row in sure), 6),
-        forward=_median(forward for forward, _ in halves),
-        backward=_median(row[BACKWARD] for row in sure),
-        optimizer=_median(row[OPTIMIZER] for row in sure),
-        other=round(median(other for _, other in halves), 6),
-        device=_median(row[DEVICE] for row in sure),
+        len(rows) // COLUMNS,
+        _middle(totals),
+        data=_middle(columns[DATA]),
+        forward=_median(forwards),
+        backward=_median(columns[BACKWARD]),
+        optimizer=_median(columns[OPTIMIZER]),
+        other=_middle(others),
+        device=_median(columns[DEVICE]),
         slowest=round(max(totals), 6),
-        mean=round(fmean(totals), 6),
-        means=_means(sure),
-        gradients=_median(row[GRADIENTS] for row in sure),
-        waited=_median(row[WAITED] for row in sure),
+        mean=_mean(totals),
+        means=tuple(map(_mean, means)),
+        gradients=_median(columns[GRADIENTS]),
+        waited=_median(columns[WAITED]),
     )
 
 
-def _means(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    halves = [_forward_and_other(row) for row in rows]
-    parts = (
-        [row[DATA] for row in rows],
-        [forward for forward, _ in halves],
-        [row[BACKWARD] for row in rows],
-        [row[OPTIMIZER] for row in rows],
-        [other for _, other in halves],
-    )
-    return tuple(round(fmean(part), 6) for part in parts)
-
-
-def _forward_and_other(row: Sequence[float]) -> tuple[float, float]:
+def _forward_and_other(before: float, forward: float, backward: float, other: float) -> tuple[float, float]:
     """Return forward and other time; the time before the first point is forward before backward."""
-    if row[FORWARD] or not row[BACKWARD]:
-        return row[FORWARD], row[OTHER] + row[BEFORE]
-    return row[BEFORE], row[OTHER]
+    return (forward, other + before) if forward or not backward else (before, other)
 
 
-def _median(values: Any) -> float | None:
+def _median(values: Sequence[float]) -> float | None:
     known = [value for value in values if value]
-    return round(median(known), 6) if known else None
+    return _middle(known) if known else None
+
+
+def _middle(values: Sequence[float]) -> float:
+    return round(median(values), 6)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(fmean(values), 6)

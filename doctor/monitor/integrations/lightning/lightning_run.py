@@ -137,7 +137,7 @@ class LightningRun(AdapterRun):
             self.after = "batch-end"
             setattr(self._epoch_loop, BEFORE_FETCH, functools.partial(_call_both, callback, before))
             broadcast = getattr(self._epoch_loop, BROADCAST, None)
-            if callable(broadcast):
+            if callable(broadcast) and self.trainer.world_size > 1:
                 setattr(self._epoch_loop, BROADCAST, functools.partial(self.gradients.time_wait, broadcast))
 
     def check_start(self, stage: str) -> None:

@@ -20,6 +20,9 @@ MOST = 256
 """Maximum number of samples; beyond that, neighboring samples are merged in pairs."""
 UNREAD = 1024
 """Maximum number of samples that wait for a reader; later ones displace the oldest."""
+LOOK_SHARE, LOOK_MOST = 1 / 8, 5.0
+"""Seconds between two looks, as a share of the time since the first one and at most: reading /proc takes a millisecond,
+and a sample of every half second is no better than one of every five when only :data:`MOST` are kept."""
 
 
 class MemorySampler:
@@ -41,6 +44,8 @@ class MemorySampler:
         self._pending: deque[MemorySample] = deque(maxlen=UNREAD)
         self._samples = MemorySamples()
         self._reading = threading.Lock()
+        self._first_look: float | None = None
+        self._look_due = 0.0
 
     def use_device(self, device: Any) -> None:
         """Sample this :class:`torch.device`, too, if it is a CUDA device; ``None`` for none."""
@@ -59,9 +64,12 @@ class MemorySampler:
             MemorySample(step, time(), allocated=now.allocated, reserved=now.reserved, peak=peak, units=units)
         )
 
-    def look(self) -> None:
-        """Complete the newest sample, if there is a new one. May be called from any thread."""
-        if self._pending:
+    def look(self, now: float) -> None:
+        """Complete the newest sample, if there is a new one and a look is due. May be called from any thread."""
+        if self._pending and now >= self._look_due:
+            if self._first_look is None:
+                self._first_look = now
+            self._look_due = now + min(LOOK_MOST, LOOK_SHARE * (now - self._first_look))
             self._read(child_processes(), None)
 
     def facts(self) -> RunMemoryFacts:

@@ -67,10 +67,13 @@ class LossTracker:
             del self._kept[: -(WIDTH - 1)]
 
     def _check_kept(self) -> None:
-        for batch, loss in self._kept:
-            if loss.numel() == 1:
-                self._check(batch, loss.item())
+        values = [(batch, loss.item()) for batch, loss in self._kept if loss.numel() == 1]
         self._kept.clear()
+        if values and math.isfinite(sum(value for _, value in values)):  # then each of them is
+            self.seen += len(values) - 1
+            values = values[-1:]
+        for batch, value in values:
+            self._check(batch, value)
 
     def finish(self, seconds: float = LAST) -> None:
         """Check the pending losses at the end of the run, in the training thread; wait ``seconds``.

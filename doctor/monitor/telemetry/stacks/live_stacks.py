@@ -11,7 +11,7 @@ from types import FrameType
 import msgspec
 
 from doctor.core.facts import Frame, LeftLoop
-from doctor.core.frames import frame_of, frames_of_stack, root_in, waits_in
+from doctor.core.frames import frame_of, frames_of_stack, root_in, waits_now
 from doctor.monitor.telemetry.stacks.rank_conditions import with_conditions
 
 
@@ -59,4 +59,4 @@ def named_root(thread: int) -> int | None:
 
 def is_waiting_in_collective(thread: int) -> bool:
     """Return whether the stack of a thread shows a call of torch.distributed that waits."""
-    return bool(waits_in(frames_of_stack(sys._current_frames().get(thread))))
+    return waits_now(sys._current_frames().get(thread))
