@@ -38,11 +38,12 @@ def main() -> None:
         from doctor.version import __version__
 
         sys.exit(_run(lambda: print(f"rankdoctor {__version__}")))  # noqa: T201
-    if sys.argv[1:3] == ["run", "--"] and len(sys.argv) > 3:
-        # Without options. Every rank of a job may start this way, and building a command line takes longer than this.
-        from doctor.monitor.autostart.launch import replace_process
+    if sys.argv[1:2] == ["run"]:
+        # Every rank of a job may start this way, and building a command line takes longer than this.
+        from doctor.monitor.autostart.launch import read_plain, replace_process
 
-        sys.exit(_run(lambda: replace_process(sys.argv[3:])))
+        if (plain := read_plain(sys.argv[2:])) is not None:
+            sys.exit(_run(lambda: replace_process(*plain)))
     sys.exit(_run(_command))
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 
 from doctor.cli.completion import complete_checks, complete_file
 from doctor.core.text import words
-from doctor.monitor.autostart.launch import replace_process
-from doctor.monitor.watch_options import OnError, OnHang, Probes
+from doctor.monitor.autostart.launch import CHOICES, replace_process
 
 _SETTINGS = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"], "max_content_width": 100}
 _HELP = """Run COMMAND, and watch its training processes as the callback would, without an edit of the script.
@@ -37,12 +36,12 @@ doctor run.
 )
 @click.option(
     "--on-error",
-    type=click.Choice(get_args(OnError)),
+    type=click.Choice(CHOICES["on_error"]),
     help="raise: end all ranks at the start if an error is found that would break the run (default: warn).",
 )
 @click.option(
     "--on-hang",
-    type=click.Choice(get_args(OnHang)),
+    type=click.Choice(CHOICES["on_hang"]),
     help="abort: end a rank once a hang has been explained (default: report).",
 )
 @click.option(
@@ -54,7 +53,7 @@ doctor run.
 @click.option("--every-n-steps", type=int, metavar="N", help="Interval of memory samples and checksums (default: 50).")
 @click.option(
     "--probe",
-    type=click.Choice(get_args(Probes)),
+    type=click.Choice(CHOICES["probe"]),
     help="light: probe the connections between hosts at the start (default: none).",
 )
 @click.option("--prometheus-port", type=int, metavar="PORT", help="Serve metrics on this port of each host.")

@@ -10,13 +10,16 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from click.testing import CliRunner
 
+from doctor.cli import run
 from doctor.monitor.autostart.hook import sitecustomize as hook
-from doctor.monitor.autostart.launch import OPTIONS, obstacle, set_hook, unreached
+from doctor.monitor.autostart.launch import CHOICES, OPTIONS, obstacle, read_plain, set_hook, unreached
 from doctor.monitor.integrations.hook_guard import is_disabled
+from doctor.monitor.watch_options import OnError, OnHang, Probes
 from tests.lab.needs import ROOT, clean_environ
 from tests.lab.speed import patience
 
@@ -82,6 +85,39 @@ def test_its_own_usage_errors_start_nothing(options: tuple[str, ...]) -> None:
     done = alone(*RUN, *options)
     assert done.returncode == 2
     assert "(see 'doctor run --help')" in done.stderr
+
+
+def test_the_words_of_options_are_those_of_the_callback() -> None:
+    assert {"on_error": get_args(OnError), "on_hang": get_args(OnHang), "probe": get_args(Probes)} == CHOICES
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--",),
+        ("--on-hang", "abort", "--"),
+        ("--on-hang=abort",),
+        ("--on-hang", "abort", "--on-hang", "report"),
+        ("--probe", "light", "--on-error=raise", "--on-hang", "abort", "--"),
+        ("--on-hang", "abort", "--hang-after", "9"),
+        ("--on-hang", "--"),
+        ("--on-hang=",),
+        ("--on_hang", "abort"),
+        ("-on-hang", "abort"),
+        ("--probe", "abort", "--"),
+        ("-",),
+    ],
+)
+@pytest.mark.parametrize("command", [("env", "--", "x"), ("--", "env"), ()])
+def test_options_that_are_read_without_a_command_line_are_read_alike(
+    options: tuple[str, ...], command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[list[str], str]] = []
+    monkeypatch.setattr(run, "replace_process", lambda words, options: started.append(([*words], options)) or 0)
+    CliRunner().invoke(run.command, [*options, *command])
+    plain = read_plain([*options, *command])
+    assert plain is None or started == [([*plain[0]], plain[1])]
+    assert (plain is None) == (not started or "--hang-after" in options or options == ("-",))
 
 
 def test_options_after_the_command_are_the_commands() -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 OPTIONS = "DOCTOR_RUN_OPTIONS"
 """The variable that holds the options as JSON."""
+CHOICES = {"on_error": ("warn", "raise"), "on_hang": ("report", "abort"), "probe": ("none", "light")}
+"""The options that choose one of some words, the default first."""
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """Exit codes as shells set them."""
 _SHELL = "/bin/sh"
@@ -46,6 +48,30 @@ def replace_process(command: "Sequence[str]", options: str = "") -> int:
     except (OSError, ValueError) as error:
         _say(f"{command[0]}: {getattr(error, 'strerror', None) or error}")
         return NOT_EXECUTABLE
+
+
+def read_plain(words: "Sequence[str]") -> "tuple[Sequence[str], str] | None":
+    """Return the command in the words after ``doctor run``, and its options as JSON.
+
+    ``None`` where the command line has to be built: for other options than :data:`CHOICES`, and for errors.
+    """
+    given: dict[str, str] = {}
+    at = 0
+    while words[at : at + 1] and words[at].startswith("-") and words[at] != "--":
+        option, equals, value = words[at].partition("=")
+        at += 1
+        if not equals:
+            value = words[at] if at < len(words) else ""
+            at += 1
+        name = option[2:].replace("-", "_")
+        if value not in CHOICES.get(name, ()) or option != "--" + name.replace("_", "-"):
+            return None
+        given[name] = value
+    command = words[at + 1 :] if words[at : at + 1] == ["--"] else words[at:]
+    chosen = [
+        f'"{name}": "{given[name]}"' for name, choices in CHOICES.items() if given.get(name, choices[0]) != choices[0]
+    ]
+    return (command, f"{{{', '.join(chosen)}}}" if chosen else "") if command else None
 
 
 def original_environ() -> dict[str, str]:
