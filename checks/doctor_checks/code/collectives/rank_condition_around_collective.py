@@ -118,6 +118,12 @@ from doctor.testing.script_cases import fails, passes
             "a helper that asks for a job, after it was joined",
             _BEFORE_JOB.replace("    if int", "    join(args)\n    if int", 1).replace('("start")', '("start")  # !'),
         ),
+        passes(
+            "a helper that asks, below one that only is called like a start of a job",
+            _BEFORE_JOB.replace("def main", "def setup_run(args):\n    print(args)\n\ndef main").replace(
+                "    if int", "    setup_run(args)\n    if int", 1
+            ),
+        ),
         fails(
             "a helper that does not ask",
             _BEFORE_JOB.replace("    if dist.is_initialized():\n        dist", "    dist").replace(

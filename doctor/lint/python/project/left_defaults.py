@@ -7,6 +7,7 @@ import operator
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from doctor.lint.python.project.call_graph import CALLED_BY_TORCH, INERT, PLAIN_BASES
 from doctor.lint.python.project.option_values import Values, option_values
@@ -16,7 +17,7 @@ MOST_READ = 40
 """Files with a name that are parsed."""
 DEPTH = 4
 """Names that are followed to the argument of a call."""
-_OPERATORS: dict[type[ast.cmpop], Callable[[object, object], bool]] = {
+_OPERATORS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Is: operator.is_,
@@ -25,8 +26,8 @@ _OPERATORS: dict[type[ast.cmpop], Callable[[object, object], bool]] = {
     ast.GtE: operator.ge,
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
-    ast.In: lambda one, others: operator.contains(others, one),  # type: ignore[arg-type]
-    ast.NotIn: lambda one, others: not operator.contains(others, one),  # type: ignore[arg-type]
+    ast.In: lambda one, others: operator.contains(others, one),
+    ast.NotIn: lambda one, others: not operator.contains(others, one),
 }
 _IS_PATH = re.compile(r"(?:\w+[.:])+\w+$|[A-Z]\w*$")
 """Texts by which a program may find a function or class."""

@@ -6,6 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -91,12 +92,8 @@ class NamedValues:
                 if isinstance(value, ast.Call) and last_name(value.func) in ("field", "Field"):
                     given = [word.value for word in value.keywords if word.arg == "default"]
                     value = given[0] if given else value
-                read = _READERS.get(last_name(one.annotation), _scalar)
-                self.declared[one.target.id].append(
-                    DeclaredOption(
-                        (f"--{one.target.id}",), _literal(value), lambda word, read=read: _switched(word, read)
-                    )
-                )
+                read = partial(_switched, read=_READERS.get(last_name(one.annotation), _scalar))
+                self.declared[one.target.id].append(DeclaredOption((f"--{one.target.id}",), _literal(value), read))
                 yield one
 
 
