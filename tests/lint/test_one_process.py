@@ -1230,3 +1230,5 @@ def test_an_option_is_read_as_its_parser_reads_it(tmp_path, test, severity):
     declares = DECLARES.replace('parser.add_argument("--save-model", action="store_true")', OF_TEXT)
     files = {"train.py": train, "options.py": declares, "run.sh": "torchrun train.py --saves no\n"}
     assert found(tmp_path, files) == [("CODE005", severity)]
+    fields = FIELDS.partition("    save")[0] + "    saves: Literal['no', 'all'] = 'no'\n"
+    assert found(tmp_path, {**files, "options.py": fields}) == [("CODE005", severity)]

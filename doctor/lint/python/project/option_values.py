@@ -92,8 +92,10 @@ class NamedValues:
                 if isinstance(value, ast.Call) and last_name(value.func) in ("field", "Field"):
                     given = [word.value for word in value.keywords if word.arg == "default"]
                     value = given[0] if given else value
-                read = partial(_switched, read=_READERS.get(last_name(one.annotation), _scalar))
-                self.declared[one.target.id].append(DeclaredOption((f"--{one.target.id}",), _literal(value), read))
+                default = _literal(value)
+                kind = "str" if isinstance(default, str) else last_name(one.annotation)
+                read = partial(_switched, read=_READERS.get(kind, _scalar))
+                self.declared[one.target.id].append(DeclaredOption((f"--{one.target.id}",), default, read))
                 yield one
 
 
