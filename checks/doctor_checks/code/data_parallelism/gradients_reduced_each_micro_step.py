@@ -296,7 +296,7 @@ def _default(script: Script, option: str) -> object:
 
 def _shards(script: Script, wrapper: ast.Call) -> bool:
     """A Fabric or an Accelerator with FSDP, where skipping the reduction keeps the whole gradients on every rank, or an
-    engine of DeepSpeed, which reduces at the steps of its own."""
+    engine of DeepSpeed, which reduces in its own steps."""
     is_accelerator = script.name(wrapper.func) == ACCELERATOR
     if is_accelerator and (script.argument(wrapper, "fsdp_plugin") is not None or shards_always(script)):
         return True
