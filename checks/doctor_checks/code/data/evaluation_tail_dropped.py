@@ -209,7 +209,7 @@ def _is_whole(script: Script, loader: ast.Call) -> bool:
     size = script.argument(loader, "batch_size", 1)
     given = list(handed_in(script, size)) if size is not None else []
     one = size is None or script.value(size) == 1 or (bool(given) and all(script.value(part) == 1 for part in given))
-    one = one or (size is not None and possible_values(script, size, options=True) == {1})
+    one = one or (size is not None and possible_values(script, size, options=True) == frozenset({1}))
     return (one and not script.is_open(loader)) or rank_condition(script, loader) is not None
 
 

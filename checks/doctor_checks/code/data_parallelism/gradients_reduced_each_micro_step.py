@@ -256,7 +256,7 @@ def _is_one_by_default(script: Script, loop: Loop, steps: ast.expr, where: ast.A
     if not _COUNTS_STEPS.search(name) and not decides:
         return False
     shown = possible_values(script, steps, options=True)
-    return 1 in values or _default(script, name) == 1 or is_one_everywhere(script, name) or shown == {1}
+    return 1 in values or _default(script, name) == 1 or is_one_everywhere(script, name) or shown == frozenset({1})
 
 
 def _at_least_one(script: Script, number: ast.expr) -> ast.expr:
