@@ -137,11 +137,7 @@ def file_spans_hosts(file: LaunchFile) -> bool:
 
 
 def is_one_process(file: LaunchFile) -> bool:
-    """Whether all that a file starts are launchers which are told to start one process on one host, or its job of SLURM
-    has one GPU."""
-    job = file.allocation if isinstance(file, ShellFile) else None
-    if job is not None and job.nodes == 1 and job.gpus_per_node == 1:
-        return True
+    """Whether all that a file starts are launchers which are told to start one process on one host."""
     starts = list(starts_of(file))
     return bool(starts) and all(start.outer is None and _is_told_one(start.launch) for start in starts)
 
