@@ -61,15 +61,16 @@ _LOCKED = re.compile(
 _IMAGE = re.compile(
     r"(?<![\w.-])(?:"
     r"(?:[\w.-]{1,60}(?::\d+)?[/#+]){0,6}nvidia[/+#](?P<ngc>pytorch[:+_]\d{2}\.\d{2})(?=-py3)"
-    r"|(?:[\w.-]{1,60}(?::\d+)?[/#]){0,6}[\w.-]{1,60}[/+](?:pytorch|pytorch-training):v?(?P<release>\d\.\d[\d.]*)"
+    r"|(?:[\w.-]{1,60}(?::\d+)?[/#]){0,6}(?:(?:pytorch|mosaicml|runpod|anibali|bitnami|bitnamilegacy|cnstark)[/+]pytorch|"
+    r"[\w.-]{1,60}/pytorch-training):v?(?P<release>\d\.\d[\d.]*)"
     r"|[\w.:/-]{0,200}pytorch-(?:gpu|cu\d+)\.(?P<major>\d)-(?P<minor>\d+)"
     r"|(?:[\w.-]{1,60}(?::\d+)?/){0,6}[\w.-]{1,60}:[\w.-]{0,60}?torch[-_]?(?P<named>\d+\.\d+(?:\.\d+)?)"
     r"|(?:[\w.-]{1,60}(?::\d+)?/){1,6}[\w.-]{0,60}torch[-_](?P<titled>\d\.\d+(?:\.\d+)?)[\w.-]{0,60}:)",
     re.IGNORECASE,
 )
 """The name of an image and its tag, or of a file that was made of it: images of NVIDIA, whose tags are dates
-(``nvcr.io/nvidia/pytorch:23.05-py3``, ``nvidia+pytorch+23.05-py3.sqsh``), those of PyTorch, SageMaker and others, whose
-tags begin with the release of torch, of Google (``pytorch-gpu.1-13``) and with torch in their tag or name
+(``nvcr.io/nvidia/pytorch:23.05-py3``, ``nvidia+pytorch+23.05-py3.sqsh``), those of PyTorch, SageMaker and owners
+whose tags begin with the release of torch, of Google (``pytorch-gpu.1-13``) and with torch in their tag or name
 (``0.0.1-pytorch1.12.1-cuda11.6``, ``acpt-pytorch-1.13-cuda11.7:latest``)."""
 _MODULE = re.compile(
     r"^[^#\n]*\b(?:module|ml)[ \t]+(?:(?:load|add|swap)[ \t]+)?[^#\n]*?torch/(?:[A-Za-z][\w.-]*/)?v?"
@@ -109,7 +110,7 @@ _LICENSE = re.compile(r"^(?:licen[sc]e|copying)\b", re.IGNORECASE)
 _CITES = re.compile(r"@(?:article|inproceedings|misc|software)\s*\{", re.IGNORECASE)
 _PACKAGING = frozenset({"setup.py", "setup.cfg"})
 _BUILDS = {
-    "setup.py": re.compile(r"\bsetup\s*\("),
+    "setup.py": re.compile(r"\bsetup\s*\(|setuptools|distutils|skbuild"),
     "setup.cfg": re.compile(r"^\[(?:metadata|options)\b", re.MULTILINE),
     "pyproject.toml": re.compile(r"^\[(?:build-system|tool\.(?:poetry|setuptools|hatch|flit|pdm)\b)", re.MULTILINE),
 }
