@@ -45,7 +45,7 @@ _IS_BAD = frozenset({"isfinite", "isnan", "isinf", "is_finite", "is_nan", "isrea
 
 def _is_dump_of_failure(script: Script, call: ast.Call) -> bool:
     """Whether a branch for a loss that is not finite has it, or one without a model in the file that ends the process
-    with an error: the file is for whoever looks for the reason, and no result of the run is in it."""
+    with an error: the file serves to find the reason, and has no result of the run."""
     inner: ast.AST = script.statement_of(call)
     has_model = any(_OF_MODELS.search(last_name(one)) for given in call.args for one in ast.walk(given))
     for outer in script.around(inner):
