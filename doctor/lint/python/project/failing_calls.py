@@ -6,7 +6,7 @@ import ast
 import builtins
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from doctor.lint.engine.imported_names import names_in
@@ -185,7 +185,7 @@ def _names_of(modules: ProjectModules, shown: str) -> frozenset[str] | None:
     return found
 
 
-def _is_in_any(script: Script, node: ast.AST, outer: list[ast.AST]) -> bool:
+def _is_in_any(script: Script, node: ast.AST, outer: Sequence[ast.AST]) -> bool:
     return any(one in outer for one in script.around(node))
 
 
