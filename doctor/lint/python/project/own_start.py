@@ -13,6 +13,8 @@ from doctor.lint.python.script import FunctionNode, Script, per_script
 from doctor.lint.python.training import ACCELERATOR, only_infers, several_ranks
 
 _STARTS = re.compile(rf"{LAUNCHERS.pattern}|launch|\bsbatch\b|nproc|num_processes|\$\{{?\w*(?:LAUNCH|RUN|CMD)")
+_TRAINS = re.compile(r"[Tt]rainer\b|\boptimizer|\.train\(\)|\btrain\(|\.step\(")
+"""Words of programs that train, also through a library: ``PPOTrainer(...).step()``."""
 _GUARD = "__name__ == '__main__'"
 _OF_RANKS = re.compile(
     r"\bdist\.|distributed|rank|world_?size|accelerat|\bDDP\b|deepspeed|horovod|Trainer", re.IGNORECASE
@@ -27,6 +29,8 @@ def is_demonstration(script: Script) -> bool:
     if shown is None or script.modules is None or script.modules.is_one_file or not is_program(script):
         return False
     if script.name(shown.func) != ACCELERATOR or not only_infers(script, shown) or LAUNCHERS.search(script.text):
+        return False
+    if _TRAINS.search(script.text):
         return False
     place = PurePath(script.location or script.path)
     return not STARTS_RANKS.search(script.text) and not any(
