@@ -453,17 +453,25 @@ def torchtitan(trace):
 
 
 def megatron(trace):
-    """The wrapper of Megatron-LM, and its optimizer; the package of megatron-core has no more of its loop."""
+    """The groups and the wrapper of Megatron-LM, which ask for a device; its own optimizers and kernels need a GPU."""
+    torch.cuda.current_device = lambda: "cpu"
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.transformer import TransformerConfig
 
     start(trace)
     parallel_state.initialize_model_parallel()
     config = TransformerConfig(num_layers=1, hidden_size=WIDTH, num_attention_heads=1, use_cpu_initialization=True)
     model = DistributedDataParallel(config, DistributedDataParallelConfig(), trace.watch(net()))
-    loop(model, get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=0.01), [model]), loader_of(trace))
+
+    def backward(loss):
+        loss.backward()
+        model.finish_grad_sync()
+        for one in model.parameters():
+            one.grad = one.main_grad.clone()
+        model.zero_grad_buffer()
+
+    loop(model, adam(model), loader_of(trace), backward)
     end(trace, model)
 
 

@@ -82,6 +82,14 @@ def _unlike_models(sketch: JobBuilder, *, broadcast: bool) -> JobBuilder:
         ),
         Passes("a wrapped sampler, and one global seed", _wrapped(running())),
         Passes("the wrapper synchronizes the replicas", _unlike_models(running(), broadcast=True)),
+        Passes(
+            "two parts of a model, each on data-parallel ranks of its own",
+            running(1, 4)
+            .alter(TrainingFacts, ranks=(0, 2), data_parallel_root=0, data_parallel_size=2)
+            .alter(TrainingFacts, ranks=(1, 3), data_parallel_root=1, data_parallel_size=2)
+            .alter(ModelFacts, ranks=(0, 2), broadcast=False, initial="1f")
+            .alter(ModelFacts, ranks=(1, 3), broadcast=False, initial="2e"),
+        ),
         Fails(
             "the sampler of one rank has a different seed",
             with_sampler(running(1, 3), ranks=(2,), seed=7),
@@ -263,16 +271,21 @@ def _fix(job: Job, seeds: MajoritySplit) -> str:
 
 
 def _unlike_replicas(job: Job) -> Iterator[Finding]:
-    begun = {
-        rank: model.initial
-        for model, same in job.facts(ModelFacts)
-        for rank in same.ranks
-        if model.replicated and model.broadcast is False and model.initial is not None
-    }
-    found = split_values(begun)
-    if not found.minorities:
-        return
-    yield Finding(
+    """Those of each data-parallel group: parts of a model, as of tensor-parallel ranks, differ by design."""
+    roots = {rank: facts.data_parallel_root for facts, same in job.facts(TrainingFacts) for rank in same.ranks}
+    begun: dict[int | None, dict[int, str]] = {}
+    for model, same in job.facts(ModelFacts):
+        if model.replicated and model.broadcast is False and model.initial is not None:
+            for rank in same.ranks:
+                begun.setdefault(roots.get(rank), {})[rank] = model.initial
+    for replicas in begun.values():
+        found = split_values(replicas)
+        if found.minorities:
+            yield _unlike(job, found)
+
+
+def _unlike(job: Job, found: MajoritySplit) -> Finding:
+    return Finding(
         f"Initial parameters differ on {ranks_in_words(found.odd)} and are never synchronized",
         ranks=found.odd,
         evidence={"checksums": describe(found), "broadcast": False, "goes_with": list(correlates(job, found.odd))},

@@ -34,6 +34,7 @@ from doctor.monitor.findings_error import Findings
 from doctor.monitor.integrations.adapter import Adapter, guarded
 from doctor.monitor.integrations.deepspeed_engine import is_engine
 from doctor.monitor.integrations.hook_guard import value_or_default
+from doctor.monitor.integrations.megatron_ddp import is_megatron_ddp
 from doctor.monitor.integrations.plain import LoaderSlot, PlainRun, plain_facts
 from doctor.monitor.integrations.torch_state import distributed, torch_rank, unwrapped
 from doctor.monitor.telemetry.data.loader_history import weak_reference
@@ -98,7 +99,10 @@ class ObservedPass:
 
 
 class LoopRun(PlainRun):
-    """One watched run of a loop that was not edited. ``is_early``: its training thread has not used it yet."""
+    """One watched run of a loop that was not edited.
+
+    ``is_early``: its training thread has not used it yet. ``counts_loaders``: what loaders yield are its batches.
+    """
 
     observes_first_step = False
     """A hook that comes and goes has torch compile a compiled optimizer step anew."""
@@ -117,6 +121,7 @@ class LoopRun(PlainRun):
         self._is_confirmed = False
         self._optimizer: Callable[[], Any] = lambda: None
         self.is_early = False
+        self.counts_loaders = True
         self._without_loader = 0
         self._version: Callable[[], int] = lambda: 0
         self._seen_version = 0
@@ -124,6 +129,8 @@ class LoopRun(PlainRun):
     def use_model(self, module: Any) -> None:
         """Record the model, and a parameter that shows steps of optimizers that torch compiled."""
         super().use_model(module)
+        # Of its tensor-parallel ranks, the first one alone has a loader.
+        self.counts_loaders = not is_megatron_ddp(module)
         first = next((one for one in module.parameters() if one.requires_grad), None)
         if first is not None and not is_engine(module):  # which replaces the data of its parameters
             parameter = weakref.ref(first)
@@ -361,6 +368,10 @@ class LoopWatch(Adapter[LoopRun]):
         """
         return self._listens() and self._has_begun()
 
+    def counts_loaders(self) -> bool:
+        """Return whether the batches of loaders are those of the run that is under way; begins one like the above."""
+        return bool(self.is_watching() and self._run is not None and self._run.counts_loaders)
+
     @harmless
     def pass_starts(self, loader: Any, iterator: Any) -> None:
         """Called when a loader is iterated over anew, in a run."""
@@ -374,7 +385,7 @@ class LoopWatch(Adapter[LoopRun]):
     @harmless
     def fetching(self, iterator: Any) -> bool:
         """Called before a batch is fetched; returns whether its arrival is to be told. (step path)"""
-        if not self.is_watching():
+        if not self.counts_loaders():
             return False
         one = self._passes.get(iterator)
         if one is None:  # begun before the first model was wrapped, or by a loader with an iterator of its own
@@ -398,7 +409,7 @@ class LoopWatch(Adapter[LoopRun]):
 
     def watched_pass(self, loader: Any, iterator: Iterator[Any]) -> Iterator[Any]:
         """Iterate over a loader that fetches from others, whose batches do not count."""
-        if not self.is_watching():
+        if not self.counts_loaders():
             yield from iterator
             return
         self.pass_starts(loader, iterator)
@@ -595,7 +606,7 @@ def _observe_loaders(loop: LoopWatch) -> None:
 
     @functools.wraps(iterate)
     def iterated(self: Any) -> Any:
-        is_watched = loop.is_watching()
+        is_watched = loop.counts_loaders()
         iterator = iterate(self)
         if is_watched:
             loop.pass_starts(self, iterator)

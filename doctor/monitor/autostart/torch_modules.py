@@ -76,6 +76,19 @@ def watch_ddp(module: Any) -> None:
     _after_construction(module.DistributedDataParallel)
 
 
+def watch_megatron(module: Any) -> None:
+    """Have every wrapper of Megatron-LM observed, whose constructor waits for no other rank."""
+    kind = module.DistributedDataParallel
+    construct = kind.__init__
+
+    @functools.wraps(construct)
+    def constructed(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        _wrapped(self)
+
+    kind.__init__ = constructed
+
+
 def watch_fsdp(module: Any) -> None:
     """Have every ``FullyShardedDataParallel`` that is constructed observed."""
     _after_construction(module.FullyShardedDataParallel)

@@ -13,6 +13,7 @@ from doctor.core.facts import Variable
 from doctor.knowledge.launchers import ENVIRONMENT
 from doctor.monitor.integrations.deepspeed_engine import holds_equal_parameters, is_engine
 from doctor.monitor.integrations.hook_guard import value_or_default
+from doctor.monitor.integrations.megatron_ddp import holds_same_parameters, is_megatron_ddp
 
 SHARDING = ("FullyShardedDataParallel", "FSDPModule")
 """Wrappers whose ranks may each hold a shard of the parameters."""
@@ -89,4 +90,6 @@ def replication(module: object) -> tuple[bool | None, bool | None]:
     if is_engine(module):
         whole = holds_equal_parameters(module)
         return whole, whole
+    if is_megatron_ddp(module):
+        return holds_same_parameters(module), False
     return (True, True) if "DistributedDataParallel" in names else (None, None)

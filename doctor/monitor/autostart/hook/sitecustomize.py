@@ -24,6 +24,7 @@ INSTALLERS = {
     "pytorch_lightning.trainer.trainer": TRAINERS + "watch_lightning",
     "transformers.trainer": TRAINERS + "watch_transformers",
     "deepspeed.runtime.engine": TORCH + "watch_deepspeed",
+    "megatron.core.distributed.distributed_data_parallel": TORCH + "watch_megatron",
     "accelerate.data_loader": TORCH + "watch_accelerate_loaders",
     "torch.nn.parallel.distributed": TORCH + "watch_ddp",
     "torch.distributed.fsdp.fully_sharded_data_parallel": TORCH + "watch_fsdp",

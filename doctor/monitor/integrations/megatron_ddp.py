@@ -1,0 +1,42 @@
+"""What the wrapper of Megatron-LM tells about the ranks that train with it.
+
+Its class has the name of torch's (megatron/core/distributed/distributed_data_parallel.py, ``DistributedDataParallel``)
+and other attributes. It sends nothing while it is constructed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from doctor.monitor.integrations.hook_guard import value_or_default
+
+PACKAGE = "megatron.core.distributed."
+
+
+def is_megatron_ddp(module: object) -> bool:
+    """Return whether ``module`` is Megatron-LM's wrapper."""
+    return any(
+        kind.__name__ == "DistributedDataParallel" and kind.__module__.startswith(PACKAGE)
+        for kind in type(module).__mro__
+    )
+
+
+def data_parallel_group(module: Any) -> Any:
+    """Return the group of the ranks that hold the same parameters and read different samples.
+
+    Ranks of one context-parallel group read parts of the same samples.
+    """
+    return module.dp_group if hasattr(module, "dp_group") else module.data_parallel_group
+
+
+def holds_same_parameters(module: Any) -> bool | None:
+    """Return whether the ranks of that group hold the same parameters after each step; ``None`` if that is unknown.
+
+    Experts differ within it, and with ``overlap_param_gather`` parts arrive in the next forward pass.
+    """
+
+    def read() -> bool:
+        experts = getattr(module, "ep_group", None)
+        return not ((experts is not None and experts.size() > 1) or module.ddp_config.overlap_param_gather)
+
+    return value_or_default(read, None)
