@@ -463,6 +463,7 @@ def megatron(trace):
     parallel_state.initialize_model_parallel()
     config = TransformerConfig(num_layers=1, hidden_size=WIDTH, num_attention_heads=1, use_cpu_initialization=True)
     model = DistributedDataParallel(config, DistributedDataParallelConfig(), trace.watch(net()))
+    model.broadcast_params()
 
     def backward(loss):
         loss.backward()
