@@ -99,7 +99,7 @@ SHOWS = HEAD + "model = Accelerator().prepare(net)\ntorch.save(model(x), 'seen.p
         (SHOWS, {"run.sh": "accelerate launch \\\n    show.py\n", "train.py": ""}, "warning"),
         (SHOWS, {"train.py": "import show\n"}, "warning"),
         (TRAINED, {"train.py": ""}, "error"),
-        (SHOWS + "PPOTrainer(model).step(x)\n", {"train.py": ""}, "error"),
+        (SHOWS + "PPOTrainer(model).step(x)\n", {"train.py": ""}, "warning"),
     ],
 )
 def test_a_program_that_only_shows_results_is_one_process(tmp_path, text, files, severity):
