@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 from doctor.core.facts import Frame
-from doctor.core.frames import MOST, call_site_frames, frames_of_traceback, is_user_code, shorten_stack
+from doctor.core.frames import (
+    MOST,
+    call_site_frames,
+    frames_of_stack,
+    frames_of_traceback,
+    is_user_code,
+    shorten_stack,
+    waits_in,
+    waits_now,
+)
 from doctor.core.stack_dumps.rank_conditions import rank_condition
 from doctor.monitor.telemetry.stacks import rank_conditions
 from doctor.monitor.telemetry.stacks.live_stacks import named_root, thread_stack
@@ -210,3 +219,33 @@ def test_what_is_no_source_tells_nothing(tmp_path):
     for path in (pipe, broken, tmp_path / "nowhere.py", tmp_path):
         frame = Frame(str(path), 1, "step", user=True)
         assert rank_conditions.with_conditions([(frame,)]) == [(frame,)]
+
+
+C10D, LOGGER = "torch/distributed/distributed_c10d.py", "torch/distributed/c10d_logger.py"
+
+
+@pytest.mark.parametrize(
+    ("calls", "waits"),
+    [
+        ((("train.py", "main"), (C10D, "all_reduce")), True),
+        (((C10D, "barrier"), (LOGGER, "wrapper")), True),
+        (((C10D, "all_gather_object"), (C10D, "_object_to_tensor")), False),
+        (((C10D, "broadcast"), ("train.py", "hook")), False),
+        ((("train.py", "main"), (LOGGER, "wrapper")), False),
+        ((("torch/nn/parallel/distributed.py", "forward"),), True),
+    ],
+)
+def test_a_running_stack_is_seen_to_wait_as_its_frames_are(calls, waits):
+    seen = []
+
+    def look():
+        frame = inspect.currentframe().f_back
+        seen.append((waits_now(frame), bool(waits_in(frames_of_stack(frame)))))
+
+    inner = look
+    for file, function in reversed(calls):
+        named = {"inner": inner}
+        exec(compile(f"def {function}():\n    inner()", f"/env/site-packages/{file}", "exec"), named)
+        inner = named[function]
+    inner()
+    assert seen == [(waits, waits)]
