@@ -449,7 +449,7 @@ def test_a_run_of_the_programs_own_comes_first(loop: LoopWatch) -> None:
 def test_torch_is_left_alone_once_something_else_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LoopWatch, "current", None)
     opened: list[Any] = []
-    monkeypatch.setattr(plain_loop, "open_loop", lambda: opened.append(None))
+    monkeypatch.setattr(plain_loop, "open_loop", opened.append)
     monkeypatch.setattr(Adapter, "claimed", True)
     torch_modules._wrapped(torch.nn.Linear(1, 1))
     assert opened == []

@@ -34,9 +34,8 @@ from doctor.monitor.findings_error import Findings
 from doctor.monitor.integrations.adapter import Adapter, guarded
 from doctor.monitor.integrations.deepspeed_engine import is_engine
 from doctor.monitor.integrations.hook_guard import value_or_default
-from doctor.monitor.integrations.megatron_ddp import is_megatron_ddp
 from doctor.monitor.integrations.plain import LoaderSlot, PlainRun, plain_facts
-from doctor.monitor.integrations.torch_state import distributed, torch_rank, unwrapped
+from doctor.monitor.integrations.torch_state import distributed, is_megatron_ddp, torch_rank, unwrapped
 from doctor.monitor.telemetry.data.loader_history import weak_reference
 from doctor.monitor.telemetry.progress import PHASE_TIMEOUTS
 from doctor.monitor.telemetry.stacks.loop_exits import LoopExits, loop_exits

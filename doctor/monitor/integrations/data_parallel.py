@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from doctor.core.facts import Sampler
 from doctor.monitor.integrations.hook_guard import value_or_default
-from doctor.monitor.integrations.megatron_ddp import data_parallel_group, is_megatron_ddp
-from doctor.monitor.integrations.torch_state import TorchRank
+from doctor.monitor.integrations.torch_state import TorchRank, is_megatron_ddp
 
 
 class DataParallelRank(NamedTuple):
@@ -58,6 +57,8 @@ def _rank_in(wrapper: Any, rank: int) -> DataParallelRank | None:
     if "FullyShardedDataParallel" in names:
         return _of_hybrid(_ranks(wrapper.process_group), _ranks(getattr(wrapper, "_inter_node_pg", None)), rank)
     if is_megatron_ddp(wrapper):
+        from doctor.monitor.integrations.megatron_ddp import data_parallel_group
+
         return _of_members(_ranks(data_parallel_group(wrapper)), rank)
     if "DistributedDataParallel" in names:
         return _of_members(_ranks(wrapper.process_group), rank)

@@ -1,7 +1,7 @@
 """What the wrapper of Megatron-LM tells about the ranks that train with it.
 
 Its class has the name of torch's (megatron/core/distributed/distributed_data_parallel.py, ``DistributedDataParallel``)
-and other attributes. It sends nothing while it is constructed.
+and other attributes. It sends nothing while it is constructed. Imported where a program uses it.
 """
 
 from __future__ import annotations
@@ -9,16 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from doctor.monitor.integrations.hook_guard import value_or_default
-
-PACKAGE = "megatron.core.distributed."
-
-
-def is_megatron_ddp(module: object) -> bool:
-    """Return whether ``module`` is Megatron-LM's wrapper."""
-    return any(
-        kind.__name__ == "DistributedDataParallel" and kind.__module__.startswith(PACKAGE)
-        for kind in type(module).__mro__
-    )
 
 
 def data_parallel_group(module: Any) -> Any:

@@ -13,10 +13,13 @@ from doctor.core.facts import Variable
 from doctor.knowledge.launchers import ENVIRONMENT
 from doctor.monitor.integrations.deepspeed_engine import holds_equal_parameters, is_engine
 from doctor.monitor.integrations.hook_guard import value_or_default
-from doctor.monitor.integrations.megatron_ddp import holds_same_parameters, is_megatron_ddp
 
 SHARDING = ("FullyShardedDataParallel", "FSDPModule")
 """Wrappers whose ranks may each hold a shard of the parameters."""
+
+
+MEGATRON = "megatron.core.distributed."
+"""Package of Megatron-LM's wrapper, whose class has the name of torch's."""
 
 
 class TorchRank(msgspec.Struct, frozen=True):
@@ -68,6 +71,14 @@ def unwrapped(module: Any) -> Any:
     return module.module if type(module).__name__ == "DistributedDataParallel" or is_engine(module) else module
 
 
+def is_megatron_ddp(module: object) -> bool:
+    """Return whether ``module`` is Megatron-LM's wrapper."""
+    return any(
+        kind.__name__ == "DistributedDataParallel" and kind.__module__.startswith(MEGATRON)
+        for kind in type(module).__mro__
+    )
+
+
 def ddp_arguments(module: object) -> tuple[Variable, ...]:
     """Return ``find_unused_parameters`` and ``static_graph`` of a DistributedDataParallel that differ from False."""
     names = ("find_unused_parameters", "static_graph") if type(module).__name__ == "DistributedDataParallel" else ()
@@ -91,5 +102,7 @@ def replication(module: object) -> tuple[bool | None, bool | None]:
         whole = holds_equal_parameters(module)
         return whole, whole
     if is_megatron_ddp(module):
+        from doctor.monitor.integrations.megatron_ddp import holds_same_parameters
+
         return holds_same_parameters(module), False
     return (True, True) if "DistributedDataParallel" in names else (None, None)

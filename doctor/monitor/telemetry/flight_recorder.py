@@ -27,7 +27,6 @@ from doctor.core.background import start_thread
 from doctor.core.facts import ProcessGroup, RecorderFacts
 from doctor.core.files.safe_pickle import PlainUnpickler, UnsafePickleError
 from doctor.core.stack_dumps.recorder_dump import parse_recorder
-from doctor.monitor.telemetry.group_names import group_descriptions
 from doctor.monitor.telemetry.stacks.rank_conditions import with_conditions
 
 DEADLINE = 5.0
@@ -61,6 +60,8 @@ def read_recorder(most: int = 200, *, stacks: bool = True) -> RecorderFacts:
         raise NotVisible("the flight recorder is off", f"export {variable}=2000")
     if stacks:
         _raw_dumps.update({name: answers[name] for name in active})
+    from doctor.monitor.telemetry.group_names import group_descriptions
+
     known = _known_groups(distributed)
     described = group_descriptions() if known else {}
     facts = [parse_recorder(dump, most, known, described) for dump in dumps.values()]

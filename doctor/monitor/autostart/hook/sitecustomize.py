@@ -89,8 +89,8 @@ class PackageFinder:
 class ImportWatcher:
     """A finder that finds nothing itself, and has installers called with the modules that others find."""
 
-    def __init__(self, installers: "dict[str, str]" = INSTALLERS) -> None:
-        self.waiting = dict(installers)
+    def __init__(self, installers: "dict[str, str] | None" = None) -> None:
+        self.waiting = dict(INSTALLERS if installers is None else installers)
         self.searched: set[str] = set()
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
