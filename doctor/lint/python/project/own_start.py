@@ -15,6 +15,11 @@ from doctor.lint.python.training import ACCELERATOR, only_infers, several_ranks
 _STARTS = re.compile(rf"{LAUNCHERS.pattern}|launch|\bsbatch\b|nproc|num_processes|\$\{{?\w*(?:LAUNCH|RUN|CMD)")
 _TRAINS = re.compile(r"[Tt]rainer\b|\boptimizer|\.train\(\)|\btrain\(|\.step\(")
 """Words of programs that train, also through a library: ``PPOTrainer(...).step()``."""
+_ASKS_FOR_RANKS = re.compile(
+    r"\.(?:is_(?:local_)?main_process|wait_for_everyone|gather\w*|reduce|num_processes|(?:local_)?process_index|"
+    r"(?:local_)?main_process_first|split_between_processes|on_(?:local_)?main_process)\b"
+)
+"""What only programs for several ranks ask of an Accelerator."""
 _GUARD = "__name__ == '__main__'"
 _OF_RANKS = re.compile(
     r"\bdist\.|distributed|rank|world_?size|accelerat|\bDDP\b|deepspeed|horovod|Trainer", re.IGNORECASE
@@ -23,14 +28,15 @@ _OF_RANKS = re.compile(
 
 @per_script
 def is_demonstration(script: Script) -> bool:
-    """Whether a program that nothing imports trains nothing, only an Accelerator in it could be for several ranks, and
-    no command of the project gives it to a launcher: what is started with ``python`` to show results."""
+    """Whether a program that nothing imports trains nothing, only an Accelerator in it could be for several ranks, no
+    line asks for the rank, and no command of the project gives it to a launcher: what is started with ``python`` to
+    show results."""
     shown = several_ranks(script)
     if shown is None or script.modules is None or script.modules.is_one_file or not is_program(script):
         return False
     if script.name(shown.func) != ACCELERATOR or not only_infers(script, shown) or LAUNCHERS.search(script.text):
         return False
-    if _TRAINS.search(script.text):
+    if _TRAINS.search(script.text) or _ASKS_FOR_RANKS.search(script.text):
         return False
     place = PurePath(script.location or script.path)
     return not STARTS_RANKS.search(script.text) and not any(
