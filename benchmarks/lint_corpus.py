@@ -35,6 +35,7 @@ Part: TypeAlias = Literal[
     "tenth",
     "eleventh",
     "twelfth",
+    "thirteenth",
     "development",
 ]
 Half: TypeAlias = Literal["tuned", "held"] | Part
