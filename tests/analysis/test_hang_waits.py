@@ -207,6 +207,11 @@ BEFORE_TRAINING = [
     ("a sleep that is long", {"still": LONG_STILL}, True),
     ("the same, as the kernel shows it", {"still": LONG_STILL, "blocked": "the end of a sleep"}, True),
     ("a sleep of which nothing is known", {"still": None}, False),
+    ("a sleep of more than a minute", {"blocked": "the end of a sleep, more than a minute away"}, True),
+    ("a server that does not answer", {"blocked": "data from 10.0.0.5:80"}, True),
+    ("the same in a library", {"blocked": "data from 10.0.0.5:80", "stack": (LIBRARY, OWN)}, False),
+    ("a semaphore", {"blocked": "a semaphore that other processes share"}, False),
+    ("a loop that looks for a file", {"blocked": "the end of a sleep", "still": None, "loops": 7.0}, True),
 ]
 
 
@@ -319,7 +324,7 @@ BETWEEN_STEPS = [
     ("the same in a library", {"blocked": "the end of a sleep", "stack": (BATON, LIBRARY, OWN)}, False),
     ("a question to the user", {"blocked": "input from a terminal (/dev/pts/3)"}, True),
     ("a terminal whose output is stopped", {"blocked": "room in a terminal, whose output is stopped"}, True),
-    ("a command before the first batch", {**COMMAND, "stage": "setup", "children": (STILL,)}, False),
+    ("a command that stands before the first batch", {**COMMAND, "stage": "setup", "children": (STILL,)}, True),
 ]
 
 

@@ -63,7 +63,9 @@ def _of_late_ranks(states: JobState, late: Sequence[int]) -> Diagnosis:
     kind = kinds[late[0]]
     ranks = tuple(sorted(rank for rank in late if kinds[rank] == kind))
     known = [states.ranks[rank] for rank in ranks if rank in states.ranks]
-    is_early = bool(known) and all(one.state == "running" and not one.stands for one in known)
+    busy = [one for one in known if one.state == "running" and not one.stands]
+    prepares = any(one.progress is not None and one.progress.stage == "setup" for one in busy)
+    is_early = bool(known) and (len(busy) == len(known) or prepares)  # before training, others may wait for a busy rank
     return Diagnosis(
         states,
         kind,

@@ -19,13 +19,14 @@ from doctor.core.facts import (
     TrainingFacts,
 )
 from doctor.core.facts.telemetry import (
+    A_SLEEP,
     DEFAULT_GROUPS,
     ENDLESS,
+    FAR,
     IDLE,
     OWN_LOCK,
     WHOSE_THREAD,
     WITH_TIMEOUT,
-    group_in_words,
 )
 from doctor.core.frames import is_doctor, waits_in
 from doctor.core.job import Job
@@ -41,8 +42,6 @@ LEAST_STILL = 6.0
 its stack."""
 LONG_STILL = 40.0
 """The same before the first batch, where ranks start one after the other or wait for a file; not for locks, users."""
-_NAP = "the end of a sleep"
-""":attr:`.ProgressFacts.blocked` of a thread that sleeps, or naps in a loop at one place."""
 _QUEUES = ("an item of a queue (", "room in a queue (")
 _OF_STANDARD = lazy_compile(r"/lib(?:64)?/python\d+\.\d+/(?!site-packages|dist-packages|importlib)")
 """Files of Python's own library: what calls them waits."""
@@ -58,6 +57,7 @@ _OUTSIDE = (
     "a result of another process", *_OF_TERMINAL,
 )  # fmt: skip
 """Starts of the same for what another process, a server or a user has to end or to answer."""
+_IN_TURN = ("a lock on ", "a semaphore that other processes share")
 _OF_OTHERS = (OWN_LOCK, "one of several files or sockets", *_OUTSIDE)
 """The same with what another thread has to end."""
 _OF_STEP = frozenset({"step", "forward", "backward", "optimizer"})
@@ -158,7 +158,8 @@ class RankState(msgspec.Struct, frozen=True, dict=True):
         progress = self.progress
         if progress is None or self.state != "running":
             return False
-        loops = progress.point in _AFTER_STEP and (progress.loops or 0.0) >= LEAST_STILL
+        loops = (progress.loops or 0.0) >= LEAST_STILL and not _may_have_work_done(progress)
+        loops = loops and (progress.stage == "setup" or progress.point in _AFTER_STEP)
         if (progress.still or 0.0) < LEAST_STILL and not loops:
             return False
         if self.wait is not None or self.stack_wait or not self.stack or is_in_backward(self.stack):
@@ -166,11 +167,12 @@ class RankState(msgspec.Struct, frozen=True, dict=True):
         if progress.stage != "setup" and progress.point in _AFTER_STEP:
             return loops or _stands_between_steps(progress)
         work = local_work_of(self.stack)
+        if progress.stage == "setup" and (loops or _waits_before_training(progress)):
+            return True
         if work is not None:
-            is_stuck = _blocked_at_last(progress).startswith(_FULL_PIPE) or progress.blocked.endswith(ENDLESS)
             return (
                 work.kind == "debugger"
-                or (work.kind == "saving" and is_stuck)
+                or (work.kind == "saving" and _stands_while_saving(progress))
                 or (work.kind == "child" and _waits_for_still_child(progress))
             )
         prepares = any(_PREPARES.search(frame.file) for frame in _without_endless_wait(progress) if not frame.user)
@@ -364,10 +366,15 @@ def _blocked_at_last(progress: ProgressFacts) -> str:
 
 
 def _waits_for_still_child(progress: ProgressFacts) -> bool:
-    """Whether a rank waits after a step for a child process, and none has run of late."""
+    """Whether a rank waits in training, or before, for a child process, and none has run of late."""
     waits = progress.blocked == _END_OF_CHILD or progress.blocked.startswith((_FROM_PIPE, _FULL_PIPE))
     trains = progress.stage == "train" and progress.point in _OF_STEP | _AFTER_STEP
-    return waits and trains and bool(progress.children) and not _may_have_work_done(progress)
+    return (
+        waits
+        and (trains or progress.stage == "setup")
+        and bool(progress.children)
+        and not _may_have_work_done(progress)
+    )
 
 
 def _stands_before_training(progress: ProgressFacts) -> bool:
@@ -375,9 +382,19 @@ def _stands_before_training(progress: ProgressFacts) -> bool:
     child process that may work for it: for a lock of its process, a user, or a long sleep."""
     if not progress.stack[0].user or _may_have_work_done(progress):
         return False
-    if progress.blocked and progress.blocked != _NAP:
+    if progress.blocked and progress.blocked != A_SLEEP:
         return progress.blocked.startswith((OWN_LOCK, *_OF_TERMINAL))
     return (progress.still or 0.0) >= LONG_STILL
+
+
+def _waits_before_training(progress: ProgressFacts) -> bool:
+    """Whether a rank that has not begun to train waits without a timeout in the user's code.
+
+    Neither for a sleep of less than a minute nor for a lock that processes share: ranks start one after the other."""
+    is_in_turn = progress.blocked == A_SLEEP or progress.blocked.startswith(_IN_TURN)
+    if is_in_turn or _may_have_work_done(progress) or not _caller(progress.stack)[1].user:
+        return False
+    return _waits_without_end(progress)
 
 
 def _stands_between_steps(progress: ProgressFacts) -> bool:
@@ -415,11 +432,13 @@ def _waits_without_end(progress: ProgressFacts) -> bool:
         return is_of_user
     if any(_COMPILES.search(frame.file) for frame in progress.stack if not frame.user):
         return False
+    if blocked.endswith(FAR):
+        return True
     if blocked.endswith(WITH_TIMEOUT) and not progress.stack[0].user:
         return False
     if not is_of_user:
         return blocked.startswith(_OUTSIDE)
-    return blocked.startswith((*_OF_OTHERS, _NAP)) or _waits_for_still_child(progress)
+    return blocked.startswith((*_OF_OTHERS, A_SLEEP)) or _waits_for_still_child(progress)
 
 
 _STANDS_AT_WORK = {

@@ -167,7 +167,8 @@ class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
     ``epoch``, ``batch``, ``loader`` count from 0, ``step`` counts optimizer steps. ``left``: passes that the loop left
     before their end, newest last; only loops of the user's own record them. ``still``: seconds for which its training
     thread has been in one instruction while its process used no CPU time, if the pace of the run is not known yet.
-    ``loops``: seconds for which it has computed in a few lines of one function, if nothing is known of its work.
+    ``loops``: seconds for which it has been in a loop of the user's code without an end in sight, if nothing is known
+    of its work.
     ``idle``: seconds since the last progress; ``limit``: the timeout of this point in seconds, derived from the run's
     own pace; ``patience``: the timeout while the rank is busy, which is longer while it waits for others. ``stack`` of
     the main thread, innermost first; ``stack_from``: ``interpreter``, or ``signal`` if the interpreter could not
@@ -249,6 +250,10 @@ OWN_LOCK = "a lock of its own process"
 """Start of :attr:`ProgressFacts.blocked` for locks of threads and of native code."""
 WITH_TIMEOUT = ", until a timeout"
 """End of the same for a wait that has a limit of its own."""
+A_SLEEP = "the end of a sleep"
+"""The same of a thread that sleeps, or naps in a loop at one place."""
+FAR = ", more than a minute away"
+"""End of the same for a sleep that lasts so long."""
 ENDLESS = ", which no other thread can bring about"
 """End of the same for an event, a future or the end of a thread: all other threads wait, too."""
 IDLE = ", and no other thread of its process runs"

@@ -139,7 +139,7 @@ def _name_in(node: ast.AST) -> str:
 
 def loop_around(tree: ast.Module, line: int) -> tuple[int, ...]:
     """Return the first and the last line of the innermost loop around a line in its function; ``()`` if in none."""
-    loop = _loop_of(tree, line)
+    loop = innermost_loop(tree, line)
     return () if loop is None else (loop.lineno, loop.end_lineno or loop.lineno)
 
 
@@ -147,7 +147,7 @@ def data_of_loop(tree: ast.Module, line: int) -> str:
     """Return what the innermost loop around a line iterates over, as written, if only the end of that can end the loop.
 
     ``""`` for ranges of numbers, which data does not end, and for loops with ``break`` or ``return``."""
-    loop = _loop_of(tree, line)
+    loop = innermost_loop(tree, line)
     if not isinstance(loop, (ast.For, ast.AsyncFor)) or any(leaves_loop(one) for one in loop.body):
         return ""
     numbers = any(isinstance(node, ast.Call) and _name_in(node.func) in _COUNTERS for node in ast.walk(loop.iter))
@@ -156,13 +156,14 @@ def data_of_loop(tree: ast.Module, line: int) -> str:
 
 def loop_at(tree: ast.Module, line: int) -> ast.For | ast.AsyncFor | None:
     """Return the ``for`` statement in whose first line, which takes its next element, ``line`` is."""
-    loop = _loop_of(tree, line)
+    loop = innermost_loop(tree, line)
     if not isinstance(loop, (ast.For, ast.AsyncFor)) or line > (loop.iter.end_lineno or loop.lineno):
         return None
     return loop
 
 
-def _loop_of(tree: ast.Module, line: int) -> ast.For | ast.AsyncFor | ast.While | None:
+def innermost_loop(tree: ast.Module, line: int) -> ast.For | ast.AsyncFor | ast.While | None:
+    """Return the innermost loop that ``line`` is in."""
     found = None
     for block, position in _blocks_around(tree, line):
         statement = block[position]

@@ -2,7 +2,8 @@
 
 DistributedDataParallel and others exchange shapes and parameters while they are constructed, so a rank that hangs
 before its own constructor stops all others there. A rank that is in one for :data:`CALL_AFTER` seconds begins its run,
-and leaves a key in the store of the process group. The others look for that key until they wrap a model, from a thread
+and leaves a key in the store of the process group; so does one that waits as long for others before its first step,
+because ``fully_shard`` exchanges nothing. The others look for that key until they wrap a model, from a thread
 that sleeps in between, and begin theirs when it is there. Of a program in which no constructor waits, nothing else is
 watched.
 """
@@ -20,9 +21,9 @@ from typing import Any
 
 from doctor.core.background import start_daemon
 
-CALL_AFTER = 4.0
+CALL_AFTER = 3.0
 """Seconds in a constructor after which the others are called: creating communicators takes less on a few hosts."""
-FIRST_LOOK, LOOK_EVERY = 5.0, 3.0
+FIRST_LOOK, LOOK_EVERY = 3.0, 2.0
 """Seconds after the process group was created, and between two looks at its store."""
 END_WITHIN = 1.0
 """Seconds for the thread to end: a return from torch's store as the interpreter ends would raise SIGABRT."""
@@ -83,6 +84,17 @@ def store_of_group() -> Any:
     return None if address is None else connect(address)
 
 
+def call_late_ranks() -> None:
+    """Have the ranks watched that have not wrapped a model.
+
+    Raises:
+        OSError: the store does not respond.
+    """
+    store = store_of_group()
+    if store is not None:
+        store.set(_key(), b"1")
+
+
 _inside = threading.local()
 
 
@@ -100,9 +112,8 @@ def calling_late_ranks(begin: Callable[[int, int], object], *, is_of_all: bool) 
             return
         with contextlib.suppress(Exception):
             begin(*own)
-            store = store_of_group()
-            if store is not None and not over.is_set():
-                store.set(_key(), b"1")
+            if not over.is_set():
+                call_late_ranks()
 
     with contextlib.suppress(RuntimeError):  # no memory for a thread
         start_daemon("doctor-constructor", call)

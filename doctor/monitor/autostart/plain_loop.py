@@ -29,15 +29,18 @@ import torch
 from doctor.core.background import start_daemon
 from doctor.core.clock import sleep
 from doctor.core.random_state import random_state_kept
+from doctor.monitor.autostart.constructors import call_late_ranks
 from doctor.monitor.autostart.options import decode_options
 from doctor.monitor.findings_error import Findings
 from doctor.monitor.integrations.adapter import Adapter, guarded
+from doctor.monitor.integrations.data_parallel import infer_data_parallel_rank
 from doctor.monitor.integrations.deepspeed_engine import is_engine
 from doctor.monitor.integrations.hook_guard import value_or_default
 from doctor.monitor.integrations.plain import LoaderSlot, PlainRun, plain_facts
 from doctor.monitor.integrations.torch_state import distributed, is_megatron_ddp, torch_rank, unwrapped
 from doctor.monitor.telemetry.data.loader_history import weak_reference
 from doctor.monitor.telemetry.progress import PHASE_TIMEOUTS
+from doctor.monitor.telemetry.stacks.live_stacks import is_waiting_in_collective
 from doctor.monitor.telemetry.stacks.loop_exits import LoopExits, loop_exits
 from doctor.monitor.watch_session import WatchSession
 
@@ -48,6 +51,8 @@ TRAIN = LoaderSlot("train", 0)
 """Slot of the loader whose batches are counted: of several at once, the first."""
 START_AFTER = 3.0
 """Seconds after a model was wrapped from which a rank that does not train yet is watched, too."""
+CALLS = 60
+"""Looks of two seconds after that for a wait before the first step."""
 BEGIN_WITHIN = 5.0
 """Seconds for which the training waits for a run that begins beside it. A run begins within one, and if its first steps
 were missed on some ranks, steps of equal number would not be the same."""
@@ -323,6 +328,28 @@ class LoopWatch(Adapter[LoopRun]):
     def _wait_for_start(self) -> None:
         sleep(START_AFTER)
         self.begin_early()
+        with contextlib.suppress(Exception):  # the store is gone, or is not a TCPStore
+            self._call_late_ranks()
+
+    def _call_late_ranks(self) -> None:
+        """Call the ranks that have not wrapped a model, if this one waits for others before its first step."""
+        for _ in range(CALLS):
+            waited = [is_waiting_in_collective(self._thread)]
+            for _ in range(4):
+                time.sleep(0.5)
+                waited.append(is_waiting_in_collective(self._thread))
+            run = self._run
+            if run is None or run.steps or not self._is_of_all():
+                return
+            if all(waited):
+                call_late_ranks()
+                return
+
+    def _is_of_all(self) -> bool:
+        """Return whether a wrapper has all ranks as one group, none of which may do without a model."""
+        process = torch_rank(os.environ)
+        found = (infer_data_parallel_rank(one, (), process).size for one in self._known())
+        return process.world_size in found
 
     @harmless
     def begin_early(self) -> None:

@@ -203,11 +203,13 @@ class Progress:
         return self._stillness.look(in_one_call=in_one_call, naps=self._has_trained)
 
     def loops(self) -> float | None:
-        """Return the seconds for which this rank has computed in a few lines; ``None`` where :meth:`still` is, and
-        before the first batch."""
-        idle = monotonic() - self.since
-        if not (self.has_peers and self._has_trained) or self._hang_after is not None or idle <= EARLY_LOOK:
+        """Return the seconds for which this rank has been in a loop without an end in sight; ``None`` where
+        :meth:`still` is. Before the first batch, only in one that pauses."""
+        idle = time.monotonic() - self.since
+        if not self.has_peers or self._hang_after is not None or idle <= EARLY_LOOK:
             return None
+        if not self._has_trained:
+            return self._loop.look(computes=False) if self.stage == "setup" else None
         return self._loop.look() if self.limit() > self.limit_of_waiting() else None
 
     def facts(self) -> ProgressFacts:

@@ -9,6 +9,10 @@ import msgspec
 from doctor.monitor.telemetry.progress import Stall
 
 
+AGAIN, AGAIN_EARLY = 2.0, 1.5
+"""Multiples of the time of a stall after which it is evaluated again."""
+
+
 class ConfirmedStall(msgspec.Struct, frozen=True):
     """A confirmed stall, the points passed by then, and since when this rank stalls."""
 
@@ -21,7 +25,8 @@ class StallTracker:
     """Stall tracking of one rank.
 
     A confirmed stall is not reported again; one that was evaluated as healthy is reported again after twice the time.
-    Early stalls (:class:`.Stall`) count separately.
+    Early stalls (:class:`.Stall`) count separately, and are reported again after half of their time: what a rank waits
+    for may have come to a stop a moment after the rank.
     """
 
     def __init__(self) -> None:
@@ -49,7 +54,7 @@ class StallTracker:
     def evaluated(self, incident: str, now: float, *, confirmed: bool, passed: int) -> None:
         """Record that all stalled ranks were evaluated."""
         self._evaluated_at, self._confirmed = now, confirmed
-        self._factors[self._is_early] *= 2
+        self._factors[self._is_early] *= AGAIN_EARLY if self._is_early else AGAIN
         if confirmed:
             self._stall = ConfirmedStall(incident, passed, now if self._began is None else self._began)
 

@@ -17,7 +17,7 @@ from doctor.collectors.base import listed, parse_int, read_text
 from doctor.collectors.host.kernel_view import open_links, plain, system_call
 from doctor.core.clock import monotonic
 from doctor.core.facts import Frame
-from doctor.core.facts.telemetry import OWN_LOCK, WITH_TIMEOUT
+from doctor.core.facts.telemetry import A_SLEEP, FAR, OWN_LOCK, WITH_TIMEOUT
 from doctor.core.text import lazy_compile
 
 _CALLS: dict[str, dict[int, str]] = {
@@ -114,6 +114,7 @@ _BY_STACK = (
     ("/threading.py", "join", _END_OF_THREAD),
     ("/threading.py", "_wait_for_tstate_lock", _END_OF_THREAD),
     ("/threading.py", "wait", _EVENT),
+    ("/subprocess.py", "_wait", _WORDS["child"]),  # with a timeout it looks twenty times a second
     ("/multiprocessing/queues.py", "get", "an item of a queue (multiprocessing.Queue.get)"),
     ("/multiprocessing/queues.py", "put", "room in a queue (multiprocessing.Queue.put)"),
 )
@@ -123,6 +124,8 @@ _OPENS_PIPE = "wait_for_partner"
 """The function of the kernel in which ``open`` of a named pipe waits (fs/pipe.c, ``fifo_open``)."""
 _POLL = 7
 """The number of poll(2), which aarch64 does not have."""
+_FAR, _ABSOLUTE = 60.0, 1
+"""Seconds from which a sleep is long, and TIMER_ABSTIME of clock_nanosleep(2)."""
 _NEAR = 4
 """Innermost frames that are compared with these."""
 _INODE = lazy_compile(r"(?:pipe|socket):\[(\d{1,20})\]")
@@ -151,7 +154,7 @@ def blocking_call(native_id: int, stack: Sequence[Frame], pid: int | None = None
     if _is_at(process / "task" / str(native_id) / "wchan", _OPENS_PIPE):
         return "the other end of a named pipe"
     if kind == "sleep":
-        return "the end of a sleep"
+        return A_SLEEP + (FAR if _sleeps_for_long(arguments, process) else "")
     if not kind or argument is None:
         return ""
     descriptor = _polled(argument, process) if kind == "poll" else argument
@@ -159,6 +162,17 @@ def blocking_call(native_id: int, stack: Sequence[Frame], pid: int | None = None
     link = links.get(descriptor, "") if descriptor is not None else ""
     words = _of_file(kind, link, native_id, proc) if link else ""
     return words + WITH_TIMEOUT if words and kind == "poll" and _is_limited(number, arguments) else words
+
+
+def _sleeps_for_long(arguments: Sequence[int | None], process: Path) -> bool:
+    """Return whether clock_nanosleep(2) ends more than :data:`_FAR` seconds from now, as ``time.sleep`` calls it.
+
+    Since Python 3.11, with a time of the clock that does not jump.
+    """
+    if len(arguments) < 3 or arguments[:2] != (time.CLOCK_MONOTONIC, _ABSOLUTE) or not arguments[2]:
+        return False
+    until = _in_memory("qq", arguments[2], process)
+    return until is not None and until[0] - time.clock_gettime(time.CLOCK_MONOTONIC) > _FAR
 
 
 def _is_limited(number: int | None, arguments: Sequence[int | None]) -> bool:
@@ -186,15 +200,23 @@ def _of_file(kind: str, link: str, native_id: int, proc: Path) -> str:
     if link.startswith(("/dev/pts/", "/dev/tty")):
         stopped = "room in a terminal, whose output is stopped (Ctrl-S) or not read"
         return f"{stopped if kind == 'write' else 'input from a terminal'} ({plain(link)})"
+    if link.startswith("anon_inode:"):  # eventfd, inotify, timerfd, signalfd
+        return f"data from {plain(link)}"
     return f"the file {plain(link)}" if link.startswith("/") else ""
 
 
 def _polled(address: int, process: Path) -> int | None:
     """Return the first descriptor of ``struct pollfd[]`` in the memory of a process."""
+    found = _in_memory("i", address, process)
+    return found[0] if found is not None else None
+
+
+def _in_memory(form: str, address: int, process: Path) -> tuple[int, ...] | None:
+    """Return numbers in the memory of a process, of a form of :mod:`struct`."""
     try:
         memory = os.open(process / "mem", os.O_RDONLY)
         try:
-            return int(struct.unpack("i", os.pread(memory, 4, address))[0])
+            return struct.unpack(form, os.pread(memory, struct.calcsize(form), address))
         finally:
             os.close(memory)
     except (OSError, struct.error, OverflowError):

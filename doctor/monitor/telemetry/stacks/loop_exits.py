@@ -61,7 +61,7 @@ def loop_exits(frame: FrameType | None) -> LoopExits:
         loop = None if tree is None else loop_at(tree, one.f_lineno)
         if loop is None:
             break
-        with _variables(one) as variables:
+        with variables_of(one) as variables:
             exits = _Loop(loop, one, variables).exits()
         if not any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _own_nodes(loop.body)):
             return exits
@@ -88,7 +88,7 @@ def _own_nodes(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 @contextlib.contextmanager
-def _variables(frame: FrameType) -> Iterator[Mapping[str, Any]]:
+def variables_of(frame: FrameType) -> Iterator[Mapping[str, Any]]:
     """Provide the local variables of a running frame.
 
     Before Python 3.13, they are copied into a dictionary that the frame keeps, and with it whatever they refer to: it

@@ -9,6 +9,7 @@ Between steps, while other ranks wait, one that naps at the same place stands as
 from __future__ import annotations
 
 import math
+import subprocess
 import sys
 from collections.abc import Hashable
 from pathlib import Path
@@ -23,6 +24,8 @@ CPU_SHARE, CPU_SECONDS = 0.2, 0.3
 threads use some."""
 NAPS = 3.0
 """Switches a second up to which a thread naps; one that evaluates is woken more often, by its reads or its device."""
+_OF_CHILDREN = subprocess.__file__
+"""Its ``_wait`` with a timeout looks 20 times a second."""
 POLLS, POLLING_SHARE = 15.0, 0.0015
 """The same for a thread that uses at most this share of a CPU: it only looks again when it is woken. A call of SQLite
 that waits for a locked database is woken 10 times a second (``sqliteDefaultBusyCallback``, src/main.c) and uses 0.04 %,
@@ -67,14 +70,18 @@ class Stillness:
     def _most_switches(self, seconds: float, ran: int | None, *, naps: bool) -> float:
         if not naps:
             return 0.0
-        if self._tries_lock_file():
+        if self._only_looks():
             return math.inf
         polls = ran is not None and self._ran is not None and ran - self._ran <= POLLING_SHARE * (seconds + 1.0) * 1e9
         return (POLLS if polls else NAPS) * (seconds + 1.0)
 
-    def _tries_lock_file(self) -> bool:
+    def _only_looks(self) -> bool:
+        """Return whether the thread is in a function that does nothing but look for a lock file or a child process."""
         frame = sys._current_frames().get(self._thread)
-        return frame is not None and waits_for_lock_file(frame.f_code.co_filename)
+        if frame is None:
+            return False
+        code = frame.f_code
+        return waits_for_lock_file(code.co_filename) or (code.co_name == "_wait" and code.co_filename == _OF_CHILDREN)
 
     def _switches(self) -> int | None:
         try:

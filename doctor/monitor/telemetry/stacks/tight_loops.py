@@ -1,8 +1,9 @@
-"""For how long a thread has computed in a few lines of one function, without coming back from it.
+"""For how long a thread has been in a loop of the user's code that shows no sign of an end.
 
-Such as a search that never converges, or a wait that asks again and again without a pause. An evaluation, the
-generation of texts or a metric calls modules of torch, other libraries or functions of the user, which its stack shows
-sooner or later.
+Either it computes in a few lines of one function: a search that never converges, or a wait that asks again and again
+without a pause. An evaluation, the generation of texts or a metric calls modules of torch, other libraries or functions
+of the user, which its stack shows sooner or later. Or its source shows a loop of :mod:`.endless_loops`, while no other
+thread of the process computes.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from doctor.collectors.base import parse_int, read_text
 from doctor.core.clock import monotonic
 from doctor.core.frames import is_user_code
 from doctor.core.text import lazy_compile
+from doctor.monitor.telemetry.stacks.stillness import nanoseconds_run
 
 MOST_LINES, MOST_FRAMES = 4, 60
 BUSY = 0.8
 """Least share of the time for which the thread runs, or could run if a processor were free."""
+OTHERS, OTHERS_SECONDS = 0.2, 0.3
+"""CPU time of the other threads of the process, as a share of the time and beside that, up to which they are idle."""
+_SAVES = "/torch/serialization.py"
 _INNER = lazy_compile(r"/lib(?:64)?/python\d+\.\d+/(?!site-packages|dist-packages)|/torch/(?:_tensor|functional)\.py$")
 """Files that may be called from these lines: Python's own library, and Python code of operators of torch."""
 
@@ -34,10 +39,33 @@ class TightLoop:
         self._since, self._busy = 0.0, 0
         self._lines: set[int] = set()
         self._positions: set[Hashable] = set()
+        self._endless: Hashable = None
+        self._endless_since, self._others = 0.0, 0.0
 
-    def look(self) -> float:
-        """Return the seconds for which the thread has been in the loop; takes some microseconds."""
-        now, busy = monotonic(), _nanoseconds_busy(self._native_id)
+    def look(self, *, computes: bool = True) -> float:
+        """Return the seconds for which the thread has been in a loop; takes some microseconds, once its source is read.
+
+        Not ``computes``: only in one that may sleep.
+        """
+        seconds = self._look_at_source(computes=computes)
+        return max(seconds, self._look_at_stack()) if computes else seconds
+
+    def _look_at_source(self, *, computes: bool) -> float:
+        from doctor.monitor.telemetry.stacks.endless_loops import endless_loop  # no healthy step needs it
+
+        now, loop = time.monotonic(), endless_loop(sys._current_frames().get(self._thread))
+        ran = nanoseconds_run(self._native_id)
+        if loop is None or ran is None or not (loop.pauses or computes):
+            self._endless = None
+            return 0.0
+        others = time.process_time() - ran / 1e9
+        work = others - self._others > OTHERS * (now - self._endless_since) + OTHERS_SECONDS
+        if loop.key != self._endless or work or _saves_elsewhere(self._thread):
+            self._endless, self._endless_since, self._others = loop.key, now, others
+        return now - self._endless_since
+
+    def _look_at_stack(self) -> float:
+        now, busy = time.monotonic(), _nanoseconds_busy(self._native_id)
         place = _place(sys._current_frames().get(self._thread))
         if place is None or busy is None:
             self._key = None
@@ -50,6 +78,17 @@ class TightLoop:
         self._lines.add(line)
         self._positions.add(position)
         return now - self._since if len(self._positions) > 1 else 0.0  # one call may just take long
+
+
+def _saves_elsewhere(thread: int) -> bool:
+    """Return whether another thread saves, perhaps to a slow disk."""
+    for ident, frame in sys._current_frames().items():
+        inner: FrameType | None = frame
+        while ident != thread and inner is not None:
+            if inner.f_code.co_filename.endswith(_SAVES):
+                return True
+            inner = inner.f_back
+    return False
 
 
 def _nanoseconds_busy(native_id: int) -> int | None:

@@ -1,0 +1,207 @@
+"""Loops of the user's code that only ask whether something has come about, or only compute in Python.
+
+Such as ``while not path.exists(): time.sleep(0.01)``, a request that is sent until it succeeds, or a search that never
+converges. Every call in them is known by its source: a question to the system, a pause, an operation on numbers or
+containers, or a function of the user of which the same holds. A loop that calls a model, a loader or a writer is none
+of them, and neither is one that looks at a clock, because it ends by itself. Sources are parsed and never run.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import itertools
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+from doctor.core.frames import is_user_code
+from doctor.core.stack_dumps.rank_conditions import innermost_loop
+from doctor.monitor.telemetry.stacks.loop_exits import variables_of
+from doctor.monitor.telemetry.stacks.rank_conditions import source_tree
+
+_MOST_FRAMES, _MOST_USER_FRAMES, _DEEPEST = 60, 4, 3
+"""Frames and frames of the user that are looked at, and calls of functions of the user that are followed."""
+_CLOCKS = frozenset({"time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "now"})
+_PAUSES = frozenset(
+    {"sleep", "wait", "select", "join", "get", "acquire", "poll", "result", "recv", "urlopen", "request"}
+)
+"""Calls that may let a thread sleep."""
+_QUESTIONS = frozenset(
+    """
+    cancelled check close connect connect_ex create_connection done empty exists fileno full get_nowait getmtime getsize
+    glob head is_alive is_dir is_file is_set isdir isfile iterdir kill listdir load loads locked lstat num_keys open
+    Path ping Popen poll post put_nowait qsize raise_for_status read read_bytes read_text readline readlines ready
+    run running check_output scandir seek stat state status tell terminate
+    critical debug error exception flush info log print warn warning suppress
+    """.split()  # noqa: SIM905 - eighty lines otherwise
+)
+"""Calls that ask the system, a server, another thread or process, and messages."""
+_OPERATIONS = frozenset(
+    """
+    abs add all any append appendleft argmax argmin clear clip copy cos count cpu decode detach difference discard dot
+    encode endswith exp extend fill_ find float format index insert int isdigit isfinite isinf isnan item items join keys
+    len log lower lstrip match matmul max mean min norm numpy pop popleft pow remove replace reshape reverse round rstrip
+    search setdefault sin size sort split splitlines sqrt squeeze startswith std strip sum t tolist transpose union
+    unsqueeze update upper values var view
+    """.split()  # noqa: SIM905 - sixty lines otherwise
+)
+"""Methods of numbers, arrays, texts and containers."""
+_MODULES = frozenset({"math", "cmath", "random", "numpy", "operator", "itertools", "statistics", "torch"})
+"""Modules whose functions compute."""
+_NOT_OF_TORCH = frozenset({"nn", "distributed", "utils", "save", "load", "optim", "autograd", "jit", "compile", "hub"})
+_NOT_BUILTIN = frozenset({"eval", "exec", "compile", "input", "__import__", "breakpoint"})
+
+
+class EndlessLoop(NamedTuple):
+    """A loop that a thread is in: ``key`` is the same as long as it is. ``pauses``: it may sleep in there."""
+
+    key: Hashable
+    pauses: bool
+
+
+def endless_loop(frame: FrameType | None) -> EndlessLoop | None:
+    """Return the loop that the stack ending in ``frame`` is in; ``None`` if it is in none of this kind.
+
+    Reads a source file once, with a deadline.
+    """
+    found = None
+    for one in itertools.islice(_user_frames(frame), _MOST_USER_FRAMES):
+        tree = source_tree(one.f_code.co_filename)
+        loop = None if tree is None else innermost_loop(tree, one.f_lineno)
+        if loop is None or isinstance(loop, ast.AsyncFor):
+            continue
+        with variables_of(one) as variables:
+            kinds = _Calls({**one.f_globals, **variables}).kinds(
+                [loop.test if isinstance(loop, ast.While) else loop.iter, *loop.body]
+            )
+        if kinds is not None and _may_last(loop, kinds):
+            found = EndlessLoop((id(one), id(one.f_code), loop.lineno), "pause" in kinds)
+    return found
+
+
+def _may_last(loop: ast.For | ast.While, kinds: set[str]) -> bool:
+    """Return whether a loop waits or searches; one that reads to the end of a file ends, and so does one over data.
+
+    One with a number of attempts may have many.
+    """
+    if isinstance(loop, ast.While):
+        return "pause" in kinds or "question" not in kinds
+    attempts = any(isinstance(one, ast.Try) for one in loop.body)
+    iterates = isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func) in ("range", "count", "itertools.count")
+    return attempts and iterates and "pause" in kinds
+
+
+def _user_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            return
+        if is_user_code(frame.f_code.co_filename):
+            yield frame
+        frame = frame.f_back
+
+
+class _Calls:
+    """Tells what the calls in statements are, with the values that names have."""
+
+    def __init__(self, names: Mapping[str, Any], depth: int = 0) -> None:
+        self._names, self._depth = names, depth
+
+    def kinds(self, statements: Iterable[ast.AST]) -> set[str] | None:
+        """Return ``pause``, ``question`` and ``operation`` as far as they occur; ``None`` if any call is another."""
+        found: set[str] = set()
+        for node in _nodes(statements):
+            if isinstance(node, (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)):
+                return None
+            if isinstance(node, ast.Call):
+                kinds = self._of_call(node)
+                if kinds is None:
+                    return None
+                found |= kinds
+        return found
+
+    def _of_call(self, call: ast.Call) -> set[str] | None:
+        function = call.func
+        value = self._value(function)
+        if isinstance(value, MethodType):
+            value = value.__func__
+        if isinstance(value, FunctionType) and is_user_code(value.__code__.co_filename):
+            return self._of_function(value)
+        if isinstance(function, ast.Name):
+            return self._of_name(function.id, value)
+        if not isinstance(function, ast.Attribute) or function.attr in _CLOCKS:
+            return None
+        module = self._module_of(function)
+        if module:
+            return {"operation"} if not (module[0] == "torch" and _NOT_OF_TORCH.intersection(module)) else None
+        return _of_method(function.attr)
+
+    def _of_name(self, name: str, value: object) -> set[str] | None:
+        if name in _CLOCKS or name in _NOT_BUILTIN:
+            return None
+        if value is not None and value is getattr(builtins, name, None):
+            return {"question"} if name in ("open", "print") else {"operation"}
+        return _of_method(name) if value is None or not callable(getattr(type(value), "forward", None)) else None
+
+    def _of_function(self, function: FunctionType) -> set[str] | None:
+        code: CodeType = function.__code__
+        tree = source_tree(code.co_filename) if self._depth < _DEEPEST else None
+        node = None if tree is None else _definition(tree, code)
+        if node is None:
+            return None
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=False)
+        names = {**function.__globals__, **{name: _content(cell) for name, cell in cells}}
+        body = node.body if isinstance(node.body, list) else [node.body]
+        return _Calls(names, self._depth + 1).kinds(body)
+
+    def _value(self, node: ast.expr) -> Any:
+        """Return what a name is bound to, or a method of the user's class; ``None`` if it is not known."""
+        if isinstance(node, ast.Name):
+            return self._names.get(node.id, getattr(builtins, node.id, None))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owner = self._names.get(node.value.id)
+            kinds = type(owner).__mro__ if owner is not None and not isinstance(owner, ModuleType) else ()
+            return next((one.__dict__[node.attr] for one in kinds if node.attr in one.__dict__), None)
+        return None
+
+    def _module_of(self, node: ast.Attribute) -> list[str]:
+        """Return the parts of ``numpy.linalg.norm``; none if it is not a function of one of these modules."""
+        parts = [node.attr]
+        inner: ast.expr = node.value
+        while isinstance(inner, ast.Attribute):
+            parts.append(inner.attr)
+            inner = inner.value
+        value = self._names.get(inner.id) if isinstance(inner, ast.Name) else None
+        if not isinstance(value, ModuleType) or value.__name__.partition(".")[0] not in _MODULES:
+            return []
+        return [*value.__name__.split("."), *reversed(parts)]
+
+
+def _of_method(name: str) -> set[str] | None:
+    if name in _PAUSES:
+        return {"pause"}
+    if name in _QUESTIONS:
+        return {"question"}
+    return {"operation"} if name in _OPERATIONS else None
+
+
+def _nodes(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    for statement in statements:
+        yield from ast.walk(statement)
+
+
+def _definition(tree: ast.Module, code: CodeType) -> ast.FunctionDef | ast.Lambda | None:
+    found = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.Lambda))
+        and (min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))]) == code.co_firstlineno)
+    )
+    return next(found, None)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return None
