@@ -60,9 +60,10 @@ class Endless:
             try:
                 return Path("/never/there").read_text()
             except OSError:
-                time.sleep(0.001 if self.stop else 0.02)
+                time.sleep(0.02)
             if self.stop:
-                return None
+                break
+        return None
 
     def all_rows(self):
         """Do something for each of many rows."""

@@ -8,7 +8,6 @@ import msgspec
 
 from doctor.monitor.telemetry.progress import Stall
 
-
 AGAIN, AGAIN_EARLY = 2.0, 1.5
 """Multiples of the time of a stall after which it is evaluated again."""
 

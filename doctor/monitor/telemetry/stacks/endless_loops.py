@@ -40,9 +40,9 @@ _QUESTIONS = frozenset(
 _OPERATIONS = frozenset(
     """
     abs add all any append appendleft argmax argmin clear clip copy cos count cpu decode detach difference discard dot
-    encode endswith exp extend fill_ find float format index insert int isdigit isfinite isinf isnan item items join keys
-    len log lower lstrip match matmul max mean min norm numpy pop popleft pow remove replace reshape reverse round rstrip
-    search setdefault sin size sort split splitlines sqrt squeeze startswith std strip sum t tolist transpose union
+    encode endswith exp extend find float format index insert int isdigit isfinite isinf isnan item items
+    keys len log lower lstrip match matmul max mean min norm numpy pop popleft pow remove replace reshape reverse round
+    rstrip search setdefault sin size sort split splitlines sqrt squeeze startswith std strip sum tolist transpose union
     unsqueeze update upper values var view
     """.split()  # noqa: SIM905 - sixty lines otherwise
 )
