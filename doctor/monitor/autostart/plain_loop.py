@@ -29,7 +29,7 @@ import torch
 from doctor.core.background import start_daemon
 from doctor.core.clock import sleep
 from doctor.core.random_state import random_state_kept
-from doctor.monitor.autostart.constructors import call_late_ranks
+from doctor.monitor.autostart.constructors import CALL_AFTER, call_late_ranks
 from doctor.monitor.autostart.options import decode_options
 from doctor.monitor.findings_error import Findings
 from doctor.monitor.integrations.adapter import Adapter, guarded
@@ -51,8 +51,8 @@ TRAIN = LoaderSlot("train", 0)
 """Slot of the loader whose batches are counted: of several at once, the first."""
 START_AFTER = 3.0
 """Seconds after a model was wrapped from which a rank that does not train yet is watched, too."""
-CALLS = 60
-"""Looks of two seconds after that for a wait before the first step."""
+CALLS = 80
+"""Looks of 1.5 s after that for a wait before the first step."""
 BEGIN_WITHIN = 5.0
 """Seconds for which the training waits for a run that begins beside it. A run begins within one, and if its first steps
 were missed on some ranks, steps of equal number would not be the same."""
@@ -335,7 +335,7 @@ class LoopWatch(Adapter[LoopRun]):
         """Call the ranks that have not wrapped a model, if this one waits for others before its first step."""
         for _ in range(CALLS):
             waited = [is_waiting_in_collective(self._thread)]
-            for _ in range(4):
+            for _ in range(3):
                 time.sleep(0.5)
                 waited.append(is_waiting_in_collective(self._thread))
             run = self._run
@@ -376,6 +376,9 @@ class LoopWatch(Adapter[LoopRun]):
             self._thread, self._native_id = thread, native_id
         self._is_called = True
         self.begin_early()
+        run = self._run
+        if run is not None and run.is_early:
+            run.telemetry.progress.since -= CALL_AFTER  # the rank that calls has waited for as long
 
     @harmless
     def failed(self, error: Exception) -> None:
