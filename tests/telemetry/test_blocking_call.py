@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from doctor.core.facts.telemetry import ENDLESS, IDLE, WHOSE_THREAD, WITH_TIMEOUT
+from doctor.core.facts.telemetry import A_SLEEP, ENDLESS, FAR, IDLE, WHOSE_THREAD, WITH_TIMEOUT
 from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
 from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
 from doctor.monitor.telemetry.stacks.live_stacks import thread_stack
@@ -92,6 +92,25 @@ def test_a_queue_and_a_lock():
     assert waits(queue.Queue().get) == "an item of a queue (queue.get)"
     assert waits(lock.acquire).startswith("a lock of its own process")
     lock.release()
+
+
+def test_a_counter_of_events_that_the_kernel_keeps():
+    counter = os.eventfd(0)
+    assert waits(lambda: os.eventfd_read(counter)) == "data from anon_inode:[eventfd]"
+    os.eventfd_write(counter, 1)
+
+
+def test_the_end_of_a_process_until_a_timeout():
+    with subprocess.Popen(["sleep", "99"]) as child:
+        words = waits(lambda: child.wait(60))
+        child.kill()
+    assert words == "the end of a child process"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="sleeps in select")
+@pytest.mark.parametrize(("seconds", "words"), [(1000, A_SLEEP + FAR), (30, A_SLEEP)])
+def test_a_sleep_and_whether_it_is_a_long_one(seconds, words):
+    assert waits(lambda: time.sleep(seconds)) == words
 
 
 WAITS_FOR_AN_EVENT = """

@@ -70,6 +70,27 @@ def test_gradients_are_those_of_a_model_that_is_not_checked():
     assert all(map(torch.equal, *gradients))
 
 
+def test_a_gathered_parameter_of_a_sharded_model(tmp_path):
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("torch before 2.6")
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = _model()
+        fsdp.fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+        check = GradientCheck()
+        check.batch = lambda: 7
+        check.attach_sharded(model)
+        model(torch.ones(2, 4)).square().mean().backward()
+        check.batch_end()
+        loss = model(torch.ones(2, 4)).square().mean()
+        (loss + 0 * torch.sqrt(loss * 0)).backward()
+        assert check.first == NonFinite(7, "gradient", "0.weight", "nan")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 @pytest.mark.parametrize(
     "model",
     [

@@ -1,5 +1,6 @@
 """For how long a thread stands: a lock is still, a loop that computes is not."""
 
+import subprocess
 import threading
 import time
 
@@ -81,6 +82,20 @@ def test_a_thread_that_polls_stands_and_one_that_computes_when_it_is_woken_does_
     for one in threads:
         one.join()
     assert found[0] > 2.0 > found[1]
+
+
+def test_a_thread_that_waits_for_a_process_until_a_timeout_stands():
+    with subprocess.Popen(["sleep", "99"]) as child:
+        thread = threading.Thread(target=child.wait, args=(60,), daemon=True)
+        thread.start()
+        time.sleep(0.5)  # until it looks in even intervals
+        stillness, found = Stillness(thread.ident, thread.native_id), 0.0
+        for _ in range(12):
+            time.sleep(0.2)
+            found = max(found, stillness.look(in_one_call=True, naps=True))
+        child.kill()
+        thread.join()
+    assert found > 1.5
 
 
 def test_a_thread_of_which_nothing_is_known_is_not_in_one_call():

@@ -133,9 +133,9 @@ def test_a_healthy_stall_is_evaluated_again_after_twice_the_time(tmp_path):
 def test_the_time_doubles_and_begins_anew():
     stalls, limit = StallTracker(), 10.0
 
-    def news_at(now, began):
+    def news_at(now, began, early=False):
         """Whether a stall since ``began`` is news; it is judged healthy then."""
-        stall = Stall(now - began, limit)
+        stall = Stall(now - began, limit, early)
         stalls.note(stall, now)
         if stalls.is_news(stall, now):
             stalls.evaluated("incident", now, confirmed=False, passed=0)
@@ -144,6 +144,7 @@ def test_the_time_doubles_and_begins_anew():
 
     assert [now for now in range(11, 100) if news_at(now, 0)] == [11, 21, 41, 81]
     assert [now for now in range(111, 150) if news_at(now, 100)] == [111, 121, 141]
+    assert [now for now in range(211, 250) if news_at(now, 200, early=True)] == [211, 216, 223, 234]
 
 
 def test_waiting_for_a_decision_is_not_a_stall(tmp_path):

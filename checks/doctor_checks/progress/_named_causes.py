@@ -11,7 +11,8 @@ from doctor.analysis.hang.rank_state import RankState
 from doctor.analysis.stats.rank_roles import uses_lightning
 from doctor.analysis.stats.setting_differences import SettingDifference, setting_differences
 from doctor.api import Finding, Job, Rank, ranks_in_words
-from doctor.facts import ReplicaFacts, TrainingFacts
+from doctor.core.frames import is_backward_engine
+from doctor.facts import Frame, ReplicaFacts, TrainingFacts
 
 _SHOWN = 3
 """Settings that a claim names, and parameters."""
@@ -76,7 +77,9 @@ def _unused_parameters(job: Job, found: Diagnosis) -> NamedCause | None:
     if not is_ddp or not inside:
         return None
     elsewhere = set[str]().union(*(without.get(rank, set()) for rank in inside))
-    left_out = {rank: sorted(names - elsewhere) for rank, names in without.items() if rank not in inside}
+    # A rank in a hook of the user, within its backward pass, has gradients yet to compute.
+    partly = {rank for rank, one in found.states.ranks.items() if any(map(is_backward_engine, _last_stack(one)))}
+    left_out = {rank: sorted(names - elsewhere) for rank, names in without.items() if rank not in inside | partly}
     odd = tuple(sorted(rank for rank, names in left_out.items() if names))
     if not odd:
         return None
@@ -97,6 +100,10 @@ def _unused_parameters(job: Job, found: Diagnosis) -> NamedCause | None:
         f"loss on {ranks_in_words(odd)}.",
         {"without_gradient": {str(rank): one[:16] for rank, one in left_out.items()}},
     )
+
+
+def _last_stack(one: RankState) -> tuple[Frame, ...]:
+    return one.failure.frames if one.failure is not None else one.stack
 
 
 def _without_gradient(rank: Rank) -> tuple[str, ...]:

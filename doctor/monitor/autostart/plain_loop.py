@@ -40,6 +40,7 @@ from doctor.monitor.integrations.plain import LoaderSlot, PlainRun, plain_facts
 from doctor.monitor.integrations.torch_state import distributed, is_megatron_ddp, torch_rank, unwrapped
 from doctor.monitor.telemetry.data.loader_history import weak_reference
 from doctor.monitor.telemetry.progress import PHASE_TIMEOUTS
+from doctor.monitor.telemetry.replica.step_settings import MOST_OPTIMIZERS
 from doctor.monitor.telemetry.stacks.live_stacks import is_waiting_in_collective
 from doctor.monitor.telemetry.stacks.loop_exits import LoopExits, loop_exits
 from doctor.monitor.watch_session import WatchSession
@@ -124,6 +125,7 @@ class LoopRun(PlainRun):
         self._engine_loss: object = None
         self._is_confirmed = False
         self._optimizer: Callable[[], Any] = lambda: None
+        self._optimizers: dict[int, Callable[[], Any]] = {}  # the last ones, by identity
         self.is_early = False
         self.counts_loaders = True
         self._without_loader = 0
@@ -182,7 +184,17 @@ class LoopRun(PlainRun):
         """Record the start of an optimizer step. (step path)"""
         if self._primary is None and not self._passes:
             self._step_without_loader(optimizer)
+        known = self._optimizers.get(id(optimizer))
+        if known is None or known() is None:
+            self._take_optimizer(optimizer)
         self.telemetry.mark("optimizer")
+
+    def _take_optimizer(self, optimizer: object) -> None:
+        """Have the settings of an optimizer recorded; those of an engine are known from its model."""
+        held = [one for reference in self._optimizers.values() if (one := reference()) is not None]
+        self._optimizers = {id(one): weak_reference(one) for one in (*held[-MOST_OPTIMIZERS + 1 :], optimizer)}
+        if not is_engine(self.wrapper):
+            self.telemetry.replica.settings.use_optimizers([*held, optimizer])
 
     def optimizer_ended(self) -> None:
         """Record the end of an optimizer step. (step path)"""

@@ -2,8 +2,9 @@
 
 A loss may be finite whose derivative is not. After the reduction all ranks have the NaN, and their next loss shows it
 on all at once. What is NaN spreads from the loss through the backward pass to the first layers, so one small parameter
-of these shows it: a hook on it gets its gradient before it is reduced. On a CPU only, where it takes some microseconds;
-reading the value on a GPU would wait for the device.
+of these shows it: a hook on it gets its gradient before it is reduced. Of a model that ``fully_shard`` wraps, that is
+one of the gathered parameters, which exist from the first forward pass on. On a CPU only, where it takes some
+microseconds; reading the value on a GPU would wait for the device.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from doctor.core.facts import NonFinite
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 LARGEST = 4096
 """Elements of the parameter: the first one that has no more."""
+ATTEMPTS = 4
+"""Batches in which the gathered parameters are looked for."""
 
 
 class GradientCheck:
@@ -35,13 +38,33 @@ class GradientCheck:
         self.batch: Callable[[], int] = lambda: 0
         self._handle: Any = None
         self._name = ""
+        self._sharded: Callable[[], torch.nn.Module | None] = lambda: None
+        self._attempts = 0
+
+    def attach_sharded(self, model: torch.nn.Module) -> None:
+        """Watch a parameter of a sharded model once it has been gathered."""
+        self._sharded, self._attempts = weakref.ref(model), ATTEMPTS
+
+    def batch_end(self) -> None:
+        """Look for the gathered parameters, in the first batches. (step path)"""
+        if not self._attempts:
+            return
+        self._attempts -= 1
+        model = self._sharded()
+        with contextlib.suppress(Exception):  # attributes of torch that no documentation names
+            if model is not None and self._watch(_gathered(model)):
+                self._attempts = 0
 
     def attach(self, model: torch.nn.Module) -> None:
         """Watch a parameter of a model; without a suitable one, nothing."""
         self.detach()
-        name, chosen = next(filter(_is_suitable, model.named_parameters()), ("", None))
+        self._watch(model.named_parameters())
+
+    def _watch(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> bool:
+        """Watch the first suitable parameter; return whether there is one."""
+        name, chosen = next(filter(_is_suitable, named), ("", None))
         if chosen is None:
-            return
+            return False
         own = weakref.ref(self)
 
         def look(gradient: torch.Tensor) -> None:
@@ -52,6 +75,7 @@ class GradientCheck:
 
         parameter: Any = chosen  # whose method has no types
         self._name, self._handle = name, parameter.register_hook(look)
+        return True
 
     def detach(self) -> None:
         """End the check."""
@@ -69,6 +93,20 @@ class GradientCheck:
             self.first = None
         elif self.first is None:
             self.first = NonFinite(self.batch(), "gradient", self._name, "nan")
+
+
+def _gathered(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Yield the gathered parameters of a model that ``fully_shard`` wraps, as far as they exist."""
+    for module in model.modules():
+        if not hasattr(module, "_get_fsdp_state"):
+            continue
+        state: Any = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None)  # newer torch keeps several
+        for group in groups if groups is not None else [state._fsdp_param_group]:
+            for one in group.fsdp_params if group is not None else ():
+                parameter = getattr(one, "_unsharded_param", None)
+                if parameter is not None:
+                    yield one._param_fqn or "", parameter
 
 
 def _is_suitable(named: tuple[str, torch.nn.Parameter]) -> bool:

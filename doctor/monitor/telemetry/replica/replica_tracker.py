@@ -77,6 +77,8 @@ class ReplicaTracker:
         self.settings.attach(model)
         if replicated:
             self.gradients.attach(model)
+        elif facts.replicated is False:
+            self.gradients.attach_sharded(model)
         self._parts = ParameterChunks(model) if facts.replicated is not False else None
         parameter = next(model.parameters(), None)
         events = event_factory(parameter.device) if parameter is not None else None
@@ -98,6 +100,7 @@ class ReplicaTracker:
         Samples are not labeled by steps alone: a manual loop may not count them while the parameters change.
         """
         self._losses.fetch()
+        self.gradients.batch_end()
         non_finite = self._losses.first
         if non_finite is not None and non_finite.step == batch and self._gradients is None:
             module = self._module() if self._module is not None else None
