@@ -63,12 +63,16 @@ BEFORE_THE_FIRST_BATCH = {"refuses": refuse, "sleeps": sleep, "deadlocks": deadl
 
 
 def late(folder, kind):
-    """Rank 1 stops, or both load for long, before the model is wrapped; the others wait in its constructor."""
+    """Rank 1 stops, or both load for long, before the model is wrapped; the others wait in its constructor, or in the
+    first forward pass of shards."""
     if dist.get_rank() == 1 or kind == "late_everywhere":
         (folder / "stopped").write_text(repr(time.time()))
         LATE[kind]()
     if kind == "late_alone":
         prepare()
+    if kind == "late_shards":
+        yield from fsdp2(folder, kind)
+        return
     model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(20):
@@ -87,6 +91,7 @@ LATE = {
     "late_refuses": refuse,
     "late_alone": refuse,
     "late_deadlock": deadlock,
+    "late_shards": deadlock,
     "late_sleep": sleep,
     "late_work": prepare,
     "late_everywhere": load,
