@@ -59,13 +59,16 @@ def late_ranks(states: JobState) -> Diagnosis | None:
 
 
 def _of_late_ranks(states: JobState, late: Sequence[int]) -> Diagnosis:
-    kinds = {rank: _kind_of(states.ranks.get(rank)) for rank in late}
+    ahead = _ahead(states, late)
+    kinds: dict[int, Kind] = {rank: "elsewhere" if ahead else _kind_of(states.ranks.get(rank)) for rank in late}
     kind = kinds[late[0]]
     ranks = tuple(sorted(rank for rank in late if kinds[rank] == kind))
     known = [states.ranks[rank] for rank in ranks if rank in states.ranks]
     busy = [one for one in known if one.state == "running" and not one.stands]
     prepares = any(one.progress is not None and one.progress.stage == "setup" for one in busy)
-    is_early = bool(known) and (len(busy) == len(known) or prepares)  # before training, others may wait for a busy rank
+    is_early = (
+        bool(known) and not ahead and (len(busy) == len(known) or prepares)
+    )  # before training, others may wait for a busy rank
     return Diagnosis(
         states,
         kind,
@@ -74,6 +77,19 @@ def _of_late_ranks(states: JobState, late: Sequence[int]) -> Diagnosis:
         within_limit=is_early and "timeout" not in interrupted_waits(states).values(),
         work=_work(known[0]) if kind == "busy" else None,
     )
+
+
+def _ahead(states: JobState, late: Sequence[int]) -> bool:
+    """Whether all late ranks train on: they are at least two optimizer steps beyond those that wait for them, and have
+    left out the collective of these."""
+
+    def step(rank: int) -> int | None:
+        one = states.ranks.get(rank)
+        return one.progress.step if one is not None and one.progress is not None else None
+
+    waiting = [number for rank in states.waiting if (number := step(rank)) is not None]
+    beyond = [number for rank in late if (number := step(rank)) is not None]
+    return bool(waiting) and len(beyond) == len(late) and min(beyond, default=0) > max(waiting) + 1
 
 
 def _kind_of(rank_state: RankState | None) -> Kind:

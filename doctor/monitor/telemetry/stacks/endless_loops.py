@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from doctor.core.frames import is_user_code
 from doctor.core.stack_dumps.rank_conditions import innermost_loop
+from doctor.core.text import lazy_compile
 from doctor.monitor.telemetry.stacks.loop_exits import variables_of
 from doctor.monitor.telemetry.stacks.rank_conditions import source_tree
 
@@ -29,24 +30,31 @@ _PAUSES = frozenset(
 """Calls that may let a thread sleep."""
 _QUESTIONS = frozenset(
     """
-    cancelled check close connect connect_ex create_connection done empty exists fileno full get_nowait getmtime getsize
-    glob head is_alive is_dir is_file is_set isdir isfile iterdir kill listdir load loads locked lstat num_keys open
-    Path ping Popen poll post put_nowait qsize raise_for_status read read_bytes read_text readline readlines ready
-    run running check_output scandir seek stat state status tell terminate
+    access call cancelled check check_call check_output close connect connect_ex create_connection done empty exists
+    expanduser fileno flock full get_nowait getmtime getoutput getpid getsize glob head iterdir json joinpath kill link
+    listdir load loads locked lockf lstat makedirs mkdir num_keys open Path ping Popen post put_nowait qsize
+    raise_for_status read read_bytes read_text readline readlines rename resolve rmdir run running safe_load scandir
+    seek settimeout socket stat state status symlink system tell terminate touch unlink
     critical debug error exception flush info log print warn warning suppress
     """.split()  # noqa: SIM905 - eighty lines otherwise
 )
 """Calls that ask the system, a server, another thread or process, and messages."""
 _OPERATIONS = frozenset(
     """
-    abs add all any append appendleft argmax argmin clear clip copy cos count cpu decode detach difference discard dot
-    encode endswith exp extend find float format index insert int isdigit isfinite isinf isnan item items
-    keys len log lower lstrip match matmul max mean min norm numpy pop popleft pow remove replace reshape reverse round
-    rstrip search setdefault sin size sort split splitlines sqrt squeeze startswith std strip sum tolist transpose union
-    unsqueeze update upper values var view
+    abs add all any append appendleft argmax argmin clear clip copy cos count cpu cycle decode detach difference discard
+    dot encode endswith exp extend find float format index insert int isdigit isfinite isinf isnan item items
+    keys len log lower lstrip match matmul max mean min norm numpy pop popleft pow remove repeat replace reshape reverse
+    round rstrip search setdefault sin size sort split splitlines sqrt squeeze startswith std strip sum tolist transpose
+    union unsqueeze update upper values var view
     """.split()  # noqa: SIM905 - sixty lines otherwise
 )
 """Methods of numbers, arrays, texts and containers."""
+_ASKS = lazy_compile(
+    r"^(?:is|has|can|check|poll|wait)_?[a-z_]*$|(?:^|_)(?:ready|done|exists|alive|finished|completed?)$"
+)
+"""Names by which functions say that they ask for something."""
+_WITHOUT_END = ("count", "cycle", "repeat")
+"""Iterators of :mod:`itertools`."""
 _MODULES = frozenset({"math", "cmath", "random", "numpy", "operator", "itertools", "statistics", "torch"})
 """Modules whose functions compute."""
 _NOT_OF_TORCH = frozenset({"nn", "distributed", "utils", "save", "load", "optim", "autograd", "jit", "compile", "hub"})
@@ -85,11 +93,11 @@ def _may_last(loop: ast.For | ast.While, kinds: set[str]) -> bool:
 
     One with a number of attempts may have many.
     """
-    if isinstance(loop, ast.While):
+    iterated = loop.iter if isinstance(loop, ast.For) else None
+    over = ast.unparse(iterated.func).rpartition(".")[2] if isinstance(iterated, ast.Call) else ""
+    if isinstance(loop, ast.While) or over in _WITHOUT_END:
         return "pause" in kinds or "question" not in kinds
-    attempts = any(isinstance(one, ast.Try) for one in loop.body)
-    iterates = isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func) in ("range", "count", "itertools.count")
-    return attempts and iterates and "pause" in kinds
+    return over == "range" and "pause" in kinds and any(isinstance(one, ast.Try) for one in loop.body)
 
 
 def _user_frames(frame: FrameType | None) -> Iterator[FrameType]:
@@ -180,7 +188,7 @@ class _Calls:
 def _of_method(name: str) -> set[str] | None:
     if name in _PAUSES:
         return {"pause"}
-    if name in _QUESTIONS:
+    if name in _QUESTIONS or _ASKS.search(name):
         return {"question"}
     return {"operation"} if name in _OPERATIONS else None
 

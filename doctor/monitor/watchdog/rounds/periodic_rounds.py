@@ -93,8 +93,8 @@ def alarms_of(job: Job) -> frozenset[Alarm]:
         if model is not None and model.replicated:
             for one in replica.checksums:
                 values.setdefault((f"{one.counted} {one.step}", one.part), []).append(one.value)
-            for other in replica.settings:
-                values.setdefault((f"settings {other.step}", ""), []).append(other.values)
+        for other in replica.settings if model is not None else ():
+            values.setdefault((f"settings {other.step}", ""), []).append(other.values)
     most: dict[Alarm, int] = {}
     for (kind, part), found in values.items():
         if len(set(found)) > 1:
