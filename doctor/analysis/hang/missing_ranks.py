@@ -65,10 +65,9 @@ def _of_late_ranks(states: JobState, late: Sequence[int]) -> Diagnosis:
     ranks = tuple(sorted(rank for rank in late if kinds[rank] == kind))
     known = [states.ranks[rank] for rank in ranks if rank in states.ranks]
     busy = [one for one in known if one.state == "running" and not one.stands]
+    # Before training, one that stands may only wait for a busy one.
     prepares = any(one.progress is not None and one.progress.stage == "setup" for one in busy)
-    is_early = (
-        bool(known) and not ahead and (len(busy) == len(known) or prepares)
-    )  # before training, others may wait for a busy rank
+    is_early = bool(known) and not ahead and (prepares or len(busy) == len(known))
     return Diagnosis(
         states,
         kind,

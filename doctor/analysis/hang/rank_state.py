@@ -62,7 +62,7 @@ _OF_OTHERS = (OWN_LOCK, "one of several files or sockets", *_OUTSIDE)
 """The same with what another thread has to end."""
 _OF_STEP = frozenset({"step", "forward", "backward", "optimizer"})
 _AFTER_STEP = frozenset({"batch-end", "epoch-end"})
-_COMPILES = lazy_compile(r"importlib|^<frozen|/torch/(?!multiprocessing/|utils/file_baton)|/triton/")
+_COMPILES = lazy_compile(r"importlib|^<frozen|/torch/(?!multiprocessing/|utils/(?:data/|file_baton))|/triton/")
 """Files of code that may wait without moving between steps: imports, compilation, and a device that computes."""
 _PREPARES = lazy_compile(
     r"importlib|^<frozen|/torch/cuda/|/torch/_(?:dynamo|inductor|functorch)/|/triton/|/multiprocessing/"
@@ -159,15 +159,17 @@ class RankState(msgspec.Struct, frozen=True, dict=True):
         if progress is None or self.state != "running":
             return False
         loops = (progress.loops or 0.0) >= LEAST_STILL and not _may_have_work_done(progress)
-        loops = loops and (progress.stage == "setup" or progress.point in _AFTER_STEP)
+        loops = loops and not (progress.stage == "train" and progress.point in _OF_STEP)
         if (progress.still or 0.0) < LEAST_STILL and not loops:
             return False
         if self.wait is not None or self.stack_wait or not self.stack or is_in_backward(self.stack):
             return False
-        if progress.stage != "setup" and progress.point in _AFTER_STEP:
+        is_before = progress.stage == "setup" or (not progress.step and progress.point not in _AFTER_STEP)
+        is_outside = progress.stage != "train" or progress.point not in _OF_STEP
+        if not is_before and is_outside:
             return loops or _stands_between_steps(progress)
         work = local_work_of(self.stack)
-        if progress.stage == "setup" and (loops or _waits_before_training(progress)):
+        if is_before and is_outside and (loops or _waits_before_training(progress)):
             return True
         if work is not None:
             return (

@@ -209,7 +209,7 @@ class Progress:
         if not self.has_peers or self._hang_after is not None or idle <= EARLY_LOOK:
             return None
         if not self._has_trained:
-            return self._loop.look(computes=False) if self.stage == "setup" else None
+            return self._loop.look(computes=False) if self.stage == "setup" or self.point == "data" else None
         return self._loop.look() if self.limit() > self.limit_of_waiting() else None
 
     def facts(self) -> ProgressFacts:
