@@ -207,7 +207,7 @@ BEFORE_TRAINING = [
     ("a sleep that is long", {"still": LONG_STILL}, True),
     ("the same, as the kernel shows it", {"still": LONG_STILL, "blocked": "the end of a sleep"}, True),
     ("a sleep of which nothing is known", {"still": None}, False),
-    ("a sleep of more than a minute", {"blocked": "the end of a sleep, more than a minute away"}, True),
+    ("a sleep of more than a minute", {"blocked": "the end of a sleep of minutes"}, True),
     ("a server that does not answer", {"blocked": "data from 10.0.0.5:80"}, True),
     ("the same in a library", {"blocked": "data from 10.0.0.5:80", "stack": (LIBRARY, OWN)}, False),
     ("a semaphore", {"blocked": "a semaphore that other processes share"}, False),

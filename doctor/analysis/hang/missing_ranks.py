@@ -20,12 +20,14 @@ from doctor.analysis.hang.rank_state import JobState, RankState
 from doctor.analysis.hang.uneven_loaders import is_past_training_epoch, uneven_of_calls
 from doctor.analysis.hang.uneven_stacks import uneven_of_stacks
 from doctor.analysis.hang.wait_graph import roots_of
-from doctor.core.facts import Collective
+from doctor.core.facts import Collective, ProgressFacts
 from doctor.core.stack_dumps.native_calls import DEVICE_WAIT
 from doctor.knowledge.waiting_functions import ANY_COLLECTIVE
 
 _UNNAMED = (DEVICE_WAIT, ANY_COLLECTIVE)
 """Operations behind which any collective may be, so that they don't differ from another one."""
+LEAST_AHEAD = 2
+"""Optimizer steps by which ranks that wait for one another may differ: some record a step before its collectives."""
 BY_MAJORITY = 0.8
 """Confidence that the ranks of a cycle are at fault that wait in another call than most of it."""
 _SENDING, _RECEIVING = ("send", "send_object_list"), ("recv", "recv_object_list")
@@ -64,10 +66,10 @@ def _of_late_ranks(states: JobState, late: Sequence[int]) -> Diagnosis:
     kind = kinds[late[0]]
     ranks = tuple(sorted(rank for rank in late if kinds[rank] == kind))
     known = [states.ranks[rank] for rank in ranks if rank in states.ranks]
-    busy = [one for one in known if one.state == "running" and not one.stands]
+    busy = [one.rank for one in states.ranks.values() if one.rank in late and one.state == "running" and not one.stands]
     # Before training, one that stands may only wait for a busy one.
-    prepares = any(one.progress is not None and one.progress.stage == "setup" for one in busy)
-    is_early = bool(known) and not ahead and (prepares or len(busy) == len(known))
+    prepares = any((one := states.ranks[rank].progress) is not None and one.stage == "setup" for rank in busy)
+    is_early = bool(known) and not ahead and (prepares or all(one.rank in busy for one in known))
     return Diagnosis(
         states,
         kind,
@@ -79,16 +81,24 @@ def _of_late_ranks(states: JobState, late: Sequence[int]) -> Diagnosis:
 
 
 def _ahead(states: JobState, late: Sequence[int]) -> bool:
-    """Whether all late ranks train on: they are at least two optimizer steps beyond those that wait for them, and have
-    left out the collective of these."""
+    """Whether all late ranks train on: they are optimizer steps beyond those that wait for them, and have left out the
+    collective of these. What is known of the others may be older, so steps that fit into the time between count not."""
+    found = [(one.step, one.at) for rank in states.waiting if (one := states.ranks[rank].progress) is not None]
+    waiting = [(step, at) for step, at in found if step is not None and at is not None]
+    ranks = [states.ranks[rank].progress for rank in late if rank in states.ranks]
+    if not waiting or len(ranks) < len(late):
+        return False
+    last, since = max(step for step, _ in waiting), min(at for _, at in waiting)
+    return all(one is not None and _steps_before(one, since) > last + LEAST_AHEAD for one in ranks)
 
-    def step(rank: int) -> int | None:
-        one = states.ranks.get(rank)
-        return one.progress.step if one is not None and one.progress is not None else None
 
-    waiting = [number for rank in states.waiting if (number := step(rank)) is not None]
-    beyond = [number for rank in late if (number := step(rank)) is not None]
-    return bool(waiting) and len(beyond) == len(late) and min(beyond, default=0) > max(waiting) + 1
+def _steps_before(progress: ProgressFacts, at: float) -> float:
+    """The optimizer steps that a rank had surely done at a time, by the pace of its newest points; -1 if unknown."""
+    times = {one.batch: one.at or 0.0 for one in progress.recent if one.batch is not None}
+    spent = max(times.values(), default=0.0) - min(times.values(), default=0.0)
+    if progress.step is None or progress.at is None or spent <= 0.0:
+        return -1.0
+    return progress.step - 1.5 * max(0.0, progress.at - at) * len(times) / spent
 
 
 def _kind_of(rank_state: RankState | None) -> Kind:

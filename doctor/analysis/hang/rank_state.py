@@ -390,13 +390,20 @@ def _stands_before_training(progress: ProgressFacts) -> bool:
 
 
 def _waits_before_training(progress: ProgressFacts) -> bool:
-    """Whether a rank that has not begun to train waits without a timeout in the user's code.
+    """Whether a rank that has not begun to train waits without a timeout in the user's code, or for a worker that does.
 
     Neither for a sleep of less than a minute nor for a lock that processes share: ranks start one after the other."""
+    if progress.point == "data" and progress.blocked.startswith((*_QUEUES, _FROM_PIPE)):
+        awaited = [one.waits for one in progress.children if one.waits]
+        return bool(awaited) and not any(map(_may_end, awaited)) and _stands_while_loading(progress)
     is_in_turn = progress.blocked == A_SLEEP or progress.blocked.startswith(_IN_TURN)
     if is_in_turn or _may_have_work_done(progress) or not _caller(progress.stack)[1].user:
         return False
     return _waits_without_end(progress)
+
+
+def _may_end(waits: str) -> bool:
+    return waits == A_SLEEP or waits.startswith("the file ") or waits.endswith(WITH_TIMEOUT)
 
 
 def _stands_between_steps(progress: ProgressFacts) -> bool:

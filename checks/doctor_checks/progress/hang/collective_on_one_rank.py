@@ -195,6 +195,13 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             ranks=(1,),
         ),
         Fails(
+            "a call in a hook of the backward pass, where a rank has gradients yet to compute",
+            with_call(
+                stalled(1, 3).alter(RecorderFacts, collectives=_in_backward), (0, 2), "all_gather", _GATHER, _BACKWARD
+            ).alter(ReplicaFacts, ranks=(2,), without_gradient=("head.weight",)),
+            ranks=(1,),
+        ),
+        Fails(
             "a gather of rank 0 alone, for which Gloo aborts another rank",
             over_gloo(
                 with_call(stalled(1, 3), (0,), "all_reduce", user_frame(57), input_sizes=((4096,),), types=("Float",))

@@ -29,9 +29,10 @@ from doctor.api import (
     ranks_in_words,
 )
 from doctor.core.text import lazy_compile
-from doctor.facts import Collective, EpochEnd, Frame, LeftLoop, ProgressFacts, RecorderFacts
+from doctor.facts import Collective, EpochEnd, Frame, LeftLoop, PointInTime, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_call, with_failure, with_late_ranks, without_recorders
+from doctor.testing.training_run import NOON
 from doctor_checks.progress._named_causes import cause_of_calls, with_cause
 from doctor_checks.progress.hang._ras_suspects import ras_suspects
 from doctor_checks.progress.hang._stall_text import (
@@ -59,6 +60,15 @@ _HELD_FOR: dict[str, Any] = {
     "blocked": "an event or a condition (threading), which no other thread can bring about",
 }
 _SLEEPS = user_frame(58, "training_step")
+_BEFORE: dict[str, Any] = {"state": "running", "stage": "setup", "point": "setup", "step": None}
+_TRAINS_ON: dict[str, Any] = {
+    "state": "running",
+    "point": "step",
+    "step": 3000,
+    "limit": 60.0,
+    "recent": tuple(PointInTime("train", "step", batch, NOON + batch) for batch in range(4)),
+}
+_FAR_OFF = "the end of a sleep of minutes"
 
 
 def _device_behind(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
@@ -289,6 +299,28 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
         Passes(
             "a rank that is within its own pace",
             with_late_ranks(stalled(1, 4), (2,), _SLEEPS, state="running", point="step", limit=60.0),
+            silent=False,
+        ),
+        Passes(
+            "a rank that stands before the first batch, beside one that prepares",
+            with_late_ranks(stalled(1, 3), (1, 2), user_frame(8, ""), **_BEFORE).alter(
+                ProgressFacts, ranks=(1,), still=7.0, blocked=_FAR_OFF
+            ),
+            silent=False,
+        ),
+        Fails(
+            "a rank that stands before the first batch",
+            with_late_ranks(stalled(), (1,), user_frame(8, ""), **_BEFORE, still=7.0, blocked=_FAR_OFF),
+            ranks=(1,),
+        ),
+        Fails(
+            "a rank that trains on without the others",
+            with_late_ranks(stalled(1, 4), (2,), _SLEEPS, **_TRAINS_ON, at=NOON),
+            ranks=(2,),
+        ),
+        Passes(
+            "a rank that has trained on since the others were heard of",
+            with_late_ranks(stalled(1, 4), (2,), _SLEEPS, **_TRAINS_ON, at=NOON + 3600.0),
             silent=False,
         ),
         Passes(
