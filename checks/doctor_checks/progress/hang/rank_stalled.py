@@ -68,7 +68,7 @@ _TRAINS_ON: dict[str, Any] = {
     "limit": 60.0,
     "recent": tuple(PointInTime("train", "step", batch, NOON + batch) for batch in range(4)),
 }
-_FAR_OFF = "the end of a sleep of minutes"
+_ASLEEP: dict[str, Any] = {"still": 50.0, "blocked": "the end of a sleep"}
 
 
 def _device_behind(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
@@ -304,13 +304,13 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
         Passes(
             "a rank that stands before the first batch, beside one that prepares",
             with_late_ranks(stalled(1, 3), (1, 2), user_frame(8, ""), **_BEFORE).alter(
-                ProgressFacts, ranks=(1,), still=7.0, blocked=_FAR_OFF
+                ProgressFacts, ranks=(1,), **_ASLEEP
             ),
             silent=False,
         ),
         Fails(
             "a rank that stands before the first batch",
-            with_late_ranks(stalled(), (1,), user_frame(8, ""), **_BEFORE, still=7.0, blocked=_FAR_OFF),
+            with_late_ranks(stalled(), (1,), user_frame(8, ""), **_BEFORE, **_ASLEEP),
             ranks=(1,),
         ),
         Fails(
