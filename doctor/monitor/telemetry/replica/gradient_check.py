@@ -100,7 +100,8 @@ def _gathered(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]
     for module in model.modules():
         if not hasattr(module, "_get_fsdp_state"):
             continue
-        state: Any = module._get_fsdp_state()
+        sharded: Any = module
+        state = sharded._get_fsdp_state()
         groups = getattr(state, "_fsdp_param_groups", None)  # newer torch keeps several
         for group in groups if groups is not None else [state._fsdp_param_group]:
             for one in group.fsdp_params if group is not None else ():
