@@ -1,5 +1,6 @@
 """The graph of waits, and who stands at its end."""
 
+import msgspec
 import pytest
 
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
@@ -195,6 +196,11 @@ def test_components_in_the_order_in_which_they_lead_to_one_another():
 
 LOCK = "a lock of its own process (threading.Lock, or a lock in native code)"
 OWN, LIBRARY = Frame("/job/train.py", 5, "main", user=True), Frame("/env/site-packages/wandb/init.py", 7, "init")
+LOADING = {
+    "blocked": "an item of a queue (multiprocessing.Queue.get)",
+    "stack": (Frame("/env/site-packages/torch/utils/data/dataloader.py", 1275, "_try_get_data"), OWN),
+}
+WORKER = ChildProcess(7, "S", "pt_data_worker", waits="data from 10.0.0.5:80", still=7.0)
 BEFORE_TRAINING = [
     ("a lock in the code of the user", {"blocked": LOCK}, True),
     ("a lock for a moment", {"blocked": LOCK, "still": 4.0}, False),
@@ -210,6 +216,17 @@ BEFORE_TRAINING = [
     ("a sleep of more than a minute", {"blocked": "the end of a sleep of minutes"}, True),
     ("a server that does not answer", {"blocked": "data from 10.0.0.5:80"}, True),
     ("the same in a library", {"blocked": "data from 10.0.0.5:80", "stack": (LIBRARY, OWN)}, False),
+    ("a data worker without an answer", {**LOADING, "children": (WORKER,)}, True),
+    (
+        "a data worker that reads a file",
+        {**LOADING, "children": (msgspec.structs.replace(WORKER, waits="the file /d"),)},
+        False,
+    ),
+    (
+        "a data worker of which nothing is known",
+        {**LOADING, "children": (msgspec.structs.replace(WORKER, waits=""),)},
+        False,
+    ),
     ("a semaphore", {"blocked": "a semaphore that other processes share"}, False),
     ("a loop that looks for a file", {"blocked": "the end of a sleep", "still": None, "loops": 7.0}, True),
 ]

@@ -393,7 +393,8 @@ def _waits_before_training(progress: ProgressFacts) -> bool:
     """Whether a rank that has not begun to train waits without a timeout in the user's code, or for a worker that does.
 
     Neither for a sleep of less than a minute nor for a lock that processes share: ranks start one after the other."""
-    if progress.point == "data" and progress.blocked.startswith((*_QUEUES, _FROM_PIPE)):
+    work = local_work_of(progress.stack)
+    if work is not None and work.kind == "loading" and progress.blocked.startswith((*_QUEUES, _FROM_PIPE)):
         awaited = [one.waits for one in progress.children if one.waits]
         return bool(awaited) and not any(map(_may_end, awaited)) and _stands_while_loading(progress)
     is_in_turn = progress.blocked == A_SLEEP or progress.blocked.startswith(_IN_TURN)
