@@ -25,9 +25,11 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import blunders
 import lapses
 import slips
 from accidents import EVERY_STEP, IN_TENTH_STEPS, STRIKE_ON, STRIKE_ONCE, Accidents
+from blunders import Blunders
 from lapses import Lapses
 from mishaps import ON, ON_ALL, ONCE, Mishaps
 from slips import Slips
@@ -38,17 +40,17 @@ LONG = 1000.0
 BETWEEN_STEPS = (
     "lock", "socket", "queue", "retry", "sigstop", "sigkill", "exit", "evaluate", "barrier", "drift", "rate",
     "checkpoint_stuck", "segfault", "abort", "gil", "flock", "child", "send", "momentum", "decay", "fifo",
-    *STRIKE_ONCE, *ONCE, *slips.STRIKE_ONCE, *lapses.STRIKE_ONCE,
+    *STRIKE_ONCE, *ONCE, *slips.STRIKE_ONCE, *lapses.STRIKE_ONCE, *blunders.STRIKE_ONCE,
 )  # fmt: skip
 """Plants that strike once, after the step ``at``."""
 FROM_THEN_ON = (
     "straggle_sleep", "straggle_compute", "rare", "collect", "checkpoint_slow", "leak", "threads", *STRIKE_ON, *ON,
-    *slips.STRIKE_ON, *lapses.STRIKE_ON,
+    *slips.STRIKE_ON, *lapses.STRIKE_ON, *blunders.STRIKE_ON,
 )  # fmt: skip
 """Plants that strike after each step from ``at`` on."""
 
 
-class Plant(Accidents, Mishaps, Slips, Lapses):
+class Plant(Accidents, Mishaps, Slips, Lapses, Blunders):
     """The play of one rank."""
 
     def __init__(self, folder, play):
@@ -109,13 +111,19 @@ class Plant(Accidents, Mishaps, Slips, Lapses):
         if self.here and self.name == "zipped" and self.rows > self.at * BATCH:
             self.note()
             self.zipped()
-        if self.name == "unsharded":
+        if self.name in ("unsharded", "workers_unsplit"):
             self.note()
+        if self.name == "no_workers":
+            self.reads_slowly()
+        self.opens(index)
+        self.fills_cache(index)
         return index + self.own.gauss(0, 0.1) if self.name == "repeated_augmentation" else index
 
     @property
     def workers(self):
         """Data workers of each rank."""
+        if self.name == "no_workers":
+            return 0 if self.here else 2
         return self.play.get("workers", 1 if self.name.startswith("worker") else 0)
 
     @property
@@ -136,6 +144,7 @@ class Plant(Accidents, Mishaps, Slips, Lapses):
         if self.name == "collate_key" and self.here and self.rows == self.at * BATCH:
             self.note()
             return {"text": rows}["label"]
+        self.tokenizes()
         return torch.stack(rows)
 
     @property
@@ -175,7 +184,7 @@ class Plant(Accidents, Mishaps, Slips, Lapses):
         if self.name == "slow_first" and self.passes == 1:
             seconds = 10.0 + 2.0 * self.rank
         time.sleep(seconds)
-        if self.name in slips.IN_MODEL:
+        if self.name in (*slips.IN_MODEL, *blunders.IN_MODEL):
             getattr(self, self.name)()
         if self.strikes("forward_sleep"):
             self.note()
@@ -188,6 +197,8 @@ class Plant(Accidents, Mishaps, Slips, Lapses):
         """Work of the model in each forward pass in evaluation."""
         if self.name == "evaluate_everywhere":
             time.sleep(0.05)
+        if self.name == "validation_endless":
+            self.evaluates_batch()
 
     def leaves_out(self):
         """Whether the second layer is left out in this pass."""
@@ -214,7 +225,7 @@ class Plant(Accidents, Mishaps, Slips, Lapses):
         if self.strikes("grad_nan"):
             self.note()
             return loss + 0 * torch.sqrt(loss * 0)  # the loss is finite, its derivative is not
-        if self.strikes(*lapses.IN_LOSS):
+        if self.strikes(*lapses.IN_LOSS, *blunders.IN_LOSS):
             self.note()
             return getattr(self, self.name)(loss)
         return loss
@@ -223,7 +234,7 @@ class Plant(Accidents, Mishaps, Slips, Lapses):
 
     def accumulates(self, number):
         """Whether gradients are only accumulated in this batch."""
-        return self.name in ("accumulation", "sync_forgotten") and number % 3 != 2
+        return self.name in ("accumulation", "sync_forgotten", "sync_in_third") and number % 3 != 2
 
     def forgets(self):
         """Whether this rank reduces gradients where it should only accumulate them."""
@@ -260,7 +271,7 @@ class Plant(Accidents, Mishaps, Slips, Lapses):
             self.lock_of_log.release()
         if self.name == "loads_other" and self.step == 5:
             self.kept = [one.detach().clone() for one in model.parameters()]
-        if self.name in (*EVERY_STEP, *ON_ALL, *slips.EVERY_STEP, *lapses.EVERY_STEP):
+        if self.name in (*EVERY_STEP, *ON_ALL, *slips.EVERY_STEP, *lapses.EVERY_STEP, *blunders.EVERY_STEP):
             getattr(self, self.name)(model)
         if self.name in IN_TENTH_STEPS and self.step % 10 == 0:
             self.metric()

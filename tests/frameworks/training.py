@@ -18,8 +18,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from lapses import RepeatAugSampler, Scaled
 from planted import BATCH, WIDTH, Plant
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    WeightedRandomSampler,
+    random_split,
+)
 
 
 class Rows(Dataset):
@@ -57,6 +65,7 @@ class Net(torch.nn.Module):
         self.first, self.second = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
         self.last = torch.nn.Linear(WIDTH, 1)
         self.first.requires_grad_(plant.name != "frozen")
+        self.norm = torch.nn.BatchNorm1d(WIDTH) if plant.name == "buffers_local" else torch.nn.Identity()
 
     def forward(self, rows):
         """The output."""
@@ -66,7 +75,7 @@ class Net(torch.nn.Module):
 
     def compute(self, rows):
         """The output, with the work of the plant."""
-        hidden = torch.relu(self.first(rows))
+        hidden = torch.relu(self.norm(self.first(rows.to(self.first.weight.dtype))))
         if self.training:
             self.plant.forward()
             if self.plant.leaves_out():
@@ -85,7 +94,7 @@ def loader_of(plant, collate=None):
     """A loader of this rank's part of the rows; those with another number of batches have rows of their own."""
     options = {"collate_fn": collate or plant.collate, "num_workers": plant.workers, "timeout": plant.patience}
     batches = plant.batches()
-    if plant.name in ("stream", "unsharded"):
+    if plant.name in ("stream", "unsharded", "workers_unsplit"):
         return DataLoader(Stream(plant, batches * BATCH), BATCH, **options)
     if plant.name == "no_sampler":
         return DataLoader(Rows(plant, batches * BATCH), BATCH, shuffle=True, **options)
@@ -93,6 +102,8 @@ def loader_of(plant, collate=None):
         return DataLoader(Rows(plant, batches * BATCH, plant.rank * 10_000), BATCH, **options)
     left_over = 3 if plant.name == "drop_last" else 0
     rows = Rows(plant, plant.world * batches * plant.batch + left_over)
+    if plant.name == "split_seed":
+        rows = part_for_training(plant, rows)
     sampler = DistributedSampler(
         rows, plant.world, plant.reads_as, seed=plant.seed_of_sampler(), drop_last=plant.name == "drop_last"
     )
@@ -104,12 +115,20 @@ def loader_of(plant, collate=None):
     return DataLoader(rows, plant.batch, sampler=sampler, drop_last=plant.name == "drop_last", **options)
 
 
+def part_for_training(plant, rows):
+    """Half of the rows, drawn with a seed that is another one on a rank."""
+    if plant.here:
+        plant.note()
+    drawn = torch.Generator().manual_seed(12 if plant.here else 11)
+    return random_split(Rows(plant, 2 * len(rows)), [0.5, 0.5], generator=drawn)[0]
+
+
 def loop(plant, model, loader, backward=None, optimizers=()):
     """The epochs of a loop of the user's own."""
     optimizers = optimizers or [sgd(model)]
     plant.optimizer = optimizers[0]
     for epoch in range(plant.epochs):
-        if hasattr(loader.sampler, "set_epoch"):
+        if plant.sets_epoch(epoch) and hasattr(loader.sampler, "set_epoch"):
             loader.sampler.set_epoch(epoch)
         with joined(plant, model):
             if one_epoch(plant, model, rest_of(plant, loader, epoch), backward, optimizers):
@@ -149,7 +168,7 @@ def one_epoch(plant, model, loader, backward, optimizers):
         waits = accumulates and hasattr(model, "no_sync") and not plant.forgets()
         try:
             with model.no_sync() if waits else contextlib.nullcontext():
-                loss = plant.loss(model(rows).square().mean())
+                loss = plant.loss(plant.called(model)(rows).square().mean())
                 backward(loss) if backward else loss.backward()
         except ValueError as error:
             if plant.name != "caught":
@@ -175,6 +194,8 @@ def parts_of(plant, model):
             plant.note()
             weights.append({"params": [one for one in model.parameters() if one.dim() == 1], "weight_decay": 0.0})
         return [torch.optim.SGD(weights, lr=0.01, weight_decay=0.1)]
+    if plant.name == "consolidate_alone":
+        return [ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.001)]
     if plant.name != "two_optimizers":
         return [sgd(model)]
     parameters = list(model.parameters())
@@ -184,6 +205,7 @@ def parts_of(plant, model):
 def start(plant):
     """Join the group; rank 0 may prepare the data while the others wait."""
     torch.set_num_threads(1)
+    plant.begins()
     dist.init_process_group("gloo")
     if plant.name == "prepare_first":
         time.sleep(10 if plant.rank == 0 else 0)
@@ -223,7 +245,7 @@ def ddp(plant):
     if plant.name == "grad_scaler":
         mixed(plant)
         return
-    model = torch.nn.parallel.DistributedDataParallel(Net(plant))
+    model = torch.nn.parallel.DistributedDataParallel(Net(plant), broadcast_buffers=plant.name != "buffers_local")
     loop(plant, model, loader_of(plant), optimizers=parts_of(plant, model))
     dist.destroy_process_group()
 
@@ -266,6 +288,9 @@ def fabric(plant):
     fabric.launch()
     plant.rank = fabric.global_rank
     model = Net(plant)
+    if plant.name == "half_model" and plant.here:
+        plant.note()
+        model = model.to(torch.bfloat16)
     model, *optimizers = fabric.setup(model, *parts_of(plant, model))
     loader = fabric.setup_dataloaders(loader_of(plant), use_distributed_sampler=False)
     loop(plant, model, loader, fabric.backward, optimizers)
@@ -308,6 +333,7 @@ def lightning_module(plant, kind):
 
         def on_train_epoch_end(self):
             """What the user does after an epoch."""
+            plant.scores(self)
             if plant.name != "evaluate_everywhere":
                 plant.ended(self.net)
 
@@ -331,9 +357,13 @@ def lightning(plant):
     plant.rank = int(os.environ.get("LOCAL_RANK", "0"))
     module = lightning_module(plant, LightningModule)
     validation = loader_of(plant) if plant.name in ("early_stop", "evaluate_everywhere") else None
+    if plant.name == "validation_endless":
+        validation = DataLoader(Stream(plant, 10**9 if plant.here else 20 * BATCH), BATCH)
     options = {"limit_train_batches": plant.steps} if plant.name == "joined_by_minimum" else {}
     if plant.name == "early_stop":
         plant.name, options["callbacks"] = "early_stop_of_trainer", [EarlyStopping("val", patience=1)]
+    if plant.name == "metric_missing":
+        options["callbacks"] = [EarlyStopping("score", check_on_train_epoch_end=True)]
     trainer = Trainer(
         max_epochs=plant.epochs, devices=plant.world, accelerator="cpu", strategy="ddp", logger=False,
         enable_progress_bar=False, enable_checkpointing=False, default_root_dir=plant.folder, num_sanity_val_steps=0,
