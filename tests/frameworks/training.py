@@ -245,7 +245,8 @@ def ddp(plant):
     if plant.name == "grad_scaler":
         mixed(plant)
         return
-    model = torch.nn.parallel.DistributedDataParallel(Net(plant), broadcast_buffers=plant.name != "buffers_local")
+    options = {"broadcast_buffers": False} if plant.name == "buffers_local" else {}
+    model = torch.nn.parallel.DistributedDataParallel(Net(plant), **options)
     loop(plant, model, loader_of(plant), optimizers=parts_of(plant, model))
     dist.destroy_process_group()
 
