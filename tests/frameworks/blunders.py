@@ -188,9 +188,11 @@ class Blunders:
 
         https://github.com/huggingface/pytorch-image-models/pull/2508, https://github.com/SCLBD/DeepfakeBench/issues/104
         """
-        if self.name == "corrupt_shard" and self.here and self.rows >= self.at * 4:
+        if self.name != "corrupt_shard" or not self.here or self.rows < self.at * 4:
+            return
+        if self.rows == self.at * 4:
             self.note()
-            self.row(index + 1)
+        self.row(index + 1)
 
     # Numbers of this rank.
 
@@ -263,7 +265,7 @@ class Blunders:
         https://github.com/NVlabs/GR00T-WholeBodyControl/pull/200
         """
         if not self.kept:
-            self.kept = [{"step": step, "loss": 0.5, "learning_rate": 1e-3} for step in range(25_000)]
+            self.kept = [{"step": step, "loss": 0.5, "learning_rate": 1e-3} for step in range(60_000)]
         (self.folder / "trainer_state.json").write_text(json.dumps(self.kept))
 
     def queries_gpu(self, model):
@@ -273,7 +275,7 @@ class Blunders:
     def averages_weights(self, model):
         """Average many weights one by one (https://github.com/lucidrains/ema-pytorch/issues/5)."""
         if not self.kept:
-            self.kept = [torch.zeros(8) for _ in range(12_000)]
+            self.kept = [torch.zeros(8) for _ in range(36_000)]
         new = torch.ones(8)
         for held in self.kept:
             held.lerp_(new, 0.001)

@@ -289,10 +289,12 @@ def fabric(plant):
     fabric.launch()
     plant.rank = fabric.global_rank
     model = Net(plant)
-    if plant.name == "half_model" and plant.here:
-        plant.note()
+    halved = plant.name == "half_model" and plant.here
+    if halved:
         model = model.to(torch.bfloat16)
     model, *optimizers = fabric.setup(model, *parts_of(plant, model))
+    if halved:
+        plant.note()
     loader = fabric.setup_dataloaders(loader_of(plant), use_distributed_sampler=False)
     loop(plant, model, loader, fabric.backward, optimizers)
 
