@@ -352,7 +352,7 @@ class Blunders:
         """Wait for a task of Ray that evaluates for eight seconds, on all ranks."""
         import ray
 
-        ray.get(ray.remote(num_cpus=0)(time.sleep).remote(8))
+        ray.get(ray.remote(num_cpus=0)(lambda: time.sleep(8)).remote())
 
 
 class Side:
