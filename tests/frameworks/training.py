@@ -289,12 +289,10 @@ def fabric(plant):
     fabric.launch()
     plant.rank = fabric.global_rank
     model = Net(plant)
-    halved = plant.name == "half_model" and plant.here
-    if halved:
+    if plant.name == "half_model" and plant.here:
+        plant.note()
         model = model.to(torch.bfloat16)
     model, *optimizers = fabric.setup(model, *parts_of(plant, model))
-    if halved:
-        plant.note()
     loader = fabric.setup_dataloaders(loader_of(plant), use_distributed_sampler=False)
     loop(plant, model, loader, fabric.backward, optimizers)
 
