@@ -18,9 +18,10 @@ from tests.lab.cases import each_case
 torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset  # noqa: E402 - torch may be missing
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split  # noqa: E402 - torch may be missing
 
 from doctor.monitor.telemetry.data.dataset_fingerprint import MOST_NODES, fingerprint  # noqa: E402
+from doctor.monitor.telemetry.data.loader_inspection import read_loader  # noqa: E402
 
 
 class Data(Dataset):
@@ -177,3 +178,26 @@ def test_of_large_data_only_the_ends_are_looked_at():
     """More items than may be looked at are no reason to give up."""
     data = Data(files=[("a" * 50, number) for number in range(MOST_NODES + 1)], rows=torch.zeros(3_000_000))
     assert fingerprint(data) is not None
+
+
+def test_the_part_of_a_dataset_that_cannot_be_read():
+    """Its rows come from an open file; a random split with the same seed is the same part."""
+
+    class Rows(Dataset):
+        def __init__(self):
+            self.file = open("/dev/null")  # noqa: SIM115 - opaque, and closed with its process
+
+        def __len__(self):
+            return 100
+
+        def __getitem__(self, index):
+            return index
+
+    def part(seed):
+        halves = random_split(Rows(), [0.5, 0.5], generator=torch.Generator().manual_seed(seed))
+        found = read_loader("train", 0, DataLoader(halves[0]), None, None)
+        assert found.fingerprint is None
+        return found.part
+
+    assert part(11) == part(11) != part(12)
+    assert read_loader("train", 0, DataLoader(Rows()), None, None).part is None

@@ -81,6 +81,19 @@ def _unlike_models(sketch: JobBuilder, *, broadcast: bool) -> JobBuilder:
             ),
         ),
         Passes("a wrapped sampler, and one global seed", _wrapped(running())),
+        Passes("the same Subset on all ranks", with_loader(running(1, 3), part="p")),
+        Passes(
+            "a Subset of its own on each rank, which no sampler divides",
+            with_loader(
+                with_loader(running(), part="p", sampler=Sampler("RandomSampler", shuffle=True)), ranks=(1,), part="q"
+            ),
+        ),
+        Fails(
+            "a random split with another seed on one rank",
+            with_loader(with_loader(running(1, 3), part="p"), ranks=(2,), part="q"),
+            ranks=(2,),
+            severity=Severity.ERROR,
+        ),
         Passes("the wrapper synchronizes the replicas", _unlike_models(running(), broadcast=True)),
         Passes(
             "two parts of a model, each on data-parallel ranks of its own",
@@ -149,6 +162,10 @@ def seeds_unfit(job: Job, *, overlap: float = 0.1) -> Iterator[Verdict]:
         data_ranks = {
             data_rank: reader for data_rank, reader in readers.data_ranks.items() if _parts_in_disorder(reader)
         }
+        unlike = split_values({data_rank: reader.loader.part for data_rank, reader in readers.data_ranks.items()})
+        if unlike.minorities and all(map(_divides, readers.data_ranks.values())):
+            yield _of_parts(job, readers, unlike)
+            continue
         parted = [reader.loader for reader in data_ranks.values()]
         if len(parted) < 2 or any(same_data_set(parted[0], other) is False for other in parted[1:]):
             continue
@@ -170,6 +187,29 @@ def seeds_unfit(job: Job, *, overlap: float = 0.1) -> Iterator[Verdict]:
                 explains=("DATA005",),
             )
     yield from _unlike_replicas(job)
+
+
+def _divides(reader: RankLoader) -> bool:
+    sampler = reader.loader.sampler
+    is_divided = sampler is not None and sampler.distributed and (sampler.replicas or 1) > 1
+    return is_divided and reader.loader.part is not None
+
+
+def _of_parts(job: Job, readers: PeerLoaders, found: MajoritySplit) -> Finding:
+    """Of a ``Subset`` that the samplers divide among the ranks, but that holds other samples on some."""
+    ranks = readers.at(found.odd)
+    return Finding(
+        f"The Subset of the {readers.name} holds other samples on "
+        + (f"{ranks_in_words(ranks)} than on the others" if found.common else f"each of {ranks_in_words(ranks)}"),
+        ranks=ranks,
+        evidence={"digests": describe(found, readers.at), "goes_with": list(correlates(job, ranks))},
+        effect="Each rank takes its share of another list, so some samples are drawn by several ranks and others by "
+        "none; samples held back for validation may be trained on.",
+        fix="Split the dataset with the same seed on all ranks: `random_split(dataset, lengths, "
+        "generator=torch.Generator().manual_seed(0))`.",
+        severity=Severity.ERROR,
+        explains=("DATA005",),
+    )
 
 
 def _parts_in_disorder(reader: RankLoader) -> bool:

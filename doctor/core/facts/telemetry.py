@@ -353,9 +353,9 @@ class Loader(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     reports them, ``None`` if it can't; ``limit``: maximum number of batches that the Trainer takes. ``sharded``: an
     iterable dataset that declares how it is divided (``None``: unknown). ``dynamic``: a custom batch sampler decides
     the sizes. ``fingerprint``: a digest of the content of the dataset and of the sampler's input, ``None`` if they
-    can't be fully observed. ``combined``: when data loaders of the stage that are iterated together end (``min_size``,
-    ``max_size``, ``max_size_cycle``, ``sequential``). ``by_next``: the program takes batches by ``next()``, so that it
-    may start the loader anew where it ends, and go on."""
+    can't be fully observed. ``part``: a digest of the indices of a ``Subset``. ``combined``: when data loaders of the
+    stage that are iterated together end (``min_size``, ``max_size``, ``max_size_cycle``, ``sequential``). ``by_next``:
+    the program takes batches by ``next()``, so that it may start the loader anew where it ends, and go on."""
 
     stage: str
     index: int = 0
@@ -376,6 +376,7 @@ class Loader(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     workers: int | None = None
     persistent: bool | None = None
     fingerprint: str | None = None
+    part: str | None = None
     combined: str | None = None
     by_next: bool = False
     epochs: tuple[LoaderEpoch, ...] = ()

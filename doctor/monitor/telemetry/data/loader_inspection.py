@@ -75,7 +75,17 @@ def _read_torch(start: Loader, loader: object, base: Any) -> Loader:
         workers=plain_attribute(base, "num_workers", int),
         persistent=plain_attribute(base, "persistent_workers", bool),
         fingerprint=fingerprint(dataset, None if iterable else subset_source(outermost)),
+        part=_part(dataset),
     )
+
+
+def _part(dataset: object) -> str | None:
+    """Return a digest of the indices of a ``Subset``, such as of ``random_split``; the dataset itself may be opaque."""
+    is_part = any(
+        one.__name__ == "Subset" and one.__module__ == "torch.utils.data.dataset" for one in type(dataset).__mro__
+    )
+    indices = getattr(dataset, "__dict__", {}).get("indices") if is_part else None
+    return None if indices is None else fingerprint(indices)
 
 
 def _is_iterable(base: Any) -> bool:
