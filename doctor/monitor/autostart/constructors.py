@@ -3,7 +3,8 @@
 DistributedDataParallel and others exchange shapes and parameters while they are constructed, so a rank that hangs
 before its own constructor stops all others there. A rank that is in one for :data:`CALL_AFTER` seconds begins its run,
 and leaves a key in the store of the process group; so does one that waits as long for others before its first step,
-because ``fully_shard`` exchanges nothing. The others look for that key until they wrap a model, from a thread
+because ``fully_shard`` exchanges nothing, and one that waits for the process group itself, by the store of torchrun.
+The others look for that key until they wrap a model, from a thread
 that sleeps in between, and begin theirs when it is there. Of a program in which no constructor waits, nothing else is
 watched.
 """
@@ -17,6 +18,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from doctor.core.background import start_daemon
@@ -100,8 +102,8 @@ _inside = threading.local()
 
 @contextlib.contextmanager
 def calling_late_ranks(begin: Callable[[int, int], object], *, is_of_all: bool) -> Iterator[None]:
-    """Call the ranks that are missing if this block, a constructor of all ranks, takes long."""
-    if getattr(_inside, "is_within", False) or not is_of_all or not _has_peers():
+    """Call the ranks that are missing if this block, which all ranks pass together, takes long."""
+    if getattr(_inside, "is_within", False) or not is_of_all or not (_has_peers() or awaits_group()):
         yield
         return
     over = threading.Event()
@@ -133,6 +135,21 @@ def _has_peers() -> bool:
         and distributed.is_initialized()
         and distributed.get_world_size() > 1
     )
+
+
+def awaits_group() -> bool:
+    """Return whether this process is a rank of torchrun that will be in a process group of several.
+
+    Not a process that a rank started, which has its variables.
+    """
+    environ = os.environ
+    several = environ.get("WORLD_SIZE", "1").isdecimal() and int(environ.get("WORLD_SIZE", "1")) > 1
+    if not several or "RANK" not in environ or environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return False
+    with contextlib.suppress(OSError):
+        given = Path(f"/proc/{os.getppid()}/environ").read_bytes()
+        return not any(entry.startswith(b"RANK=") for entry in given.split(b"\0"))
+    return False
 
 
 def is_of_all_ranks(construct: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -332,6 +332,8 @@ class LoopWatch(Adapter[LoopRun]):
         """Take note of a model that was wrapped in this thread."""
         self._thread, self._native_id = threading.get_ident(), threading.get_native_id()
         self._models = [weakref.ref(one) for one in (*self._known(), model)]
+        if self._run is not None and self._run.is_early:
+            self._run.telemetry.progress.has_peers = True
         if not self._has_waited:
             self._has_waited = True
             with contextlib.suppress(RuntimeError):  # no memory for a thread
@@ -390,7 +392,15 @@ class LoopWatch(Adapter[LoopRun]):
         self.begin_early()
         run = self._run
         if run is not None and run.is_early:
+            run.telemetry.progress.has_peers = True
             run.telemetry.progress.since -= CALL_AFTER  # the rank that calls has waited for as long
+
+    def group_created(self) -> None:
+        """Watch a rank no more that another one waited for before the group, until another one waits for it again: it
+        may never train."""
+        run = self._run
+        if run is not None and run.is_early and not self._known():
+            run.telemetry.progress.has_peers = False
 
     @harmless
     def failed(self, error: Exception) -> None:
@@ -567,6 +577,7 @@ class LoopWatch(Adapter[LoopRun]):
                 if not self._known():
                     return False
                 run.is_early = False
+                run.telemetry.progress.has_peers = True
                 run.telemetry.progress.follow(self._thread, self._native_id)  # not always the one that began
                 self._use_model()
             if run.wrapper is not None:
@@ -593,7 +604,8 @@ class LoopWatch(Adapter[LoopRun]):
     def _may_begin(self) -> bool:
         if self._guard.off or not (self._is_called or self._known()):
             return False
-        return distributed() is not None and torch_rank(os.environ).world_size > 1 and not WatchSession.open_sessions
+        is_one = distributed() is not None or self._is_called
+        return is_one and torch_rank(os.environ).world_size > 1 and not WatchSession.open_sessions
 
     def _known(self) -> list[Any]:
         """Return the wrapped models that still exist."""

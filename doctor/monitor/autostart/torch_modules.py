@@ -17,8 +17,13 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from doctor.monitor.autostart.constructors import LateRank, calling_late_ranks, is_of_all_ranks
-from doctor.monitor.autostart.hook.sitecustomize import INSTALLERS, TORCH, ImportWatcher, is_begun, is_disabled, tell
+from doctor.monitor.autostart.constructors import (
+    LateRank,
+    awaits_group,
+    calling_late_ranks,
+    is_of_all_ranks,
+)
+from doctor.monitor.autostart.hook.sitecustomize import is_disabled, tell
 from doctor.monitor.autostart.launchers import watch_spawn
 
 PLAIN_LOOP = "doctor.monitor.autostart.plain_loop"
@@ -117,7 +122,10 @@ def watch_process_groups(module: Any) -> None:
 
     @functools.wraps(create)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        created = create(*args, **kwargs)
+        with calling_late_ranks(_begin_beside, is_of_all=True):
+            created = create(*args, **kwargs)
+        if (loop := _loop()) is not None:
+            loop.group_created()
         _await_late_start(module)
         return created
 
@@ -130,6 +138,8 @@ def watch_process_groups(module: Any) -> None:
         return destroy(group)
 
     module.init_process_group = init_process_group
+    if awaits_group():
+        _await_late_start(module)
     module.destroy_process_group = destroy_process_group
 
 
@@ -338,7 +348,7 @@ def _opened(options: Mapping[str, Any] | None = None) -> Any:
 def _await_late_start(module: Any) -> None:
     """Have this rank watched once another one waits for it in a constructor."""
     try:
-        if _may_watch() and module.is_initialized() and module.get_world_size() > 1:
+        if _may_watch() and (module.get_world_size() > 1 if module.is_initialized() else awaits_group()):
             _end_late_start()
             _late.append(LateRank(_begin_beside))
             _observe_exceptions()

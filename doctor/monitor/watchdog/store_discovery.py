@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import socket
 import sys
 import weakref
@@ -30,6 +31,8 @@ CONNECT_TIMEOUT = 5.0
 JOIN_TIMEOUT = 60.0
 """Seconds for a client to be served: it resolves the names of both ends first, ten seconds each if a name server is
 silent."""
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Set by torchrun if the store of its agent is the one of the default process group (``env://``)."""
 KEY = "runs"
 """Prefix of all keys of watchdogs in a store."""
 
@@ -42,13 +45,15 @@ class StoreAddress(NamedTuple):
 
 
 def find_store() -> StoreAddress | None:
-    """Return the address of the default process group's store.
+    """Return the address of the default process group's store; before there is a group, of torchrun's.
 
-    ``None`` without a process group or if its store is not a TCPStore. Only reads attributes; does not import torch.
+    ``None`` without either, or if it is not a TCPStore. Only reads attributes; does not import torch.
     """
     distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    if distributed is None or not distributed.is_available():
         return None
+    if not distributed.is_initialized():
+        return agent_store(os.environ)
     try:
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
         from torch.distributed.distributed_c10d import _get_default_store
@@ -59,6 +64,14 @@ def find_store() -> StoreAddress | None:
         return StoreAddress(store.host, store.port) if isinstance(store, TCPStore) else None
     except (ImportError, AttributeError, LookupError, RuntimeError, ValueError):  # private names of torch
         return None
+
+
+def agent_store(environ: Mapping[str, str]) -> StoreAddress | None:
+    """Return the address of the store that torchrun's agent serves, which becomes that of the default process group."""
+    host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    if environ.get(AGENT_STORE) != "True" or not host or not port.isdecimal():
+        return None
+    return StoreAddress(host, int(port))
 
 
 def open_connections(
