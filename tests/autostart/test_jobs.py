@@ -120,10 +120,16 @@ def test_a_deadlock_before_the_first_batch_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["late_deadlock", pytest.param("late_shards", marks=LONGEST), pytest.param("late_sleep", marks=LONGEST)]
+    "kind",
+    [
+        "late_deadlock",
+        "late_for_group",
+        pytest.param("late_shards", marks=LONGEST),
+        pytest.param("late_sleep", marks=LONGEST),
+    ],
 )
 def test_a_hang_before_the_model_is_wrapped_is_named(kind: str, tmp_path: Path) -> None:
-    """The other rank waits in the constructor of its wrapper, where nothing else is watched, or in the first step."""
+    """The other rank waits in the constructor of its wrapper, in the first step, or for the process group."""
     done = loop(tmp_path, kind, options=("--folder", "out", "--on-hang", "abort", "--"))
     assert done.returncode == 1  # torchrun's
     found = findings(report_in(tmp_path / "out"))["RUN001"]

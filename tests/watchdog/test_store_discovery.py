@@ -57,6 +57,15 @@ def test_no_group_no_store():
     assert find_store() is None
 
 
+def test_the_store_of_torchrun_before_there_is_a_group(monkeypatch):
+    pytest.importorskip("torch.distributed")
+    monkeypatch.setenv("MASTER_ADDR", "node0")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert find_store() is None  # that of rank 0, which may not be there yet
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert find_store() == StoreAddress("node0", 29500)
+
+
 def test_torch_is_not_imported():
     code = "import sys; import doctor.monitor.watchdog.watchdog as s; s.find_store(); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -246,6 +246,9 @@ def states():
 def train(folder, kind):
     """Train, and write down all steps."""
     torch.set_num_threads(1)
+    if kind == "late_for_group" and os.environ["RANK"] == "1":
+        (folder / "stopped").write_text(repr(time.time()))
+        deadlock()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     for seed in (random.seed, numpy.random.seed, torch.manual_seed):
