@@ -355,7 +355,7 @@ def _odd(job: Job, seen: _EpochBatches) -> tuple[int, ...] | None:
 def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int, ...]) -> Finding:
     shortest = seen.shortest
     by_steps = readers.stage in TRAINING and ends_by_steps(readers.members)
-    is_error = (readers.stage in TRAINING and readers.is_one_job and not by_steps) or _is_waited_for(job, readers.stage)
+    is_error = readers.stage in TRAINING and readers.is_one_job and not by_steps
     counts = {rank: f"{count} {'in all' if rank in seen.ended else 'so far'}" for rank, count in seen.batches.items()}
     mine = {seen.batches[rank] for rank in odd}
     others = set(seen.batches.values()) - mine
@@ -389,12 +389,6 @@ def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int
         severity=Severity.ERROR if is_error else Severity.INFO,
         explains=("RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012") if is_error else (),
     )
-
-
-def _is_waited_for(job: Job, stage: str) -> bool:
-    """Whether ranks wait for one that is still in this stage, whose data has ended on them."""
-    found = diagnose_stall(job)
-    return found is not None and found.uneven is not None and found.uneven.stage == stage
 
 
 def _effect(is_one_job: bool) -> str:

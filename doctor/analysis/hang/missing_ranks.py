@@ -5,6 +5,7 @@ They follow from the wait graph, and without flight recorders from stacks alone.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -30,6 +31,7 @@ LEAST_AHEAD = 2
 """Optimizer steps by which ranks that wait for one another may differ: some record a step before its collectives."""
 BY_MAJORITY = 0.8
 """Confidence that the ranks of a cycle are at fault that wait in another call than most of it."""
+EVALUATIONS = frozenset({"sanity", "validate", "test", "predict"})
 _SENDING, _RECEIVING = ("send", "send_object_list"), ("recv", "recv_object_list")
 
 
@@ -61,7 +63,7 @@ def late_ranks(states: JobState) -> Diagnosis | None:
 
 
 def _of_late_ranks(states: JobState, late: Sequence[int]) -> Diagnosis:
-    ahead = _ahead(states, late)
+    ahead = _ahead(states, late) or _evaluates_on(states, late)
     kinds: dict[int, Kind] = {rank: "elsewhere" if ahead else _kind_of(states.ranks.get(rank)) for rank in late}
     kind = kinds[late[0]]
     ranks = tuple(sorted(rank for rank in late if kinds[rank] == kind))
@@ -92,13 +94,38 @@ def _ahead(states: JobState, late: Sequence[int]) -> bool:
     return all(one is not None and _steps_before(one, since) > last + LEAST_AHEAD for one in ranks)
 
 
+def _evaluates_on(states: JobState, late: Sequence[int]) -> bool:
+    """Whether all late ranks are in an evaluation in which those that wait for them had half as many batches at most,
+    and no number of batches is known: their data may have no end."""
+    waiting = [one for rank in states.waiting if (one := states.ranks[rank].progress) is not None]
+    ranks = [(rank, states.ranks[rank].progress) for rank in late if rank in states.ranks]
+    passes = {(one.stage, one.epoch, one.loader) for one in waiting}
+    if len(passes) != 1 or len(ranks) < len(late) or any(one.batch is None or one.at is None for one in waiting):
+        return False
+    stage, epoch, loader = passes.pop()
+    most, since = max((one.batch or 0) + 1 for one in waiting), min(one.at or 0.0 for one in waiting)
+    return stage in EVALUATIONS and all(
+        one is not None
+        and (one.stage, one.epoch, one.loader) == (stage, epoch, loader)
+        and not states.has_length(rank, stage, loader)
+        and (one.batch or 0) + 1 - _done_since(one, since) >= 2 * most
+        for rank, one in ranks
+    )
+
+
 def _steps_before(progress: ProgressFacts, at: float) -> float:
-    """The optimizer steps that a rank had surely done at a time, by the pace of its newest points; -1 if unknown."""
+    """The optimizer steps that a rank had surely done at a time; -1 if unknown."""
+    done = _done_since(progress, at)
+    return -1.0 if progress.step is None else progress.step - done
+
+
+def _done_since(progress: ProgressFacts, at: float) -> float:
+    """The batches that a rank may have done since a time, by the pace of its newest points; infinite if unknown."""
     times = {one.batch: one.at or 0.0 for one in progress.recent if one.batch is not None}
     spent = max(times.values(), default=0.0) - min(times.values(), default=0.0)
-    if progress.step is None or progress.at is None or spent <= 0.0:
-        return -1.0
-    return progress.step - 1.5 * max(0.0, progress.at - at) * len(times) / spent
+    if progress.at is None or spent <= 0.0:
+        return math.inf
+    return 1.5 * max(0.0, progress.at - at) * len(times) / spent
 
 
 def _kind_of(rank_state: RankState | None) -> Kind:

@@ -578,6 +578,11 @@ class JobState:
         """Whether any rank has a flight recorder."""
         return any(one.recorder is not None for one in self.ranks.values())
 
+    def has_length(self, rank: int, stage: str, loader: int | None) -> bool:
+        """Whether a rank knows how many batches a loader of a stage has."""
+        known = self.loaders[rank].of(stage) if rank in self.loaders else ()
+        return any(one.batches is not None for one in known if one.index == (loader or 0))
+
     def name_of(self, group: str) -> str:
         """``the default group``, ``group 12 (TENSOR_MODEL_PARALLEL_GROUP)`` or ``group 12``."""
         descriptions = (one.description_of(group) for one in self.ranks.values())

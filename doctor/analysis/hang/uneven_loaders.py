@@ -11,7 +11,6 @@ from doctor.analysis.hang.rank_state import JobState, RankState
 from doctor.core.facts import EpochEnd, Frame, ProgressFacts
 
 _NOT_COUNTED = -1
-TWICE = 2
 
 
 class UnevenLoaders(msgspec.Struct, frozen=True):
@@ -102,14 +101,9 @@ def _split_by_epoch(
 def _continues(states: JobState, rank_state: RankState, stage: str, loader: int, batches: int | None) -> bool:
     """Whether a rank in that epoch waits for others and has more batches than the ranks that ended it.
 
-    A rank that is late with its last batch, or waits in it for a call that the others skipped, has not. In an
-    evaluation it need not wait, if it has had twice as many batches and no number of them is known."""
+    A rank that is late with its last batch, or waits in it for a call that the others skipped, has not."""
     progress = rank_state.progress
-    if progress is None:
-        return False
-    waits = rank_state.waits or rank_state.may_wait_in_backward or bool(rank_state.ended_waiting)
-    begun = progress.batch + 1 if progress.batch is not None else 0
-    if not waits and (stage == "train" or batches is None or begun < TWICE * batches):
+    if progress is None or not (rank_state.waits or rank_state.may_wait_in_backward or rank_state.ended_waiting):
         return False
     if batches is None:
         return True
@@ -117,7 +111,8 @@ def _continues(states: JobState, rank_state: RankState, stage: str, loader: int,
     lengths = (one.batches for one in loaders.of(stage) if one.index == loader) if loaders else iter(())
     length = next(lengths, None)
     if length is not None and length != batches:
-        return waits and length > batches
+        return length > batches
+    begun = progress.batch + 1 if progress.batch is not None else 0
     # Lightning asks whether there is a next batch before it waits at the point "data".
     return begun > batches or (length is None and begun == batches and progress.point == "data")
 
