@@ -228,6 +228,23 @@ def test_several_optimizers_in_a_batch_are_one_step(loop: LoopWatch) -> None:
     assert len(run().said("batch_end")) == 3
 
 
+def test_settings_of_the_optimizers_that_step(loop: LoopWatch) -> None:
+    training, other = Training(loop), Training(loop)
+    for place, one in enumerate(rows(200)):
+        training.step(one)
+        other.step(one)
+        if place == 120:
+            training.optimizer.param_groups[0]["lr"] = 0.5
+    loop.end()
+    rates = [
+        {one.name: one.value for one in sample.values if one.name.startswith("lr")}
+        for sample in run().telemetry.replica.facts().settings
+    ]
+    usual = {"lr of optimizer 0": "0.1", "lr of optimizer 1": "0.1"}
+    assert usual in rates
+    assert rates[-1] == {**usual, "lr of optimizer 0": "0.5"}
+
+
 def test_accumulated_batches(loop: LoopWatch) -> None:
     training = Training(loop)
     for place, one in enumerate(rows(6)):

@@ -31,9 +31,23 @@ def settings(rate):
         (with_rank_1(SPOILT), {("loss", "1")}),
         (running(1, 2).put(settings("0.1")).put(settings("0.5"), ranks=(1,)), {("settings", " on 2 ranks")}),
         (running(1, 2).put(settings("0.1")), set()),
+        (
+            running(1, 2).put(settings("0.1")).put(settings("0.5"), ranks=(1,)).alter(ModelFacts, replicated=False),
+            {("settings", " on 2 ranks")},
+        ),
         (running(1, 3).put(settings("0.1")).put(settings("0.5"), ranks=(1,)), {("settings", " on 3 ranks")}),
     ],
-    ids=["equal", "a step behind", "apart", "shards", "a loss", "another rate", "the same rate", "on one more rank"],
+    ids=[
+        "equal",
+        "a step behind",
+        "apart",
+        "shards",
+        "a loss",
+        "another rate",
+        "the same rate",
+        "of shards",
+        "on one more rank",
+    ],
 )
 def test_what_does_not_wait_for_a_round(sketch, expected):
     assert alarms_of(sketch.job()) == expected

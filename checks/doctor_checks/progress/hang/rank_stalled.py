@@ -68,6 +68,20 @@ _TRAINS_ON: dict[str, Any] = {
     "limit": 60.0,
     "recent": tuple(PointInTime("train", "step", batch, NOON + batch) for batch in range(4)),
 }
+_EVALUATES_ON: dict[str, Any] = {
+    "state": "running",
+    "point": "step",
+    "batch": 1600,
+    "at": NOON,
+    "recent": tuple(PointInTime("validate", "step", batch, NOON + batch) for batch in range(4)),
+}
+
+
+def _evaluating(batch: int) -> JobBuilder:
+    """Four ranks, which wait after so many batches of an evaluation."""
+    return stalled(1, 4).alter(ProgressFacts, stage="validate", epoch=0, loader=0, batch=batch, at=NOON)
+
+
 _ASLEEP: dict[str, Any] = {"still": 50.0, "blocked": "the end of a sleep"}
 
 
@@ -317,6 +331,16 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
             "a rank that trains on without the others",
             with_late_ranks(stalled(1, 4), (2,), _SLEEPS, **_TRAINS_ON, at=NOON),
             ranks=(2,),
+        ),
+        Fails(
+            "a rank whose evaluation has no end",
+            with_late_ranks(_evaluating(19), (2,), _SLEEPS, **_EVALUATES_ON),
+            ranks=(2,),
+        ),
+        Passes(
+            "a rank with a few more batches to evaluate",
+            with_late_ranks(_evaluating(1000), (2,), _SLEEPS, **_EVALUATES_ON),
+            silent=False,
         ),
         Passes(
             "a rank that has trained on since the others were heard of",
