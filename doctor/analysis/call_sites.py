@@ -186,6 +186,11 @@ def is_in_backward(stack: Sequence[Frame]) -> bool:
     return bool(stack) and is_backward_engine(stack[0])
 
 
+def is_below_backward(stack: Iterable[Frame]) -> bool:
+    """Whether any frame is the one that runs the backward pass, such as below a hook of the user."""
+    return any(map(is_backward_engine, stack))
+
+
 class LocalWork(msgspec.Struct, frozen=True):
     """Work of a rank that waits for no other: its ``kind``, and the ``frame`` that shows it.
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from doctor.analysis.call_sites import is_below_backward
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.rank_state import RankState
 from doctor.analysis.stats.rank_roles import uses_lightning
 from doctor.analysis.stats.setting_differences import SettingDifference, setting_differences
 from doctor.api import Finding, Job, Rank, ranks_in_words
-from doctor.core.frames import is_backward_engine
 from doctor.facts import Frame, ReplicaFacts, TrainingFacts
 
 _SHOWN = 3
@@ -78,7 +78,7 @@ def _unused_parameters(job: Job, found: Diagnosis) -> NamedCause | None:
         return None
     elsewhere = set[str]().union(*(without.get(rank, set()) for rank in inside))
     # A rank in a hook of the user, within its backward pass, has gradients yet to compute.
-    partly = {rank for rank, one in found.states.ranks.items() if any(map(is_backward_engine, _last_stack(one)))}
+    partly = {rank for rank, one in found.states.ranks.items() if is_below_backward(_last_stack(one))}
     left_out = {rank: sorted(names - elsewhere) for rank, names in without.items() if rank not in inside | partly}
     odd = tuple(sorted(rank for rank, names in left_out.items() if names))
     if not odd:
