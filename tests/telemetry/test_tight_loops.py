@@ -1,5 +1,6 @@
 """For how long threads are in loops without an end in sight: real threads that loop, call others, sleep, or save."""
 
+import functools
 import io
 import json
 import threading
@@ -47,6 +48,12 @@ class Endless:
             model(torch.ones(1, 2))
             self.first()
             self.second()
+
+    def checkpoints(self):
+        """Call what is only named like a question."""
+        checkpoint = functools.partial(time.sleep, 0.01)
+        while not self.stop:
+            checkpoint()
 
     def waits_until(self):
         """Wait for a moment."""
@@ -127,6 +134,6 @@ def test_a_loop_whose_calls_are_all_known(work):
     assert longest(work) > 2.0
 
 
-@pytest.mark.parametrize("work", ["evaluates", "waits_until", "all_rows", "polls_for_save"])
+@pytest.mark.parametrize("work", ["evaluates", "checkpoints", "waits_until", "all_rows", "polls_for_save"])
 def test_a_loop_that_may_end_by_itself(work):
     assert longest(work) < 2.0

@@ -25,7 +25,9 @@ _MOST_FRAMES, _MOST_USER_FRAMES, _DEEPEST = 60, 4, 3
 """Frames and frames of the user that are looked at, and calls of functions of the user that are followed."""
 _CLOCKS = frozenset({"time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "now"})
 _PAUSES = frozenset(
-    {"sleep", "wait", "select", "join", "get", "acquire", "poll", "result", "recv", "urlopen", "request"}
+    """
+    accept acquire get join poll recv recvfrom request result select sleep urlopen wait
+    """.split()  # noqa: SIM905 - as those below
 )
 """Calls that may let a thread sleep."""
 _QUESTIONS = frozenset(
@@ -50,7 +52,7 @@ _OPERATIONS = frozenset(
 )
 """Methods of numbers, arrays, texts and containers."""
 _ASKS = lazy_compile(
-    r"^(?:is|has|can|check|poll|wait)_?[a-z_]*$|(?:^|_)(?:ready|done|exists|alive|finished|completed?)$"
+    r"^(?:is|has|can|check|poll|wait)(?:_\w+)?$|(?:^|_)(?:ready|done|exists|alive|finished|completed?)$"
 )
 """Names by which functions say that they ask for something."""
 _WITHOUT_END = ("count", "cycle", "repeat")
