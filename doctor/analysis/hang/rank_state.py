@@ -27,6 +27,7 @@ from doctor.core.facts.telemetry import (
     OWN_LOCK,
     WHOSE_THREAD,
     WITH_TIMEOUT,
+    group_in_words,
 )
 from doctor.core.frames import is_doctor, waits_in
 from doctor.core.job import Job

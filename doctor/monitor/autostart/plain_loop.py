@@ -350,7 +350,7 @@ class LoopWatch(Adapter[LoopRun]):
         for _ in range(CALLS):
             waited = [is_waiting_in_collective(self._thread)]
             for _ in range(3):
-                time.sleep(0.5)
+                sleep(0.5)
                 waited.append(is_waiting_in_collective(self._thread))
             run = self._run
             if run is None or run.steps or not self._is_of_all():

@@ -17,13 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from doctor.monitor.autostart.constructors import (
-    LateRank,
-    awaits_group,
-    calling_late_ranks,
-    is_of_all_ranks,
-)
-from doctor.monitor.autostart.hook.sitecustomize import is_disabled, tell
+from doctor.monitor.autostart.constructors import LateRank, awaits_group, calling_late_ranks, is_of_all_ranks
+from doctor.monitor.autostart.hook.sitecustomize import INSTALLERS, TORCH, ImportWatcher, is_begun, is_disabled, tell
 from doctor.monitor.autostart.launchers import watch_spawn
 
 PLAIN_LOOP = "doctor.monitor.autostart.plain_loop"

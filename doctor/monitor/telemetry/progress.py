@@ -205,7 +205,7 @@ class Progress:
     def loops(self) -> float | None:
         """Return the seconds for which this rank has been in a loop without an end in sight; ``None`` where
         :meth:`still` is. Before the first batch, only in one that pauses."""
-        idle = time.monotonic() - self.since
+        idle = monotonic() - self.since
         if not self.has_peers or self._hang_after is not None or idle <= EARLY_LOOK:
             return None
         if not self._has_trained:

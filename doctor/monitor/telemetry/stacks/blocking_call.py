@@ -124,8 +124,8 @@ _OPENS_PIPE = "wait_for_partner"
 """The function of the kernel in which ``open`` of a named pipe waits (fs/pipe.c, ``fifo_open``)."""
 _POLL = 7
 """The number of poll(2), which aarch64 does not have."""
-_FAR, _ABSOLUTE = 60.0, 1
-"""Seconds from which a sleep is long, and TIMER_ABSTIME of clock_nanosleep(2)."""
+_FAR, _MONOTONIC, _ABSOLUTE = 60.0, 1, 1
+"""Seconds from which a sleep is long, and CLOCK_MONOTONIC and TIMER_ABSTIME of clock_nanosleep(2)."""
 _NEAR = 4
 """Innermost frames that are compared with these."""
 _INODE = lazy_compile(r"(?:pipe|socket):\[(\d{1,20})\]")
@@ -169,10 +169,10 @@ def _sleeps_for_long(arguments: Sequence[int | None], process: Path) -> bool:
 
     Since Python 3.11, with a time of the clock that does not jump.
     """
-    if len(arguments) < 3 or arguments[:2] != (time.CLOCK_MONOTONIC, _ABSOLUTE) or not arguments[2]:
+    if len(arguments) < 3 or arguments[:2] != (_MONOTONIC, _ABSOLUTE) or not arguments[2]:
         return False
     until = _in_memory("qq", arguments[2], process)
-    return until is not None and until[0] - time.clock_gettime(time.CLOCK_MONOTONIC) > _FAR
+    return until is not None and until[0] - monotonic() > _FAR
 
 
 def _is_limited(number: int | None, arguments: Sequence[int | None]) -> bool:

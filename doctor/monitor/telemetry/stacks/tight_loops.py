@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from doctor.collectors.base import parse_int, read_text
-from doctor.core.clock import monotonic
+from doctor.core.clock import monotonic, process_time
 from doctor.core.frames import is_user_code
 from doctor.core.text import lazy_compile
 from doctor.monitor.telemetry.stacks.stillness import nanoseconds_run
@@ -53,19 +53,19 @@ class TightLoop:
     def _look_at_source(self, *, computes: bool) -> float:
         from doctor.monitor.telemetry.stacks.endless_loops import endless_loop  # no healthy step needs it
 
-        now, loop = time.monotonic(), endless_loop(sys._current_frames().get(self._thread))
+        now, loop = monotonic(), endless_loop(sys._current_frames().get(self._thread))
         ran = nanoseconds_run(self._native_id)
         if loop is None or ran is None or not (loop.pauses or computes):
             self._endless = None
             return 0.0
-        others = time.process_time() - ran / 1e9
+        others = process_time() - ran / 1e9
         work = others - self._others > OTHERS * (now - self._endless_since) + OTHERS_SECONDS
         if loop.key != self._endless or work or _saves_elsewhere(self._thread):
             self._endless, self._endless_since, self._others = loop.key, now, others
         return now - self._endless_since
 
     def _look_at_stack(self) -> float:
-        now, busy = time.monotonic(), _nanoseconds_busy(self._native_id)
+        now, busy = monotonic(), _nanoseconds_busy(self._native_id)
         place = _place(sys._current_frames().get(self._thread))
         if place is None or busy is None:
             self._key = None
