@@ -11,7 +11,6 @@ from pathlib import PurePath
 from doctor.core.finding import Severity
 from doctor.lint.engine.rule import FlowStep, Violation
 from doctor.lint.python.project.failing_calls import fails_before
-from doctor.lint.python.project.failing_wrap import fails_to_wrap
 from doctor.lint.python.project.launch_counts import LAUNCHERS, STARTS_RANKS, is_started_as_one
 from doctor.lint.python.project.left_defaults import outcome
 from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
@@ -19,7 +18,7 @@ from doctor.lint.python.project.options import is_one_everywhere
 from doctor.lint.python.project.own_folders import has_folder_of_its_own
 from doctor.lint.python.project.own_start import is_demonstration, is_of_own_main
 from doctor.lint.python.project.unreached import unreached
-from doctor.lint.python.project.wrapped_model import uses_past_wrapper
+from doctor.lint.python.project.wrapped_model import fails_to_wrap, uses_past_wrapper
 from doctor.lint.python.rank_branches import BLOCKS, block_of, statements_before
 from doctor.lint.python.script import FunctionNode, Script, per_script
 from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, SAMPLER, TRAINER, several_ranks
