@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterator
 
 from doctor.lint.python.collectives import METRIC, collectives_of
+from doctor.lint.python.rank_branches import BLOCKS, statements_before
 from doctor.lint.python.script import Script, last_name, per_script
+from doctor.lint.python.value_flow import MOST_NODES, values_bound
 
 _VALUES = frozenset(
     {"isnan", "isinf", "isfinite", "isneginf", "isposinf", "any", "all", "item", "sum", "nonzero", "count_nonzero"}
@@ -22,6 +24,10 @@ _AGREE = re.compile(r"reduce|gather|broadcast|sync|is_parallel|vote|consensus|ag
 _OWN = re.compile(r"loss|logit|pred|batch|target|label|mask|input|output|score|sample|image|token", re.IGNORECASE)
 _COMPUTES = frozenset({"float", "int", "bool", "abs", "max", "min", "sum", "any", "all", "round", "isnan", "isfinite"})
 _COUNTS = frozenset({"len", "numel"})
+_GATHER = frozenset({"all_gather", "allgather", "all_reduce", "allreduce", "gather", "gather_for_metrics", "reduce"})
+"""Collectives that return the same values of all ranks on each."""
+_DATA = re.compile(r"loader|batch|^(?:x|y|inputs?|images?)$|(?:^|_)dl$", re.IGNORECASE)
+"""Names of what one rank reads."""
 _SELECTS = frozenset({"nonzero", "masked_select", "argwhere", "unique"})
 _ADDS = frozenset({"append", "extend", "add"})
 _PARTS_OF_MODELS = re.compile(r"^(?:named_)?(?:layers|modules|children|parameters|blocks|gates|experts|buffers|heads)$")
@@ -44,7 +50,9 @@ def disagreement(script: Script, test: ast.expr) -> str:
     if any(_is_set_by_signal(script, one) for one in seen):
         return "signal"
     asked = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
-    is_own = any(_is_read(script, one) or _is_counted(script, one) for one in seen)
+    is_own = any(
+        (_is_read(script, one) or _is_counted(script, one)) and not _is_of_all(script, one, before) for one in seen
+    )
     return "data" if is_own or _is_selected(script, asked) else ""
 
 
@@ -104,6 +112,62 @@ def _exchanged(script: Script, function: ast.AST | None) -> dict[str, int]:
                     if isinstance(part, (ast.Name, ast.Attribute)):
                         kept[function].setdefault(ast.unparse(part), call.lineno)
     return kept[function]
+
+
+def _is_of_all(script: Script, value: ast.AST, before: int | None) -> bool:
+    """Whether a value is computed from what all ranks have gathered above a line, and from no data of its own: also
+    through lists and functions, which return the same on all ranks then."""
+    function = script.function_of(value) or script.tree
+    gathering = {one.call for one in collectives_of(script).all() if one.word in _GATHER}
+    waiting: list[ast.AST] = [value]
+    seen: set[str] = set()
+    found = False
+    for _ in range(MOST_NODES):
+        if not waiting:
+            return found
+        node = waiting.pop()
+        if node in gathering and (before is None or getattr(node, "lineno", 0) < before):
+            found = True
+            continue
+        waiting.extend(ast.iter_child_nodes(node))
+        if not isinstance(node, ast.Name) or node.id in seen:
+            continue
+        seen.add(node.id)
+        scope = script.scope_of(value, node.id)
+        bound = scope.names[node.id] if scope is not None and scope.node is function else []
+        if _DATA.search(node.id) or any(isinstance(one, ast.arg) for one in bound):
+            return False
+        waiting.extend(values_bound(_last_bound(script, node, bound)))
+        waiting.extend(part for call in _added_to(script, node) for part in call.args)
+    return False
+
+
+def _last_bound(script: Script, name: ast.Name, bound: list[ast.AST | str]) -> list[ast.AST | str]:
+    """What a name was given last in its block or one around it, above a place: no other value gets there. All that it
+    is given, if there is none such."""
+    inner: ast.AST = name
+    for outer in script.around(name):
+        above = set(statements_before(outer, inner, BLOCKS))
+        given = [one for one in bound if isinstance(one, ast.expr) and _statement_of(script, one) in above]
+        if given:
+            return [max(given, key=lambda one: _statement_of(script, one).lineno)]
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            break
+        inner = outer
+    return bound
+
+
+def _statement_of(script: Script, value: ast.expr) -> ast.stmt:
+    return script.statement_of(value.value if isinstance(value, ast.Starred) else value)  # a part of what it unpacks
+
+
+def _added_to(script: Script, name: ast.Name) -> Iterator[ast.Call]:
+    """The calls that add something to a list of this name, in its function: ``found.append(x)``."""
+    for call in script.method_calls(*_ADDS):
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if isinstance(owner, ast.Name) and owner.id == name.id:
+            if script.function_of(call) is script.function_of(name):
+                yield call
 
 
 def _is_counted(script: Script, node: ast.AST) -> bool:

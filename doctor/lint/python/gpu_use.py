@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import PurePath
 
 from doctor.lint.python.script import Script, last_name, per_script
@@ -12,6 +13,20 @@ from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER, has_one_ra
 _ASKS_FOR_RANKS = re.compile(r"distributed|\bddp\b|multi_?gpu|world_?size|n_?gpus?|num_gpus|device_count|nprocs")
 _OF_LAUNCHERS = re.compile(r"(?:^|_)(?:RANK|PROCID|WORLD_SIZE|LOCAL_SIZE|NTASKS|COMM_SIZE)$")
 _OFF = frozenset({"off", "no", "none", "false", "single", ""})
+_MAKERS = (
+    "torch.distributed.init_process_group",
+    "deepspeed.initialize",
+    "deepspeed.init_distributed",
+    "deepspeed.comm.init_distributed",
+    "deepspeed.comm.comm.init_distributed",
+)
+"""Functions that make a process a rank."""
+_OF_RANKS = re.compile(
+    r"(?:^|_)(?:rank|dist|ddp|fsdp|hvd|horovod|accelerator|fabric|trainer|slurm)(?:_|$)|distributed|world_?size|"
+    r"process_?group|all_?reduce|all_?gather|barrier|broadcast",
+    re.IGNORECASE,
+)
+"""Words of names by which a script, or a function that it calls, has to do with ranks."""
 _COMPARED_WITH_ONE = (ast.Gt, ast.GtE, ast.NotEq)
 
 
@@ -115,15 +130,50 @@ def simulates_ranks(script: Script) -> bool:
 
 def runs_alone(script: Script, node: ast.AST) -> bool:
     """Whether ``node`` is in a branch for a single process: ``if not args.distributed``, the ``else`` of ``if
-    world_size > 1``, ``if args.gpu is None``."""
+    world_size > 1``, ``if args.gpu is None``, or the other branch of the switch that makes the ranks."""
+    switches = _switches_of_ranks(script)
+    for test, holds in _branches_around(script, node):
+        if (asks := asks_for_several(test)) is not None and asks is not holds:
+            return True
+        option, is_on = _option_of(test, holds)
+        if not is_on and option in switches:
+            return True
+    return False
+
+
+def _branches_around(script: Script, node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
+    """The tests of the branches around a node, each with whether it holds there."""
     inner = node
     for outer in script.around(node):
         if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test:
             below = outer.orelse if isinstance(outer.orelse, list) else [outer.orelse]
-            if (asks := asks_for_several(outer.test)) is not None and asks is (inner in below):
-                return True
+            yield outer.test, inner not in below
         inner = outer
-    return False
+
+
+def _option_of(test: ast.expr, holds: bool) -> tuple[str, bool]:
+    """The option that a test asks for, as written, and whether it is on where the test holds or not."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _option_of(test.operand, not holds)
+    return (ast.unparse(test), holds) if isinstance(test, (ast.Name, ast.Attribute)) else ("", holds)
+
+
+@per_script
+def _switches_of_ranks(script: Script) -> frozenset[str]:
+    """The options without which a script has no ranks: it makes them where the option is on, and whatever else it does
+    with ranks is there too. Scripts with an engine that makes ranks on its own have none."""
+    makers = list(script.calls(*_MAKERS))
+    if not makers or any(True for _ in script.calls(TRAINER, FABRIC, ACCELERATOR)):
+        return frozenset()
+    named = [one for one in (*script.all(ast.Name), *script.all(ast.Attribute)) if _OF_RANKS.search(last_name(one))]
+    named += [one for one in script.all(ast.Constant) if _is_launch_variable(one)]
+    switches = [_options_on(script, one) for one in (*makers, *named)]
+    return frozenset.intersection(*switches)
+
+
+def _options_on(script: Script, node: ast.AST) -> frozenset[str]:
+    found = (_option_of(*one) for one in _branches_around(script, node))
+    return frozenset(option for option, is_on in found if option and is_on)
 
 
 def asks_for_several(test: ast.expr) -> bool | None:

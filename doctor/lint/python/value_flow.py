@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from doctor.lint.python.script import Script
 from doctor.lint.python.training import calls_of
@@ -28,11 +28,12 @@ def computed_from(script: Script, node: ast.expr, *, above: int | None = None) -
             seen.add(current.id)
             found = script.scope_of(node, current.id)
             if found is not None and found.node is scope:
-                values = _values(found.names[current.id])
+                values = values_bound(found.names[current.id])
                 waiting.extend(one for one in values if above is None or getattr(one, "lineno", 0) < above)
 
 
-def _values(bindings: list[ast.AST | str]) -> Iterator[ast.AST]:
+def values_bound(bindings: Iterable[ast.AST | str]) -> Iterator[ast.AST]:
+    """The expressions that a name gets its values from: what a loop runs over, for that of a loop."""
     for one in bindings:
         if isinstance(one, ast.AugAssign):
             yield one.value

@@ -44,6 +44,11 @@ from doctor.testing.script_cases import fails, passes
         passes("the metric in a script of one process", _METRIC.replace("devices=4", "devices=1")),
         passes("ranks agree whether one was told to stop", _SIGNAL_AGREED),
         passes("all gather, then look at what all found", _GATHERED),
+        passes("a score of what was gathered in each batch", _SCORED),
+        fails(
+            "a score of its own batches",
+            _SCORED.replace("accelerator.gather_for_metrics", "").replace("e()", "e()  # !"),
+        ),
         passes("sizes of tensors are equal on all ranks", _SIZES),
         passes("the ranks agree first", _AGREED),
         passes("a counter that the dataset puts into each batch", _COUNTER),
@@ -317,6 +322,23 @@ def balance(model):
     if len(losses) == 0:
         return
     dist.all_reduce(losses[0])
+"""
+_SCORED = """\
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+net, reader = accelerator.prepare(net, reader)
+for epoch in range(9):
+    scores, guesses = [], []
+    for batch in reader:
+        guess = net(batch)
+        guess = accelerator.gather_for_metrics((guess, batch["target"]))
+        guesses.extend(guess)
+    result, targets = evaluate(guesses)
+    scores.append(result)
+    mean = sum(one * len(targets) for one in scores) / sum(len(one) for one in targets)
+    if mean < best:
+        accelerator.save_state()
 """
 _GATHERED = """\
 def mine(model, loader):

@@ -90,6 +90,13 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
             ),
         ),
         passes("one of the two branches is for one process", _BRANCHES),
+        passes("an option without which there are no ranks", _SWITCHED),
+        fails(
+            "the option, in a program that has ranks without it",
+            _SWITCHED.replace("import deepspeed\n", "import deepspeed\n\ndeepspeed.init_distributed()\n").replace(
+                "shuffle=True)", "shuffle=True)  # !"
+            ),
+        ),
         passes("an option that is called dist", _BRANCHES.replace("args.distributed", "args.dist")),
         passes(
             "validation that each rank does as a whole",
@@ -475,6 +482,24 @@ def main(args):
             model.step()
 
 main(parse())
+"""
+_SWITCHED = """\
+from torch.utils.data import DataLoader, DistributedSampler
+import deepspeed
+
+if args.offload:
+    shares = DistributedSampler(train_set)
+    loader = DataLoader(train_set, 8, sampler=shares)
+    model, optimizer, _, _ = deepspeed.initialize(args=args, model=Net())
+else:
+    loader = DataLoader(train_set, 8, shuffle=True)
+    model, optimizer = Net().cuda(), None
+for x, y in loader:
+    if args.offload:
+        model.backward(model(x, y))
+        model.step()
+    else:
+        model(x, y).backward()
 """
 _BRANCHES = """\
 import torch
