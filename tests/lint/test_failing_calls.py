@@ -23,6 +23,8 @@ VAIN = {
     "a function that is defined below its use": "for step in range(9):\n    save(step)\n\ndef save(step):\n"
     + indented(HANG),
     "a list that is made below the loop": IN_LOOP.format(use="seen.append(batch)", more="    seen = []\n"),
+    "a sampler for a loader that shuffles": "from torch.utils.data import DataLoader, RandomSampler\n"
+    "sampler = RandomSampler(data)\nloader = DataLoader(data, 8, True, sampler)\n" + HANG,
     "in a condition": IN_LOOP.format(use="if len(seen): print(batch)", more="    seen = []\n"),
 }
 REACHED = {
@@ -32,6 +34,8 @@ REACHED = {
     "a class with a default": f"{RUNS}\nRuns(1)\n",
     "any arguments": TRAINS.replace("steps", "*steps, **more") + "\ntrain(1, 2, rate=3)\n",
     "a function that is decorated": "@given(1)\n" + TRAINS + "\ntrain()\n",
+    "a loader that shuffles or has a sampler": "from torch.utils.data import DataLoader, RandomSampler\n"
+    "sampler = RandomSampler(data) if data else None\nloader = DataLoader(data, 8, sampler is None, sampler)\n" + HANG,
     "a call that may not be made": "def load(path):\n    return path\n\ndef main(x):\n    if x:\n        load()\n"
     + indented(HANG)
     + "\nmain(1)\n",
@@ -170,3 +174,28 @@ def test_a_notebook_that_defines_a_function_of_that_name_does_not_use_it(tmp_pat
     main = "import tools\n\nif __name__ == '__main__':\n    print(tools)\n"
     files = {"tools.py": THREADS, "tools.ipynb": notebook(cell), "main.py": main}
     assert found(tmp_path, files) == [("CODE009", severity)]
+
+
+ENGINE = """\
+import deepspeed
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+
+if args.engine:
+    deepspeed.init_distributed()
+    loader = DataLoader(data, 8, {order}sampler=DistributedSampler(data))
+    engine, optimizer, _, _ = deepspeed.initialize(args=args, model=model)
+else:
+    loader = DataLoader(data, 8, shuffle=True)
+    optimizer = torch.optim.Adam(model.parameters())
+for x in loader:
+    model(x).sum().backward()
+    optimizer.step()
+torch.save(model.state_dict(), "last.pt")
+"""
+
+
+@pytest.mark.parametrize(("order", "severity"), [("shuffle=True, ", "info"), ("", "error")])
+def test_the_branch_of_several_ranks_fails(tmp_path, order, severity):
+    files = {"train.py": ENGINE.format(order=order), "run.sh": "deepspeed train.py --engine\n"}
+    assert ("CODE029", severity) in found(tmp_path, files)

@@ -141,6 +141,14 @@ def runs_alone(script: Script, node: ast.AST) -> bool:
     return False
 
 
+def block_with_ranks(script: Script, branch: ast.If) -> list[ast.stmt]:
+    """The block of a branch that runs where the option is on which makes the ranks; none if it asks for another one."""
+    option, is_on = _option_of(branch.test, holds=True)
+    if option not in _switches_of_ranks(script):
+        return []
+    return branch.body if is_on else branch.orelse
+
+
 def _branches_around(script: Script, node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
     """The tests of the branches around a node, each with whether it holds there."""
     inner = node

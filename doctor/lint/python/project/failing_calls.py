@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from doctor.lint.engine.imported_names import names_in
+from doctor.lint.python.gpu_use import block_with_ranks
 from doctor.lint.python.project.call_graph import INERT
 from doctor.lint.python.project.unreached import may_import
 from doctor.lint.python.rank_branches import BLOCKS, statements_before
@@ -21,6 +22,7 @@ _EXECUTED = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)
 _NOT_ALWAYS = (ast.BoolOp, ast.IfExp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Match)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _OWN_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_LOADER = "torch.utils.data.DataLoader"
 _UNKNOWN_NAMES = re.compile(r"(?<![.\w])(?:exec|globals|__import__|get_ipython)\(")
 """Ways to bind names of a module that the order of lines does not show."""
 
@@ -47,6 +49,21 @@ def fails_before(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
         and all(_is_use_vain(script, one, holder, depth) for one in uses)
         and not _is_imported_by_others(script, holder.name)
     )
+
+
+def fails_with_ranks(script: Script, node: ast.AST) -> bool:
+    """Whether every run with several ranks fails above a place of its function: in the branch of the option that makes
+    the ranks."""
+    inner = node
+    for outer in script.around(node):
+        above = statements_before(outer, inner, BLOCKS)
+        ranks = (block_with_ranks(script, one) for one in above if isinstance(one, ast.If))
+        if any(_is_known_to_fail(script, one) for block in ranks for one in block):
+            return True
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return False
+        inner = outer
+    return False
 
 
 def _is_use_vain(script: Script, use: ast.Name, holder: ast.stmt, depth: int) -> bool:
@@ -241,13 +258,23 @@ def _bound_by(script: Script, node: ast.AST) -> Iterator[tuple[str, ast.stmt | a
 
 def refuses(script: Script, call: ast.Call) -> bool:
     """Whether a function or class of the file, the only thing of that name, does not take the arguments of a call: one
-    that it requires is missing, or one is too many."""
+    that it requires is missing, or one is too many; or a data loader gets two that exclude each other."""
+    if script.name(call.func) == _LOADER:
+        return _is_shuffled_twice(script, call)
     if not isinstance(call.func, ast.Name) or script.is_open(call):
         return False
     scope = script.scope_of(call.func, call.func.id)
     bound = scope.names[call.func.id] if scope is not None and isinstance(scope.node, ast.Module) else []
     function, is_bound = _called(bound[0]) if len(bound) == 1 else (None, False)
     return function is not None and not _takes(function.args, call, int(is_bound))
+
+
+def _is_shuffled_twice(script: Script, loader: ast.Call) -> bool:
+    """``DataLoader(data, shuffle=True, sampler=sampler)``: "sampler option is mutually exclusive with shuffle"."""
+    samplers = (script.argument(loader, name, place) for name, place in (("sampler", 3), ("batch_sampler", 4)))
+    given = [script.values_of(one) for one in samplers if one is not None]
+    is_certain = any(values and all(isinstance(one, ast.Call) for one in values) for values in given)
+    return is_certain and script.value(script.argument(loader, "shuffle", 2)) is True
 
 
 def _called(definition: ast.AST | str) -> tuple[FunctionNode | None, bool]:

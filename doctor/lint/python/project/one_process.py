@@ -10,7 +10,7 @@ from pathlib import PurePath
 
 from doctor.core.finding import Severity
 from doctor.lint.engine.rule import FlowStep, Violation
-from doctor.lint.python.project.failing_calls import fails_before
+from doctor.lint.python.project.failing_calls import fails_before, fails_with_ranks
 from doctor.lint.python.project.launch_counts import LAUNCHERS, STARTS_RANKS, is_started_as_one
 from doctor.lint.python.project.left_defaults import outcome
 from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
@@ -58,6 +58,8 @@ def _as_started(script: Script, rule: str, severity: Severity, violation: Violat
         return replace(violation, severity=Severity.INFO, preview=True)
     if rule not in OF_SEVERAL_RANKS:
         return violation
+    if fails_with_ranks(script, at):
+        return replace(violation, severity=Severity.INFO, preview=True)
     if runs_in_one_process(script, at) or is_notebook_of_one_process(script):
         return None
     if rule in _OF_DEVICES and _has_one_gpu_each(script):
