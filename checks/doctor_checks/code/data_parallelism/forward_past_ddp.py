@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import is_for_evaluation
+from doctor.lint.python.project.wrapped_model import uses_no_parameters
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.training import ACCELERATOR, DDP, has_backward, is_test
 from doctor.lint.python.value_flow import computed_from, origins
@@ -28,6 +29,11 @@ _WITHOUT = ("no_grad", "inference_mode")
         fails("unwrapped by Accelerate", _UNWRAPPED),
         fails("parts of the module inside", _SUBMODULES),
         passes("parts of the module inside, for another value than the loss", _SUBMODULES_FOR_A_METRIC),
+        fails("the module inside, and not a method that uses no parameters", _PAIRS),
+        fails(
+            "the module inside, and a method that uses a layer",
+            _PAIRS.replace("a * b", "self.head(a * b)").replace("(a, b)\n    loss.", "(a, b)  # !\n    loss."),
+        ),
         passes("through the wrapper", _THROUGH_WRAPPER),
         passes("to evaluate, to save and to sample", _EVALUATION),
         passes("the same name, and a model in either form", _SAME_NAME),
@@ -75,7 +81,7 @@ def forward_past_ddp(script: Script) -> Iterator[Violation]:
     for call in script.all(ast.Call):
         words = _past(script, call, bool(wraps), accelerates) or _unwrapped(script, call, renamed)
         words = words or (_past_by_part(script, call) if wraps else "")
-        if not words or rank_condition(script, call) is not None:
+        if not words or rank_condition(script, call) is not None or _computes_with_arguments(script, call):
             continue
         block = _training(script, call)
         if block is not None and not _is_prepared(script, block, words) and not _is_fixed(script, call, words, wraps):
@@ -84,6 +90,14 @@ def forward_past_ddp(script: Script) -> Iterator[Violation]:
                 f"{script.text_of(call.func)}(...) bypasses the DDP wrapper `{words}`: gradients are not reduced",
                 fix=_fix(script, call, words),
             )
+
+
+def _computes_with_arguments(script: Script, call: ast.Call) -> bool:
+    """``model.module.loss_of(a, b)``, a method that uses no parameters: nothing in it waits for a reduction."""
+    inner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    if not isinstance(call.func, ast.Attribute) or not isinstance(inner, ast.Attribute) or inner.attr != "module":
+        return False
+    return uses_no_parameters(script, inner.value, call.func.attr)
 
 
 def _averages_itself(script: Script) -> bool:
@@ -306,6 +320,24 @@ for x, y in loader:
     loss.backward()
     logger.log(model.module.norm_of(x), loss)
     model.module.buffer.update(x)
+"""
+_PAIRS = """\
+class Pairs(nn.Module):
+    def __init__(self, width, args):
+        super().__init__()
+        self.head = nn.Linear(width, width)
+        self.scale = args.scale
+
+    def loss_of(self, a, b):
+        return self.scale * (a * b).mean()
+
+model = Pairs(8, args)
+model = DDP(model)
+for x, y in loader:
+    a, b = model.module(x), other(y)  # !
+    loss = model.module.loss_of(a, b)
+    loss.backward()
+    optimizer.step()
 """
 _UNWRAPPED = """\
 accelerator = Accelerator()

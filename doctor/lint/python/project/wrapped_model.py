@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import NamedTuple
@@ -217,3 +218,54 @@ def _is_of_environment(script: Script, value: ast.expr) -> bool:
         named = value.slice if isinstance(value, ast.Subscript) and script.name(value.value) == "os.environ" else None
     known = script.value(named) if named is not None else None
     return isinstance(known, str) and _NUMBER_OF_PROCESS.search(known) is not None
+
+
+def uses_no_parameters(script: Script, model: ast.expr, method: str) -> bool:
+    """Whether a method of a wrapped model reads nothing of the model but plain settings that ``__init__`` was given: it
+    computes with its arguments alone. The class is in the file or in a module of the project."""
+    values = script.values_of(model) if isinstance(model, ast.Name) else ()
+    made = {script.name(one.func) for one in values if isinstance(one, ast.Call)} - {DDP}
+    classes = [one for name in made if name.rpartition(".")[2][:1].isupper() for one in _classes(script, name)]
+    return bool(classes) and all(_reads_settings_only(one, method) for one in classes)
+
+
+def _classes(script: Script, name: str) -> Iterator[ast.ClassDef]:
+    """The classes of the project that a dotted name may be, by the name of their module."""
+    module, _, own = name.rpartition(".")
+    texts = script.modules.mentioning(f"class {own}(") if module and script.modules is not None else ()
+    stem = module.rpartition(".")[2]
+    found = [script.tree] if not module else [_parsed(text) for path, text in texts if PurePath(path).stem == stem]
+    yield from (one for tree in found for one in tree.body if isinstance(one, ast.ClassDef) and one.name == own)
+
+
+def _parsed(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return ast.Module([], [])
+
+
+def _reads_settings_only(owner: ast.ClassDef, method: str) -> bool:
+    methods = {one.name: one for one in owner.body if isinstance(one, ast.FunctionDef)}
+    if method not in methods or "__init__" not in methods:
+        return False
+    stored: dict[str, list[ast.expr]] = defaultdict(list)
+    for one in (part for part in ast.walk(owner) if isinstance(part, ast.Assign)):
+        for target in one.targets:
+            stored[ast.unparse(target)].append(one.value)
+    whole = [one for one in ast.walk(methods[method]) if isinstance(one, ast.Name) and one.id == "self"]
+    read = [one for one in ast.walk(methods[method]) if isinstance(one, ast.Attribute) and one.value in whole]
+    return len(read) == len(whole) and all(
+        stored[name] and all(map(_is_setting, stored[name])) for name in map(ast.unparse, read)
+    )
+
+
+def _is_setting(value: ast.expr) -> bool:
+    """``0.1``, ``args.weights[0]``, ``float(decay)``: no layer or parameter of the model, which a call makes."""
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Name) and value.func.id in ("float", "int", "bool", "str", "len")
+    if isinstance(value, ast.Subscript):
+        return _is_setting(value.value)
+    if isinstance(value, ast.Attribute):
+        return isinstance(value.value, ast.Name) and value.value.id not in ("self", "nn", "torch")
+    return isinstance(value, ast.Constant)
