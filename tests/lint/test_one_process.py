@@ -318,6 +318,27 @@ def test_threads_are_an_info_beside_the_same_with_a_process_per_gpu(tmp_path, be
 
 
 @pytest.mark.parametrize(
+    ("option", "severity"),
+    [
+        ("parser.add_argument('--devices')\nargs = parser.parse_args()\n", "info"),
+        ("parser.add_argument('--device-ids')\nargs = parser.parse_args()\n", "warning"),
+        ("args = parser.parse_args()\nargs.device_ids = [0, 1]\n", "warning"),
+        ("args = parser.parse_args()\nfor name in names:\n    setattr(args, name, 1)\n", "warning"),
+        ("args = read()\n", "warning"),
+    ],
+)
+def test_threads_on_devices_that_no_option_names_are_an_info(tmp_path, option, severity):
+    text = (
+        "import argparse\nimport torch\nparser = argparse.ArgumentParser()\n"
+        + option
+        + "model = torch.nn.DataParallel(Net(), device_ids=args.device_ids)\n"
+        "for x in loader:\n    model(x).sum().backward()\n"
+    )
+    (tmp_path / ".git").mkdir()
+    assert found(tmp_path, {"train.py": text}) == [("CODE009", severity)]
+
+
+@pytest.mark.parametrize(
     ("use", "severity"),
     [
         ("evaluate(model, loader)", "info"),

@@ -58,8 +58,6 @@ def _as_started(script: Script, rule: str, severity: Severity, violation: Violat
         return replace(violation, severity=Severity.INFO, preview=True)
     if rule not in OF_SEVERAL_RANKS:
         return violation
-    if fails_with_ranks(script, at):
-        return replace(violation, severity=Severity.INFO, preview=True)
     if runs_in_one_process(script, at) or is_notebook_of_one_process(script):
         return None
     if rule in _OF_DEVICES and _has_one_gpu_each(script):
@@ -77,7 +75,7 @@ def _as_started(script: Script, rule: str, severity: Severity, violation: Violat
 
 def _is_left_to_others(script: Script, rule: str, at: ast.AST) -> bool:
     """Whether what needs several ranks, or a folder that they share, happens in no start that the project shows."""
-    if rule == _OF_SHARED_FOLDERS and has_folder_of_its_own(script, at):
+    if fails_with_ranks(script, at) or (rule == _OF_SHARED_FOLDERS and has_folder_of_its_own(script, at)):
         return True
     if is_demonstration(script) or is_of_own_main(script, at):
         return True
