@@ -338,3 +338,23 @@ def test_what_depends_on_the_samples_that_an_evaluation_drops(tmp_path, size, re
     text = KEPT.format(size=size, reads=reads)
     severities = [one for name, one in found(tmp_path, {"train.py": text, **start, **files}) if name == "CODE015"]
     assert severities == expected
+
+
+@pytest.mark.parametrize(
+    ("entries", "command", "expected"),
+    [
+        ("train:\n  size: 1\n", "torchrun train.py", []),
+        ("train:\n  size: 2\n", "torchrun train.py", ["warning"]),
+        ("train:\n  size: 1\n", "torchrun train.py --size 8", ["warning"]),
+        ("train:\n  size: 1\ntest:\n  size: 8\n", "torchrun train.py", ["warning"]),
+    ],
+)
+def test_the_configuration_that_a_script_opens_has_the_size_of_a_batch(tmp_path, entries, command, expected):
+    text = KEPT.replace("args = parse()", "cfg = yaml.safe_load(open('./conf/own.yml'))")
+    text = text.format(size="cfg['train']['size']", reads="best = min(best, score(self.val_loader))")
+    (tmp_path / "conf").mkdir()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "own.yml").write_text("train:\n  size: 4\n")
+    files = {"train.py": text, "run.sh": f"{command}\n", "conf/own.yml": entries}
+    assert [one for name, one in found(tmp_path, files) if name == "CODE015"] == expected

@@ -18,6 +18,7 @@ from doctor.lint.python.loader_calls import (
     target_name,
 )
 from doctor.lint.python.project.left_defaults import possible_values
+from doctor.lint.python.project.option_values import value_in_own_file
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.training import SAMPLER, is_test, several_ranks
@@ -210,6 +211,7 @@ def _is_whole(script: Script, loader: ast.Call) -> bool:
     given = list(handed_in(script, size)) if size is not None else []
     one = size is None or script.value(size) == 1 or (bool(given) and all(script.value(part) == 1 for part in given))
     one = one or (size is not None and possible_values(script, size, options=True) == frozenset({1}))
+    one = one or (size is not None and value_in_own_file(script, size) == 1)
     return (one and not script.is_open(loader)) or rank_condition(script, loader) is not None
 
 

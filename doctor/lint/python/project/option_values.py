@@ -120,6 +120,22 @@ def option_values(script: Script, node: ast.expr) -> Values | None:
     return values
 
 
+def value_in_own_file(script: Script, node: ast.expr) -> object:
+    """The value of an entry in the only configuration that a script opens by a fixed name, if that has one entry of the
+    name, and no other text of its folder names the option; else :data:`UNKNOWN`."""
+    name, modules = _setting(node)[1], script.modules
+    calls = (one for one in script.all(ast.Call) if last_name(one.func) == "open")
+    opened = {script.value(script.argument(one, "file", 0)) for one in calls}
+    paths = [one for one in opened if isinstance(one, str) and one.endswith(_CONFIGURATIONS)]
+    if modules is None or not name or len(paths) != 1:
+        return UNKNOWN
+    folder = PurePath(script.path).parent
+    own = str(folder / paths[0])
+    given = _given_anywhere(modules.text_at(own), name, _scalar, is_page=False)
+    others = [shown for shown, _ in _naming(modules, name) if PurePath(shown).parent == folder]
+    return given[0] if len(given) == 1 and set(others) <= {own, script.path} else UNKNOWN
+
+
 def _setting(node: ast.expr) -> tuple[str, str]:
     """The name of the settings and that of the entry: of ``args.mode``, ``cfg["train"]["amp"]``, ``cfg.get("amp")``."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
