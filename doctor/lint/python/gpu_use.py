@@ -22,8 +22,8 @@ _MAKERS = (
 )
 """Functions that make a process a rank."""
 _OF_RANKS = re.compile(
-    r"(?:^|_)(?:rank|dist|ddp|fsdp|hvd|horovod|accelerator|fabric|trainer|slurm)(?:_|$)|distributed|world_?size|"
-    r"process_?group|all_?reduce|all_?gather|barrier|broadcast",
+    r"(?:^|_)(?:rank|dist|ddp|fsdp|hvd|horovod|accelerator|fabric|trainer|slurm|mpu)(?:_|$)|distributed|world_?size|"
+    r"fully_?shard|main_?process|tensor_?parallel|process_?group|all_?reduce|all_?gather|barrier|broadcast",
     re.IGNORECASE,
 )
 """Words of names by which a script, or a function that it calls, has to do with ranks."""
