@@ -108,7 +108,7 @@ def _lacks_devices(script: Script, call: ast.Call) -> bool:
 
 
 _READS = r"\bargs\.{name}\b(?!\s*\+?=(?!=))|\b(?:DataParallel|DDP)\([^\n]*?\b{name}="
-"""An attribute of ``args`` that is no target, and the keyword of a wrapper that has its name."""
+"""An attribute of ``args`` that is not a target, and the keyword of a wrapper that has its name."""
 _MAKES_ATTRIBUTES = re.compile(r"setattr\(|__dict__|\bvars\(|Namespace\(\*\*|exec\(|set_defaults\(\*\*|namespace=")
 """Ways to make attributes of arguments without their names."""
 
