@@ -7,6 +7,7 @@ NVIDIA's containers (docs.nvidia.com/deeplearning/frameworks/support-matrix) for
 
 from __future__ import annotations
 
+import math
 from functools import cache, lru_cache
 
 import msgspec
@@ -46,6 +47,13 @@ def release(text: str) -> Release:
     ``570.124.06``."""
     match = _NUMBERS.match(text)
     return tuple(map(int, match.group(1).split("."))) if match else ()
+
+
+def end_of_line(text: str) -> tuple[float, ...]:
+    """Return what sorts releases that each stand for the newest of their line: ``1.6`` is before ``1``, which has 1.9,
+    and after ``1.6.4``; nothing sorts before a text without numbers."""
+    numbers = release(text)
+    return (*numbers, math.inf) if numbers else ()
 
 
 def is_older(one: str, other: str) -> bool | None:

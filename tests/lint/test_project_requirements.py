@@ -18,6 +18,8 @@ from doctor.lint.engine.releases import Releases
         ("pytorch_lightning>=1.5,<2.0  # the old Trainer\n", {"pytorch-lightning": "1"}),
         ("lightning[extra]<1.7.0; python_version<'3.8'\n", {"lightning": "1.6"}),
         ("lightning~=2.0.1", {"lightning": "2.0"}),
+        ('install_requires=["pytorch-lightning==1.6.*", "ray"]', {"pytorch-lightning": "1.6"}),
+        ("lightning==1.*,<1.7", {"lightning": "1.6"}),
         ('pytorch-lightning = "^1.9"', {"pytorch-lightning": "1"}),
         ('lightning = {version = "1.9.4", extras = ["pytorch-extra"]}', {"lightning": "1.9.4"}),
         ('install_requires=["torch>=1.8", "lightning <= 1.9.5"]', {"lightning": "1.9.5"}),

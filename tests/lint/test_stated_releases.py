@@ -135,6 +135,13 @@ def test_an_older_release_may_be_stated_in_many_places(tmp_path, name):
     assert severities(tmp_path) == []
 
 
+def test_a_limit_of_a_whole_major_release_is_above_one_of_a_minor_release(tmp_path):
+    train = f"import pl_bolts\n{HEAD}pl.Trainer(progress_bar_refresh_rate=0).fit(model)\n"  # removed in 1.7
+    setup = 'from setuptools import setup\nsetup(install_requires=["pytorch-lightning==1.6.*"])\n'
+    write(tmp_path, {"train.py": train, "setup.py": setup, "requirements-test.txt": "lightning-bolts==0.3.3\n"})
+    assert severities(tmp_path) == []
+
+
 def test_the_requirements_of_another_program_are_not_those_of_the_project(tmp_path):
     other = {"other/requirements.txt": "pytorch-lightning==1.7.7\n", "other/train.py": TRAIN}
     write(tmp_path, {"own/train.py": TRAIN, **other})

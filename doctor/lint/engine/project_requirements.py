@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
-from doctor.knowledge.releases import release, torch_of_ngc
+from doctor.knowledge.releases import end_of_line, release, torch_of_ngc
 from doctor.lint.engine.discovery import LintTarget, UnreadableFile, read_text
 
 MOST_FOLDERS = 12
@@ -221,7 +221,7 @@ def _lowest(files: Iterable[Path]) -> dict[str, str]:
             found["torch"] = bound
         for name, bound in bounds(text):
             known = found.get(name)
-            if not known or (bound and release(bound) < release(known)):
+            if not known or (bound and end_of_line(bound) < end_of_line(known)):
                 found[name] = bound
     return found
 
@@ -453,7 +453,7 @@ def bounds(text: str) -> Iterator[tuple[str, str]]:
         ranges = (pin["quoted"] or pin["bare"]).split(",")
         limits = [_newest(bound) for one in ranges if (bound := _BOUND.match(one))]
         if any(limits):
-            yield _distribution(pin["name"]), min(filter(None, limits), key=release)
+            yield _distribution(pin["name"]), min(filter(None, limits), key=end_of_line)
     for one in _DIRECT.finditer(text):
         tag = _TAG.search(one["address"])
         yield _distribution(one["name"]), tag["release"].rstrip(".") if tag else ""

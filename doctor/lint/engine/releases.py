@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from doctor.knowledge.releases import release
+from doctor.knowledge.releases import end_of_line, release
 from doctor.lint.engine.project_environment import installed_in_project
 from doctor.lint.engine.project_requirements import (
     bounds_below,
@@ -104,7 +104,7 @@ class Releases(Mapping[str, str]):
             known += [self._newest_lightning(), *self._limits_of_lightning()]
             if known[0] is None and self._is_named(name):
                 known.append(NEWEST_LIGHTNING)
-        return min(filter(None, known), key=release, default=None)
+        return min(filter(None, known), key=end_of_line, default=None)
 
     def _in_environment(self, name: str) -> str | None:
         if self._project is None:

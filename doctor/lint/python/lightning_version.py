@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from typing import NamedTuple
 
-from doctor.knowledge.releases import release
+from doctor.knowledge.releases import end_of_line, release
 from doctor.lint.engine.project_requirements import bounds
 from doctor.lint.engine.releases import LIMITS_OF_LIGHTNING, NEWEST_LIGHTNING, Releases
 from doctor.lint.python.project.unreached import may_import
@@ -72,7 +72,7 @@ def known_lightning(script: Script) -> KnownLightning:
     releases = script.releases if isinstance(script.releases, Releases) else None
     if releases is not None and not said and not releases.is_bounded(distribution):
         said = [*_said_by_pages(releases), *_said_elsewhere(script, releases)]
-    number = min((one for one in (known, *said) if one), key=release, default=None)
+    number = min((one for one in (known, *said) if one), key=end_of_line, default=None)
     if said or releases is None or releases.is_bounded(distribution):
         return KnownLightning(number)
     if releases.is_certain(distribution):
