@@ -26,6 +26,7 @@ class VariableInfo(msgspec.Struct, frozen=True):
     ``reader``: the library that reads it; ``first`` and ``last``: releases of the reader, ``None`` if it is older than
     the oldest release examined or still present. ``type``: int, bool, float or string; ``grammar``: the rule of
     :mod:`doctor.knowledge.variable_values` for its value, with ``words``, ``minimum``, ``maximum`` and ``step``;
+    ``is_replaced``: NCCL uses another number instead of one beyond these, and runs;
     ``bits``: the device drops all others; ``unlimited``: this value and greater ones up to 255 mean no limit.
     ``default``: only if it is one literal in every release. ``replaced_by``, ``superseded`` (since which release),
     ``still_read``: for a renamed or removed one. ``peers``: whether the ranks of a job must ``agree`` on it, ``may
@@ -39,6 +40,7 @@ class VariableInfo(msgspec.Struct, frozen=True):
     minimum: int | None = None
     maximum: int | None = None
     step: int | None = None
+    is_replaced: bool = False
     bits: int | None = None
     unlimited: int | None = None
     default: str | None = None

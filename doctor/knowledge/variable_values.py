@@ -21,7 +21,7 @@ from doctor.knowledge.releases import within
 
 class ValueFault(msgspec.Struct, frozen=True):
     """Why a value is not valid. ``problem`` completes ``NAME=value …``; ``expected``: valid values; ``mild``: the value
-    still has its probably intended effect, or does not affect the job; ``harmless``: every part that has an effect is
+    still has its probably intended effect, or costs the job nothing but the setting; ``harmless``: every part that has an effect is
     valid; ``ignored``: the parts of a list without effect."""
 
     problem: str
@@ -109,10 +109,14 @@ def _number(info: VariableInfo, name: str, value: str, release: str | None) -> V
             return ValueFault(f"is out of range: mlx5 devices truncate it to {kept}", _range(info), harmless=True)
         if info.unlimited is not None and info.unlimited <= number < 1 << 8:  # uint8_t of ibv_qp_attr
             return ValueFault("sets no time limit: NCCL waits indefinitely", _range(info), mild=True)
-        return ValueFault("is out of range", _range(info))
+        return ValueFault(f"is out of range{_replaced(info)}", _range(info), mild=info.is_replaced)
     if info.step and number % info.step:
-        return ValueFault(f"is not a multiple of {info.step}", _range(info))
+        return ValueFault(f"is not a multiple of {info.step}{_replaced(info)}", _range(info), mild=info.is_replaced)
     return None
+
+
+def _replaced(info: VariableInfo) -> str:
+    return ": NCCL replaces it" if info.is_replaced else ""
 
 
 def _is_outside(info: VariableInfo, number: int) -> bool:

@@ -49,6 +49,11 @@ from doctor_checks.nccl.value_invalid import (
             name="run.sh",
             releases=(("torch", "2.8.0"),),
         ),
+        FileFails(
+            "a number of threads that NCCL replaces",
+            "export NCCL_NTHREADS=1  # !\ntorchrun train.py\n",
+            name="run.sh",
+        ),
         shell_fails("no level of torch", "export TORCH_DISTRIBUTED_DEBUG=1  # !", "torchrun train.py"),
         shell_passes(
             "sound values", "export NCCL_IB_DISABLE=1 NCCL_DEBUG=info", "export NCCL_P2P_LEVEL=NVL", "torchrun train.py"
