@@ -87,6 +87,13 @@ def minimum_nccl(compute_capability: str) -> str | None:
     return _table().minimum_nccl.get(compute_capability.partition(".")[0])
 
 
+def nccl_of_rocm(rocm: str) -> str | None:
+    """Return an NCCL that chooses algorithms as the RCCL of a ROCm release does; ``None`` if unknown.
+
+    RCCL is a fork of NCCL, with the numbers of what it was forked from: 2.21.5 in ROCm 6.3 (its CHANGELOG.md)."""
+    return "2.21.5" if within(rocm, before="6.4") else None
+
+
 def bundled_nccl(torch: str) -> str | None:
     """Return the newest NCCL that wheels of a torch release may come with (``2.4.0``, or ``2.4`` for all of its line).
 

@@ -79,6 +79,15 @@ _MODULE = re.compile(
 )
 """A module of the host, and an environment that is named after its torch: ``module load PyTorch/1.12.0-foss-2022a``,
 ``conda activate torch1.13``."""
+_ROCM = re.compile(
+    r"^[^#\n]*(?:\b(?:module|ml)[ \t]+(?:(?:load|add|swap)[ \t]+)?(?:[^#\n]*?[ \t/])?rocm(?:/|(?![\w.-]))|"
+    r"\brocm/[\w-]+:(?:rocm)?|/whl/(?:nightly/|test/)?rocm|\bROCM_(?:HOME|PATH)=[\"']?[\w./-]*/rocm[-/]?)"
+    r"(?P<release>\d[\d.]*)?",
+    re.MULTILINE,
+)
+"""What says that a job runs on ROCm: a module, an image of AMD, wheels for it, and the folder that it is in."""
+NEWEST_ROCM = "7"
+"""The newest line of ROCm, for a job that names none."""
 _CUDA_OF_CONDA = re.compile(r"\bcudatoolkit[ \t]*={1,2}[ \t]*(?P<cuda>\d+\.\d)")
 _NEWEST_WITH_CUDA = {
     **dict.fromkeys(("11.6", "11.3", "10.2"), "1.12"),
@@ -246,7 +255,7 @@ def _images_in(text: str) -> Iterator[str]:
 @lru_cache(maxsize=256)
 def releases_in(text: str) -> Mapping[str, str]:
     """The newest releases that a launch file permits where it runs its programs: in an image, with a module or in an
-    environment that names its torch, or by what it installs."""
+    environment that names its torch, or by what it installs. ``rocm``: only of a job that runs on it."""
     text = re.sub(r"^[ \t]*#(?!SBATCH)[^\n]*", "", text.replace("\\\n", " "), flags=re.MULTILINE)
     modules = (one["release"] or one["named"] for one in _MODULE.finditer(text))
     found = {
@@ -254,6 +263,8 @@ def releases_in(text: str) -> Mapping[str, str]:
     }
     if first := next(chain(_images_in(text), modules), ""):
         found.setdefault("torch", first.rstrip("."))
+    if platforms := [one["release"] or "" for one in _ROCM.finditer(text)]:
+        found["rocm"] = next(filter(None, platforms), NEWEST_ROCM).rstrip(".")
     return MappingProxyType(found)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from doctor.api import FileFails, FilePasses, Severity, Violation, rule
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.interface_syntax import parse_nccl_integer
-from doctor.knowledge.releases import bundled_nccl
+from doctor.knowledge.releases import bundled_nccl, nccl_of_rocm
 from doctor.knowledge.variable_values import ValueFault
 from doctor.knowledge.variable_values import fault as value_fault
 from doctor.lint.launch.launch_file import EnvironmentSource, LaunchFile
@@ -49,6 +49,15 @@ from doctor_checks.nccl.value_invalid import (
             name="run.sh",
             releases=(("torch", "2.8.0"),),
         ),
+        shell_passes(
+            "an algorithm that not every collective has, and an RCCL that falls back to another one",
+            "module load gcc rocm/6.3.1",
+            "export NCCL_ALGO=Tree",
+            "srun python train.py",
+        ),
+        shell_fails(
+            "the same with a newer ROCm", "module load rocm/7.0", "export NCCL_ALGO=Tree  # !", "srun python train.py"
+        ),
         FileFails(
             "a number of threads that NCCL replaces",
             "export NCCL_NTHREADS=1  # !\ntorchrun train.py\n",
@@ -86,7 +95,8 @@ from doctor_checks.nccl.value_invalid import (
 )
 def value_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether every known variable of a launch file has a valid value."""
-    nccl = bundled_nccl(file.releases.get("torch", ""))
+    rocm = file.releases.get("rocm", "")
+    nccl = nccl_of_rocm(rocm) if rocm else bundled_nccl(file.releases.get("torch", ""))
     is_off = any(
         one.name == IB_DISABLE and one.is_exported and parse_nccl_integer(one.known_value, 0) for one in file.settings
     )

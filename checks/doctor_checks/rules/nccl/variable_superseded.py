@@ -48,6 +48,13 @@ from doctor_checks.nccl.variable_superseded import superseded_summary, variable_
         ),
         shell_fails("a switch that is on by default now", "export NCCL_IB_CUDA_SUPPORT=1  # !", "torchrun train.py"),
         shell_fails("the same, switched off", "export NCCL_IB_CUDA_SUPPORT=0  # !", "torchrun train.py"),
+        shell_fails("the number of channels", "export NCCL_MIN_NCHANNELS=32  # !", "torchrun train.py"),
+        shell_passes(
+            "the same for RCCL", "module load rocm/6.3.1", "export NCCL_MIN_NCHANNELS=32", "srun python train.py"
+        ),
+        shell_fails(
+            "of PyTorch, with RCCL", "module load rocm", "export NCCL_BLOCKING_WAIT=1  # !", "srun python train.py"
+        ),
         shell_passes("of the script alone", "NCCL_BLOCKING_WAIT=1", "torchrun train.py"),
         shell_passes(
             "one process", "export NCCL_BLOCKING_WAIT=1", "wandb disabled", "torchrun --nproc_per_node=1 x.py"
@@ -73,6 +80,8 @@ def variable_superseded_in_files(file: EnvironmentSource) -> Iterator[Violation]
         info = known_variable(setting.name)
         if not setting.is_exported or info is None or info.superseded is None or info.replaced_by in names:
             continue
+        if info.reader == "nccl" and file.releases.get("rocm"):
+            continue  # RCCL, whose documentation has names that NCCL replaced
         if info.reader == "torch" and _is_read_by_none(file, info):
             continue
         kept = without_loss(setting.name, setting.known_value or "0")
