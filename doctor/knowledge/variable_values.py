@@ -21,8 +21,8 @@ from doctor.knowledge.releases import within
 
 class ValueFault(msgspec.Struct, frozen=True):
     """Why a value is not valid. ``problem`` completes ``NAME=value …``; ``expected``: valid values; ``mild``: the value
-    still has its probably intended effect, or costs the job nothing but the setting; ``harmless``: every part that has an effect is
-    valid; ``ignored``: the parts of a list without effect."""
+    still has its probably intended effect, or costs the job nothing but the setting; ``harmless``: every part that has
+    an effect is valid; ``ignored``: the parts of a list without effect."""
 
     problem: str
     expected: str

@@ -11,7 +11,7 @@ from doctor.lint.engine.registry import Rulebook, builtin_rules
 from doctor.lint.engine.releases import Releases
 from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
 
-BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("NCCL004", "NCCL002")))
+BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("NCCL004", "NCCL002", "ENV007")))
 RENAMED = "export NCCL_ASYNC_ERROR_HANDLING=1\n"
 START = "torchrun --nproc_per_node=8 train.py\n"
 OLD_START = "python -m torch.distributed.launch --nproc_per_node=8 train.py\n"
@@ -86,3 +86,43 @@ def test_an_old_name_is_reported_otherwise(tmp_path, files):
 )
 def test_a_variable_of_infiniband_fails_between_hosts_only(tmp_path, start, severity):
     assert found(tmp_path, {"job.sh": f"export NCCL_IB_TIMEOUT=3600\n{start}\n"}) == [("NCCL002", severity)]
+
+
+TUNED = "export NCCL_MIN_NCHANNELS=32 NCCL_ALGO=Tree\n"
+
+
+@pytest.mark.parametrize(
+    ("job", "expected"),
+    [
+        (f"module load gcc/12 rocm/6.3.1\n{TUNED}{START}", []),
+        (f"ml rocm/5.7.1\n{TUNED}{START}", []),
+        (f"IMAGE=docker://rocm/pytorch:rocm6.2_ubuntu22.04_py3.10\n{TUNED}{START}", []),
+        (f"pip install torch --index-url https://download.pytorch.org/whl/rocm6.1\n{TUNED}{START}", []),
+        (f"export ROCM_PATH=/opt/rocm-6.0.0\n{TUNED}{START}", []),
+        (f"module load rocm\n{TUNED}{START}", ["NCCL002"]),
+        (f"module load rocm/7.0.1\n{TUNED}{START}", ["NCCL002"]),
+        (f"# module load rocm/6.3.1\n{TUNED}{START}", ["NCCL002", "NCCL004"]),
+        (f"export HIP_VISIBLE_DEVICES=0,1 CUDA_VISIBLE_DEVICES=0,1\n{TUNED}{START}", ["NCCL002", "NCCL004"]),
+        (f"cd /home/me/rocmdock\n{TUNED}{START}", ["NCCL002", "NCCL004"]),
+    ],
+)
+def test_a_job_on_rocm_uses_rccl(tmp_path, job, expected):
+    assert sorted(rule for rule, _ in found(tmp_path, {"job.sh": job})) == expected
+
+
+PORT = 'import os\n\nos.environ["MASTER_PORT"] = "80000"\ndist.init_process_group("nccl")\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "severity"),
+    [
+        ({"requirements.txt": "torch==1.4.0\n"}, "warning"),
+        ({"README.md": "## Environment\n\n* Python3.6.9\n* pytorch1.2.0\n* numpy1.16.4\n"}, "warning"),
+        ({"README.md": "| package | release |\n|---|---|\n| PyTorch | 1.7.1 |\n"}, "warning"),
+        ({"README.md": "We fixed a bug of PyTorch 1.2.0\n"}, "error"),
+        ({"requirements.txt": "torch==1.10.0\n", "README.md": "* pytorch1.2.0\n"}, "error"),
+        ({"requirements.txt": "torch\n"}, "error"),
+    ],
+)
+def test_an_old_torch_cuts_a_port(tmp_path, files, severity):
+    assert found(tmp_path, {"train.py": PORT, **files}) == [("ENV007", severity)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from doctor.api import FilePasses, LaunchFile, Script, Severity, Violation, rule
+from doctor.api import FilePasses, LaunchFile, Script, Severity, Violation, is_older, rule
+from doctor.lint.engine.releases import Releases
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.lint.launch.process_launches import option_name, starts_of
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
@@ -54,13 +55,14 @@ def master_port_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]
             and setting.known_value
             and not _is_port(setting.known_value)
         ):
-            replaced = _may_be_replaced(file)
+            replaced, cut = _may_be_replaced(file), _cut_port(file, setting.known_value)
             yield Violation(
                 setting.place,
                 f"MASTER_PORT={setting.known_value} is not a valid port (1-65535)"
                 + (", unless another module replaces it" if replaced else ""),
                 evidence=(("value", setting.known_value),),
-                severity=Severity.WARNING if replaced else None,
+                severity=Severity.WARNING if replaced or cut else None,
+                effect=f"The torch of the project uses port {cut}, and a newer one does not start." if cut else "",
             )
     for start in starts_of(file) if isinstance(file, LaunchFile) else ():
         given = start.launch.known_option(start.launch.command.port)
@@ -81,6 +83,24 @@ _JOINS = re.compile(r"init_process_group|init_device_mesh|Accelerator\(|deepspee
 def _may_be_replaced(file: EnvironmentSource) -> bool:
     """Whether the process group starts in another module, which may set the port itself."""
     return isinstance(file, Script) and _JOINS.search(file.text) is None
+
+
+_CHECKED_SINCE = "1.9"
+"""Older torch keeps the lowest 16 bits of a port; 1.10 rejects one with more (pytorch/pytorch#67172)."""
+_LISTS_TORCH = re.compile(
+    r"^[\s>*+|`-]*(?:py)?torch[ \t`*|=:(v]*(?P<release>\d+\.\d+(?:\.\d+)*)[\s|`)]*$", re.MULTILINE | re.IGNORECASE
+)
+"""An entry of a list, or a row of a table, of what a project was run with: ``* pytorch1.2.0``."""
+
+
+def _cut_port(file: EnvironmentSource, port: str) -> int:
+    """The port that the torch of the project makes of a too high one; 0 if it rejects it, or is unknown."""
+    releases = file.releases
+    stated = releases.get("torch") if not isinstance(releases, Releases) or releases.is_bounded("torch") else None
+    if stated is None and isinstance(releases, Releases):
+        listed = (one["release"] for text in releases.pages for one in _LISTS_TORCH.finditer(text))
+        stated = next(listed, None)
+    return int(port) & 0xFFFF if port.isdigit() and is_older(stated or "", _CHECKED_SINCE) else 0
 
 
 def _is_port(text: str) -> bool:
