@@ -58,6 +58,12 @@ NOT_REACHED = {
     "a module that nothing names": {"net.py": NET, "use.py": "print()\n"},
     "a hook of tests, and no test": {"net.py": TESTED, "train.py": FITS},
     "a copy that nothing imports": {"own.py": COPY, "train.py": "print()\n", "requirements.txt": "lightning\n"},
+    "a function that nothing calls, beside arguments that are read by name": {
+        "train.py": f"{HEAD}def others(opt):\n    parser = pl.Trainer.add_argparse_args(parser)\n"
+        "    return [one for one in vars(args) if getattr(opt, one)]\n\n"
+        "if __name__ == '__main__':\n    # others(opt)\n    pl.Trainer(**vars(trainer_opt))\n",
+        "data.py": "",
+    },
     "a hook that is known to be gone": {"net.py": OLD, "train.py": FITS},
 }
 

@@ -30,7 +30,8 @@ INERT = frozenset(
 )
 """Decorators that do not call or register what they decorate."""
 _BY_NAME = re.compile(
-    r"\bglobals\(\)|\blocals\(\)\s*[\[.]|\bvars\(|__dict__|getmembers|(?<![.\w])eval\(|\bexec\(|fire\.Fire|"
+    r"\bglobals\(\)|\blocals\(\)\s*[\[.]|\bvars\((?!(?:\w+_)?(?:args|cfg|config|opts?|hparams|params)\))|__dict__|"
+    r"getmembers|(?<![.\w])eval\(|\bexec\(|fire\.Fire|"
     r"\bimport_module|__import__|entry_points|LightningCLI|"
     r"getattr\((?!(?:self\.)?(?:args|cfg|config|opts?|hparams|params|torch|nn|optim|np|logging|signal|F)\b)"
     r"[^,\n]{1,80},\s*(?![\"']\w+[\"']\s*[,)])"
