@@ -1253,3 +1253,20 @@ def test_an_option_is_read_as_its_parser_reads_it(tmp_path, test, severity):
     assert found(tmp_path, files) == [("CODE005", severity)]
     fields = FIELDS.partition("    save")[0] + "    saves: Literal['no', 'all'] = 'no'\n"
     assert found(tmp_path, {**files, "options.py": fields}) == [("CODE005", severity)]
+
+
+MARKED = JOINS + HANG.replace("barrier()", "barrier()  # BUG: the other ranks do not call it")
+
+
+@pytest.mark.parametrize(
+    ("program", "page", "severity"),
+    [
+        (MARKED, "Let us write a buggy script [hang.py](hang.py), in which rank 0 waits.\n", "info"),
+        (MARKED, "`torchrun hang.py` reproduces a deadlock.\n", "info"),
+        (MARKED, "Start it with `torchrun hang.py`.\n", "error"),
+        (JOINS + HANG, "Let us write a buggy script [hang.py](hang.py), in which rank 0 waits.\n", "error"),
+    ],
+)
+def test_a_page_may_show_a_bug(tmp_path, program, page, severity):
+    files = {"hang.py": HEAD + program, "README.md": f"# Debugging\n\n{page}\n    torchrun hang.py\n"}
+    assert found(tmp_path, files) == [("CODE005", severity)]

@@ -17,6 +17,7 @@ from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one
 from doctor.lint.python.project.options import is_one_everywhere
 from doctor.lint.python.project.own_folders import has_folder_of_its_own
 from doctor.lint.python.project.own_start import is_demonstration, is_of_own_main
+from doctor.lint.python.project.shown_bugs import shows_bug
 from doctor.lint.python.project.unreached import unreached
 from doctor.lint.python.project.wrapped_model import fails_to_wrap, uses_past_wrapper
 from doctor.lint.python.rank_branches import BLOCKS, block_of, statements_before
@@ -46,6 +47,8 @@ def as_placed(script: Script, rule: str, severity: Severity, violation: Violatio
     if why := unreached(script, violation.place.line):
         step = FlowStep(script.path, violation.place.line, "", why)
         return replace(violation, severity=Severity.INFO, preview=True, flow=(*violation.flow, step))
+    if shows_bug(script, violation.place.line):
+        return replace(violation, severity=Severity.INFO, preview=True)
     if not isinstance(violation.at, ast.AST):
         return violation
     return _as_started(script, rule, severity, violation, violation.at)
