@@ -18,6 +18,9 @@ TESTED = NET.replace("validation_epoch_end", "test_epoch_end")
 FITS = f"{HEAD}from net import Net\n\npl.Trainer(devices=2).fit(Net())\n"
 RESTORES = "from net import Net\n\nnet = Net.load_from_checkpoint('last.ckpt').eval()\n"
 COPY = "from lightning.pytorch.plugins import DDPPlugin\n\nclass Own:\n    plugin = DDPPlugin\n"
+FINDS = f"{HEAD}from importlib import import_module\n\nmodule, name = config[\"target\"].rsplit('.', 1)\n" + (
+    "found = getattr(import_module(module), name)\n"
+)
 OLD = NET.replace("    def", "    # removed in 2.0\n    def")
 
 
@@ -43,6 +46,17 @@ REACHED = {
         "net.py": NET,
         "train.py": "import importlib\n\nNet = getattr(importlib.import_module(name), kind)\n",
     },
+    "what a configuration may name in another way": {
+        "net.py": NET,
+        "train.py": f"{FINDS}Plugin = import_module(sys.argv[1])\n".replace('"target"', "0"),
+        "net.yaml": "target: data.Set\n",
+        "data.py": "class Set:\n    pass\n",
+    },
+    "what a configuration names": {
+        "net.py": NET,
+        "train.py": f"{FINDS}pl.Trainer().fit(found)\n",
+        "net.yaml": "model:\n  target: net.Net\n",
+    },
     "what a page shows": {"net.py": NET, "train.py": "print()\n", "README.md": "Give `net.Net` to a Trainer.\n"},
 }
 NOT_REACHED = {
@@ -63,6 +77,13 @@ NOT_REACHED = {
         "    return [one for one in vars(args) if getattr(opt, one)]\n\n"
         "if __name__ == '__main__':\n    # others(opt)\n    pl.Trainer(**vars(trainer_opt))\n",
         "data.py": "",
+    },
+    "a copy that no configuration names, where others are found by theirs": {
+        "own.py": COPY,
+        "train.py": f"{FINDS}pl.Trainer().fit(found)\n",
+        "net.yaml": "model:\n  target: data.Set\n",
+        "requirements.txt": "lightning\n",
+        "data.py": "class Set:\n    pass\n",
     },
     "a hook that is known to be gone": {"net.py": OLD, "train.py": FITS},
 }

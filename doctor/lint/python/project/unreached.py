@@ -9,7 +9,7 @@ from pathlib import PurePath
 from doctor.lint.python.project.call_graph import CallGraph
 from doctor.lint.python.project.failing_start import stopped_before
 from doctor.lint.python.project.left_over import is_old_copy, left_over_folder
-from doctor.lint.python.script import Script, per_script
+from doctor.lint.python.script import ProjectModules, Script, per_script
 
 _FINDS_BY_NAME = re.compile(
     r"\b(?:import_module|__import__|walk_packages|iter_modules|LightningCLI|getmembers|load_module|module_from_spec)\b|"
@@ -74,7 +74,7 @@ def is_imported_nowhere(script: Script) -> bool:
     modules, place = script.modules, PurePath(script.location)
     if modules is None or modules.is_one_file or not script.location or is_program(script):
         return False
-    if place.stem == "__init__" or _finds_by_name(script):
+    if place.stem == "__init__" or (_finds_by_name(script) and not _finds_by_configuration(modules)):
         return False
     named = re.compile(
         rf"\b{re.escape(place.parent.name)}[./\\]{re.escape(place.stem)}\b|[\w./-]*\b{re.escape(place.stem)}\.py\b"
@@ -146,6 +146,31 @@ def _finds_by_name(script: Script) -> bool:
     return modules is not None and any(
         _FINDS_BY_NAME.search(text) for word in _WORDS for _, text in modules.mentioning(word)
     )
+
+
+_READS_TARGET = re.compile(r"[\"'](?:_?target_?|class_path)[\"']")
+_IMPORTS_TARGET = re.compile(r"import_module|getattr\((?:mod|module|lib|package),")
+_TARGET = re.compile(
+    r"^[ \t-]*[\"']?(?:_?target_?|class_path)[\"']?[ \t]*:[ \t]*"
+    r"[\"']?(?P<module>\w+(?:\.\w+)*)\.\w+[\"']?[ \t,]*(?:#.*)?$",
+    re.MULTILINE,
+)
+"""A class in a configuration: ``target: models.autoencoder.AutoencoderKL``."""
+
+
+def _finds_by_configuration(modules: ProjectModules) -> bool:
+    """Whether all that a project finds by name are classes under ``target``, ``_target_`` or ``class_path`` of its
+    configurations, which then have the names of their modules."""
+    key = ("finds by configuration",)
+    if key not in modules.memo:
+        finders = {text for word in _WORDS for _, text in modules.mentioning(word) if _FINDS_BY_NAME.search(text)}
+        texts = [(shown, text) for word in ("target", "class_path") for shown, text in modules.mentioning(word)]
+        named = [one["module"] for shown, text in texts if not shown.endswith(".py") for one in _TARGET.finditer(text)]
+        modules.memo[key] = any(modules.named("", one) for one in named) and all(
+            _READS_TARGET.search(text) and not _FINDS_BY_NAME.search(_IMPORTS_TARGET.sub("", text)) for text in finders
+        )
+    found: bool = modules.memo[key]
+    return found
 
 
 def is_used_nowhere(script: Script, owner: ast.ClassDef) -> bool:
