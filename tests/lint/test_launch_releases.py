@@ -126,3 +126,22 @@ PORT = 'import os\n\nos.environ["MASTER_PORT"] = "80000"\ndist.init_process_grou
 )
 def test_an_old_torch_cuts_a_port(tmp_path, files, severity):
     assert found(tmp_path, {"train.py": PORT, **files}) == [("ENV007", severity)]
+
+
+SUBMITS = "export NCCL_DEBUG=DEBUG\nray job submit --address=$HEAD \\\n  -- python -m team.train lr=1 2>&1 | tee log\n"
+STARTS = "import ray\n\nray.init(runtime_env={'env_vars': {'HF_HOME': '/data', 'NCCL_DEBUG': 'WARN'}})\n"
+IN_COMMAND = SUBMITS.replace("--address", '--runtime-env-json=\'{"env_vars": {"NCCL_DEBUG": "WARN"}}\' --address')
+
+
+@pytest.mark.parametrize(
+    ("job", "program", "expected"),
+    [
+        (SUBMITS, STARTS, []),
+        (IN_COMMAND, "import ray\n", []),
+        (SUBMITS, STARTS.replace("NCCL_DEBUG", "NCCL_IB_HCA"), [("NCCL002", "warning")]),
+        (SUBMITS.replace("ray job submit --address=$HEAD \\\n  --", ""), STARTS, [("NCCL002", "warning")]),
+        (f"{SUBMITS}ray job submit -- python -m team.other\n", STARTS, [("NCCL002", "warning")]),
+    ],
+)
+def test_a_job_of_ray_may_set_a_variable_itself(tmp_path, job, program, expected):
+    assert found(tmp_path, {"job.sh": job, "team/train.py": program}) == expected

@@ -12,6 +12,7 @@ from doctor.knowledge.variable_values import ValueFault
 from doctor.knowledge.variable_values import fault as value_fault
 from doctor.lint.launch.launch_file import EnvironmentSource, LaunchFile
 from doctor.lint.launch.process_launches import is_on_one_host, is_one_process
+from doctor.lint.launch.ray_jobs import set_for_ray_jobs
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 from doctor_checks.nccl.value_invalid import (
     IB_DISABLE,
@@ -102,7 +103,10 @@ def value_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     )
     is_alone = isinstance(file, LaunchFile) and is_one_process(file)
     is_local = isinstance(file, LaunchFile) and is_on_one_host(file)
+    replaced = set_for_ray_jobs(file) if isinstance(file, LaunchFile) else frozenset()
     for setting in file.settings:
+        if setting.name in replaced:
+            continue
         info = known_variable(setting.name)
         if not setting.is_exported or setting.known_value is None or info is None:
             continue
