@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,6 +16,10 @@ from doctor.lint.launch.partial_text import is_known, is_placeholder, names_in, 
 if TYPE_CHECKING:
     from doctor.lint.engine.project_files import ProjectFiles
 
+_LISTS_TORCH = re.compile(
+    r"^[\s>*+|`-]*(?:py)?torch[ \t`*|=:(v]*(?P<release>\d+\.\d+(?:\.\d+)*)[\s|`)]*$", re.MULTILINE | re.IGNORECASE
+)
+"""An entry of a list, or a row of a table, of what a project was run with: ``* pytorch1.2.0``."""
 _NO_LAUNCHER = LaunchCommand("", starts="", default_processes=1)
 
 
@@ -59,6 +64,14 @@ class EnvironmentSource:
     def settings(self) -> tuple[EnvironmentSetting, ...]:
         """The variables that it sets, in the order of the text."""
         raise NotImplementedError
+
+    @property
+    def stated_torch(self) -> str:
+        """The torch that the project bounds, or that its pages list; empty if it states none."""
+        known = self.releases
+        if not isinstance(known, Releases) or known.is_bounded("torch"):
+            return known.get("torch", "")
+        return next((one["release"] for text in known.pages for one in _LISTS_TORCH.finditer(text)), "")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import FilePasses, LaunchFile, Script, Severity, Violation, is_older, rule
-from doctor.lint.engine.releases import Releases
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.lint.launch.process_launches import option_name, starts_of
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
@@ -87,20 +86,11 @@ def _may_be_replaced(file: EnvironmentSource) -> bool:
 
 _CHECKED_SINCE = "1.9"
 """Older torch keeps the lowest 16 bits of a port; 1.10 rejects one with more (pytorch/pytorch#67172)."""
-_LISTS_TORCH = re.compile(
-    r"^[\s>*+|`-]*(?:py)?torch[ \t`*|=:(v]*(?P<release>\d+\.\d+(?:\.\d+)*)[\s|`)]*$", re.MULTILINE | re.IGNORECASE
-)
-"""An entry of a list, or a row of a table, of what a project was run with: ``* pytorch1.2.0``."""
 
 
 def _cut_port(file: EnvironmentSource, port: str) -> int:
     """The port that the torch of the project makes of a too high one; 0 if it rejects it, or is unknown."""
-    releases = file.releases
-    stated = releases.get("torch") if not isinstance(releases, Releases) or releases.is_bounded("torch") else None
-    if stated is None and isinstance(releases, Releases):
-        listed = (one["release"] for text in releases.pages for one in _LISTS_TORCH.finditer(text))
-        stated = next(listed, None)
-    return int(port) & 0xFFFF if port.isdigit() and is_older(stated or "", _CHECKED_SINCE) else 0
+    return int(port) & 0xFFFF if port.isdigit() and is_older(file.stated_torch, _CHECKED_SINCE) else 0
 
 
 def _is_port(text: str) -> bool:

@@ -50,14 +50,17 @@ from doctor_checks.nccl.value_invalid import (
             name="run.sh",
             releases=(("torch", "2.8.0"),),
         ),
-        shell_passes(
+        FilePasses(
             "an algorithm that not every collective has, and an RCCL that falls back to another one",
-            "module load gcc rocm/6.3.1",
-            "export NCCL_ALGO=Tree",
-            "srun python train.py",
+            "export NCCL_ALGO=Tree\ntorchrun train.py\n",
+            name="run.sh",
+            releases=(("rocm", "6.3.1"),),
         ),
-        shell_fails(
-            "the same with a newer ROCm", "module load rocm/7.0", "export NCCL_ALGO=Tree  # !", "srun python train.py"
+        FileFails(
+            "the same with a newer ROCm",
+            "export NCCL_ALGO=Tree  # !\ntorchrun train.py\n",
+            name="run.sh",
+            releases=(("rocm", "7.0"),),
         ),
         FileFails(
             "a number of threads that NCCL replaces",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from doctor.api import FilePasses, Script, Severity, Violation, is_older, rule
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, is_older, rule
 from doctor.knowledge.environment_variables import VariableInfo
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.lint.launch.launch_file import EnvironmentSource, LaunchFile
@@ -49,11 +49,17 @@ from doctor_checks.nccl.variable_superseded import superseded_summary, variable_
         shell_fails("a switch that is on by default now", "export NCCL_IB_CUDA_SUPPORT=1  # !", "torchrun train.py"),
         shell_fails("the same, switched off", "export NCCL_IB_CUDA_SUPPORT=0  # !", "torchrun train.py"),
         shell_fails("the number of channels", "export NCCL_MIN_NCHANNELS=32  # !", "torchrun train.py"),
-        shell_passes(
-            "the same for RCCL", "module load rocm/6.3.1", "export NCCL_MIN_NCHANNELS=32", "srun python train.py"
+        FilePasses(
+            "the same for RCCL",
+            "export NCCL_MIN_NCHANNELS=32\ntorchrun train.py\n",
+            name="run.sh",
+            releases=(("rocm", "6.3.1"),),
         ),
-        shell_fails(
-            "of PyTorch, with RCCL", "module load rocm", "export NCCL_BLOCKING_WAIT=1  # !", "srun python train.py"
+        FileFails(
+            "of PyTorch, with RCCL",
+            "export NCCL_BLOCKING_WAIT=1  # !\ntorchrun train.py\n",
+            name="run.sh",
+            releases=(("rocm", "6.3.1"),),
         ),
         shell_passes("of the script alone", "NCCL_BLOCKING_WAIT=1", "torchrun train.py"),
         shell_passes(

@@ -16,8 +16,7 @@ from doctor.lint.python.project.left_defaults import outcome
 from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
 from doctor.lint.python.project.options import is_one_everywhere
 from doctor.lint.python.project.own_folders import has_folder_of_its_own
-from doctor.lint.python.project.own_start import is_demonstration, is_of_own_main
-from doctor.lint.python.project.shown_bugs import shows_bug
+from doctor.lint.python.project.own_start import is_demonstration, is_of_own_main, shows_bug
 from doctor.lint.python.project.unreached import unreached
 from doctor.lint.python.project.wrapped_model import fails_to_wrap, uses_past_wrapper
 from doctor.lint.python.rank_branches import BLOCKS, block_of, statements_before
