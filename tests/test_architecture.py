@@ -50,7 +50,11 @@ def test_folders_are_small(tree):
 
 CLOCK = "doctor.core.clock"
 TODAY = ("datetime.datetime.now", "datetime.datetime.utcnow", "datetime.date.today")
-OWN_PROCESSES = {"doctor.probes.storage.file_child", "doctor.monitor.sinks.otlp_process"}
+OWN_PROCESSES = {
+    "doctor.collectors.storage.directory_scan",
+    "doctor.monitor.sinks.otlp_process",
+    "doctor.probes.storage.file_child",
+}
 IN_TRAINING = ("core", "collectors", "cluster", "probes", "monitor", "session")
 
 

@@ -9,12 +9,11 @@ import json
 import os
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
-
-from doctor.core.clock import time
 
 ENTRIES = 5000
 """Maximum of names that a scan for lock files reads."""
@@ -71,7 +70,7 @@ def _is_present(path: Path) -> bool:
 
 def _locks(folder: Path) -> Iterator[DirectoryRecord]:
     """Yield files called ``lock`` or ``*.lock``: path, age in seconds, device, inode and owner."""
-    now, found = time(), 0
+    now, found = time.time(), 0
     for path in _walk(folder):
         if (path.name == "lock" or path.suffix == ".lock") and found < LOCKS:
             try:
