@@ -14,7 +14,7 @@ from doctor.lint.python.project.saved_values import is_saved_without_gpu
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import is_run_by_all
 from doctor.lint.python.script import UNKNOWN, last_name
-from doctor.lint.python.training import WRAPPERS, only_infers, several_ranks
+from doctor.lint.python.training import TRAINER, WRAPPERS, only_infers, several_ranks
 from doctor.testing.script_cases import fails, passes
 
 _CHECKPOINT = re.compile(
@@ -47,6 +47,7 @@ _OPTIMIZER = re.compile(r"optim|^opt(?:_|$)", re.IGNORECASE)
 _OF_A_RANK = re.compile(r"rank|process_index", re.IGNORECASE)
 """A file that each rank saved for itself."""
 _FIRST = re.compile(r"^cuda:0$")
+_STAGES = tuple(f"{TRAINER}().{name}" for name in ("fit", "validate", "test", "predict"))
 _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "best_acc1", "best_loss", "config")
 
 
@@ -122,6 +123,12 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
             _WEIGHTS_OF.replace("NAME", "resnet50-20261129.pth").replace("))", "))  # !"),
             fixed={'.pth")': '.pth", map_location="cpu")'},
         ),
+        passes("Lightning has moved the model to the CPU after the training", _AFTER_FIT),
+        fails(
+            "another stage follows",
+            _AFTER_FIT.replace("_path))", "_path))  # !") + "trainer.test(system)\n",
+            fixed={"_path))": '_path, map_location="cpu"))'},
+        ),
         passes("states that are numbers, and an app that trains nothing", _NUMBERS),
         passes("ranks on CPUs, other functions of that name, and arguments that can't be told", _CPU_RANKS),
     ),
@@ -141,7 +148,7 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
     for call in script.calls("torch.load", "torch.jit.load"):
         if not is_run_by_all(script, call) or runs_alone(script, call) or script.is_open(call):
             continue
-        if _has_one_process(script, call):
+        if _has_one_process(script, call) or _is_after_training(script, call):
             continue
         where = script.argument(call, "map_location", 1)
         if where is None or script.value(where) is None:
@@ -176,6 +183,14 @@ def _has_one_process(script: Script, call: ast.Call) -> bool:
         return False
     names = {script.name(one.func) for one in script.inside(function, ast.Call)}
     return "torch.nn.DataParallel" in names and names.isdisjoint(WRAPPERS)
+
+
+def _is_after_training(script: Script, call: ast.Call) -> bool:
+    """Whether Lightning's Trainer has ended its last stage in the function around a call: it has moved the model and
+    the optimizers to the CPU (lightning/pytorch/strategies/strategy.py: ``teardown``), so GPU 0 has room."""
+    stages = list(script.calls(*_STAGES))
+    here = script.function_of(call)
+    return bool(stages) and all(one.lineno < call.lineno and script.function_of(one) is here for one in stages)
 
 
 def _saves_from_cpu(script: Script) -> bool:
@@ -488,6 +503,15 @@ dist.init_process_group("nccl")
 net = build().cuda()
 net.load_state_dict(torch.load("weights/NAME"))
 model = DDP(net)
+"""
+_AFTER_FIT = """\
+import pytorch_lightning as pl
+import torch
+
+system = System(build())
+trainer = pl.Trainer(accelerator="gpu", devices=4, strategy="ddp")
+trainer.fit(system)
+system.load_state_dict(torch.load(checkpoint.best_model_path))
 """
 _CPU_RANKS = """\
 import json
