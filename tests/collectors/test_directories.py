@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -186,7 +187,7 @@ def test_scan_for_locks_is_bounded(tmp_path):
     deep.mkdir(parents=True)
     (deep / "lock").write_text("")
     (tmp_path / "loop").symlink_to(tmp_path)
-    found = scan_directory(str(tmp_path), scan=True)["locks"]
+    found = scan_directory(str(tmp_path), locks_at=time.time())["locks"]
     assert len(found) == LOCKS
     assert str(deep / "lock") not in {one["path"] for one in found}
 
@@ -216,7 +217,7 @@ def test_child_sees_the_same(tmp_path):
     (tmp_path / "x.lock").write_text("")
     mounts = (Mount("/", "nfs"),)
     remote = scan_directories([DirectoryQuery(str(tmp_path), scan=True)], mounts)[0].record
-    local = scan_directory(str(tmp_path), scan=True)
+    local = scan_directory(str(tmp_path), locks_at=time.time())
     assert (remote["exists"], remote["writable"], remote["total"]) == (True, True, local["total"])
     assert remote["locks"][0]["inode"] == local["locks"][0]["inode"]
 

@@ -7,6 +7,7 @@ import datetime
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -125,7 +126,8 @@ def test_exceptions_in_a_run(secrets):
             monitor.failed(error)
         members.append(Member(rank, {"progress": monitor.progress.facts()}))
     job = build_job(members, world_size=len(members))
-    assert not shown(secrets, repr([member.sections for member in members]))
+    said = re.sub(r"\d+\.\d+", "", repr([member.sections for member in members]))  # times have any digits
+    assert not shown(secrets, said)
     assert not shown(secrets, written(job))
     assert not shown(secrets, reported(job))
 

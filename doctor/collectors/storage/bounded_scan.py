@@ -13,7 +13,7 @@ import msgspec
 import doctor.collectors.storage.directory_scan as script
 from doctor.collectors.storage.directory_scan import DirectoryRecord, scan_directory
 from doctor.collectors.storage.mounts import Mount, resolve
-from doctor.core.clock import monotonic
+from doctor.core.clock import monotonic, time
 from doctor.core.process import abandon_child, start_child
 
 LIMIT = 3.0
@@ -55,7 +55,9 @@ def scan_directories(
         DirectoryResult(
             query.path,
             mount,
-            scan_directory(path, scan=query.scan) if child is None else _answer(child, deadline, limit),
+            scan_directory(path, locks_at=time() if query.scan else None)
+            if child is None
+            else _answer(child, deadline, limit),
         )
         for query, path, mount, child in pending
     ]

@@ -24,11 +24,12 @@ LOCKS = 50
 DirectoryRecord = dict[str, Any]
 
 
-def scan_directory(path: str, *, scan: bool = False) -> DirectoryRecord:
+def scan_directory(path: str, *, locks_at: float | None = None) -> DirectoryRecord:
     """Return the state of ``path`` without writing.
 
     ``exists`` (``None`` if unknown), ``writable`` by this user, ``total``, ``free``, ``free_inodes`` and ``noexec`` of
-    its file system (these five of the nearest existing parent if it is missing), ``error``; ``locks`` with ``scan``.
+    its file system (these five of the nearest existing parent if it is missing), ``error``; ``locks``, if ``locks_at``
+    is given, with their ages at that time (seconds since the epoch).
     """
     record: DirectoryRecord = {"exists": None, "writable": None}
     folder = Path(path)
@@ -45,8 +46,8 @@ def scan_directory(path: str, *, scan: bool = False) -> DirectoryRecord:
         # Some file systems count no inodes.
         record["free_inodes"] = sizes.f_favail if sizes.f_files else None
         record["noexec"] = bool(sizes.f_flag & os.ST_NOEXEC)
-        if scan and record["exists"]:
-            record["locks"] = list(_locks(folder))
+        if locks_at is not None and record["exists"]:
+            record["locks"] = list(_locks(folder, locks_at))
     except OSError as error:
         record["error"] = error.strerror or str(error)
     return record
@@ -68,9 +69,9 @@ def _is_present(path: Path) -> bool:
     return True
 
 
-def _locks(folder: Path) -> Iterator[DirectoryRecord]:
+def _locks(folder: Path, now: float) -> Iterator[DirectoryRecord]:
     """Yield files called ``lock`` or ``*.lock``: path, age in seconds, device, inode and owner."""
-    now, found = time.time(), 0
+    found = 0
     for path in _walk(folder):
         if (path.name == "lock" or path.suffix == ".lock") and found < LOCKS:
             try:
@@ -111,4 +112,4 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(scan_directory(sys.argv[1], scan=sys.argv[2] == "scan")))
+    sys.stdout.write(json.dumps(scan_directory(sys.argv[1], locks_at=time.time() if sys.argv[2] == "scan" else None)))
