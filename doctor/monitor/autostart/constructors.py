@@ -143,8 +143,9 @@ def awaits_group() -> bool:
     Not a process that a rank started, which has its variables.
     """
     environ = os.environ
-    several = environ.get("WORLD_SIZE", "1").isdecimal() and int(environ.get("WORLD_SIZE", "1")) > 1
-    if not several or "RANK" not in environ or environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    size = environ.get("WORLD_SIZE", "")
+    is_rank = "RANK" in environ and size.isdecimal() and int(size) > 1
+    if not is_rank or environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return False
     with contextlib.suppress(OSError):
         given = Path(f"/proc/{os.getppid()}/environ").read_bytes()

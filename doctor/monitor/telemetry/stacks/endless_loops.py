@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from doctor.core.frames import is_user_code
 from doctor.core.stack_dumps.rank_conditions import innermost_loop
 from doctor.core.text import lazy_compile
-from doctor.monitor.telemetry.stacks.loop_exits import variables_of
+from doctor.monitor.telemetry.stacks.loop_exits import user_frames, variables_of
 from doctor.monitor.telemetry.stacks.rank_conditions import source_tree
 
 _MOST_FRAMES, _MOST_USER_FRAMES, _DEEPEST = 60, 4, 3
@@ -76,7 +76,7 @@ def endless_loop(frame: FrameType | None) -> EndlessLoop | None:
     Reads a source file once, with a deadline.
     """
     found = None
-    for one in itertools.islice(_user_frames(frame), _MOST_USER_FRAMES):
+    for one in itertools.islice(user_frames(frame, _MOST_FRAMES), _MOST_USER_FRAMES):
         tree = source_tree(one.f_code.co_filename)
         loop = None if tree is None else innermost_loop(tree, one.f_lineno)
         if loop is None or isinstance(loop, ast.AsyncFor):
@@ -100,15 +100,6 @@ def _may_last(loop: ast.For | ast.While, kinds: set[str]) -> bool:
     if isinstance(loop, ast.While) or over in _WITHOUT_END:
         return "pause" in kinds or "question" not in kinds
     return over == "range" and "pause" in kinds and any(isinstance(one, ast.Try) for one in loop.body)
-
-
-def _user_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    for _ in range(_MOST_FRAMES):
-        if frame is None:
-            return
-        if is_user_code(frame.f_code.co_filename):
-            yield frame
-        frame = frame.f_back
 
 
 class _Calls:

@@ -56,7 +56,7 @@ def loop_exits(frame: FrameType | None) -> LoopExits:
 
     Empty if there is no ``for`` statement, or its source is not available. Reads a source file once, with a deadline.
     """
-    for one in _user_frames(frame):
+    for one in user_frames(frame, _MOST_FRAMES):
         tree = source_tree(one.f_code.co_filename)
         loop = None if tree is None else loop_at(tree, one.f_lineno)
         if loop is None:
@@ -70,8 +70,9 @@ def loop_exits(frame: FrameType | None) -> LoopExits:
     return LoopExits()
 
 
-def _user_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    for _ in range(_MOST_FRAMES):
+def user_frames(frame: FrameType | None, most: int) -> Iterator[FrameType]:
+    """Yield the frames of the user's code among the innermost ``most`` ones, from the inside out."""
+    for _ in range(most):
         if frame is None:
             return
         if is_user_code(frame.f_code.co_filename):
