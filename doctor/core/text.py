@@ -18,6 +18,11 @@ def natural_key(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBER.split(name))
 
 
+def joined_lines(text: str) -> list[str]:
+    """Return the lines of a text with commands, those that a backslash continues as one."""
+    return text.replace("\\\n", " ").splitlines()
+
+
 def words(text: str) -> list[str]:
     """Return the words of a comma-separated list."""
     return [word.strip() for word in text.split(",") if word.strip()]

@@ -157,7 +157,7 @@ class ProjectFiles:
     def pages_at_root(self, location: str) -> tuple[str, ...]:
         """The texts of the pages of the folder that :meth:`root_of` gives."""
         root = self.root_of(location)
-        return pages_of(Path(root) / "program.py", Path(root)) if root else ()
+        return self.pages_in(root) if root else ()
 
     def installs(self, location: str) -> bool:
         """Whether the file at ``location`` is of a package that its project installs, which others may import."""

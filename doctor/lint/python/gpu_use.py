@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePath
 
+from doctor.core.text import joined_lines
 from doctor.lint.python.script import Script, last_name, per_script
 from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER, has_one_rank
 
@@ -111,7 +112,7 @@ def _is_started_with_one(script: Script) -> bool:
     found = []
     for text in (*texts, *modules.pages(script.location)):
         exported = ""
-        for line in text.replace("\\\n", " ").splitlines():
+        for line in joined_lines(text):
             shown = _SHOWS.search(line)
             if started.search(line):
                 found.append(shown["devices"] if shown else exported)

@@ -361,6 +361,16 @@ def statements_before(outer: ast.AST, inner: ast.AST, names: tuple[str, ...] = B
     return block[: block.index(inner)] if isinstance(inner, ast.stmt) and block else []
 
 
+def statements_above(script: Script, node: ast.AST) -> Iterator[ast.stmt]:
+    """The statements that have run in the function around a place, or in the module, before it is reached."""
+    inner = node
+    for outer in script.around(node):
+        yield from statements_before(outer, inner, BLOCKS)
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return
+        inner = outer
+
+
 def _leaves(script: Script, block: list[ast.stmt]) -> bool:
     if not block or not isinstance(block[-1], ast.Break):
         return bool(block) and isinstance(block[-1], (ast.Return, ast.Continue))

@@ -13,7 +13,7 @@ from doctor.lint.engine.imported_names import names_in
 from doctor.lint.python.gpu_use import block_with_ranks
 from doctor.lint.python.project.call_graph import INERT
 from doctor.lint.python.project.unreached import may_import
-from doctor.lint.python.rank_branches import BLOCKS, statements_before
+from doctor.lint.python.rank_branches import statements_above
 from doctor.lint.python.script import FunctionNode, ProjectModules, Script, last_name, per_script
 
 _DEPTH = 4
@@ -33,13 +33,8 @@ def fails_before(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
     take; or each use of its function does so itself."""
     if script.path.endswith(".ipynb"):
         return False  # cells run in any order
-    inner = node
-    for outer in script.around(node):
-        if any(_is_known_to_fail(script, one) for one in statements_before(outer, inner, BLOCKS)):
-            return True
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            break
-        inner = outer
+    if any(_is_known_to_fail(script, one) for one in statements_above(script, node)):
+        return True
     holder = _outermost(script, node)
     if holder is None or depth == 0 or holder.decorator_list:
         return False
@@ -54,16 +49,8 @@ def fails_before(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
 def fails_with_ranks(script: Script, node: ast.AST) -> bool:
     """Whether every run with several ranks fails above a place of its function: in the branch of the option that makes
     the ranks."""
-    inner = node
-    for outer in script.around(node):
-        above = statements_before(outer, inner, BLOCKS)
-        ranks = (block_with_ranks(script, one) for one in above if isinstance(one, ast.If))
-        if any(_is_known_to_fail(script, one) for block in ranks for one in block):
-            return True
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return False
-        inner = outer
-    return False
+    branches = (one for one in statements_above(script, node) if isinstance(one, ast.If))
+    return any(_is_known_to_fail(script, one) for branch in branches for one in block_with_ranks(script, branch))
 
 
 def _is_use_vain(script: Script, use: ast.Name, holder: ast.stmt, depth: int) -> bool:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePath
 
+from doctor.core.text import joined_lines
 from doctor.lint.launch.file_type import read_launch_file
 from doctor.lint.launch.launch_file import Launch
 from doctor.lint.launch.partial_text import whole_number
@@ -42,6 +43,14 @@ _ASKS_FOR_MORE = re.compile(
 
 MOST_PROGRAMS = 12
 """Programs that are looked at for one module."""
+
+
+def lines_naming(script: Script, modules: ProjectModules) -> Iterator[str]:
+    """The lines of the project's other files, and of its pages, that have the name of a script."""
+    name = PurePath(script.path).name
+    texts = [text for shown, text in modules.mentioning(name) if shown != script.path]
+    for text in (*texts, *modules.pages(script.location)):
+        yield from (line for line in joined_lines(text) if name in line)
 
 
 @per_script
@@ -100,8 +109,8 @@ def _counts_of_pages(script: Script, path: str, *, is_own: bool = True) -> Itera
     name = PurePath(path).name
     plain = _plain_start(name)
     for page in (*script.modules.pages(script.location), *script.modules.notebooks(PurePath(path).stem)):
-        text = _with_files(page, path).replace("\\\n", " ") if PurePath(path).stem in page else ""
-        for line in _without_mentions([one for one in text.splitlines() if name in one], name):
+        lines = joined_lines(_with_files(page, path)) if PurePath(path).stem in page else []
+        for line in _without_mentions([one for one in lines if name in one], name):
             if _NAMES_LAUNCHER.search(line):
                 yield _count_of_command(script.modules, line, name)
             elif plain.search(line):
@@ -124,7 +133,7 @@ def _counts_of_python(script: Script, modules: ProjectModules) -> Iterator[int |
             continue
         text = read if shown.endswith(".py") else _with_files(read, script.path)
         runs = _RUNS_COMMAND if shown.endswith(".py") else _NOT_A_COMMENT
-        lines = [one for one in text.replace("\\\n", " ").splitlines() if name in one and plain.search(one)]
+        lines = [one for one in joined_lines(text) if name in one and plain.search(one)]
         for line in lines:
             if runs.search(line) and not _NAMES_LAUNCHER.search(line):
                 yield None if _ASKS_FOR_MORE.search(line) or _may_start_ranks(script, modules) else 1
@@ -290,7 +299,7 @@ def is_started_on_one_host(script: Script) -> bool:
         elif is_nearest(modules, shown, script.path):
             hosts += _hosts_in(shown, text, name)
     for text in (*modules.pages(script.location), *modules.notebooks(name)):
-        for line in text.replace("\\\n", " ").splitlines():
+        for line in joined_lines(text):
             if name in line and _NAMES_LAUNCHER.search(line):
                 hosts += list(_hosts_in("page.sh", f"{_command_in(line)}\n", name)) or [None]
     return bool(hosts) and all(count == 1 for count in hosts)

@@ -7,6 +7,7 @@ import builtins
 import re
 
 from doctor.lint.engine.imported_names import MODULE_NAMES, bound_names
+from doctor.lint.python.project.launch_counts import lines_naming
 from doctor.lint.python.script import FunctionNode, Script, per_script
 from doctor.lint.python.training import TRAINER
 
@@ -77,8 +78,4 @@ def is_notebook_of_one_process(script: Script) -> bool:
         return False
     if next(script.calls(TRAINER), None) is not None:
         return False
-    name = script.path.rpartition("/")[2]
-    texts = [text for shown, text in script.modules.mentioning(name) if shown != script.path]
-    texts += [text for text in script.modules.pages(script.location) if name in text]
-    lines = (line for text in texts for line in text.replace("\\\n", " ").splitlines() if name in line)
-    return not any(_STARTED.search(line) for line in lines)
+    return not any(map(_STARTED.search, lines_naming(script, script.modules)))

@@ -11,7 +11,7 @@ from pathlib import PurePath
 from doctor.core.finding import Severity
 from doctor.lint.engine.rule import FlowStep, Violation
 from doctor.lint.python.project.failing_calls import fails_before, fails_with_ranks
-from doctor.lint.python.project.launch_counts import LAUNCHERS, STARTS_RANKS, is_started_as_one
+from doctor.lint.python.project.launch_counts import LAUNCHERS, STARTS_RANKS, is_started_as_one, lines_naming
 from doctor.lint.python.project.left_defaults import outcome
 from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
 from doctor.lint.python.project.options import is_one_everywhere
@@ -467,11 +467,7 @@ def _divides_never(script: Script) -> bool:
     samplers = list(script.calls(SAMPLER))
     if script.modules is None or not samplers or not all(never_runs(script, one) for one in samplers):
         return False
-    name = PurePath(script.path).name
-    texts = [text for shown, text in script.modules.mentioning(name) if shown != script.path]
-    texts += script.modules.pages(script.location) if script.location else ()
-    lines = (line for text in texts for line in text.replace("\\\n", " ").splitlines() if name in line)
-    return not any(map(LAUNCHERS.search, lines))
+    return not any(map(LAUNCHERS.search, lines_naming(script, script.modules)))
 
 
 @per_script

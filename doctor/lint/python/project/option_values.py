@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import PurePath
 from typing import NamedTuple
 
+from doctor.core.text import joined_lines
 from doctor.lint.python.project.launch_counts import programs_of
-from doctor.lint.python.project.options import OF_SETTINGS, StartTexts, number_in, starts_in, texts_of_starts
+from doctor.lint.python.project.options import OF_SETTINGS, StartTexts, number_in, sets, starts_in, texts_of_starts
 from doctor.lint.python.project.unreached import is_program
 from doctor.lint.python.script import UNKNOWN, ProjectModules, Script, last_name, parsed
 
@@ -113,7 +114,7 @@ def option_values(script: Script, node: ast.expr) -> Values | None:
     if key not in modules.memo:
         modules.memo[key] = None  # while it is looked for
         found = _of_own_parser(script, modules, name)
-        if found is None and owner != "self" and not _declares(script, name):
+        if found is None and owner != "self" and not _declared_in(script, name):
             found = _of_project(script, modules, name)
         modules.memo[key] = found
     values: Values | None = modules.memo[key]
@@ -154,23 +155,15 @@ def _setting(node: ast.expr) -> tuple[str, str]:
     return (owner, name) if isinstance(name, str) and _SETTINGS.match(owner) else ("", "")
 
 
-def _declares(script: Script, name: str) -> bool:
-    return any(
-        True
-        for call in script.method_calls("add_argument")
-        for one, _ in _declared_by(call, script.value)
-        if one == name
-    )
+def _declared_in(script: Script, name: str) -> list[DeclaredOption]:
+    """The options of a name that a script declares."""
+    calls = script.method_calls("add_argument")
+    return [option for call in calls for one, option in _declared_by(call, script.value) if one == name]
 
 
 def _of_own_parser(script: Script, modules: ProjectModules, name: str) -> Values | None:
     """The values of an option of a program's own parser in each command of the project that starts it."""
-    found = [
-        option
-        for call in script.method_calls("add_argument")
-        for one, option in _declared_by(call, script.value)
-        if one == name
-    ]
+    found = _declared_in(script, name)
     if len(found) != 1 or _is_set_by(script, name):
         return None
     option, texts = found[0], texts_of_starts(script)
@@ -189,8 +182,7 @@ def values_in_commands(script: Script, node: ast.expr) -> Values | None:
     """The values of an option of a program's own parser in the commands that start it, whatever else a page says of
     it; ``None`` if one is unknown, or there is no command."""
     name = _setting(node)[1]
-    calls = script.method_calls("add_argument")
-    found = [option for call in calls for one, option in _declared_by(call, script.value) if one == name]
+    found = _declared_in(script, name)
     if script.modules is None or len(found) != 1 or _is_set_by(script, name):
         return None
     given = list(_given_in_starts(PurePath(script.path).name, texts_of_starts(script), found[0]))
@@ -240,7 +232,7 @@ def _is_named_elsewhere(
     others = [(shown, text) for shown, text in _naming(modules, name) if shown != script.path]
     for shown, text in (*others, *(("", text) for text in (*modules.notebooks(name), *texts.pages))):
         starts = set(starts_in(program, [text]))
-        rest = "\n".join(one for one in text.replace("\\\n", " ").splitlines() if one not in starts)
+        rest = "\n".join(one for one in joined_lines(text) if one not in starts)
         if named.search(_DECLARES.sub("", rest) if shown.endswith(".py") else rest):
             return True
     return False
@@ -250,12 +242,8 @@ _DECLARES = re.compile(r"\badd_argument\([^)\n]*")
 
 
 def _is_set_by(script: Script, name: str) -> bool:
-    """Whether the file itself sets it: ``args.dist_eval = True``."""
-    targets = (target for one in script.all(ast.Assign) for target in one.targets)
-    calls = script.method_calls("set_defaults")
-    return any(isinstance(one, ast.Attribute) and one.attr == name for one in targets) or any(
-        script.is_given(one, name) for one in calls
-    )
+    """Whether the file itself sets it: ``args.dist_eval = True``, or the default of its parser."""
+    return sets(script, name) or any(script.is_given(one, name) for one in script.method_calls("set_defaults"))
 
 
 def _of_project(script: Script, modules: ProjectModules, name: str) -> Values | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from typing import NamedTuple
 
+from doctor.core.text import joined_lines
 from doctor.lint.python.script import ProjectModules, Script, last_name
 
 OF_SETTINGS = re.compile(
@@ -33,7 +34,7 @@ def switch_off_by_default(script: Script, test: ast.expr) -> str:
     is_on = re.compile(
         rf"[\"']--{spelled}[\"'][^\n]{{0,120}}default\s?=\s?True|set_defaults\([^)\n]*\b{name}\s?=\s?True"
     )
-    is_off = any(map(declared.search, own)) and not any(map(is_on.search, own)) and not _sets(script, name)
+    is_off = any(map(declared.search, own)) and not any(map(is_on.search, own)) and not sets(script, name)
     return f"--{name}" if is_off and not _is_asked_for(script, name, spelled) else ""
 
 
@@ -134,7 +135,7 @@ def number_in(given: str, text: str) -> str:
 def starts_in(name: str, texts: Iterable[str]) -> list[str]:
     """The commands that start a file of that name."""
     without_comments = (_COMMENT.sub("", text) for text in texts if name in text)  # "\\" does not continue them
-    lines = (line for text in without_comments for line in text.replace("\\\n", " ").splitlines() if name in line)
+    lines = (line for text in without_comments for line in joined_lines(text) if name in line)
     return [line for line in lines if _STARTS.search(line.partition(name)[0])]
 
 
@@ -144,7 +145,7 @@ def _is_in_all_starts(script: Script, texts: StartTexts, given: re.Pattern[str])
     return bool(starts) and all(map(given.search, starts))
 
 
-def _sets(script: Script, name: str) -> bool:
+def sets(script: Script, name: str) -> bool:
     """Whether the file itself turns it on: ``args.dist_eval = True``."""
     targets = (target for one in script.all(ast.Assign) for target in one.targets)
     return any(isinstance(one, ast.Attribute) and one.attr == name for one in targets)

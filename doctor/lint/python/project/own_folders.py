@@ -16,9 +16,6 @@ _RANK_PER_HOST = re.compile(
 """Jobs with as many ranks as listed hosts: each rank has a host, and the folders there, of its own."""
 _POD = re.compile(r"^[ \t]*kind:[ \t]*(?:\w*Job|JobSet|Pod|TrainingRuntime|ClusterTrainingRuntime)\b", re.MULTILINE)
 _VOLUMES = re.compile(
-    r"^[ \t]*(?:-[ \t]+)?(?:emptyDir|configMap|secret|downwardAPI|ephemeral|projected):", re.MULTILINE
-)
-_VOLUMES = re.compile(
     r"^[ \t]*(?:-[ \t]+)?(?:persistentVolumeClaim|nfs|hostPath|csi|cephfs|glusterfs|azureFile|flexVolume|iscsi|fc|rbd|"
     r"volumeClaimTemplates|gcePersistentDisk|awsElasticBlockStore):",
     re.MULTILINE,

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePath
 
+from doctor.core.text import joined_lines
 from doctor.lint.python.project.launch_counts import LAUNCHERS, STARTS_RANKS
 from doctor.lint.python.project.unreached import is_program, may_import
 from doctor.lint.python.script import FunctionNode, Script, per_script
@@ -101,7 +102,7 @@ def _texts_naming(script: Script) -> Iterator[str]:
 def _lines(text: str, place: PurePath) -> Iterator[str]:
     """The lines that start a file, or it as a module."""
     named = re.compile(rf"{re.escape(place.name)}|-m\s+[\w.]*\b{re.escape(place.stem)}\b")
-    return (line for line in text.replace("\\\n", " ").splitlines() if named.search(line))
+    return (line for line in joined_lines(text) if named.search(line))
 
 
 _SAYS_BUG = re.compile(r"#\s*(?i:intentional |deliberate )?BUG\b")

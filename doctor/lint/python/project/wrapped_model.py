@@ -13,7 +13,7 @@ from typing import NamedTuple
 from doctor.lint.python.project.imported_functions import called_function
 from doctor.lint.python.project.launch_counts import STARTS_RANKS
 from doctor.lint.python.project.unreached import is_program, may_import
-from doctor.lint.python.rank_branches import BLOCKS, statements_before
+from doctor.lint.python.rank_branches import statements_above
 from doctor.lint.python.script import FunctionNode, Script, last_name, per_script
 from doctor.lint.python.training import ACCELERATOR, DDP
 
@@ -187,23 +187,11 @@ def _chooses_by_text(script: Script, wrap: ast.Call) -> bool:
     which is a text: ``Invalid device string: '0'``."""
     if STARTS_RANKS.search(script.text):
         return False  # no launcher has set the variable
-    above = set(_statements_above(script, wrap))
+    above = set(statements_above(script, wrap))
     return any(
         script.statement_of(call) in above and _is_text(script, script.argument(call, "device", 0))
         for call in script.calls("torch.cuda.set_device")
     )
-
-
-def _statements_above(script: Script, node: ast.AST) -> list[ast.stmt]:
-    """The statements that have run in a function before a place."""
-    found: list[ast.stmt] = []
-    inner = node
-    for outer in script.around(node):
-        found += statements_before(outer, inner, BLOCKS)
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            break
-        inner = outer
-    return found
 
 
 def _is_text(script: Script, device: ast.expr | None) -> bool:
