@@ -83,7 +83,7 @@ def _unlike_models(sketch: JobBuilder, *, broadcast: bool) -> JobBuilder:
         Passes("a wrapped sampler, and one global seed", _wrapped(running())),
         Passes("the same Subset on all ranks", with_loader(running(1, 3), part="p")),
         Passes(
-            "a Subset of its own on each rank, which no sampler divides",
+            "another Subset on each rank, which no sampler divides",
             with_loader(
                 with_loader(running(), part="p", sampler=Sampler("RandomSampler", shuffle=True)), ranks=(1,), part="q"
             ),
@@ -96,7 +96,7 @@ def _unlike_models(sketch: JobBuilder, *, broadcast: bool) -> JobBuilder:
         ),
         Passes("the wrapper synchronizes the replicas", _unlike_models(running(), broadcast=True)),
         Passes(
-            "two parts of a model, each on data-parallel ranks of its own",
+            "two parts of a model, each on other data-parallel ranks",
             running(1, 4)
             .alter(TrainingFacts, ranks=(0, 2), data_parallel_root=0, data_parallel_size=2)
             .alter(TrainingFacts, ranks=(1, 3), data_parallel_root=1, data_parallel_size=2)

@@ -56,7 +56,7 @@ _NEW_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.30.7", "system", chosen=Tru
         r"reads it as": "The setting does not have the intended effect, and NCCL logs no message.",
         r"treats it as": "The setting may not have the intended effect, and NCCL logs no message.",
         r"sets no time limit": "If a link or a peer fails, NCCL waits for it instead of reporting an error.",
-        r"NCCL replaces it": "NCCL uses a number of its own instead, so the setting does not have the intended effect.",
+        r"NCCL replaces it": "NCCL uses another number instead, so the setting does not have the intended effect.",
         r"out of range": "The value is rejected with an error, or silently replaced with one in the range.",
         r"ignores$": "The other entries of the list still take effect.",
         r"whole list|default list": "NCCL logs what it logs without the variable.",

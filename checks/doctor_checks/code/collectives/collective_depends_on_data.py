@@ -46,7 +46,7 @@ from doctor.testing.script_cases import fails, passes
         passes("all gather, then look at what all found", _GATHERED),
         passes("a score of what was gathered in each batch", _SCORED),
         fails(
-            "a score of its own batches",
+            "a score of the batches of one rank",
             _SCORED.replace("accelerator.gather_for_metrics", "").replace("e()", "e()  # !"),
         ),
         passes("sizes of tensors are equal on all ranks", _SIZES),
