@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from doctor.api import InsertStatement, Script, Severity, Violation, location_of, rule
 from doctor.lint.python.gpu_use import runs_alone
 from doctor.lint.python.loader_calls import depends_on_ranks, evaluates, target_name
-from doctor.lint.python.project.options import is_one_everywhere
+from doctor.lint.python.project.left_defaults import shown_numbers
 from doctor.lint.python.project.random_data import is_random
 from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import SAMPLER, Loop, calls_of, epoch_loops, loops, shards_loaders_itself, unwrapped
@@ -323,9 +323,8 @@ def _is_one_epoch(script: Script, loop: ast.For | ast.While) -> bool:
     if isinstance(counted, ast.Call) and last_name(counted) == "range" and len(counted.args) > 1:
         counted = counted.args[1]  # the first epoch, after which a run may start again, is another number
     parts = ast.walk(counted) if counted is not None else ()
-    names = [last_name(one) for one in parts if isinstance(one, (ast.Name, ast.Attribute))]
-    options = {one for one in names if "epoch" in one.lower()}
-    return len(options) == 1 and is_one_everywhere(script, options.pop())
+    options = [one for one in parts if isinstance(one, (ast.Name, ast.Attribute)) and "epoch" in last_name(one).lower()]
+    return len({last_name(one) for one in options}) == 1 and shown_numbers(script, options[0]) == {1}
 
 
 def _uses(script: Script, loader: ast.Call, sampler: ast.Call) -> bool:

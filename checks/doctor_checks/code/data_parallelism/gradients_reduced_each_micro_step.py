@@ -10,10 +10,9 @@ from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.loader_calls import target_name
 from doctor.lint.python.project.accelerate_jobs import shards_always
-from doctor.lint.python.project.left_defaults import possible_values
+from doctor.lint.python.project.left_defaults import shown_numbers
 from doctor.lint.python.project.one_process import never_runs
 from doctor.lint.python.project.option_values import values_in_commands
-from doctor.lint.python.project.options import is_one_everywhere
 from doctor.lint.python.rank_branches import block_of, plain_test
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import (
@@ -247,16 +246,11 @@ def _counts_of(script: Script, loop: Loop) -> Iterator[tuple[ast.expr, ast.AST]]
 
 
 def _is_one_by_default(script: Script, loop: Loop, steps: ast.expr, where: ast.AST) -> bool:
-    if not isinstance(steps, (ast.Name, ast.Attribute, ast.Subscript)):
+    if isinstance(steps, ast.Constant):
         return False
-    values = [script.value(one) for one in script.values_of(steps)]
-    key = script.value(steps.slice) if isinstance(steps, ast.Subscript) else last_name(steps)
-    name = key if isinstance(key, str) else ""
     decides = isinstance(where, ast.BinOp) and _decides_step(script, loop, where)
-    if not _COUNTS_STEPS.search(name) and not decides:
-        return False
-    shown = possible_values(script, steps, options=True)
-    return 1 in values or _default(script, name) == 1 or is_one_everywhere(script, name) or shown == frozenset({1})
+    is_count = decides or _COUNTS_STEPS.search(ast.unparse(steps)) is not None
+    return is_count and shown_numbers(script, steps) == {1}
 
 
 def _at_least_one(script: Script, number: ast.expr) -> ast.expr:
@@ -278,20 +272,6 @@ def _decides_step(script: Script, loop: Loop, part: ast.BinOp) -> bool:
 
 _COUNTS_STEPS = re.compile(r"accum|grad_?cum|update_?(?:freq|every|interval)|iter_?size", re.IGNORECASE)
 """Options for the number of micro-steps."""
-
-
-def _default(script: Script, option: str) -> object:
-    """The default of ``parser.add_argument("--option", default=…)``."""
-    for call in script.method_calls("add_argument"):
-        names = [name.lstrip("-").replace("-", "_") for one in call.args if isinstance(name := script.value(one), str)]
-        if option in names:
-            return script.value(script.argument(call, "default"))
-    # Of the program that this module is a part of
-    spelled = re.escape(option).replace("_", "[-_]")
-    given = re.compile(rf"[\"']--{spelled}[\"'][^\n]*\bdefault\s*=\s*1\b")
-    modules = script.modules
-    stem = option.partition("_")[0]
-    return 1 if modules is not None and any(given.search(text) for _, text in modules.mentioning(stem)) else None
 
 
 def _shards(script: Script, wrapper: ast.Call) -> bool:

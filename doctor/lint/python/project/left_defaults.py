@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import math
 import operator
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from doctor.lint.python.project.call_graph import CALLED_BY_TORCH, INERT, PLAIN_BASES
-from doctor.lint.python.project.option_values import Values, option_values
+from doctor.lint.python.project.option_values import Values, numbers_of, option_values
+from doctor.lint.python.project.options import number_in
 from doctor.lint.python.script import UNKNOWN, FunctionNode, ProjectModules, Script, last_name, parsed
 
 MOST_READ = 40
@@ -138,6 +141,173 @@ def _bound_values(script: Script, bound: object, depth: int, *, options: bool) -
         answer = outcome(script, one, depth - 1, options=options)
         return None if answer is None else frozenset({answer})
     return None
+
+
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], object]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_FUNCTIONS: dict[str, Callable[..., object]] = {
+    "int": int, "float": float, "round": round, "abs": abs, "max": max, "min": min,
+    "ceil": math.ceil, "floor": math.floor,
+}
+_ENVIRONMENT = ("os.environ.get", "os.getenv", "os.environ.setdefault")
+MOST_VALUES = 24
+"""Values of an expression that are told apart."""
+
+
+def shown_numbers(script: Script, node: ast.expr, depth: int = 2 * DEPTH) -> Values:
+    """The values that the project shows for a number, by what it is computed from: literals, options and settings, the
+    variables of the environment, and what callers give. :data:`UNKNOWN` is among them if there may be others."""
+    if not depth:
+        return frozenset({UNKNOWN})
+    found = frozenset(_numbers_of_kind(script, node, depth - 1))
+    return found if 0 < len(found) <= MOST_VALUES else frozenset({UNKNOWN})
+
+
+def _numbers_of_kind(script: Script, node: ast.expr, depth: int) -> Iterable[object]:
+    if isinstance(node, ast.Constant):
+        return [node.value]
+    if isinstance(node, ast.IfExp):
+        return shown_numbers(script, node.body, depth) | shown_numbers(script, node.orelse, depth)
+    if isinstance(node, ast.BoolOp):
+        is_or = isinstance(node.op, ast.Or)
+        return _computed(
+            lambda *given: _first(given, is_or), [shown_numbers(script, one, depth) for one in node.values]
+        )
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return _computed(operator.neg, [shown_numbers(script, node.operand, depth)])
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        parts = [shown_numbers(script, one, depth) for one in (node.left, node.right)]
+        return _computed(_ARITHMETIC[type(node.op)], parts)
+    if isinstance(node, ast.Call):
+        return _numbers_of_call(script, node, depth)
+    if isinstance(node, ast.Name):
+        return _numbers_of_name(script, node, depth)
+    return _numbers_of_entry(script, node, depth)
+
+
+def _first(given: Sequence[object], is_or: bool) -> object:
+    """What ``or`` and ``and`` give."""
+    return next((one for one in given[:-1] if bool(one) is is_or), given[-1])
+
+
+def _computed(function: Callable[..., object], parts: list[Values]) -> set[object]:
+    found: set[object] = set()
+    for given in itertools.product(*parts):
+        try:
+            found.add(UNKNOWN if UNKNOWN in given else function(*given))
+        except (TypeError, ValueError, ArithmeticError):
+            found.add(UNKNOWN)
+    return found
+
+
+def _numbers_of_call(script: Script, call: ast.Call, depth: int) -> Iterable[object]:
+    name = script.name(call.func) or last_name(call.func)
+    if name in _ENVIRONMENT and call.args:
+        default = shown_numbers(script, call.args[1], depth) if len(call.args) > 1 else frozenset()
+        variable = script.value(call.args[0])
+        return {_as_number(one) for one in default} | (
+            _exported(script, variable) if isinstance(variable, str) else set()
+        )
+    if last_name(call.func) == "get" and call.args and isinstance(entry := script.value(call.args[0]), str):
+        default = shown_numbers(script, call.args[1], depth) if len(call.args) > 1 else frozenset()
+        return numbers_of(script, entry) | default
+    function = _FUNCTIONS.get(name.rpartition(".")[2])
+    if function is None or call.keywords or any(isinstance(one, ast.Starred) for one in call.args):
+        return ()
+    return _computed(function, [shown_numbers(script, one, depth) for one in call.args])
+
+
+def _as_number(value: object) -> object:
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return UNKNOWN
+
+
+def _exported(script: Script, variable: str) -> set[object]:
+    """The numbers that launch files give a variable of the environment."""
+    if script.modules is None:
+        return set()
+    given = re.compile(rf"(?<![\w$]){re.escape(variable)}[\"']?(?:=|:\s?)[\"']?([^\s\"';]+)")
+    texts = script.modules.mentioning(variable, launches=True)
+    return {_as_number(number_in(one, text)) for _, text in texts for one in given.findall(text)}
+
+
+def _numbers_of_name(script: Script, name: ast.Name, depth: int) -> Iterable[object]:
+    scope = script.bindings.scope_of(name, name.id)
+    bound = scope.names[name.id] if scope is not None else ()
+    if not bound:
+        return numbers_of(script, name.id)
+    found: set[object] = set()
+    for one in bound:
+        if isinstance(one, ast.arg):
+            found |= _numbers_of_parameter(script, one, depth)
+        elif isinstance(one, str):
+            found |= numbers_of(script, one.rpartition(".")[2])
+        elif isinstance(one, ast.expr) and not isinstance(one, ast.Starred):
+            found |= shown_numbers(script, one, depth)
+        else:
+            found |= {UNKNOWN}
+    return found
+
+
+def _numbers_of_entry(script: Script, node: ast.expr, depth: int) -> Iterable[object]:
+    """Those of ``self.steps``, of ``args.steps`` and of ``cfg["train"]["steps"]``."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+        values = script.values_of(node)
+        if values:
+            return frozenset().union(*(shown_numbers(script, one, depth) for one in values))
+    name = node.attr if isinstance(node, ast.Attribute) else None
+    if isinstance(node, ast.Subscript):
+        name = script.value(node.slice)
+    return numbers_of(script, name) if isinstance(name, str) else ()
+
+
+def _numbers_of_parameter(script: Script, parameter: ast.arg, depth: int) -> Values:
+    """Those that the calls of the project give a parameter, or else those of an option or a setting of its name."""
+    found = frozenset(_given_by_calls(script, parameter, depth))
+    if found and UNKNOWN not in found:
+        return found
+    named = numbers_of(script, parameter.arg)
+    return named | (found - {UNKNOWN}) if named else found
+
+
+def _given_by_calls(script: Script, parameter: ast.arg, depth: int) -> Iterator[object]:
+    function = script.function_of(parameter)
+    if function is None or isinstance(function, ast.Lambda):
+        return
+    default, place = _default_of(function, parameter)
+    owner = script.parent(function)
+    name = owner.name if isinstance(owner, ast.ClassDef) and function.name == "__init__" else function.name
+    is_bound = isinstance(owner, ast.ClassDef) and not any(
+        last_name(one) == "staticmethod" for one in function.decorator_list
+    )
+    own = [one for one in script.all(ast.Call) if last_name(one.func) == name]
+    for uses in _uses_of(script, name):
+        for call in uses.calls[name] if uses is not None else ():
+            given = _argument(call, parameter.arg, place - is_bound)
+            if script.is_open(call):
+                yield UNKNOWN
+            elif given is None:
+                yield from shown_numbers(script, default, depth) if default is not None else [UNKNOWN]
+            elif isinstance(given, ast.Constant):
+                yield given.value
+            elif any(ast.unparse(one) == ast.unparse(call) for one in own):
+                same = next(one for one in own if ast.unparse(one) == ast.unparse(call))
+                yield from shown_numbers(script, _argument(same, parameter.arg, place - is_bound) or given, depth)
+            else:
+                yield from numbers_of(script, last_name(given)) or [UNKNOWN]
+
+
+def _argument(call: ast.Call, name: str, place: int) -> ast.expr | None:
+    named = next((one.value for one in call.keywords if one.arg == name), None)
+    return named or (call.args[place] if 0 <= place < len(call.args) else None)
 
 
 def _is_set_elsewhere(script: Script, attribute: str) -> bool:

@@ -14,7 +14,7 @@ from doctor.lint.python.project.failing_calls import fails_before, fails_with_ra
 from doctor.lint.python.project.launch_counts import LAUNCHERS, STARTS_RANKS, is_started_as_one, lines_naming
 from doctor.lint.python.project.left_defaults import outcome
 from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
-from doctor.lint.python.project.options import is_one_everywhere
+from doctor.lint.python.project.option_values import numbers_of
 from doctor.lint.python.project.own_folders import has_folder_of_its_own
 from doctor.lint.python.project.own_start import is_demonstration, is_of_own_main, shows_bug
 from doctor.lint.python.project.unreached import unreached
@@ -402,7 +402,7 @@ def _has_one_device(script: Script) -> bool:
     named = [_entry(script, one)[1] for one in given]
     if any(script.is_given(one, "num_nodes") for one in trainers) or not all(named):
         return False
-    return bool(named) and all(is_one_everywhere(script, one) for one in named)
+    return bool(named) and all(numbers_of(script, one) == {1} for one in named)
 
 
 def _is_one_in_configurations(script: Script, given: ast.expr | None) -> bool:

@@ -12,7 +12,15 @@ from typing import NamedTuple
 
 from doctor.core.text import joined_lines
 from doctor.lint.python.project.launch_counts import programs_of
-from doctor.lint.python.project.options import OF_SETTINGS, StartTexts, number_in, sets, starts_in, texts_of_starts
+from doctor.lint.python.project.options import (
+    OF_SETTINGS,
+    StartTexts,
+    number_in,
+    sets,
+    starts_in,
+    texts_of_starts,
+    with_variables,
+)
 from doctor.lint.python.project.unreached import is_program
 from doctor.lint.python.script import UNKNOWN, ProjectModules, Script, last_name, parsed
 
@@ -73,9 +81,9 @@ class NamedValues:
         nodes = list(ast.walk(parsed(text)))
         keeps = any(isinstance(one, ast.ClassDef) and _KEEPS.search(one.name) for one in nodes)
         for node in nodes:
-            if isinstance(node, ast.Call) and last_name(node.func) == "add_argument":
+            if isinstance(node, ast.Call) and (read := _DECLARATIONS.get(last_name(node.func))) is not None:
                 declaring.update(ast.walk(node))
-                for name, option in _declared_by(node, _literal):
+                for name, option in read(node, _literal):
                     self.declared[name].append(option)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 if "--" in node.value and node not in declaring:
@@ -89,11 +97,7 @@ class NamedValues:
     def _read_fields(self, owner: ast.ClassDef) -> Iterator[ast.AnnAssign]:
         for one in owner.body:
             if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and one.value is not None:
-                value = one.value
-                if isinstance(value, ast.Call) and last_name(value.func) in ("field", "Field"):
-                    given = [word.value for word in value.keywords if word.arg == "default"]
-                    value = given[0] if given else value
-                default = _literal(value)
+                default = _literal(_default_in(one.value))
                 kind = "str" if isinstance(default, str) else last_name(one.annotation)
                 read = partial(_switched, read=_READERS.get(kind, _scalar))
                 self.declared[one.target.id].append(DeclaredOption((f"--{one.target.id}",), default, read))
@@ -135,6 +139,109 @@ def value_in_own_file(script: Script, node: ast.expr) -> object:
     given = _given_anywhere(modules.text_at(own), name, _scalar, is_page=False)
     others = [shown for shown, _ in _naming(modules, name) if PurePath(shown).parent == folder]
     return given[0] if len(given) == 1 and set(others) <= {own, script.path} else UNKNOWN
+
+
+def numbers_of(script: Script, name: str) -> Values:
+    """The numbers that the project shows for an option or a setting: those of commands, configurations and pages that
+    may start the script, what programs set, and defaults, unless each command that starts the script gives another one.
+    :data:`UNKNOWN` is among them for one that cannot be read; empty if nothing gives one. Other programs do not count
+    for an option of the script whose default is 1."""
+    modules = script.modules
+    if modules is None or not name.isidentifier():
+        return frozenset()
+    key = ("numbers", script.path, name)
+    if key not in modules.memo:
+        modules.memo[key] = frozenset(_numbers(script, modules, name))
+    found: Values = modules.memo[key]
+    return found
+
+
+def _numbers(script: Script, modules: ProjectModules, name: str) -> set[object]:
+    spelled = name.replace("_", "[-_]")
+    given = re.compile(rf"(?<![\w-])(?:--)?(?:\w+\.)*{spelled}[\"']?(?:\s?[:=]\s?|[ \t]+)[\"']?([^\s\"',;}})]+)")
+    stated = re.compile(rf"(?<![\w-])(?:--)?(?:\w+\.)*{spelled}[\"'`]?(?:\s?[:=]\s?|[ \t]+)[\"'`]?(\d+)")
+    texts, naming = texts_of_starts(script), dict(_naming(modules, name))
+    declared = _declared_at(modules, script.path, script.text, name)
+    is_own = bool(declared) and (texts.own or any(one.default == 1 for one in declared))
+    launches = texts.launches
+    if not is_own:
+        launches = _of_selected(script, modules, {one: naming[one] for one in naming if not one.endswith(".py")})
+    programs = {script.path: script.text}
+    programs |= {} if is_own else {one: naming[one] for one in naming if one.endswith(".py")}
+    if len(programs) > MOST_READ:
+        return {UNKNOWN}
+    pages = texts.pages
+    if is_own:
+        launches, pages = ([_without_others(script, text) for text in one] for one in (launches, pages))
+    found = {_number(number_in(one, text)) for text in launches for one in given.findall(text)}
+    found |= {_number(one) for text in pages for one in stated.findall(text)}
+    defaults: set[object] = set()
+    for shown, text in programs.items():
+        settings = _settings_in(modules, shown, text)
+        if settings is None:
+            return {UNKNOWN}
+        written = (_literal(one) for one in settings.written.get(name, ()))
+        found |= {one for one in written if isinstance(one, (int, float)) and not isinstance(one, bool)}
+        defaults |= {one.default for one in settings.declared.get(name, ())}
+    defaults -= {None} if found or len(defaults) > 1 else set()
+    is_given = defaults != {1} and _is_in_all_starts(script, texts, given)
+    return found if is_given else found | defaults
+
+
+def _without_others(script: Script, text: str) -> str:
+    """A text without the commands that start other programs, and those that start the script as one process."""
+    name = PurePath(script.path).name
+    is_other = {True: _OF_ONE_PROCESS, False: _STARTS_OTHER}
+    return "\n".join(line for line in joined_lines(text) if not is_other[name in line].search(line))
+
+
+_STARTS_OTHER = re.compile(r"\b(?:python[\d.]*|torchrun|launch|deepspeed|srun)\b[^\n]*\.py\b")
+_OF_ONE_PROCESS = re.compile(
+    r"^(?!.*nnodes)(?!.*num_machines).*(?:nproc[_-]per[_-]node|num[_-]processes|num_gpus)[= ]1(?!\S)"
+)
+
+
+def _declared_at(modules: ProjectModules, shown: str, text: str, name: str) -> list[DeclaredOption]:
+    settings = _settings_in(modules, shown, text)
+    return settings.declared.get(name, []) if settings is not None else []
+
+
+def _number(word: str) -> object:
+    value = _scalar(word)
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else UNKNOWN
+
+
+def _is_in_all_starts(script: Script, texts: StartTexts, given: re.Pattern[str]) -> bool:
+    """Whether each command of the project that starts a script has an option."""
+    name = PurePath(script.path).name
+    starts = [
+        with_variables(line, text) for text in (*texts.launches, *texts.pages) for line in starts_in(name, [text])
+    ]
+    return bool(starts) and all(map(given.search, starts))
+
+
+_MAKES = re.compile(r"^_target_:[ \t]*[\"']?([\w.]+)", re.MULTILINE)
+"""The class of which a configuration of Hydra makes an object (hydra.utils.instantiate)."""
+
+
+def _of_selected(script: Script, modules: ProjectModules, launches: dict[str, str]) -> list[str]:
+    """The launch files, without those of other modules: where configurations make an object of a class of this one,
+    those that make another object, and commands that name such a configuration alone."""
+    makes = {
+        shown: found[1].split(".")[-2:-1] == [PurePath(script.path).stem]
+        for shown, text in modules.mentioning("_target_", launches=True)
+        if (found := _MAKES.search(text))
+    }
+    if not any(makes.values()):
+        return list(launches.values())
+    return [text for shown, text in launches.items() if makes.get(shown, _may_select(makes, text))]
+
+
+def _may_select(makes: dict[str, bool], text: str) -> bool:
+    """Whether a launch file names a configuration that makes the object, or none that makes another."""
+    words = set(re.findall(r"[\w-]+", text))
+    named = [is_own for shown, is_own in makes.items() if PurePath(shown).stem in words]
+    return any(named) or not named
 
 
 def _setting(node: ast.expr) -> tuple[str, str]:
@@ -191,7 +298,7 @@ def values_in_commands(script: Script, node: ast.expr) -> Values | None:
 
 def _given_in_starts(name: str, texts: StartTexts, option: DeclaredOption) -> Iterator[object]:
     for text in (*texts.launches, *texts.pages):
-        for line in starts_in(name, [text]):
+        for line in (with_variables(one, text) for one in starts_in(name, [text])):
             yield UNKNOWN if _GIVES_MORE.search(line) or _abbreviates(line, option) else _given(line, text, option)
 
 
@@ -381,9 +488,10 @@ def _is_of_self(node: ast.AST) -> bool:
 
 def _defaults_of(node: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
     given = [*node.posonlyargs, *node.args]
-    yield from ((one.arg, value) for one, value in zip(given[::-1], node.defaults[::-1], strict=False))
+    defaults = zip(given[::-1], node.defaults[::-1], strict=False)
+    yield from ((one.arg, _default_in(value)) for one, value in defaults)
     keywords = zip(node.kwonlyargs, node.kw_defaults, strict=True)
-    yield from ((one.arg, value) for one, value in keywords if value is not None)
+    yield from ((one.arg, _default_in(value)) for one, value in keywords if value is not None)
 
 
 def _is_copy(value: ast.expr, name: str) -> bool:
@@ -421,6 +529,52 @@ def _declared_by(call: ast.Call, value: Callable[[ast.expr | None], object]) -> 
         if isinstance(default, str) and kind != "str":
             default = read(default)
         yield dest, DeclaredOption(tuple(names), default, lambda word: UNKNOWN if word is None else read(word))
+
+
+def _declared_by_click(
+    call: ast.Call, value: Callable[[ast.expr | None], object]
+) -> Iterator[tuple[str, DeclaredOption]]:
+    """``@click.option("--steps", default=4)``."""
+    names = [one for arg in call.args if isinstance(one := value(arg), str)]
+    long = [one for one in names if one.startswith("--")]
+    bare = next((one for one in names if one.isidentifier()), long[0].lstrip("-").replace("-", "_") if long else "")
+    given = {one.arg: one.value for one in call.keywords}
+    if long and "is_flag" not in given:
+        default = value(given["default"]) if "default" in given else None
+        kind = type(default).__name__ if default is not None else last_name(given.get("type", call))
+        yield bare, DeclaredOption(tuple(long), default, partial(_read_word, read=_READERS.get(kind, _scalar)))
+
+
+def _declared_by_absl(
+    call: ast.Call, value: Callable[[ast.expr | None], object]
+) -> Iterator[tuple[str, DeclaredOption]]:
+    """``flags.DEFINE_integer("steps", 4, "...")``."""
+    given = {one.arg: one.value for one in call.keywords}
+    name = value(call.args[0] if call.args else given.get("name"))
+    default = value(call.args[1] if len(call.args) > 1 else given.get("default"))
+    kind = "int" if last_name(call.func) == "DEFINE_integer" else "float"
+    if isinstance(name, str):
+        yield name, DeclaredOption((f"--{name}",), default, partial(_read_word, read=_READERS[kind]))
+
+
+def _read_word(word: str | None, read: Callable[[str], object]) -> object:
+    return UNKNOWN if word is None else read(word)
+
+
+_DECLARATIONS = {
+    "add_argument": _declared_by,
+    "option": _declared_by_click,
+    "DEFINE_integer": _declared_by_absl,
+    "DEFINE_float": _declared_by_absl,
+}
+
+
+def _default_in(value: ast.expr) -> ast.expr:
+    """The default that a declaration of a field or an option gives: ``field(default=4)``, ``Field(4, ge=1)``."""
+    if not isinstance(value, ast.Call) or last_name(value.func) not in ("field", "Field", "Option"):
+        return value
+    given = [word.value for word in value.keywords if word.arg == "default"]
+    return given[0] if given else value.args[0] if value.args else value
 
 
 def _is_optional(action: ast.expr) -> bool:
