@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import (
+    LoaderCall,
     belongs_to_lightning,
     evaluates,
     is_endless,
@@ -16,11 +17,14 @@ from doctor.lint.python.loader_calls import (
     is_unused,
     loaders,
     target_name,
+    words_of,
 )
-from doctor.lint.python.project.left_defaults import possible_values
+from doctor.lint.python.project.left_defaults import shown_numbers
+from doctor.lint.python.project.one_process import never_runs
 from doctor.lint.python.project.option_values import value_in_own_file
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import run_by_all
+from doctor.lint.python.script import UNKNOWN
 from doctor.lint.python.training import SAMPLER, is_test, several_ranks
 from doctor.lint.python.value_flow import handed_in
 from doctor.testing.script_cases import fails, passes
@@ -149,8 +153,8 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
             yield Violation(
                 loader.call,
                 f"{loader.title} drops up to {batch} on each rank (drop_last=True)",
-                # One sample of each rank at most, or a mean that is logged
-                severity=Severity.INFO if size == 2 or _only_logs(script, loader.call) else None,
+                # A few samples of a validation set, or a mean that is logged
+                severity=Severity.INFO if _costs_little(script, loader) or _only_logs(script, loader.call) else None,
             )
     for call in script.calls(SAMPLER):
         data = script.argument(call, "dataset", 0)
@@ -183,16 +187,25 @@ _EVALUATES = re.compile(r"\.eval\(\)|\bno_grad\b|\binference_mode\b")
 
 
 def _is_divided(script: Script, loader: ast.Call) -> bool:
-    """Whether each rank reads its share of the data. Without a sampler all read the same, and drop the same tail
-    however many they are."""
-    samplers = [script.argument(loader, name) for name in ("sampler", "batch_sampler")]
-    given = any(one is not None and not _is_none(script, one) for one in samplers)
+    """Whether each rank reads its share of the data. Without a sampler, or with one that knows no ranks in all starts
+    that the project shows, all read the same, and drop the same tail however many they are."""
+    samplers = (script.argument(loader, name) for name in ("sampler", "batch_sampler"))
+    given = any(one is not None and not _knows_no_ranks(script, one) for one in samplers)
     return given or script.is_open(loader) or is_sharded_by_framework(script, loader)
 
 
-def _is_none(script: Script, sampler: ast.expr) -> bool:
-    values = script.values_of(sampler)
-    return bool(values) and all(isinstance(one, ast.Constant) and one.value is None for one in values)
+def _knows_no_ranks(script: Script, sampler: ast.expr) -> bool:
+    values = [one for one in script.values_of(sampler) if not never_runs(script, one, options=True)]
+    return bool(script.values_of(sampler)) and all(
+        (isinstance(one, ast.Constant) and one.value is None)
+        or (isinstance(one, ast.Call) and script.name(one.func) in _WHOLE)
+        for one in values
+    )
+
+
+_WHOLE = tuple(
+    f"torch.utils.data.{part}{name}Sampler" for part in ("", "sampler.") for name in ("Sequential", "Random")
+)
 
 
 def _is_tried_out(script: Script, call: ast.Call) -> bool:
@@ -210,9 +223,29 @@ def _is_whole(script: Script, loader: ast.Call) -> bool:
     size = script.argument(loader, "batch_size", 1)
     given = list(handed_in(script, size)) if size is not None else []
     one = size is None or script.value(size) == 1 or (bool(given) and all(script.value(part) == 1 for part in given))
-    one = one or (size is not None and possible_values(script, size, options=True) == frozenset({1}))
-    one = one or (size is not None and value_in_own_file(script, size) == 1)
+    one = one or (size is not None and _sizes(script, size) == {1})
     return (one and not script.is_open(loader)) or rank_condition(script, loader) is not None
+
+
+def _sizes(script: Script, size: ast.expr) -> frozenset[object]:
+    """The sizes of a batch that the project shows."""
+    own = value_in_own_file(script, size)
+    return shown_numbers(script, size) if own is UNKNOWN else frozenset({own})
+
+
+def _costs_little(script: Script, loader: LoaderCall) -> bool:
+    """Whether each rank leaves out fewer than :data:`_FEW` samples of a validation set, by all sizes of a batch that
+    the project shows: they change less than the selection of a checkpoint depends on."""
+    size = script.argument(loader.call, "batch_size", 1)
+    data = script.argument(loader.call, "dataset", 0)
+    names = {word for one in (loader.name, script.text_of(data) if data is not None else "") for word in words_of(one)}
+    if size is None or not names.isdisjoint(_OF_TESTS):
+        return False
+    return all(isinstance(one, (int, float)) and one <= _FEW for one in _sizes(script, size))
+
+
+_FEW = 16
+_OF_TESTS = frozenset({"test", "testing"})
 
 
 def _is_of_one_rank(script: Script, name: str) -> bool:

@@ -319,12 +319,23 @@ def _handed(script: Script, loop: Loop) -> Iterator[ast.expr]:
 
 def _is_one_epoch(script: Script, loop: ast.For | ast.While) -> bool:
     """Whether every start that the project shows has one epoch: ``range(args.epochs)`` with ``--epochs 1``."""
-    counted = loop.iter if isinstance(loop, ast.For) else None
+    counted = loop.iter if isinstance(loop, ast.For) else loop.test
     if isinstance(counted, ast.Call) and last_name(counted) == "range" and len(counted.args) > 1:
         counted = counted.args[1]  # the first epoch, after which a run may start again, is another number
-    parts = ast.walk(counted) if counted is not None else ()
-    options = [one for one in parts if isinstance(one, (ast.Name, ast.Attribute)) and "epoch" in last_name(one).lower()]
-    return len({last_name(one) for one in options}) == 1 and shown_numbers(script, options[0]) == {1}
+    if isinstance(counted, ast.Compare):
+        counted = counted.comparators[0]  # while epoch < args.epochs
+    options = {name: one for one in ast.walk(counted) if "epoch" in (name := _entry_of(one)).lower()}
+    return len(options) == 1 and all(shown_numbers(script, one) == {1} for one in options.values())
+
+
+def _entry_of(node: ast.AST) -> str:
+    """The name of a variable or an entry: of ``cfg["epochs"]`` and ``cfg.get("epochs", 1)``, ``epochs``."""
+    key = node.slice if isinstance(node, ast.Subscript) else None
+    if isinstance(node, ast.Call) and last_name(node) == "get" and node.args:
+        key = node.args[0]
+    if key is not None:
+        return str(key.value) if isinstance(key, ast.Constant) else ""
+    return last_name(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
 
 
 def _uses(script: Script, loader: ast.Call, sampler: ast.Call) -> bool:

@@ -152,8 +152,14 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], object]] = {
     ast.Mod: operator.mod,
 }
 _FUNCTIONS: dict[str, Callable[..., object]] = {
-    "int": int, "float": float, "round": round, "abs": abs, "max": max, "min": min,
-    "ceil": math.ceil, "floor": math.floor,
+    "int": int,
+    "float": float,
+    "round": round,
+    "abs": abs,
+    "max": max,
+    "min": min,
+    "ceil": math.ceil,
+    "floor": math.floor,
 }
 _ENVIRONMENT = ("os.environ.get", "os.getenv", "os.environ.setdefault")
 MOST_VALUES = 24
@@ -289,6 +295,7 @@ def _given_by_calls(script: Script, parameter: ast.arg, depth: int) -> Iterator[
         last_name(one) == "staticmethod" for one in function.decorator_list
     )
     own = [one for one in script.all(ast.Call) if last_name(one.func) == name]
+    yield from _given_by_spawns(script, function, place, depth)
     for uses in _uses_of(script, name):
         for call in uses.calls[name] if uses is not None else ():
             given = _argument(call, parameter.arg, place - is_bound)
@@ -303,6 +310,24 @@ def _given_by_calls(script: Script, parameter: ast.arg, depth: int) -> Iterator[
                 yield from shown_numbers(script, _argument(same, parameter.arg, place - is_bound) or given, depth)
             else:
                 yield from numbers_of(script, last_name(given)) or [UNKNOWN]
+
+
+def _given_by_spawns(script: Script, function: FunctionNode, place: int, depth: int) -> Iterator[object]:
+    """What processes get that run a function: ``spawn(main, args=(world_size, 10))``, which puts the rank first."""
+    for call in script.all(ast.Call):
+        kind = last_name(call.func)
+        if kind not in _STARTS or not any(
+            last_name(one) == function.name for one in (*call.args[:1], *(word.value for word in call.keywords))
+        ):
+            continue
+        given = script.argument(call, "args", 1)
+        parts = given.elts if isinstance(given, (ast.Tuple, ast.List)) else []
+        at = place - _STARTS[kind]
+        yield from shown_numbers(script, parts[at], depth) if 0 <= at < len(parts) else [UNKNOWN]
+
+
+_STARTS = {"spawn": 1, "start_processes": 1, "Process": 0, "notebook_launcher": 0}
+"""Functions that start another one in processes, and the arguments that they give it first."""
 
 
 def _argument(call: ast.Call, name: str, place: int) -> ast.expr | None:
