@@ -339,6 +339,29 @@ def test_threads_on_devices_that_no_option_names_are_an_info(tmp_path, option, s
 
 
 @pytest.mark.parametrize(
+    ("use", "more", "severity"),
+    [
+        ("print(args.runs)", "", "info"),
+        ("print(args.rounds)", "", "error"),
+        ("print(args.quiet or args.runs)", "", "error"),
+        ("print(args.runs)", "parser.add_argument('--runs')\n", "error"),
+        ("print(args.runs)", "args.runs = 3\n", "error"),
+        ("print(args.runs)", "vars(args).update(more)\n", "error"),
+        ("args.runs += 1", "", "error"),
+    ],
+)
+def test_a_program_stops_at_an_option_that_nothing_declares(tmp_path, use, more, severity):
+    text = (
+        "import argparse\nimport torch.distributed as dist\nparser = argparse.ArgumentParser()\n"
+        f"parser.add_argument('--rounds')\nargs = parser.parse_args()\n{more}"
+        f"dist.init_process_group('nccl')\n{use}\nif dist.get_rank() == 0:\n    dist.barrier()\n"
+    )
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "other.py").write_text("import torch\n")
+    assert found(tmp_path, {"train.py": text}) == [("CODE005", severity)]
+
+
+@pytest.mark.parametrize(
     ("use", "severity"),
     [
         ("evaluate(model, loader)", "info"),

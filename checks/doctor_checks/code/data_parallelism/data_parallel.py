@@ -85,32 +85,10 @@ def data_parallel(script: Script) -> Iterator[Violation]:
             chosen = shown is None and (
                 _has_other_way(script)
                 or _is_never_enabled(script, call)
-                or _lacks_devices(script, call)
                 or sees_one_gpu(script)
                 or _is_only_evaluated(script, call)
             )
             yield replace(found, severity=Severity.INFO, preview=True) if chosen else found
-
-
-def _lacks_devices(script: Script, call: ast.Call) -> bool:
-    """Whether the devices are an attribute of ``args`` that nothing in the project makes: all its texts only read it.
-    The call ends with an AttributeError."""
-    devices, modules = script.argument(call, "device_ids", 1), script.modules
-    if not isinstance(devices, ast.Attribute) or last_name(devices.value) != "args" or modules is None:
-        return False
-    name = devices.attr
-    parsers = [text for _, text in modules.mentioning(".parse_args(")]
-    if not parsers or not modules.is_whole(script.location) or any(map(_MAKES_ATTRIBUTES.search, parsers)):
-        return False
-    spelled, reads = re.compile(name.replace("_", "[-_]")), re.compile(_READS.format(name=name))
-    texts = {text for one in (name, name.replace("_", "-")) for _, text in modules.mentioning(one)}
-    return not any(spelled.search(reads.sub("", text)) for text in texts)
-
-
-_READS = r"\bargs\.{name}\b(?!\s*\+?=(?!=))|\b(?:DataParallel|DDP)\([^\n]*?\b{name}="
-"""An attribute of ``args`` that is not a target, and the keyword of a wrapper that has its name."""
-_MAKES_ATTRIBUTES = re.compile(r"setattr\(|__dict__|\bvars\(|Namespace\(\*\*|exec\(|set_defaults\(\*\*|namespace=")
-"""Ways to make attributes of arguments without their names."""
 
 
 def _is_replaced(script: Script, call: ast.Call) -> bool:

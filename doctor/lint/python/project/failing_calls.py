@@ -12,6 +12,7 @@ from pathlib import PurePath
 from doctor.lint.engine.imported_names import names_in
 from doctor.lint.python.gpu_use import block_with_ranks
 from doctor.lint.python.project.call_graph import INERT
+from doctor.lint.python.project.options import lacks_option
 from doctor.lint.python.project.unreached import may_import
 from doctor.lint.python.rank_branches import statements_above
 from doctor.lint.python.script import FunctionNode, ProjectModules, Script, last_name, per_script
@@ -29,11 +30,13 @@ _UNKNOWN_NAMES = re.compile(r"(?<![.\w])(?:exec|globals|__import__|get_ipython)\
 
 def fails_before(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
     """Whether every run fails before it comes to a place: above it, or above each use of its function or class, a
-    statement reads a name that only lines below bind, or calls a function of the file with arguments that it does not
-    take; or each use of its function does so itself."""
+    statement reads a name that only lines below bind, or an option that nothing declares, or calls a function of the
+    file with arguments that it does not take; or the place, or each use of its function, does so itself."""
     if script.path.endswith(".ipynb"):
         return False  # cells run in any order
     if any(_is_known_to_fail(script, one) for one in statements_above(script, node)):
+        return True
+    if any(lacks_option(script, one) and not _is_conditional(script, one, node) for one in ast.walk(node)):
         return True
     holder = _outermost(script, node)
     if holder is None or depth == 0 or holder.decorator_list:
@@ -114,6 +117,9 @@ def _fails(script: Script, statement: ast.stmt) -> bool:
                 return True
         for call in script.inside(part, ast.Call):
             if not _is_conditional(script, call, part) and refuses(script, call):
+                return True
+        for read in script.inside(part, ast.Attribute):
+            if lacks_option(script, read) and not _is_conditional(script, read, part):
                 return True
     return False
 

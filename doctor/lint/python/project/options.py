@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from doctor.core.text import joined_lines
-from doctor.lint.python.script import Script, last_name
+from doctor.lint.python.script import ProjectModules, Script, last_name
 
 OF_SETTINGS = re.compile(
     r"^_?(?:args?|opts?|options|configs?|cfg|conf|hparams|flags|params|settings|self)$", re.IGNORECASE
@@ -115,3 +115,43 @@ def _is_asked_for(script: Script, name: str, spelled: str) -> bool:
     texts = [text for one in spellings if modules for _, text in modules.mentioning(one, launches=True)]
     texts += modules.pages(script.location) if modules is not None and script.location else ()
     return any(given.search(text) for text in texts)
+
+
+_READ = r"\b(?:args|opts?|options|FLAGS)\.{name}\b(?!\s*(?:[-+*/|]|//)?=(?!=))|\b(?:DataParallel|DDP)\([^\n]*?\b{name}="
+"""An attribute of the arguments that is not a target, and the keyword of a wrapper that has its name."""
+_MAKES_ATTRIBUTES = re.compile(
+    r"setattr\(|__dict__|\bvars\(|Namespace\(|exec\(|set_defaults\(\*\*|namespace=|parents=|add_argparse_args|"
+    r"add_config_arguments|HfArgumentParser|parse_known_args|import_module|add_\w*arg\w*\(\w*parser"
+)
+"""Ways to make attributes of arguments without their names, also by parsers of libraries."""
+_OTHERS = re.compile(r"^\s*(?:self\.)?args\s*=(?!=)(?![^\n]*(?:parse|args|opt|arg_))", re.MULTILINE)
+"""Arguments that are something else than what a parser gives."""
+
+
+def lacks_option(script: Script, node: ast.AST) -> bool:
+    """Whether an expression is an attribute of the parsed arguments that nothing in the project makes: all its texts
+    only read it. It ends with an AttributeError."""
+    modules = script.modules
+    if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load) or modules is None:
+        return False
+    if last_name(node.value) not in _OF_PARSERS or not modules.is_whole(script.location) or hasattr(object, node.attr):
+        return False
+    key = ("lacks option", node.attr)
+    if key not in modules.memo:
+        modules.memo[key] = _is_made_by_nothing(modules, node.attr)
+    found: bool = modules.memo[key]
+    return found
+
+
+_OF_PARSERS = frozenset({"args", "opt", "opts", "options"})
+
+
+def _is_made_by_nothing(modules: ProjectModules, name: str) -> bool:
+    parsers = [text for _, text in modules.mentioning(".parse_args(")]
+    if not parsers or any(_MAKES_ATTRIBUTES.search(one) for one in parsers):
+        return False
+    if any(_OTHERS.search(text) for _, text in modules.mentioning("args")):
+        return False
+    spelled, read = re.compile(name.replace("_", "[-_]")), re.compile(_READ.format(name=name))
+    texts = {text for one in (name, name.replace("_", "-")) for _, text in modules.mentioning(one)}
+    return not any(spelled.search(read.sub("", text)) for text in texts) and not modules.notebooks(name)
