@@ -262,6 +262,129 @@ def test_configurations_of_accelerate_say_that_models_are_sharded(tmp_path, file
     assert bool(found(tmp_path, {"train.py": ENGINE, **files})) is is_found
 
 
+COUNTED = """\
+import os
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+{imports}
+
+{above}def main({parameters}):
+    torch.distributed.init_process_group("nccl")
+    model = DDP(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.Adam(model.parameters())
+    for step, batch in enumerate(torch.load("batches.pt")):
+        (model(batch).sum() / {steps}).backward()
+        if (step + 1) % {steps} == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+{below}
+"""
+_PARSES = "import argparse\nparser = argparse.ArgumentParser()\n{}\nargs = parser.parse_args()"
+_REQUIRED = _PARSES.format("parser.add_argument('--steps', type=int, required=True)")
+_OF_TWO = _PARSES.format("parser.add_argument('--steps', type=int, default=2)")
+RUN = {"run.sh": "torchrun --nproc_per_node 8 train.py\n"}
+
+
+def counted(steps, imports="", *, below="main()", parameters="", above=""):
+    parts = {"steps": steps, "imports": imports, "below": below, "parameters": parameters, "above": above}
+    return {"train.py": COUNTED.format(**parts)}
+
+
+WAYS = {
+    "a default in several lines": lambda n: counted(
+        "args.steps",
+        _PARSES.format(f"parser.add_argument(\n    '--steps',\n    help='how (many)',\n    default={n},\n)"),
+    ),
+    "another name": lambda n: counted(
+        "args.steps", _PARSES.format(f"parser.add_argument('--accum', dest='steps', type=int, default={n})")
+    ),
+    "a default that is set": lambda n: counted(
+        "args.steps", _PARSES.format(f"parser.add_argument('--steps', type=int)\nparser.set_defaults(steps={n})")
+    ),
+    "click": lambda n: counted(
+        "steps", "import click", parameters="steps", above=f"@click.command()\n@click.option('--steps', default={n})\n"
+    ),
+    "typer": lambda n: counted(
+        "steps", "import typer", parameters=f"steps: int = typer.Option({n})", below="typer.run(main)"
+    ),
+    "fire": lambda n: counted("steps", "import fire", parameters=f"steps={n}", below="fire.Fire(main)"),
+    "absl": lambda n: counted(
+        "flags.FLAGS.steps",
+        f"from absl import app, flags\nflags.DEFINE_integer('steps', {n}, 'how many')",
+        parameters="_",
+        below="app.run(main)",
+    ),
+    "pydantic": lambda n: counted(
+        "cfg.steps",
+        f"from pydantic import *\nclass Config(BaseModel):\n    steps: int = Field({n}, ge=1)\ncfg = Config()",
+    ),
+    "a module with settings": lambda n: {**counted("config.STEPS", "import config"), "config.py": f"STEPS = {n}\n"},
+    "a name of that module": lambda n: {**counted("STEPS", "from config import STEPS"), "config.py": f"STEPS = {n}\n"},
+    "yacs": lambda n: {
+        **counted("cfg.TRAIN.STEPS", "from config import cfg"),
+        "config.py": f"cfg = CfgNode()\ncfg.TRAIN.STEPS = {n}\n",
+    },
+    "a class with settings": lambda n: counted("CFG.steps", f"class CFG:\n    steps = {n}"),
+    "a dictionary": lambda n: counted("config['steps']", f"config = {{'lr': 1, 'steps': {n}}}"),
+    "an entry that may be absent": lambda n: {
+        **counted("config.get('steps', 1)", "config = torch.load('c.pt')"),
+        "c.yaml": f"steps: {n}\n" if n > 1 else "lr: 1\n",
+    },
+    "a variable of the environment": lambda n: counted("STEPS", f"STEPS = int(os.getenv('STEPS', {n}))"),
+    "an exported variable": lambda n: {
+        **counted("STEPS", "STEPS = int(os.environ.get('STEPS', 1))"),
+        "start.sh": f"export STEPS={n}\ntorchrun train.py\n",
+    },
+    "an argument": lambda n: counted("steps", parameters="steps", below=f"main({n})"),
+    "an argument of another file": lambda n: {
+        "work.py": counted("steps", parameters="steps", below="")["train.py"],
+        "train.py": f"from work import main\nmain(steps={n})\n",
+    },
+    "an argument of processes": lambda n: counted(
+        "steps",
+        parameters="rank, size, steps",
+        below=f"if __name__ == '__main__':\n    torch.multiprocessing.spawn(main, args=(8, {n}), nprocs=8)",
+    ),
+    "what is left of a larger batch": lambda n: counted(
+        "steps", f"BATCH = 8\nMICRO = {8 // n}\nsteps = max(1, BATCH // MICRO)"
+    ),
+    "one unless it is given": lambda n: counted(
+        "(args.steps or 1)",
+        _PARSES.format(f"parser.add_argument('--steps', type=int{'' if n == 1 else ', default=4'})"),
+    ),
+    "a default in the shell": lambda n: {
+        **counted("args.steps", _REQUIRED),
+        "run.sh": f"STEPS=${{STEPS:-{n}}}\ntorchrun train.py --steps $STEPS\n",
+    },
+    "options in a variable": lambda n: {
+        **counted("args.steps", _OF_TWO),
+        "run.sh": f'ARGS="--lr 3 \\\n  --steps {n}"\ntorchrun train.py $ARGS\n',
+    },
+    "options in a list": lambda n: {
+        **counted("args.steps", _OF_TWO),
+        "run.sh": f'ARGS=(\n  --lr 3\n  --steps {n}\n)\ntorchrun train.py "${{ARGS[@]}}"\n',
+    },
+    "another command for one process": lambda n: {
+        **counted("args.steps", _PARSES.format("parser.add_argument('--steps', type=int, default=1)")),
+        "run.sh": f"torchrun --nproc_per_node=8 train.py --steps {n}\n",
+        "one.sh": "torchrun --nproc_per_node=1 train.py --steps 16\n",
+    },
+    "a page with the commands of another program": lambda n: {
+        **counted("args.steps", _PARSES.format("parser.add_argument('--steps', type=int, default=1)")),
+        "README.md": f"    torchrun other.py --steps 16\n\n    torchrun train.py --steps {n}\n",
+    },
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ways_to_give_a_number(tmp_path, way):
+    for folder, number, severities in (("one", 1, ([], ["info"])), ("more", 4, (["warning"],))):
+        (tmp_path / folder).mkdir()
+        hits = found(tmp_path / folder, {**RUN, **WAYS[way](number)})
+        assert [severity for name, severity in hits if name == "CODE032"] in severities, folder
+
+
 ALTERNATIVE = """\
 import argparse
 import torch
