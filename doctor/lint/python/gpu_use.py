@@ -80,7 +80,7 @@ def _is_one_gpu(script: Script, value: ast.expr) -> bool:
 def _is_one_by_default(script: Script, option: str) -> bool:
     """Whether the default of an option is one device, and no launch file or page of the project gives another one."""
     spelled = re.escape(option).replace("_", "[-_]")
-    default = rf"[\"']--{spelled}[\"'][^\n]{{0,120}}default\s?=\s?(?P<default>[\"']?\d{{1,2}}[\"']?)\s*[,)]"
+    default = rf"[\"']--{spelled}[\"'][^\n]{{0,120}}default\s?=\s?(?:[\"']\d{{1,2}}[\"']|\d{{1,2}})\s*[,)]"
     if re.search(default, script.text) is None:
         return False
     given = re.compile(rf"--{spelled}[ =][\"']?(?!\d{{1,2}}[\"']?(?:\s|$))")
@@ -103,22 +103,39 @@ def _is_constant_of(script: Script, module: str, name: str) -> bool:
 
 
 def _is_started_with_one(script: Script) -> bool:
-    """Whether the project shows commands that start a script, and all of them leave one GPU visible."""
+    """Whether the project shows commands that start a script, and all of them leave one GPU visible, or are in a job
+    that asks for one."""
     modules, name = script.modules, PurePath(script.path).name
     if modules is None or not script.location:
         return False
-    started = re.compile(rf"\bpython[\d.]*[ \t]+(?:-\w[ \t]+)*(?:[\w./${{}}-]*/)?{re.escape(name)}(?![\w.])")
+    started = re.compile(
+        rf"\bpython[\d.]*[\"']?(?:[ \t]+|,[ \t]*)(?:-\w[ \t]+)*[\"']?(?:[\w./${{}}-]*/)?{re.escape(name)}(?![\w.])"
+    )
     texts = [text for _, text in modules.mentioning(name, launches=True)]
     found = []
     for text in (*texts, *modules.pages(script.location)):
-        exported = ""
+        exported = "0" if set(_gpus_of_job(text)) == {"1"} else ""
         for line in joined_lines(text):
-            shown = _SHOWS.search(line)
+            shown = _SHOWS.search(line) or _OF_CONTAINER.search(line)
             if started.search(line):
                 found.append(shown["devices"] if shown else exported)
             elif shown and line.lstrip().startswith("export"):
                 exported = shown["devices"]
     return bool(found) and all(map(_ONE_GPU.match, found))
+
+
+_OF_CONTAINER = re.compile(r"--gpus[= ][\\\"']*device=(?P<devices>[\d,]+)")
+_GPUS_OF_JOB = re.compile(
+    r"^#SBATCH\s+(?:--gres[= ][\"']?gpu(?::[\w.-]*[A-Za-z][\w.-]*)?:|-G\s?|"
+    r"--gpus(?:-per-node)?[= ](?:[\w.-]*[A-Za-z][\w.-]*:)?)(\d+)|"
+    r"^#PBS\b.*\bngpus=(\d+)|^#BSUB\s+-gpu\s+[\"']?num=(\d+)|\b(?:nvidia|amd)\.com/gpu[\"']?:[ \t]*[\"']?(\d+)",
+    re.MULTILINE,
+)
+
+
+def _gpus_of_job(text: str) -> Iterator[str]:
+    """The numbers of GPUs that the jobs of a launch file ask for."""
+    yield from (one for found in _GPUS_OF_JOB.findall(text) for one in found if one)
 
 
 def simulates_ranks(script: Script) -> bool:

@@ -9,6 +9,9 @@ from dataclasses import replace
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone, sees_one_gpu
+from doctor.lint.python.project.left_defaults import shown_numbers
+from doctor.lint.python.project.option_values import lists_one
+from doctor.lint.python.project.options import switch_off_by_default
 from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import has_backward, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
@@ -86,9 +89,62 @@ def data_parallel(script: Script) -> Iterator[Violation]:
                 _has_other_way(script)
                 or _is_never_enabled(script, call)
                 or sees_one_gpu(script)
+                or _has_one_gpu(script, call)
                 or _is_only_evaluated(script, call)
             )
             yield replace(found, severity=Severity.INFO, preview=True) if chosen else found
+
+
+def _has_one_gpu(script: Script, call: ast.Call) -> bool:
+    """Whether it gets one GPU, or is not reached, by all numbers, lists and switches that the project shows."""
+    devices = script.argument(call, "device_ids", 1)
+    if devices is not None and _is_one_device(script, devices):
+        return True
+    branches = (one for one in script.around(call) if isinstance(one, ast.If))
+    return any(_asks_in_vain(script, part) for branch in branches for part in _demanded(branch, call))
+
+
+def _asks_in_vain(script: Script, test: ast.expr) -> bool:
+    """Whether a test for several GPUs, or for a switch, holds in no start that the project shows."""
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Gt, ast.GtE, ast.NotEq)):
+        counted = test.left
+        if isinstance(counted, ast.Call) and last_name(counted) == "len" and len(counted.args) == 1:
+            return _is_one_device(script, counted.args[0])
+        return _is_at_most_one(script, counted)
+    values = script.values_of(test)
+    if isinstance(test, ast.Name) and values and all(isinstance(one, ast.Constant) and not one.value for one in values):
+        return True
+    return bool(switch_off_by_default(script, test))
+
+
+def _is_at_most_one(script: Script, number: ast.expr) -> bool:
+    numbers = shown_numbers(script, number)
+    return all(isinstance(one, (int, float)) and one <= 1 for one in numbers)
+
+
+def _is_one_device(script: Script, devices: ast.expr, depth: int = 3) -> bool:
+    """Whether a list of devices has one, wherever the project shows it: ``list(range(args.n_gpu))``, an option with the
+    default ``"0"``, what a function makes of such a number."""
+    values = [one.value if isinstance(one, ast.Starred) else one for one in script.values_of(devices)]
+    if not depth or not values:
+        return False
+    return all(_is_one_in(script, one, devices, depth - 1) for one in values)
+
+
+def _is_one_in(script: Script, value: ast.expr, devices: ast.expr, depth: int) -> bool:
+    if isinstance(value, ast.ListComp):
+        return _is_one_device(script, value.generators[0].iter, depth)
+    if isinstance(value, ast.Call):
+        bare = last_name(value)
+        if bare == "range" and len(value.args) == 1:
+            return _is_at_most_one(script, value.args[0])
+        inner = value.func.value if bare == "split" and isinstance(value.func, ast.Attribute) else None
+        if inner is not None or (bare in ("list", "tuple") and len(value.args) == 1):
+            return _is_one_device(script, inner or value.args[0], depth)
+        counts = [one for one in value.args if re.search("gpu", ast.unparse(one), re.IGNORECASE)]
+        return len(counts) == 1 and _is_at_most_one(script, counts[0])
+    name = value.attr if isinstance(value, ast.Attribute) else script.value(getattr(value, "slice", None))
+    return isinstance(name, str) and lists_one(script, name)
 
 
 def _is_replaced(script: Script, call: ast.Call) -> bool:

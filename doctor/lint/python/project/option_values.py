@@ -188,6 +188,31 @@ def _numbers(script: Script, modules: ProjectModules, name: str) -> set[object]:
     return found if is_given else found | defaults
 
 
+_ENTRIES = re.compile(r"[\[(]?[\"'\s]*(?:cuda:)?\d+[\"'\s]*[\])]?$")
+"""One device, in a list or a text: ``[0]``, ``"0"``, ``cuda:0``."""
+
+
+def lists_one(script: Script, name: str) -> bool:
+    """Whether an option or setting for a list has one number wherever the project gives it, by default or by a command
+    or configuration; false if nothing does."""
+    modules = script.modules
+    if modules is None or not name.isidentifier():
+        return False
+    spelled = name.replace("_", "[-_]")
+    given = re.compile(
+        rf"(?<![\w-])(?:--)?(?:\w+\.)*{spelled}[\"']?(?:\s?[:=]\s?|[ \t]+)"
+        r"(\[[^\]\n]*\]|[\"'][^\"'\n]*[\"']|\S+(?:[ \t]+\d+)*)"
+    )
+    declared = re.compile(rf"[\"']--?{spelled}[\"'][^\n]*\bdefault\s?=\s?(\[[^\]\n]*\]|[\"'][^\"'\n]*[\"']|\w+)")
+    naming, texts = _naming(modules, name), texts_of_starts(script)
+    words = [one for shown, text in naming if shown.endswith(".py") for one in declared.findall(text)]
+    others = [text for shown, text in naming if not shown.endswith(".py")]
+    words += [
+        one for text in (*others, *texts.pages) for one in given.findall(text) if one[0] in "[\"'" or one[0].isdigit()
+    ]
+    return bool(words) and all(map(_ENTRIES.match, words))
+
+
 def _without_others(script: Script, text: str) -> str:
     """A text without the commands that start other programs, and those that start the script as one process."""
     name = PurePath(script.path).name

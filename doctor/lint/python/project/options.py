@@ -21,9 +21,9 @@ def switch_off_by_default(script: Script, test: ast.expr) -> str:
     project sets it: ``--dist_eval``; empty otherwise."""
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
         return next(filter(None, (switch_off_by_default(script, one) for one in test.values)), "")
-    if not isinstance(test, ast.Attribute) or not OF_SETTINGS.match(last_name(test.value)) or script.modules is None:
+    name = _entry_of(test)
+    if not name.isidentifier() or script.modules is None:
         return ""
-    name = test.attr
     spelled = name.replace("_", "[-_]")
     declared = re.compile(
         rf"[\"']--{spelled}[\"'][^\n]{{0,120}}(?:store_true|default\s?=\s?(?:False|0)\b)|"
@@ -34,8 +34,22 @@ def switch_off_by_default(script: Script, test: ast.expr) -> str:
     is_on = re.compile(
         rf"[\"']--{spelled}[\"'][^\n]{{0,120}}default\s?=\s?True|set_defaults\([^)\n]*\b{name}\s?=\s?True"
     )
-    is_off = any(map(declared.search, own)) and not any(map(is_on.search, own)) and not sets(script, name)
+    configured = re.compile(rf"^[ \t]*[\"']?{name}[\"']?\s*:\s*(?:[Ff]alse|no|0)\b", re.MULTILINE)
+    configurations = [text for _, text in script.modules.mentioning(name, launches=True)]
+    is_declared = any(map(declared.search, own)) or any(map(configured.search, configurations))
+    is_off = is_declared and not any(map(is_on.search, own)) and not sets(script, name)
     return f"--{name}" if is_off and not _is_asked_for(script, name, spelled) else ""
+
+
+def _entry_of(test: ast.expr) -> str:
+    """The name of an entry of settings: of ``args.dist_eval`` and ``cfg["dist_eval"]``."""
+    if (
+        isinstance(test, ast.Subscript)
+        and isinstance(test.slice, ast.Constant)
+        and OF_SETTINGS.match(last_name(test.value))
+    ):
+        return str(test.slice.value)
+    return test.attr if isinstance(test, ast.Attribute) and OF_SETTINGS.match(last_name(test.value)) else ""
 
 
 _COMMENT = re.compile(r"^[ \t]*#.*\n?", re.MULTILINE)
