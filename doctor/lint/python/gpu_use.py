@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from doctor.core.text import joined_lines
+from doctor.lint.python.project.option_values import given_in_commands, lists_one
 from doctor.lint.python.script import Script, last_name, per_script
 from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER, has_one_rank
 
@@ -74,21 +75,10 @@ def _is_one_gpu(script: Script, value: ast.expr) -> bool:
     found = bound.names[value.value.id] if bound is not None else []
     if len(found) == 1 and isinstance(found[0], str):
         return _is_constant_of(script, found[0], value.attr)
-    return _is_one_by_default(script, value.attr)
-
-
-def _is_one_by_default(script: Script, option: str) -> bool:
-    """Whether the default of an option is one device, and no launch file or page of the project gives another one."""
-    spelled = re.escape(option).replace("_", "[-_]")
-    default = rf"[\"']--{spelled}[\"'][^\n]{{0,120}}default\s?=\s?(?:[\"']\d{{1,2}}[\"']|\d{{1,2}})\s*[,)]"
-    if re.search(default, script.text) is None:
-        return False
-    given = re.compile(rf"--{spelled}[ =][\"']?(?!\d{{1,2}}[\"']?(?:\s|$))")
-    modules = script.modules
-    spellings = {option, option.replace("_", "-")} if modules is not None else set()
-    texts = [text for one in spellings if modules for _, text in modules.mentioning(one, launches=True)]
-    texts += modules.pages(script.location) if modules is not None and script.location else ()
-    return not any(given.search(text) for text in texts)
+    given = given_in_commands(script, value.attr)
+    return lists_one(script, value.attr) or (
+        given is not None and all(_ONE_GPU.match(str(one)) is not None for one in given)
+    )
 
 
 def _is_constant_of(script: Script, module: str, name: str) -> bool:

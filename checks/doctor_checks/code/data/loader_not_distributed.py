@@ -20,7 +20,7 @@ from doctor.lint.python.loader_calls import (
 )
 from doctor.lint.python.project.imported_functions import imported_function
 from doctor.lint.python.reachable_functions import run_by_all
-from doctor.lint.python.script import last_name
+from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import SAMPLER, WRAPPERS, loops, shards_loaders_itself, unwrapped
 from doctor.testing.script_cases import fails, passes
 
@@ -277,7 +277,43 @@ def _gives_all(script: Script, loader: LoaderCall) -> bool:
     if not is_map and not is_random:
         return False
     words = data_of(script, call)
-    return not mentions_ranks(words) and not any(_MADE_UP.match(word) for word in words)
+    if mentions_ranks(words) or any(_MADE_UP.match(word) for word in words) or _is_written_out(script, call):
+        return False
+    return not any(mentions_ranks(words_behind(script, one)) for one in _given_for(script, call, words))
+
+
+def _given_for(script: Script, loader: ast.Call, words: frozenset[str]) -> Iterator[ast.expr]:
+    """What callers in the file give for the parameters that the data are made from, also to one that runs the function
+    later: ``pool.submit(make_loader, files[rank])``."""
+    function = script.function_of(loader)
+    parameters = [one.arg for one in function.args.args] if function is not None else []
+    for call in script.all(ast.Call) if function is not None else ():
+        is_call = script.definition(call.func) is function
+        given = call.args if is_call else call.args[1:]
+        if is_call or (call.args and isinstance(call.args[0], ast.Name) and call.args[0].id == function.name):
+            skipped = parameters[:1] == ["self"] and is_call
+            named = [*zip(parameters[skipped:], given, strict=False), *((one.arg, one.value) for one in call.keywords)]
+            yield from (value for name, value in named if name in words)
+
+
+def _is_written_out(script: Script, loader: ast.Call) -> bool:
+    """Whether the samples are in the code: ``TensorDataset(torch.tensor([[1, 2], [3, 4]]))``, which show how something
+    is called."""
+    data = script.argument(loader, "dataset", 0)
+    made = script.values_of(data) if data is not None else ()
+    return bool(made) and all(
+        isinstance(one, ast.Call)
+        and script.name(one.func) == "torch.utils.data.TensorDataset"
+        and bool(one.args)
+        and all(_is_literal(script, part) for part in one.args)
+        for one in made
+    )
+
+
+def _is_literal(script: Script, tensor: ast.expr) -> bool:
+    values = script.values_of(tensor)
+    inner = [one.args[0] for one in values if isinstance(one, ast.Call) and one.args]
+    return bool(values) and len(inner) == len(values) and UNKNOWN not in map(script.value, inner)
 
 
 def _has_unused_sampler(script: Script, loader: ast.Call) -> bool:

@@ -10,6 +10,7 @@ from doctor.api import InsertStatement, Script, Severity, Violation, location_of
 from doctor.lint.python.gpu_use import runs_alone
 from doctor.lint.python.loader_calls import depends_on_ranks, evaluates, target_name
 from doctor.lint.python.project.left_defaults import shown_numbers
+from doctor.lint.python.project.own_start import measures_speed
 from doctor.lint.python.project.random_data import is_random
 from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import SAMPLER, Loop, calls_of, epoch_loops, loops, shards_loaders_itself, unwrapped
@@ -158,6 +159,7 @@ def _hits(script: Script, sampler: ast.Call, trained: list[Loop], endless: list[
             handed = list(_handed(script, loop))
             made = [script.values_of(source) for source in handed or [loop.source]]
             is_once = all(_is_one_epoch(script, one) for one in repeated)
+            is_once = is_once or _ends_program(script, loop) or measures_speed(script)
             counts = loop in endless and not _is_public(script)
             yield Violation(
                 sampler,
@@ -326,6 +328,21 @@ def _is_one_epoch(script: Script, loop: ast.For | ast.While) -> bool:
         counted = counted.comparators[0]  # while epoch < args.epochs
     options = {name: one for one in ast.walk(counted) if "epoch" in (name := _entry_of(one)).lower()}
     return len(options) == 1 and all(shown_numbers(script, one) == {1} for one in options.values())
+
+
+def _ends_program(script: Script, loop: Loop) -> bool:
+    """Whether a loop over batches ends the program after a number of them: ``if step >= 1000: sys.exit()``."""
+    calls = (one for one in script.inside(loop.node, ast.Call) if script.text_of(one.func) in _EXITS)
+    branches = (script.nearest(one, ast.If) for one in calls)
+    return any(one is not None and _counts_steps(one.test) for one in branches)
+
+
+_EXITS = ("sys.exit", "exit", "quit", "os._exit")
+
+
+def _counts_steps(test: ast.expr) -> bool:
+    is_reached = isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Gt, ast.GtE, ast.Eq))
+    return is_reached and re.search(r"iter|step|batch|\bi(?:dx)?\b", ast.unparse(test), re.IGNORECASE) is not None
 
 
 def _entry_of(node: ast.AST) -> str:

@@ -12,6 +12,7 @@ from doctor.lint.python.gpu_use import runs_alone, sees_one_gpu
 from doctor.lint.python.project.left_defaults import shown_numbers
 from doctor.lint.python.project.option_values import lists_one
 from doctor.lint.python.project.options import switch_off_by_default
+from doctor.lint.python.project.own_start import measures_speed
 from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import has_backward, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
@@ -90,6 +91,7 @@ def data_parallel(script: Script) -> Iterator[Violation]:
                 or _is_never_enabled(script, call)
                 or sees_one_gpu(script)
                 or _has_one_gpu(script, call)
+                or measures_speed(script)
                 or _is_only_evaluated(script, call)
             )
             yield replace(found, severity=Severity.INFO, preview=True) if chosen else found

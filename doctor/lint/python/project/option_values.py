@@ -314,8 +314,13 @@ def values_in_commands(script: Script, node: ast.expr) -> Values | None:
     """The values of an option of a program's own parser in the commands that start it, whatever else a page says of
     it; ``None`` if one is unknown, or there is no command."""
     name = _setting(node)[1]
+    return None if _is_set_by(script, name) else given_in_commands(script, name)
+
+
+def given_in_commands(script: Script, name: str) -> Values | None:
+    """The same of an option by its name, also of one that the program replaces where no command gives it."""
     found = _declared_in(script, name)
-    if script.modules is None or len(found) != 1 or _is_set_by(script, name):
+    if script.modules is None or len(found) != 1:
         return None
     given = list(_given_in_starts(PurePath(script.path).name, texts_of_starts(script), found[0]))
     return frozenset(given) if given and _is_known(given) else None

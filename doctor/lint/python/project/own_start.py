@@ -1,4 +1,5 @@
-"""Programs that a project starts as one process (demonstrations, tools in modules), and bugs that its pages show."""
+"""Programs that a project starts as one process (demonstrations, tools in modules), those that measure how fast they
+are, and bugs that its pages show."""
 
 from __future__ import annotations
 
@@ -122,3 +123,24 @@ def shows_bug(script: Script, line: int) -> bool:
     name = PurePath(script.path).name
     told = (one for text in script.modules.pages(script.location) if name in text for one in text.splitlines())
     return any(name in one and _SHOWS_BUGS.search(one) is not None for one in told)
+
+
+_OF_BENCHMARKS = re.compile(
+    r"(?:^|[_/\W])(?:bench(?:mark)?\w*|profil(?:e|er|ers|ing)|throughput)(?=$|[_\W])", re.IGNORECASE
+)
+_TAKES_TIME = re.compile(r"\btime\.(?:time|perf_counter|monotonic)\(|\bperf_counter\(|cuda\.Event\(")
+_COMMENTS = re.compile(r"#.*")
+_KEEPS_MODEL = re.compile(
+    r"\bsave\w*\(|state_dict\(\)|push_to_hub|\bdump\(|\.eval\(\)|\bno_grad\(|inference_mode|\bvalid\w*\(|"
+    r"\b(?:val|valid|test)_?(?:loader|data)|accuracy"
+)
+
+
+@per_script
+def measures_speed(script: Script) -> bool:
+    """Whether a program is named after measuring, or has a function that is, takes the time, and neither evaluates nor
+    saves a model: what it has learned is discarded."""
+    if _TAKES_TIME.search(script.text) is None or _KEEPS_MODEL.search(_COMMENTS.sub("", script.text)) is not None:
+        return False
+    names = (PurePath(script.path).as_posix().rsplit("/", 2)[-2:], [one.name for one in script.functions])
+    return any(_OF_BENCHMARKS.search(name) for part in names for name in part)
