@@ -68,6 +68,103 @@ def test_a_function_with_wrong_calls_may_be_imported(tmp_path):
     assert found(tmp_path, files) == [("CODE005", "error")]
 
 
+NET = (
+    "class Net(torch.nn.Module):\n    def __init__(self, width):\n        super().__init__()\n\n"
+    "    def forward(self, x, mask=None):\n        return x\n\n"
+)
+OWN = "class Job:\n    def load(self, path):\n        return path\n\n    def fit(self):\n        self.load()\n"
+WRAPPED = "    net = Net(1).cuda()\n    net = torch.nn.parallel.DistributedDataParallel(net)\n"
+TOOLS = "def load(path):\n    return path\n"
+RUNS_IT = "def run():\n    seen.append(1)\n" + indented(HANG) + "\nrun()\n"
+USES_TOOLS = "tools.pad(1)\ntools.cut(2)\n" + HANG
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "severity"),
+    [
+        (OWN + indented(HANG, 8) + "\nJob().fit()\n", {}, "info"),
+        (OWN.replace("path)", "path='x')") + indented(HANG, 8) + "\nJob().fit()\n", {}, "error"),
+        (OWN + indented(HANG, 8) + "\nclass Mine(Job):\n    def load(self): pass\n\nMine().fit()\n", {}, "error"),
+        ("from tools import load as get\nget()\n" + HANG, {"tools.py": TOOLS}, "info"),
+        ("from tools import load\nload(1)\n" + HANG, {"tools.py": TOOLS}, "error"),
+        (
+            "try:\n    from fast import load\nexcept ImportError:\n    from tools import load\nload()\n" + HANG,
+            {"tools.py": TOOLS},
+            "error",
+        ),
+        ("from lib.net import Net\nnet = Net()\n" + HANG, {"lib/net.py": "import torch\n" + NET}, "info"),
+        (
+            "from lib.net import Net\nnet = Net(1)\nnet(1, 2, 3)\n" + HANG,
+            {"lib/net.py": "import torch\n" + NET},
+            "info",
+        ),
+        (NET + "def main():\n" + WRAPPED + "    net(x, parts=1)\n" + indented(HANG) + "\nmain()\n", {}, "info"),
+        (NET + "def main():\n" + WRAPPED + "    net(x, mask=1)\n" + indented(HANG) + "\nmain()\n", {}, "error"),
+        (NET + "net = Net(1) if y else build()\nnet(x, parts=1)\n" + HANG, {}, "error"),
+        (NET + "net = Net(1)\nfor net in nets:\n    net(x, parts=1)\n" + HANG, {}, "error"),
+    ],
+)
+def test_calls_are_compared_with_what_they_run(tmp_path, text, files, severity):
+    (tmp_path / "lib").mkdir()
+    written = {"train.py": HEAD + JOINS + text, "lib/__init__.py": "", **files}
+    assert found(tmp_path, written) == [("CODE005", severity)]
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "severity"),
+    [
+        ("from tools import *\n" + RUNS_IT, {"tools.py": "other = []\n"}, "info"),
+        ("from tools import *\n" + RUNS_IT, {"tools.py": "seen = []\n"}, "error"),
+        ("from tools import *\n" + RUNS_IT, {"tools.py": "from more import *\n", "more.py": "seen = []\n"}, "error"),
+        ("from torch import *\n" + RUNS_IT, {}, "error"),
+        ("import tools\n" + USES_TOOLS, {"lib/tools.py": "def pad(x): pass\ndef cut(x): pass\n"}, "info"),
+        ("import tools\n" + USES_TOOLS, {"lib/tools.py": "def pad(x): pass\n"}, "error"),
+        (
+            "import sys\nsys.path.append('lib')\nimport tools\n" + USES_TOOLS,
+            {"lib/tools.py": "def pad(x): pass\ndef cut(x): pass\n"},
+            "error",
+        ),
+    ],
+)
+def test_names_and_modules_that_are_not_there(tmp_path, text, files, severity):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / ".git").mkdir()
+    assert ("CODE005", severity) in found(tmp_path, {"train.py": HEAD + JOINS + text, "other.py": "", **files})
+
+
+LIGHT = (
+    "import pytorch_lightning as pl\nimport torch\n\nclass Net(pl.LightningModule):\n"
+    "    def training_step(self, batch, i):\n        torch.save(self.state_dict(), 'step.pt')\n\n"
+    "trainer = pl.Trainer(devices=4, gpus=4)\ntrainer.fit(Net())\ntorch.save(1, 'net.pt')\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("requirement", "severity"),
+    [
+        ("pytorch-lightning>=2.0", "info"),
+        ("lightning~=2.1", "info"),
+        ("pytorch-lightning", "error"),
+        ("pytorch-lightning>=1.4", "error"),
+    ],
+)
+def test_a_trainer_that_every_permitted_lightning_refuses_trains_nothing(tmp_path, requirement, severity):
+    (tmp_path / ".git").mkdir()
+    files = {"train.py": LIGHT, "other.py": "", "requirements.txt": f"{requirement}\n"}
+    hits = found(tmp_path, files)
+    assert ("CODE022", "error") in hits
+    assert {one for rule, one in hits if rule == "CODE029"} == {severity}
+
+
+@pytest.mark.parametrize(("page", "severity"), [("CHANGELOG.md", "info"), ("README.md", "error")])
+def test_a_page_of_changes_shows_no_start(tmp_path, page, severity):
+    text = "from lib import absent\nimport lib.there\n" + HANG
+    (tmp_path / "lib").mkdir()
+    (tmp_path / ".git").mkdir()
+    files = {"train.py": HEAD + JOINS + text, "lib/__init__.py": "", "lib/there.py": "", page: "train.py is new\n"}
+    assert found(tmp_path, files) == [("CODE005", severity)]
+
+
 WRITES = "with open('list.txt', 'w') as file:\n    file.write(str(names))\n"
 TOOL = (
     HEAD

@@ -224,7 +224,14 @@ class ProjectFiles:
                         if self._is_out_of_reach(location, module, names)
                         or any(self.lacks(location, module, name) for name in names)
                     ),
-                    next((module for module in modules_at_top(text) if self._is_absent(location, module)), ""),
+                    next(
+                        (
+                            module
+                            for module in modules_at_top(text)
+                            if self._is_absent(location, module) or self._is_plainly_out_of_reach(location, module)
+                        ),
+                        "",
+                    ),
                 )
         return bool(self.memo[key])
 
@@ -342,6 +349,11 @@ class ProjectFiles:
         is_added = any(_ADDS_TO_PATH.search(text) for text in (*texts, *pages))
         installed = any(is_installed(self._targets[path].path, target.root) for path in (importer, *meant))
         return not is_added and not installed and not is_required(target.path, target.root, head.lower())
+
+    def _is_plainly_out_of_reach(self, importer: str, module: str) -> bool:
+        """The same of ``import module``, whose names are what the importer uses of it."""
+        used = re.findall(rf"(?<![\w.]){re.escape(module)}\.(\w+)", self._text(importer)) if "." not in module else []
+        return len(set(used)) > 1 and self._is_out_of_reach(importer, module, used)
 
     def runs_alone(self, script: str) -> bool:
         """Whether a program that a launch file names is a file of the project, and neither it nor the modules that it

@@ -115,6 +115,12 @@ _PAGES = re.compile(
 """Files with commands that install distributions, or with images; ``.def``: of Apptainer."""
 _READABLE = re.compile(r"\.(?:md|rst)$|^readme|^dockerfile|^containerfile|^makefile$", re.IGNORECASE)
 """Files that show how programs are started, without being launch files."""
+_OF_THE_PAST = re.compile(
+    r"^(?:change[-_ ]?log|changes|history|news|release[-_ ]?notes?|releases|what'?s[-_ ]?new|todo|roadmap|authors|"
+    r"contributors|code[-_ ]of[-_ ]conduct|security|citation|licen[sc]e|notice|third[-_ ]party)\b",
+    re.IGNORECASE,
+)
+"""Pages that tell what changed, or who may do what, and not how programs are started."""
 _LICENSE = re.compile(r"^(?:licen[sc]e|copying)\b", re.IGNORECASE)
 _CITES = re.compile(r"@(?:article|inproceedings|misc|software)\s*\{", re.IGNORECASE)
 _PACKAGING = frozenset({"setup.py", "setup.cfg"})
@@ -395,12 +401,16 @@ def is_required(path: Path, root: Path, word: str) -> bool:
 def _texts_of_pages(folder: Path) -> tuple[str, ...]:
     listed = [*_names(folder), *(f"docs/{name}" for name in _names(folder / "docs"))]
     texts = []
-    for name in sorted(one for one in listed if _READABLE.search(one.rpartition("/")[2]))[:MOST_FILES]:
+    for name in sorted(one for one in listed if _shows_starts(one.rpartition("/")[2]))[:MOST_FILES]:
         try:
             texts.append(read_text(LintTarget(folder / name, name, "config", folder)).text)
         except UnreadableFile:
             continue
     return tuple(texts)
+
+
+def _shows_starts(name: str) -> bool:
+    return _READABLE.search(name) is not None and _OF_THE_PAST.search(name) is None
 
 
 def _requirement_files(folder: Path) -> tuple[Path, ...]:
@@ -425,6 +435,29 @@ def is_installed_by(path: Path, root: Path, name: str) -> bool:
     to ``root``, installs a distribution (in lowercase with hyphens), of any release."""
     folders = folders_of(path.parent, root)
     return any(name in _installed_in(folder, tuple(files_of_part(path, folder))) for folder in folders)
+
+
+_AT_LEAST = (
+    r"(?<![\w./-])(?:[\w-]{{1,40}}::)?(?:{names})(?:\[[\w, -]{{0,60}}\])?"
+    r"(?:[ \t]*=[ \t]*(?:\{{[ \t]*version[ \t]*=[ \t]*)?[\"'])?[ \t]*"
+    r"(?:>=|={{1,3}}|~=|\^|>)[ \t]*v?(?P<release>\d[\d.]{{0,20}})"
+)
+"""A requirement with a lower bound, also of Poetry."""
+
+
+def oldest_required(path: Path, root: Path, *names: str) -> str:
+    """The oldest release that the nearest requirement file with a lower bound permits of a distribution, which has
+    these names in it; empty if there is none."""
+    bound = re.compile(_AT_LEAST.format(names="|".join(one.replace("-", "[-_]") for one in names)), re.IGNORECASE)
+    for folder in folders_of(path.parent, root):
+        found: list[str] = []
+        for file in files_of_part(path, folder) or _requirement_files(folder):
+            with suppress(UnreadableFile):
+                text = read_text(LintTarget(file, str(file), "config", file)).text
+                found += [one["release"].rstrip(".") for one in bound.finditer(re.sub(r"(?m)#.*", "", text))]
+        if found:
+            return min(found, key=release)
+    return ""
 
 
 @lru_cache(maxsize=256)

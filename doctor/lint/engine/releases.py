@@ -12,6 +12,7 @@ from doctor.lint.engine.project_requirements import (
     bounds_below,
     files_of_part,
     is_installed_by,
+    oldest_required,
     pages_of,
     releases_in,
     required_releases,
@@ -70,6 +71,10 @@ class Releases(Mapping[str, str]):
         for folder, bounds in bounds_below(root):
             if not files_of_part(file, folder):
                 yield from ((folder, bounds[one]) for one in _names_of(name) if bounds.get(one))
+
+    def oldest(self, name: str) -> str:
+        """The oldest release that the project permits of a distribution; empty if it states no lower bound."""
+        return oldest_required(*self._project, *_names_of(name)) if self._project is not None else ""
 
     def is_certain(self, name: str) -> bool:
         """Whether the release of a distribution is more than that of the interpreter that runs lint: it is bounded, or

@@ -8,24 +8,39 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
+from typing import NamedTuple
 
-from doctor.lint.engine.imported_names import names_in
+from doctor.knowledge.lightning_api import argument as trainer_argument
+from doctor.knowledge.releases import release
+from doctor.lint.engine.releases import Releases
 from doctor.lint.python.gpu_use import block_with_ranks
 from doctor.lint.python.project.call_graph import INERT
+from doctor.lint.python.project.never_used import names_by_star
 from doctor.lint.python.project.options import lacks_option
 from doctor.lint.python.project.unreached import may_import
 from doctor.lint.python.rank_branches import statements_above
-from doctor.lint.python.script import FunctionNode, ProjectModules, Script, last_name, per_script
+from doctor.lint.python.script import FunctionNode, ProjectModules, Script, last_name, parsed, per_script
+from doctor.lint.python.training import TRAINER
 
 _DEPTH = 4
 """Functions that are followed to their callers."""
 _EXECUTED = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)
 _NOT_ALWAYS = (ast.BoolOp, ast.IfExp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Match)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _OWN_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _LOADER = "torch.utils.data.DataLoader"
 _UNKNOWN_NAMES = re.compile(r"(?<![.\w])(?:exec|globals|__import__|get_ipython)\(")
 """Ways to bind names of a module that the order of lines does not show."""
+
+
+class _Method(NamedTuple):
+    """A definition in a class, whose first parameter a call of ``self.method()`` gives."""
+
+    function: FunctionNode
+
+
+_Meant = FunctionNode | ast.ClassDef | _Method
 
 
 def fails_before(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
@@ -47,6 +62,29 @@ def fails_before(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
         and all(_is_use_vain(script, one, holder, depth) for one in uses)
         and not _is_imported_by_others(script, holder.name)
     )
+
+
+def makes_no_trainer(script: Script, node: ast.AST) -> bool:
+    """Whether a place is in a script whose Trainers are all refused by every Lightning that the project permits: below
+    one of them, or in a class that only they get."""
+    trainers = list(script.calls(TRAINER))
+    if not trainers or not all(is_refused_by_lightning(script, one) for one in trainers):
+        return False
+    holder = _outermost(script, node)
+    if isinstance(holder, ast.ClassDef) and not _is_imported_by_others(script, holder.name):
+        return not any(holder in script.around(one) for one in trainers)
+    above = list(statements_above(script, node))
+    return any(script.statement_of(one) in above for one in trainers)
+
+
+def is_refused_by_lightning(script: Script, trainer: ast.Call) -> bool:
+    """Whether a Trainer gets an argument that the oldest Lightning which the project permits has no more."""
+    if not isinstance(script.releases, Releases):
+        return False
+    oldest = release(script.releases.oldest("lightning"))
+    oldest = (*oldest, 0, 0)[:3] if oldest else ()
+    given = (trainer_argument(one.arg) for one in trainer.keywords if one.arg)
+    return bool(oldest) and any(one is not None and one.removed and oldest >= release(one.removed) for one in given)
 
 
 def fails_with_ranks(script: Script, node: ast.AST) -> bool:
@@ -176,23 +214,8 @@ def _is_unbound(script: Script, name: ast.Name) -> bool:
 
 def _may_be_starred(script: Script, name: str) -> bool:
     """Whether ``from module import *`` may give the module a name: not one of the project without it."""
-    stars = [one for one in script.all(ast.ImportFrom) if one.names[0].name == "*"]
-    if script.modules is None:
-        return bool(stars)
-    for one in stars:
-        found = script.modules.named(script.path, "." * one.level + (one.module or ""))
-        given = [_names_of(script.modules, shown) for shown in found]
-        if not given or any(names is None or name in names for names in given):
-            return True
-    return False
-
-
-def _names_of(modules: ProjectModules, shown: str) -> frozenset[str] | None:
-    key = ("names in a module", shown)
-    if key not in modules.memo:
-        modules.memo[key] = names_in(modules.text_at(shown))
-    found: frozenset[str] | None = modules.memo[key]
-    return found
+    names = names_by_star(script)
+    return names is None or name in names
 
 
 def _is_in_any(script: Script, node: ast.AST, outer: Sequence[ast.AST]) -> bool:
@@ -250,16 +273,135 @@ def _bound_by(script: Script, node: ast.AST) -> Iterator[tuple[str, ast.stmt | a
 
 
 def refuses(script: Script, call: ast.Call) -> bool:
-    """Whether a function or class of the file, the only thing of that name, does not take the arguments of a call: one
-    that it requires is missing, or one is too many; or a data loader gets two that exclude each other."""
+    """Whether a function, class or method of the file or its project, the only thing of that name there, does not take
+    the arguments of a call: one that it requires is missing, or one is too many; or a data loader gets two that exclude
+    each other."""
     if script.name(call.func) == _LOADER:
         return _is_shuffled_twice(script, call)
-    if not isinstance(call.func, ast.Name) or script.is_open(call):
+    if script.is_open(call):
         return False
-    scope = script.scope_of(call.func, call.func.id)
-    bound = scope.names[call.func.id] if scope is not None and isinstance(scope.node, ast.Module) else []
-    function, is_bound = _called(bound[0]) if len(bound) == 1 else (None, False)
-    return function is not None and not _takes(function.args, call, int(is_bound))
+    called = [_called(one) for one in _meant(script, call.func)]
+    return bool(called) and all(one is not None and not _takes(one.args, call, given) for one, given in called)
+
+
+def _meant(script: Script, function: ast.expr) -> list[_Meant]:
+    """What a call may run: the only definition of a name in the file, that of a name in each module of the project from
+    which it may be imported, or the only method of that name in the class of ``self``. Empty if it is unknown."""
+    if isinstance(function, ast.Attribute):
+        return _meant_method(script, function)
+    if not isinstance(function, ast.Name):
+        return []
+    scope = script.scope_of(function, function.id)
+    bound = scope.names[function.id] if scope is not None else []
+    if len(bound) == 1 and scope is not None and isinstance(scope.node, ast.Module):
+        if isinstance(bound[0], (*_FUNCTIONS, ast.ClassDef)):
+            return [bound[0]]
+        if imported := _imported(script, function.id):
+            return imported
+    return _meant_forward(script, function)
+
+
+def _imported(script: Script, name: str) -> list[_Meant]:
+    """The definitions of an imported name, at the top level of the modules of the project that the import may mean."""
+    found = [
+        ("." * node.level + (node.module or ""), one.name)
+        for node in script.tree.body
+        if isinstance(node, ast.ImportFrom)
+        for one in node.names
+        if (one.asname or one.name) == name
+    ]
+    if len(found) != 1 or script.modules is None or not script.modules.has(script.location, found[0][0]):
+        return []
+    module, own = found[0]
+    defined = [_only_definition(script.modules, shown, own) for shown in script.modules.named(script.path, module)]
+    return [one for one in defined if one is not None] if None not in defined else []
+
+
+def _only_definition(modules: ProjectModules, shown: str, name: str) -> FunctionNode | ast.ClassDef | None:
+    """What a module defines under a name that it binds once, also by none of its other statements."""
+    key = ("only definition", shown, name)
+    if key not in modules.memo:
+        modules.memo[key] = _found_definition(modules.text_at(shown), name)
+    found: FunctionNode | ast.ClassDef | None = modules.memo[key]
+    return found
+
+
+def _found_definition(text: str, name: str) -> FunctionNode | ast.ClassDef | None:
+    if not re.search(rf"^(?:async )?(?:def|class) {re.escape(name)}\b", text, re.MULTILINE) or "import *" in text:
+        return None
+    try:
+        tree = parsed(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    bound = [one for one in ast.walk(tree) if _binds(one, name)]
+    is_one = len(bound) == 1 and bound[0] in tree.body
+    return bound[0] if is_one and isinstance(bound[0], (*_FUNCTIONS, ast.ClassDef)) else None
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id == name and not isinstance(node.ctx, ast.Load)
+    if isinstance(node, ast.alias):
+        return (node.asname or node.name.partition(".")[0]) == name
+    return isinstance(node, (*_FUNCTIONS, ast.ClassDef)) and node.name == name
+
+
+def _meant_method(script: Script, function: ast.Attribute) -> list[_Meant]:
+    """The method of ``self`` that a call in its class runs, unless another class derives from that one, or something
+    sets an attribute of that name."""
+    owner, method = script.class_of(function), script.function_of(function)
+    if owner is None or method is None or script.parent(method) is not owner or method.decorator_list:
+        return []
+    given = [one.arg for one in (*method.args.posonlyargs, *method.args.args)][:1]
+    if not isinstance(function.value, ast.Name) or [function.value.id] != given:
+        return []
+    same = [one for one in owner.body if isinstance(one, _FUNCTIONS) and one.name == function.attr]
+    others = rf"\.{re.escape(function.attr)}\s*=(?!=)|\bsetattr\(|\bclass\s+\w+\s*\([^)\n]*\b{re.escape(owner.name)}\b"
+    texts = [script.text]
+    if script.modules is not None:
+        texts += [text for _, text in script.modules.mentioning(owner.name)]
+    return [] if len(same) != 1 or any(re.search(others, text) for text in texts) else [_Method(same[0])]
+
+
+_KEEPS = frozenset({"to", "cuda", "cpu", "train", "eval", "float", "half", "bfloat16", "double", "requires_grad_"})
+"""Methods of modules that return the module."""
+_WRAPS = frozenset(
+    {
+        *("DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "DataParallel", "compile"),
+        *("convert_sync_batchnorm", "convert_syncbn_model"),
+    }
+)
+"""Wrappers that give the arguments of a call to the module."""
+
+
+def _meant_forward(script: Script, model: ast.Name) -> list[_Meant]:
+    """``forward`` of the only class of the project of which a name is an object, also in a wrapper."""
+    found: list[_Meant] = []
+    scope, values = script.scope_of(model, model.id), script.values_of(model)
+    if scope is None or len(values) != len(scope.names[model.id]):
+        return []
+    for value in values:
+        inner: ast.expr = value
+        while isinstance(inner, ast.Call) and (given := _kept(inner)) is not None:
+            inner = given
+        if isinstance(inner, ast.Name) and inner.id == model.id:
+            continue
+        made = _meant(script, inner.func) if isinstance(inner, ast.Call) else []
+        if len(made) != 1 or not isinstance(made[0], ast.ClassDef):
+            return []
+        methods = [one for one in made[0].body if isinstance(one, _FUNCTIONS)]
+        forward = [_Method(one) for one in methods if one.name == "forward"]
+        if len(forward) != 1 or any(one.name == "__call__" for one in methods):
+            return []
+        found += forward
+    return found
+
+
+def _kept(call: ast.Call) -> ast.expr | None:
+    """The module that a call returns or wraps."""
+    if isinstance(call.func, ast.Attribute) and call.func.attr in _KEEPS:
+        return call.func.value
+    return call.args[0] if last_name(call.func) in _WRAPS and call.args else None
 
 
 def _is_shuffled_twice(script: Script, loader: ast.Call) -> bool:
@@ -270,16 +412,21 @@ def _is_shuffled_twice(script: Script, loader: ast.Call) -> bool:
     return is_certain and script.value(script.argument(loader, "shuffle", 2)) is True
 
 
-def _called(definition: ast.AST | str) -> tuple[FunctionNode | None, bool]:
-    """The function that a call of a definition runs, and whether its first parameter is given by the call itself."""
-    if isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        inert = all(last_name(one) in INERT for one in definition.decorator_list)
-        return (definition, False) if inert else (None, False)
+def _called(definition: _Meant) -> tuple[FunctionNode | None, int]:
+    """The function that a call of a definition runs, and how many of its parameters the call itself gives."""
+    if isinstance(definition, _Method):
+        function = definition.function
+        inert = {last_name(one) for one in function.decorator_list}
+        is_plain = inert <= INERT - {"property", "cached_property", "setter"}
+        return (function if is_plain else None), int("staticmethod" not in inert)
+    if isinstance(definition, _FUNCTIONS):
+        is_inert = all(last_name(one) in INERT for one in definition.decorator_list)
+        return (definition if is_inert else None), 0
     if not isinstance(definition, ast.ClassDef) or definition.decorator_list or definition.keywords:
-        return None, False
+        return None, 0
     methods = {one.name: one for one in definition.body if isinstance(one, ast.FunctionDef)}
     is_made = "__new__" not in methods and "__init__" in methods and not methods["__init__"].decorator_list
-    return (methods["__init__"] if is_made else None), True
+    return (methods["__init__"] if is_made else None), 1
 
 
 def _takes(arguments: ast.arguments, call: ast.Call, given_before: int) -> bool:

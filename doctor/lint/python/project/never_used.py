@@ -6,7 +6,7 @@ import ast
 import builtins
 import re
 
-from doctor.lint.engine.imported_names import MODULE_NAMES, bound_names
+from doctor.lint.engine.imported_names import MODULE_NAMES, bound_names, names_in
 from doctor.lint.python.project.launch_counts import lines_naming
 from doctor.lint.python.script import FunctionNode, Script, per_script
 from doctor.lint.python.training import TRAINER
@@ -20,7 +20,7 @@ _STARTS_RANKS_OF_NOTEBOOK = re.compile(
     r"subprocess|ipyparallel|%px|\bProcess\(|Pool\(|PyTorch\(|PyTorchConfiguration|xmp\.|launch\("
 )
 _STARTED = re.compile(r"torchrun|launch|\bsrun\b|mpirun|mpiexec|horovodrun|deepspeed|nproc|LOCAL_RANK|distributed")
-_UNKNOWN_NAMES = ("import *", "exec(", "globals()", "builtins", "get_ipython", "__import__(")
+_UNKNOWN_NAMES = ("exec(", "globals()", "builtins", "get_ipython", "__import__(")
 """Ways to define names that the text does not show."""
 _NOT_ALWAYS = (ast.BoolOp, ast.IfExp, ast.Lambda, ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
 _SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr, ast.Return)
@@ -41,7 +41,10 @@ def _uses_undefined(script: Script, function: FunctionNode) -> bool:
     """Whether a statement of a function's own block reads a name that the file binds nowhere."""
     if any(word in script.text for word in _UNKNOWN_NAMES) or is_notebook(script):
         return False
-    known = _known_names(script)
+    by_star = names_by_star(script)
+    if by_star is None:
+        return False
+    known = _known_names(script) | by_star
     for statement in function.body:
         if not isinstance(statement, _SIMPLE):
             continue
@@ -63,6 +66,42 @@ def _until(script: Script, node: ast.AST, last: ast.AST) -> list[ast.AST]:
 @per_script
 def _known_names(script: Script) -> frozenset[str]:
     return bound_names(script.tree) | MODULE_NAMES | frozenset(dir(builtins)) | {"__builtins__", "__class__"}
+
+
+@per_script
+def names_by_star(script: Script) -> frozenset[str] | None:
+    """The names that ``from module import *`` may give a file; ``None`` if they are unknown, as of other distributions."""
+    names: set[str] = set()
+    for one in script.all(ast.ImportFrom):
+        if one.names[0].name == "*":
+            given = _names_of(script, script.path, "." * one.level + (one.module or ""), _STARS)
+            if given is None:
+                return None
+            names |= given
+    return frozenset(names)
+
+
+_STAR = re.compile(r"^[ \t]*from[ \t]+(?P<module>[.\w]+)[ \t]+import[ \t]+\*", re.MULTILINE)
+_STARS = 4
+"""Modules in a row that give all names of another one."""
+
+
+def _names_of(script: Script, importer: str, module: str, depth: int) -> frozenset[str] | None:
+    """The names in the modules of the project that an import may mean; ``None`` if they are unknown."""
+    modules = script.modules
+    found = modules.named(importer, module) if modules is not None else ()
+    if modules is None or not found or not depth:
+        return None
+    names: set[str] = set()
+    for shown in found:
+        text = modules.text_at(shown)
+        given = [_names_of(script, shown, one["module"], depth - 1) for one in _STAR.finditer(text)]
+        given.append(names_in(_STAR.sub("pass", text)))
+        for one in given:
+            if one is None:
+                return None
+            names |= one
+    return frozenset(names)
 
 
 def is_notebook(script: Script) -> bool:

@@ -10,7 +10,7 @@ from pathlib import PurePath
 
 from doctor.core.finding import Severity
 from doctor.lint.engine.rule import FlowStep, Violation
-from doctor.lint.python.project.failing_calls import fails_before, fails_with_ranks
+from doctor.lint.python.project.failing_calls import fails_before, fails_with_ranks, makes_no_trainer
 from doctor.lint.python.project.launch_counts import LAUNCHERS, STARTS_RANKS, is_started_as_one, lines_naming
 from doctor.lint.python.project.left_defaults import outcome
 from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
@@ -56,7 +56,8 @@ def as_placed(script: Script, rule: str, severity: Severity, violation: Violatio
 def _as_started(script: Script, rule: str, severity: Severity, violation: Violation, at: ast.AST) -> Violation | None:
     if never_runs(script, at):
         return None
-    if never_runs(script, at, options=True) or fails_before(script, at):
+    is_behind = fails_before(script, at) or (rule != _OF_LIGHTNING and makes_no_trainer(script, at))
+    if is_behind or never_runs(script, at, options=True):
         return replace(violation, severity=Severity.INFO, preview=True)
     if rule not in OF_SEVERAL_RANKS:
         return violation
@@ -202,6 +203,8 @@ def _has_one_gpu_each(script: Script) -> bool:
     return any(_BINDS_GPUS.search(text) for text in texts)
 
 
+_OF_LIGHTNING = "CODE022"
+"""Says itself that a Trainer is refused, and what else its release has no more."""
 _OF_SAVED_DEVICE = "CODE001"
 _BOUND_BY_LAUNCH = re.compile(
     r"--gpus-per-task[= ][\"']?(?:\w+:)?1\b|"
