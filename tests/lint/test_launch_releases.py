@@ -40,6 +40,14 @@ def found(folder, files):
         {"a/job.sh": RENAMED + START, "Containerfile": "FROM acr.io/curated/acpt-pytorch-1.13-cuda11.7:latest\n"},
         {"job.sh": RENAMED + START, "train.def": "Bootstrap: docker\nFrom: pytorch/pytorch:1.11.0-cuda11.3\n"},
         {"job.sh": RENAMED + START, "1-create_environment.sh": "conda install pytorch==1.13.1 -c pytorch\n"},
+        {"job.sh": RENAMED + START, "requirements.txt": "torchvision==0.14.1\ntorch\n"},
+        {"job.sh": RENAMED + START, "requirements.txt": "torchaudio==0.12.1\n"},
+        {"job.sh": RENAMED + START, "environment.yml": "dependencies:\n  - python=3.7\n  - pytorch\n"},
+        {"job.sh": RENAMED + START, "README.md": "conda create -n own python=3.7\npip install torch\n"},
+        {"job.sh": RENAMED + START, "README.md": "- [PyTorch](https://pytorch.org) 1.13.1+cu117\n"},
+        {"job.sh": RENAMED + START, "README.md": "* PyTorch (= 1.10.0)\n"},
+        {"job.sh": RENAMED + START, "README.md": "The code is tested with Python 3.8 and PyTorch 1.12.1.\n"},
+        {"job.sh": RENAMED + START, "README.md": "![](https://img.shields.io/badge/PyTorch-1.13-red)\n"},
         {
             "job.sh": RENAMED + START,
             "README.md": "Use gcr.io/deeplearning-platform-release/pytorch-gpu.1-13\n",
@@ -64,12 +72,23 @@ def test_an_old_name_stands_where_no_newer_torch_is_known_to_run(tmp_path, files
         {"job.sbatch": f"# was nvcr.io/nvidia/pytorch:22.12-py3\n{RENAMED}{START}"},
         {"job.sh": RENAMED + START},
         {"job.sh": RENAMED + OLD_START, "requirements.txt": "torch\n"},
+        {"job.sh": RENAMED + START, "requirements.txt": "torchvision==0.17.0\n"},
+        {"job.sh": RENAMED + START, "requirements.txt": "torchvision>=0.8\n"},
+        {"job.sh": RENAMED + START, "environment.yml": "dependencies:\n  - python=3.10\n  - pytorch\n"},
+        {"job.sh": RENAMED + START, "README.md": "- PyTorch 1.13+\n- PyTorch >= 1.12\n"},
+        {"job.sh": RENAMED + START, "README.md": "The code is tested with PyTorch 1.12 and above.\n"},
+        {"job.sh": RENAMED + START, "README.md": "![](https://img.shields.io/badge/PyTorch-1.13%2B-red)\n"},
         {"job.sh": RENAMED + START, "Dockerfile": "FROM pytorch/pytorch:2.4.0-cuda12.1\n"},
         {"job.sh": f"{RENAMED}srun /opt/nccl-tests/build/all_reduce_perf -b 8\nsrun python train.py\n"},
     ],
 )
 def test_an_old_name_is_reported_otherwise(tmp_path, files):
     assert found(tmp_path, files) == [("NCCL004", "info")]
+
+
+def test_a_lost_setting_of_nccl_is_an_info(tmp_path):
+    job = f"export NCCL_IB_GDR_LEVEL=3 NCCL_SHARED_BUFF_COUNT=16\nexport NCCL_MAX_NRINGS=4\n{START}"
+    assert found(tmp_path, {"job.sh": job}) == [("NCCL004", "info")] * 2
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,8 @@ class Releases(Mapping[str, str]):
         if self._project is None:
             return None
         required = {**required_releases(*self._project), **(releases_in(self._launch) if self._launch else {})}
+        if name == "torch" and name not in required:
+            return min(_torch_beside(required), key=end_of_line, default=None)
         return required.get(name, required.get(_RELEASED_TOGETHER.get(name, "")))
 
     def __iter__(self) -> Iterator[str]:
@@ -154,6 +156,23 @@ class Releases(Mapping[str, str]):
     def __len__(self) -> int:
         """The number of these distributions."""
         return sum(1 for _ in self)
+
+
+_NEWEST_TORCH = {"3.6": "1.10", "3.7": "1.13", "3.8": "2.4", "3.9": "2.8"}
+"""The newest torch with wheels for a line of Python (pypi.org/project/torch)."""
+
+
+def _torch_beside(required: Mapping[str, str]) -> Iterator[str]:
+    """The lines of torch that go with a pinned torchvision or torchaudio, which need exactly one, and with a Python:
+    torchvision 0.14 is for torch 1.13, and 0.15 for 2.0."""
+    vision, audio = (release(required.get(one, "")) for one in ("torchvision", "torchaudio"))
+    if len(vision) > 1 and vision[0] == 0 and vision[1] >= 5:
+        yield f"2.{vision[1] - 15}" if vision[1] >= 15 else f"1.{vision[1] - 1}"
+    if len(audio) > 1:
+        yield f"{audio[0] or 1}.{audio[1]}"
+    python = release(required.get("python") or required.get("python-requires") or "")
+    if newest := _NEWEST_TORCH.get(".".join(map(str, python[:2]))):
+        yield newest
 
 
 def _names_of(name: str) -> tuple[str, ...]:

@@ -17,9 +17,16 @@ if TYPE_CHECKING:
     from doctor.lint.engine.project_files import ProjectFiles
 
 _LISTS_TORCH = re.compile(
-    r"^[\s>*+|`-]*(?:py)?torch[ \t`*|=:(v]*(?P<release>\d+\.\d+(?:\.\d+)*)[\s|`)]*$", re.MULTILINE | re.IGNORECASE
+    r"^[\s>*+|`\d.)-]*\[?(?:py)?torch\]?(?:\(http[^)\s]*\))?[ \t`*|=:(v]*(?P<listed>\d+\.\d+(?:\.\d+)*)"
+    r"(?:\+(?:cu|cpu|rocm)[\d.]*)?[\s|`)]*$|"
+    r"\b(?:tested|developed|trained|implemented|evaluated|support only|experiments)\b(?:[^.\n]|\.\d){0,80}?"
+    r"\b(?:py)?torch[ \t`*=:v]*(?P<tested>\d+\.\d+(?:\.\d+)*)"
+    r"(?![\d.]*(?:\d|\.x|[ \t`*)]*(?:\+|<|>|-|~|/|(?:or\b|and |versions? )?(?:later|newer|above|higher|up|or)\b)))|"
+    r"badge/(?:py)?torch-v?(?P<badge>\d+\.\d+(?:\.\d+)*)-",
+    re.MULTILINE | re.IGNORECASE,
 )
-"""An entry of a list, or a row of a table, of what a project was run with: ``* pytorch1.2.0``."""
+"""What a project was run with: an entry of a list, or a row of a table (``* pytorch1.2.0``), a sentence that says so
+("tested with PyTorch 1.10"), and a badge."""
 _NO_LAUNCHER = LaunchCommand("", starts="", default_processes=1)
 
 
@@ -71,7 +78,8 @@ class EnvironmentSource:
         known = self.releases
         if not isinstance(known, Releases) or known.is_bounded("torch"):
             return known.get("torch", "")
-        return next((one["release"] for text in known.pages for one in _LISTS_TORCH.finditer(text)), "")
+        found = (one for text in known.pages for one in _LISTS_TORCH.finditer(text))
+        return next((one["listed"] or one["tested"] or one["badge"] for one in found), "")
 
 
 @dataclass(frozen=True)

@@ -97,15 +97,9 @@ def variable_superseded_in_files(file: EnvironmentSource) -> Iterator[Violation]
             fix=f"Replace `{setting.name}` with `{info.replaced_by}`."
             if info.replaced_by and not kept
             else f"Remove `{setting.name}`.",
-            severity=_severity(info, kept),
+            severity=Severity.INFO,  # what is lost is a tuning that NCCL or PyTorch replaces by its default
             effect=kept,
         )
-
-
-def _severity(info: VariableInfo, kept: str) -> Severity | None:
-    """``None``, that of the check, where what it sets is lost: not by a name that is still read, or may be, nor by one
-    whose loss changes nothing (``kept`` says so)."""
-    return None if info.is_superseded_everywhere and not info.still_read and not kept else Severity.INFO
 
 
 _BENCHMARK = re.compile(
@@ -119,6 +113,8 @@ def _is_read_by_none(file: EnvironmentSource, info: VariableInfo) -> bool:
     programs without torch, or the project names no torch and starts its ranks as it was done before torchrun (1.10),
     so that the old name may be the right one."""
     if is_older(file.releases.get("torch", ""), info.superseded or "") is True:
+        return True
+    if is_older(file.stated_torch, info.superseded or "") is True:
         return True
     if not isinstance(file, LaunchFile) or file.modules is None:
         return False

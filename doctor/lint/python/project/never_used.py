@@ -70,7 +70,7 @@ def _known_names(script: Script) -> frozenset[str]:
 
 @per_script
 def names_by_star(script: Script) -> frozenset[str] | None:
-    """The names that ``from module import *`` may give a file; ``None`` if they are unknown, as of other distributions."""
+    """The names that ``from module import *`` may give a file; ``None`` if they are unknown."""
     names: set[str] = set()
     for one in script.all(ast.ImportFrom):
         if one.names[0].name == "*":
