@@ -940,7 +940,10 @@ SPAWNS = "import torch.multiprocessing as mp\n\nmp.spawn(work, nprocs=4)\n"
         (TRAINS.format("torch.nn.parallel.DistributedDataParallel(Net())"), "", 1, [("ENV014", "warning")]),
         (TRAINS.format("Net()"), "import torch.distributed as dist\n", 1, [("ENV014", "warning")]),
         (TRAINS.format("Net(os.environ['SLURM_PROCID'])"), "", 1, [("ENV014", "warning")]),
-        ("from framework import run\n\nrun()\n", "", 1, [("ENV014", "warning")]),
+        ("from framework import run\n\nrun()\n", "", 1, [("ENV014", "info")]),  # nothing shows that it has ranks
+        ("from framework import run\n\nrun()\n", "", 2, [("ENV014", "warning")]),
+        ("from accelerate import Accelerator\n\nAccelerator()\n", "", 1, [("ENV014", "info")]),
+        ("import pytorch_lightning as pl\n\npl.Trainer().fit(net)\n", "", 1, [("ENV014", "warning")]),
     ],
 )
 def test_tasks_may_reserve_the_cpus_of_one_process(tmp_path, program, layers, nodes, expected):

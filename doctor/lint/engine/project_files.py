@@ -57,6 +57,13 @@ _SPAWNS = re.compile(r"\b(?:mp|multiprocessing)\.(?:spawn|start_processes)\(|\bm
 _THREADS = re.compile(r"\bDataParallel\b|\bdata_parallel\b")
 """Names of torch.nn that use several GPUs from one process."""
 _COUNTS_TASKS = re.compile(rf"{_JOINS.pattern}|SLURM_|OMPI_|PMI_", re.IGNORECASE)
+_OF_TASKS = re.compile(
+    r"SLURM_|OMPI_|PMI_|mpi4py|horovod|\bhvd\b|lightning|\bFabric\b|init_process_group|WORLD_SIZE|world_size|\bRANK\b|"
+    r"deepspeed|init_distributed|\bidist\b|distributed|\bDDP\b|megatron|nemo|fairseq|mmengine|mmcv|detectron2|composer",
+    re.IGNORECASE,
+)
+"""Words of programs whose ranks something else starts. Accelerate and the Trainer of Transformers read no variables of
+Slurm: more tasks would be as many jobs."""
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+(\w+|\*|(?=\())|import[ \t]+([.\w]+))", re.MULTILINE
 )
@@ -374,6 +381,16 @@ class ProjectFiles:
         places = self._programs(script)
         return bool(places) and all(self._spawns(one) or self._trains_alone(one) for one in places)
 
+    def takes_tasks(self, script: str) -> bool:
+        """Whether a program that a launch file names may be one of several tasks: it, or a module that it imports from
+        the project, names ranks or tasks, or a library that reads them from Slurm or MPI. So may all in a folder
+        without programs."""
+        if not self._targets:
+            return True
+        return any(
+            _OF_TASKS.search(self._text(one)) for place in self._programs(script) for one in self._related(place)
+        )
+
     def _spawns(self, location: str) -> bool:
         return any(_SPAWNS.search(self._text(one)) for one in self._related(location))
 
@@ -387,7 +404,10 @@ class ProjectFiles:
         return any(_leaves_ranks_without_gpu(self._text(one)) for one in self._programs(script))
 
     def _programs(self, script: str) -> list[str]:
-        """The files that may be a program as a launch file names it, by the part of its path that is known."""
+        """The files that may be a program as a launch file names it, by the part of its path that is known, or as a
+        module."""
+        if re.fullmatch(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", script) and not script.endswith(".py"):
+            script = f"{script.replace('.', '/')}.py"
         parts = tuple(re.sub(r"^.*[^\w./-]", "", script).strip("/").split("/"))
         while parts and parts[0] in ("", ".", ".."):
             parts = parts[1:]

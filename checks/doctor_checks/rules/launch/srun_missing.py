@@ -72,7 +72,7 @@ def srun_missing_in_files(file: ShellFile) -> Iterator[Violation]:
         return
     if not any(start.is_agent for start in starts):
         launches = (start.launch for start in starts if not _is_one_process(file, start.launch, job))
-        yield from islice((found for launch in launches for found in _judge_python(launch, job)), 1)
+        yield from islice((found for launch in launches for found in _judge_python(file, launch, job)), 1)
 
 
 def _is_one_process(file: ShellFile, launch: Launch, job: Allocation) -> bool:
@@ -91,7 +91,7 @@ def _judge_agent(start: ProcessLaunch, job: Allocation) -> Iterator[Violation]:
         )
 
 
-def _judge_python(launch: Launch, job: Allocation) -> Iterator[Violation]:
+def _judge_python(file: ShellFile, launch: Launch, job: Allocation) -> Iterator[Violation]:
     if launch.program != "python" or not _TRAINS.search(launch.script.rpartition("/")[2]):
         return
     tasks, nodes = job.tasks or 1, job.nodes or 1
@@ -99,12 +99,14 @@ def _judge_python(launch: Launch, job: Allocation) -> Iterator[Violation]:
     is_lightning = any(trainer_option(launch, name) for name in ("devices", "num_nodes", "strategy", "accelerator"))
     if tasks < 2 or gpus < 2 or (job.number("ntasks-per-node") is None and nodes < 2):
         return
+    is_seen = is_lightning or nodes > 1 or file.modules is None or file.modules.takes_tasks(launch.script)
     where = f"on {nodes} hosts" if nodes > 1 else "on one host"
     yield Violation(
         launch.place,
         f"The job has {tasks} tasks {where}, but the batch script starts one process",
         fix=f"Put `srun` before `{launch.program} {launch.script}`.",
-        severity=None if is_lightning else Severity.WARNING,
+        severity=None if is_lightning else Severity.WARNING if is_seen else Severity.INFO,
+        preview=not is_seen,
         confidence=1.0 if is_lightning else 0.8,
         evidence=(("tasks", tasks), ("nodes", nodes), ("script", launch.script)),
     )

@@ -14,6 +14,8 @@ from doctor.lint.python.script import FunctionNode, ProjectModules, last_name, p
 Definition = FunctionNode | ast.ClassDef
 MOST_READ = 12
 """Files with a name that are parsed; one that more of them have is not followed."""
+MOST_NAMING = 400
+"""Files with a name that are searched for an import of it."""
 MOST_IMPORTS = 4
 """Imports in a row that a name is followed through."""
 MOST_STEPS = 60
@@ -37,6 +39,8 @@ _BY_NAME = re.compile(
     r"[^,\n]{1,80},\s*(?![\"']\w+[\"']\s*[,)])"
 )
 """Code that may use a function or method whose name is computed."""
+_BY_IMPORT = re.compile(r"import_module|__import__|entry_points|sys\.modules|LightningCLI|fire\.Fire|\beval\(|\bexec\(")
+"""Such code that needs no import of the module."""
 _LOOKS_UP = ("getattr", "__dict__", "getmembers", "vars(", "eval(", "exec(")
 """Words of the code above that may find a name in another module."""
 _REGISTERS = ("__subclasses__", "__init_subclass__", "metaclass=", "LightningCLI", "import_module", "__import__")
@@ -189,7 +193,7 @@ class CallGraph:
         places = {stem, *PurePath(path).parts[:-1]}
         others = [shown for shown, text in self._modules.mentioning(name) if shown != path and shown.endswith(".py")]
         others = [shown for shown in others if re.search(rf"\b{re.escape(name)}\b", self._modules.text_at(shown))]
-        if stem == "__init__" or len(others) > MOST_READ * 4:
+        if stem == "__init__" or len(others) > MOST_NAMING:
             return True
         target = Exported(path, name)
         others = self._importers(others, target, places)
@@ -256,12 +260,18 @@ class CallGraph:
                 is_use = (
                     (one.kind == "attribute" and (one.of in module.imported or one.of in places))
                     or (one.kind == "name" and has_star)
-                    or (one.kind == "text" and (one.of != "" or _BY_NAME.search(module.text) is not None))
+                    or (one.kind == "text" and (one.of != "" or self._looks_up_in(shown, module, target)))
                 )
                 is_used = is_use and self._runs(shown, one, steps)
             if is_used:
                 return self._modules.can_run(shown)
         return False
+
+    def _looks_up_in(self, shown: str, module: ModuleNames, target: Exported) -> bool:
+        """Whether a file may look up a text in the module of ``target``: it has that one, or imports by name."""
+        if _BY_NAME.search(module.text) is None:
+            return False
+        return _BY_IMPORT.search(module.text) is not None or self._holds(shown, target.path)
 
     def _is_import_of(self, shown: str, use: Use, target: Exported, places: set[str]) -> bool:
         """Whether an import may be of ``target``: one that cannot be followed is, if its module has a name of it."""
