@@ -92,19 +92,19 @@ def test_a_lost_setting_of_nccl_is_an_info(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("start", "severity"),
+    ("setting", "severity"),
     [
-        ("torchrun --nproc_per_node=8 train.py", "warning"),
-        ("torchrun --standalone --nproc_per_node=8 train.py", "warning"),
-        ("wandb agent team/project/1", "warning"),
-        ("torchrun --nnodes=2 --nproc_per_node=8 train.py", "error"),
-        ("torchrun --nnodes=$N --nproc_per_node=8 train.py", "error"),
-        ("srun torchrun --nproc_per_node=8 train.py", "error"),
-        ("python train.py", "error"),
+        ("NCCL_IB_TIMEOUT=3600", "warning"),
+        ("NCCL_IB_DISABLE=true", "warning"),
+        ("NCCL_SOCKET_FAMILY=IPv4", "warning"),
+        ("NCCL_ALGO=Rings", "error"),
+        ("NCCL_COMM_ID=10.0.0.1", "error"),
+        ("TORCH_NCCL_BLOCKING_WAIT=on", "error"),
+        ("TORCH_DISTRIBUTED_DEBUG=1", "error"),
     ],
 )
-def test_a_variable_of_infiniband_fails_between_hosts_only(tmp_path, start, severity):
-    assert found(tmp_path, {"job.sh": f"export NCCL_IB_TIMEOUT=3600\n{start}\n"}) == [("NCCL002", severity)]
+def test_a_value_is_an_error_if_the_job_does_not_start(tmp_path, setting, severity):
+    assert found(tmp_path, {"job.sh": f"export {setting}\n{START}"}) == [("NCCL002", severity)]
 
 
 TUNED = "export NCCL_MIN_NCHANNELS=32 NCCL_ALGO=Tree\n"

@@ -148,17 +148,6 @@ def _is_told_one(launch: Launch) -> bool:
     return launch.is_agent and is_told and processes_of(launch) == 1 and on_one_host
 
 
-def is_on_one_host(file: LaunchFile) -> bool:
-    """Whether all that a file starts are launchers for one host, and agents of sweeps, which start their runs on the
-    host that they are on."""
-    starts = list(starts_of(file))
-    return bool(starts) and all(
-        start.outer is None
-        and (hosts_of(start.launch) == 1 if start.is_agent else start.launch.script.rpartition("/")[2] == "wandb")
-        for start in starts
-    )
-
-
 def visible_devices(launch: Launch) -> tuple[str, int] | None:
     """CUDA_VISIBLE_DEVICES of this program and its number of devices; ``None`` if unset or unknown."""
     listed = launch.setting("CUDA_VISIBLE_DEVICES")

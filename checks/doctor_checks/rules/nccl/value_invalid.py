@@ -11,7 +11,7 @@ from doctor.knowledge.releases import bundled_nccl, nccl_of_rocm
 from doctor.knowledge.variable_values import ValueFault
 from doctor.knowledge.variable_values import fault as value_fault
 from doctor.lint.launch.launch_file import EnvironmentSource, LaunchFile
-from doctor.lint.launch.process_launches import is_on_one_host, is_one_process
+from doctor.lint.launch.process_launches import is_one_process
 from doctor.lint.launch.ray_jobs import set_for_ray_jobs
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 from doctor_checks.nccl.value_invalid import (
@@ -77,17 +77,7 @@ from doctor_checks.nccl.value_invalid import (
             name="run.sh",
         ),
         FileFails(
-            "of InfiniBand, on one host",
-            "export NCCL_IB_TIMEOUT=3600  # !\ntorchrun --nproc_per_node=8 train.py\n",
-            name="run.sh",
-        ),
-        FileFails(
-            "of InfiniBand, on one host by an agent of a sweep",
-            "export NCCL_IB_TIMEOUT=3600  # !\nwandb agent team/project/id\n",
-            name="run.sh",
-        ),
-        FileFails(
-            "of InfiniBand, on two hosts",
+            "of InfiniBand, which is cut to eight bits",
             "export NCCL_IB_TIMEOUT=3600  # !\ntorchrun --nnodes=2 --nproc_per_node=8 train.py\n",
             name="run.sh",
         ),
@@ -105,7 +95,6 @@ def value_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
         one.name == IB_DISABLE and one.is_exported and parse_nccl_integer(one.known_value, 0) for one in file.settings
     )
     is_alone = isinstance(file, LaunchFile) and is_one_process(file)
-    is_local = isinstance(file, LaunchFile) and is_on_one_host(file)
     replaced = set_for_ray_jobs(file) if isinstance(file, LaunchFile) else frozenset()
     for setting in file.settings:
         if setting.name in replaced:
@@ -122,14 +111,15 @@ def value_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
                 setting.place,
                 f"{setting.name}={setting.known_value or repr('')} {fault.problem}{UNUSED if is_unused else ''}",
                 fix=_fix(setting.name, setting.known_value, fault),
-                severity=Severity.INFO if is_unused else severity_of(fault) or _of_one_host(is_local, setting.name),
+                severity=Severity.INFO if is_unused else severity_of(fault) or _of_start(setting.name, fault),
                 evidence=(("expected", fault.expected),),
             )
 
 
-def _of_one_host(is_local: bool, name: str) -> Severity | None:
-    """A warning for a variable that NCCL reads between hosts, where the file starts ranks on one only."""
-    return Severity.WARNING if is_local and is_of_infiniband(name) else None
+def _of_start(name: str, fault: ValueFault) -> Severity | None:
+    """A warning, unless the job does not start: where NCCL ignores a value, reads it as another one or cuts it to eight
+    bits (``timeout`` of ``ibv_qp_attr``), only the setting is lost."""
+    return None if "rejects" in fault.problem or name == "NCCL_COMM_ID" else Severity.WARNING
 
 
 def _fix(name: str, value: str, fault: ValueFault) -> str:
