@@ -1296,3 +1296,36 @@ MARKED = JOINS + HANG.replace("barrier()", "barrier()  # BUG: the other ranks do
 def test_a_page_may_show_a_bug(tmp_path, program, page, severity):
     files = {"hang.py": HEAD + program, "README.md": f"# Debugging\n\n{page}\n    torchrun hang.py\n"}
     assert found(tmp_path, files) == [("CODE005", severity)]
+
+
+SPAWNED = HEAD + "import torch.multiprocessing as mp\nfrom accelerate import notebook_launcher\n\n"
+SPAWNED += "def work(rank):\n    dist.init_process_group()\n" + indented(HANG) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("start", "severity"),
+    [
+        ("mp.spawn(work)", "info"),  # nprocs=1 is the default
+        ("mp.start_processes(work, nprocs=1)", "info"),
+        ("notebook_launcher(work, num_processes=1)", "info"),
+        ("notebook_launcher(work)", "error"),
+        ("mp.spawn(work, nprocs=2)", "error"),
+        ("mp.spawn(work, **given)", "error"),
+    ],
+)
+def test_a_program_may_start_one_process_itself(tmp_path, start, severity):
+    assert found(tmp_path, {"train.py": SPAWNED + start + "\n", "other.py": ""}) == [("CODE005", severity)]
+
+
+@pytest.mark.parametrize(
+    ("line", "severity"),
+    [
+        ("os.system('torchrun --nproc_per_node=1 train.py')", "info"),
+        ("os.system('torchrun --nproc_per_node=8 train.py')", "error"),
+        ("os.system(f'torchrun --nproc_per_node={count} train.py')", "error"),
+        ("# os.system('torchrun --nproc_per_node=1 train.py')", "error"),
+    ],
+)
+def test_a_program_may_start_another_one_by_a_text(tmp_path, line, severity):
+    files = {"train.py": HEAD + JOINS + HANG, "go.py": f"import os\n{line}\n"}
+    assert found(tmp_path, files) == [("CODE005", severity)]

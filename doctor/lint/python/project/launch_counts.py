@@ -177,9 +177,11 @@ def _names_other_start(script: Script) -> bool:
 
 
 def _counts_of_lists(modules: ProjectModules, path: str) -> Iterator[int | None]:
-    """The processes of each launcher's command that another program of the project has as a list of words."""
+    """The processes of each launcher's command that another program of the project has as a list of words, or as a
+    text."""
     name = PurePath(path).name
     listed = re.compile(rf"\[[^\[\]]*[\"'][\w./-]*{re.escape(name)}[\"'][^\[\]]*\]")
+    written = re.compile(rf"^[^#\n]*?([\"'])([^\"'\n]*(?<![\w-]){re.escape(name)}\b[^\"'\n]*)\1", re.MULTILINE)
     words = ("torchrun", "torch.distributed", "accelerate", "deepspeed")
     texts = dict(one for word in words for one in modules.mentioning(word))
     for shown, text in texts.items():
@@ -189,6 +191,9 @@ def _counts_of_lists(modules: ProjectModules, path: str) -> Iterator[int | None]
             command = " ".join(re.findall(r"[\"']([^\"'\n]*)[\"']", found[0]))
             if _NAMES_LAUNCHER.search(command):
                 yield _count_of_command(modules, command, name)
+        for found in written.finditer(text.replace("\\\n", " ")):
+            if LAUNCHERS.search(found[2]):
+                yield _count_of_command(modules, re.sub(r"\{[^{}]*\}", "$GIVEN", found[2]), name)
 
 
 _NAMES_MODULE = re.compile(r"(?<![\w-])(?:-m|--module)[ \t=]+(?P<module>[A-Za-z_]\w*(?:\.\w+)*)(?![\w.-])")

@@ -346,8 +346,8 @@ def is_made_for_one(script: Script) -> bool:
     accelerators = list(script.calls(ACCELERATOR))
     if accelerators and all(script.value(script.argument(one, "cpu")) is True for one in accelerators):
         return True
-    spawned = list(script.calls("torch.multiprocessing.spawn"))
-    if spawned and all(_is_one(script, script.argument(one, "nprocs", 2)) for one in spawned):
+    spawned = list(script.calls(*_SPAWNS))
+    if spawned and all(_starts_one(script, one) for one in spawned):
         return True
     if _leaves_models_apart(script) or _is_run_with_one(script) or _has_one_worker(script) or _divides_never(script):
         return True
@@ -356,6 +356,21 @@ def is_made_for_one(script: Script) -> bool:
     if script.modules is None or STARTS_RANKS.search(script.text):
         return False
     return is_started_as_one(script)
+
+
+_SPAWNS = {
+    "torch.multiprocessing.spawn": ("nprocs", 2, True),
+    "torch.multiprocessing.start_processes": ("nprocs", 2, True),
+    "accelerate.notebook_launcher": ("num_processes", 2, False),
+    "pyspark.ml.torch.distributor.TorchDistributor": ("num_processes", 0, True),
+}
+"""Calls that start processes: the argument with their number, its place, and whether it is 1 by default."""
+
+
+def _starts_one(script: Script, call: ast.Call) -> bool:
+    name, place, is_default = _SPAWNS[script.name(call.func)]
+    given = script.argument(call, name, place)
+    return _is_one(script, given) if given is not None or script.is_open(call) else is_default
 
 
 def _is_one(script: Script, given: ast.expr | None) -> bool:
