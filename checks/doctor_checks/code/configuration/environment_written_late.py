@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.cuda import initializes_cuda, joins
 from doctor.lint.python.loader_calls import words_behind
 from doctor.lint.python.script import UNKNOWN, last_name
-from doctor.lint.python.training import WRAPPERS
+from doctor.lint.python.training import WRAPPERS, several_ranks
 from doctor.testing.script_cases import fails, passes
 
 
@@ -55,6 +56,9 @@ from doctor.testing.script_cases import fails, passes
             "the rank, for others, after a group that was given it",
             _RANK.replace('"nccl")', '"nccl", rank=rank, world_size=world)').replace("  # !", ""),
         ),
+        passes("the rank, for a library that reads it", f"{_RANK.replace('  # !', '')}    wandb.init()\n"),
+        passes("GPU 0, for a program that uses it anyway", _FIRST),
+        fails("GPU 1, for a program that uses another one", _FIRST.replace('"0"', '"1"  # !')),
         passes("the GPU that the rank has chosen", _CHOSEN),
         passes("all GPUs, of which the rank has chosen one", _CHOSEN.replace("str(local_rank)", '"0,1,2,3"')),
         passes(
@@ -96,7 +100,9 @@ def environment_written_late(script: Script) -> Iterator[Violation]:
 
 def _changes_nothing(script: Script, at: ast.stmt, variable: str) -> bool:
     """Whether each rank has chosen its GPU by number before, and the variable says the same: the GPU of the rank, GPUs
-    from 0 on, or their order."""
+    from 0 on, or their order; or a program of one process names GPU 0, which it uses anyway."""
+    if variable == "CUDA_VISIBLE_DEVICES" and _value_written(script, at) == "0" and _is_for_one_gpu(script):
+        return True
     chosen = _VariableReader("", _choosing_by_rank)
     if variable not in _READ_BY_CUDA[:2] or _started_before(script, at, chosen) is None:
         return False
@@ -108,6 +114,11 @@ def _changes_nothing(script: Script, at: ast.stmt, variable: str) -> bool:
         numbers = [one.strip() for one in known.split(",")]
         return len(numbers) > 1 and numbers == [str(number) for number in range(len(numbers))]
     return any("rank" in word.lower() for word in words_behind(script, value))
+
+
+def _is_for_one_gpu(script: Script) -> bool:
+    is_split = re.search(r"DataParallel|data_parallel|device_map|cuda:[1-9]", script.text) is not None
+    return several_ranks(script) is None and not is_split
 
 
 def _is_in_use(script: Script, at: ast.stmt, variable: str) -> bool:
@@ -282,12 +293,28 @@ def _is_read_again(script: Script, at: ast.stmt, variable: str) -> bool:
         if is_read and one.lineno > at.lineno and script.value(one.slice) == variable:
             return True
     readers = script.calls("os.environ.get", "os.getenv", "torch.distributed.rpc.init_rpc")
-    return any(
+    return _is_for_others(script, at, variable) or any(
         call.lineno > at.lineno
         and script.function_of(call) is script.function_of(at)
         and (last_name(call) == "init_rpc" or (call.args and script.value(call.args[0]) == variable))
         for call in readers
     )
+
+
+def _is_for_others(script: Script, at: ast.stmt, variable: str) -> bool:
+    """Whether a variable that says who a process is, and where the job meets, is read elsewhere in the project, or by a
+    library that takes these from the environment."""
+    if variable not in (*_MEETING, *_GIVEN_BY):
+        return False
+    below = script.text.splitlines()[at.lineno :]
+    texts = ["\n".join(below)]
+    if script.modules is not None:
+        texts += [text for shown, text in script.modules.mentioning(variable) if shown != script.path]
+    reads = re.compile(rf"environ(?:\.get\(|\[)[\"']{variable}[\"'](?!\]\s*=[^=])|getenv\([\"']{variable}[\"']")
+    return any(map(reads.search, texts)) or _READS_JOB.search(texts[0]) is not None
+
+
+_READS_JOB = re.compile(r"\b(?:Trainer|Accelerator|TrainingArguments|Fabric|init_distributed|wandb\.init|hvd\.init)\(")
 
 
 def _has_the_value(script: Script, at: ast.stmt, variable: str, started: ast.Call) -> bool:
@@ -415,6 +442,13 @@ def join(rank, world):
     dist.init_process_group("nccl")
     os.environ["RANK"] = str(dist.get_rank())  # !
     os.environ["WORLD_SIZE"] = str(world)  # !
+"""
+_FIRST = """\
+import os
+import torch
+
+model = torch.nn.Linear(4, 4).cuda()
+os.environ["CUDA_VISIBLE_DEVICES"] = "0"
 """
 _CHOSEN = """\
 def join(local_rank):
