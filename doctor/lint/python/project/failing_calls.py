@@ -15,7 +15,7 @@ from doctor.knowledge.releases import release
 from doctor.lint.engine.releases import Releases
 from doctor.lint.python.gpu_use import block_with_ranks
 from doctor.lint.python.project.call_graph import INERT
-from doctor.lint.python.project.never_used import names_by_star
+from doctor.lint.python.project.failing_start import names_by_star
 from doctor.lint.python.project.options import lacks_option
 from doctor.lint.python.project.unreached import may_import
 from doctor.lint.python.rank_branches import statements_above

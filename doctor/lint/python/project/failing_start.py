@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from doctor.lint.engine.imported_names import names_in
 from doctor.lint.python.script import ProjectModules, Script, per_script
 
 _DEPTH = 3
@@ -15,7 +16,7 @@ _DEPTH = 3
 _EXECUTED = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)
 _NOT_ALWAYS = (ast.BoolOp, ast.IfExp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_UNKNOWN = re.compile(r"(?<![.\w])(?:exec|eval|vars|globals|locals|__import__)\(|sys\.modules|import_module|import \*")
+_UNKNOWN = re.compile(r"(?<![.\w])(?:exec|eval|vars|globals|locals|__import__)\(|sys\.modules|import_module")
 """Ways to use or change names that the text does not show."""
 
 
@@ -47,7 +48,10 @@ def _stop_of(script: Script) -> Stop | None:
     modules = script.modules
     if modules is None or not script.location or _UNKNOWN.search(script.text) is not None:
         return None
-    aliases = _modules_by_name(script, modules)
+    by_star = names_by_star(script)
+    if by_star is None:
+        return None
+    aliases = {name: module for name, module in _modules_by_name(script, modules).items() if name not in by_star}
     used = (one for one in ast.walk(script.tree) if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name))
     if not any(_is_missing(script, aliases, one) for one in used):
         return None
@@ -143,6 +147,42 @@ def _modules_by_name(script: Script, modules: ProjectModules) -> dict[str, str]:
         for name, module in found.items()
         if _bindings(script)[name] == 1 and modules.has(script.location, module)
     }
+
+
+@per_script
+def names_by_star(script: Script) -> frozenset[str] | None:
+    """The names that ``from module import *`` may give a file; ``None`` if they are unknown."""
+    names: set[str] = set()
+    for one in script.all(ast.ImportFrom):
+        if one.names[0].name == "*":
+            given = _names_of(script, script.path, "." * one.level + (one.module or ""), _STARS)
+            if given is None:
+                return None
+            names |= given
+    return frozenset(names)
+
+
+_STAR = re.compile(r"^[ \t]*from[ \t]+(?P<module>[.\w]+)[ \t]+import[ \t]+\*", re.MULTILINE)
+_STARS = 4
+"""Modules in a row that give all names of another one."""
+
+
+def _names_of(script: Script, importer: str, module: str, depth: int) -> frozenset[str] | None:
+    """The names in the modules of the project that an import may mean; ``None`` if they are unknown."""
+    modules = script.modules
+    found = modules.named(importer, module) if modules is not None else ()
+    if modules is None or not found or not depth:
+        return None
+    names: set[str] = set()
+    for shown in found:
+        text = modules.text_at(shown)
+        given = [_names_of(script, shown, one["module"], depth - 1) for one in _STAR.finditer(text)]
+        given.append(names_in(_STAR.sub("pass", text)))
+        for one in given:
+            if one is None:
+                return None
+            names |= one
+    return frozenset(names)
 
 
 @per_script

@@ -50,7 +50,19 @@ def lines_naming(script: Script, modules: ProjectModules) -> Iterator[str]:
     name = PurePath(script.path).name
     texts = [text for shown, text in modules.mentioning(name) if shown != script.path]
     for text in (*texts, *modules.pages(script.location)):
-        yield from (line for line in joined_lines(text) if name in line)
+        yield from (line for line in joined_lines(text) if name in line and _may_mean(script, line, script.path))
+
+
+def _may_mean(script: Script, line: str, path: str) -> bool:
+    """Whether a line that has the name of a file may mean the one at ``path``: the folder before the name, if there is
+    one, is its own. That of a file at the top of a project has the name of the project, which is unknown."""
+    place = PurePath(path)
+    root = script.modules.root_of(script.location) if script.modules is not None and script.location else ""
+    if PurePath(root).name == place.parent.name:
+        return True
+    named = re.finditer(rf"(?:([\w.${{}}-]+)/)?(?<![\w-]){re.escape(place.name)}", line)
+    folders = [one[1] for one in named]
+    return any(one is None or one in (".", "..", place.parent.name) or "$" in one for one in folders) or not folders
 
 
 @per_script
@@ -110,7 +122,8 @@ def _counts_of_pages(script: Script, path: str, *, is_own: bool = True) -> Itera
     plain = _plain_start(name)
     for page in (*script.modules.pages(script.location), *script.modules.notebooks(PurePath(path).stem)):
         lines = joined_lines(_with_files(page, path)) if PurePath(path).stem in page else []
-        for line in _without_mentions([one for one in lines if name in one], name):
+        named = [one for one in lines if name in one and _may_mean(script, one, path)]
+        for line in _without_mentions(named, name):
             if _NAMES_LAUNCHER.search(line):
                 yield _count_of_command(script.modules, line, name)
             elif plain.search(line):
@@ -305,7 +318,7 @@ def is_started_on_one_host(script: Script) -> bool:
             hosts += _hosts_in(shown, text, name)
     for text in (*modules.pages(script.location), *modules.notebooks(name)):
         for line in joined_lines(text):
-            if name in line and _NAMES_LAUNCHER.search(line):
+            if name in line and _NAMES_LAUNCHER.search(line) and _may_mean(script, line, script.path):
                 hosts += list(_hosts_in("page.sh", f"{_command_in(line)}\n", name)) or [None]
     return bool(hosts) and all(count == 1 for count in hosts)
 

@@ -6,7 +6,8 @@ import ast
 import builtins
 import re
 
-from doctor.lint.engine.imported_names import MODULE_NAMES, bound_names, names_in
+from doctor.lint.engine.imported_names import MODULE_NAMES, bound_names
+from doctor.lint.python.project.failing_start import names_by_star
 from doctor.lint.python.project.launch_counts import lines_naming
 from doctor.lint.python.script import FunctionNode, Script, per_script
 from doctor.lint.python.training import TRAINER
@@ -66,42 +67,6 @@ def _until(script: Script, node: ast.AST, last: ast.AST) -> list[ast.AST]:
 @per_script
 def _known_names(script: Script) -> frozenset[str]:
     return bound_names(script.tree) | MODULE_NAMES | frozenset(dir(builtins)) | {"__builtins__", "__class__"}
-
-
-@per_script
-def names_by_star(script: Script) -> frozenset[str] | None:
-    """The names that ``from module import *`` may give a file; ``None`` if they are unknown."""
-    names: set[str] = set()
-    for one in script.all(ast.ImportFrom):
-        if one.names[0].name == "*":
-            given = _names_of(script, script.path, "." * one.level + (one.module or ""), _STARS)
-            if given is None:
-                return None
-            names |= given
-    return frozenset(names)
-
-
-_STAR = re.compile(r"^[ \t]*from[ \t]+(?P<module>[.\w]+)[ \t]+import[ \t]+\*", re.MULTILINE)
-_STARS = 4
-"""Modules in a row that give all names of another one."""
-
-
-def _names_of(script: Script, importer: str, module: str, depth: int) -> frozenset[str] | None:
-    """The names in the modules of the project that an import may mean; ``None`` if they are unknown."""
-    modules = script.modules
-    found = modules.named(importer, module) if modules is not None else ()
-    if modules is None or not found or not depth:
-        return None
-    names: set[str] = set()
-    for shown in found:
-        text = modules.text_at(shown)
-        given = [_names_of(script, shown, one["module"], depth - 1) for one in _STAR.finditer(text)]
-        given.append(names_in(_STAR.sub("pass", text)))
-        for one in given:
-            if one is None:
-                return None
-            names |= one
-    return frozenset(names)
 
 
 def is_notebook(script: Script) -> bool:
