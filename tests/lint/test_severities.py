@@ -113,6 +113,20 @@ train(model)
 if {test}:
     torch.save(model, "last.pt")
 """
+_FILLED = """\
+train(model)
+kept = {{}}
+kept["epoch"] = 3
+kept["net"] = {value}
+torch.save(kept, "last.pt")
+"""
+_HANDED_OVER = """\
+def keep(found, path):
+    torch.save(found, path)
+
+train(model)
+keep({saved}, "last.pt")
+"""
 _BAD_LOSS = """\
 for batch in loader:
     loss = train(model, batch)
@@ -224,7 +238,16 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         ("CODE008", _STOPPED.format(test="stopping", leave=_SAVED), Severity.WARNING),
         ("CODE008", _STOPPED.format(test="time.time() - began > limit", leave=_SAVED), Severity.ERROR),
         ("CODE008", _ASKED, Severity.WARNING),
-        ("CODE029", _RANKS.format(write='train(model)\ntorch.save(model, "last.pt")'), Severity.ERROR),
+        ("CODE029", _RANKS.format(write='train(model)\ntorch.save(model, "last.pt")'), Severity.WARNING),
+        ("CODE029", _RANKS.format(write=_FILLED.format(value="model.module.state_dict()")), Severity.WARNING),
+        ("CODE029", _RANKS.format(write=_FILLED.format(value="model(batch)")), Severity.ERROR),
+        (
+            "CODE029",
+            _RANKS.format(write=_FILLED.format(value="FullyShardedDataParallel(model).state_dict()")),
+            Severity.ERROR,
+        ),
+        ("CODE029", _RANKS.format(write=_HANDED_OVER.format(saved="model.state_dict()")), Severity.WARNING),
+        ("CODE029", _RANKS.format(write=_HANDED_OVER.format(saved="predict(model)")), Severity.ERROR),
         ("CODE029", _RANKS.format(write='torch.save(features(model), "features.pt")'), Severity.WARNING),
         ("CODE029", _RANKS.format(write=_AVERAGED), Severity.INFO),
         ("CODE029", _RANKS.format(write=_AVERAGED.replace(", world_size=world_size", "")), Severity.WARNING),
@@ -242,8 +265,8 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         ("CODE029", _RANKS.format(write=_COPIED), Severity.INFO),
         ("CODE029", _RANKS.format(write=_COPIED.replace("source.read()", "str(loss)")), Severity.WARNING),
         ("CODE029", _RANKS.format(write=_DEBUGGED.format(test="args.debug")), Severity.INFO),
-        ("CODE029", _RANKS.format(write=_DEBUGGED.format(test="not args.debug")), Severity.ERROR),
-        ("CODE029", _RANKS.format(write=_DEBUGGED.format(test='os.path.exists("debug.pt")')), Severity.ERROR),
+        ("CODE029", _RANKS.format(write=_DEBUGGED.format(test="not args.debug")), Severity.WARNING),
+        ("CODE029", _RANKS.format(write=_DEBUGGED.format(test='os.path.exists("debug.pt")')), Severity.WARNING),
         (
             "CODE029",
             _RANKS.format(write=_BAD_LOSS.format(test="not math.isfinite(loss)", saved="model", leave="break")),
@@ -262,7 +285,7 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         (
             "CODE029",
             _RANKS.format(write=_BAD_LOSS.format(test="late", saved="model.state_dict()", leave="sys.exit(1)")),
-            Severity.ERROR,
+            Severity.WARNING,
         ),
         (
             "CODE029",
@@ -287,7 +310,7 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         (
             "CODE029",
             _RANKS.format(write=_SCORES.format(averages="reduce", key="best_acc", value="model.state_dict()")),
-            Severity.ERROR,
+            Severity.WARNING,
         ),
         ("CODE029", _RANKS.format(write=_LABELS.format(more="", value="sorted(class_names)")), Severity.INFO),
         (

@@ -223,16 +223,21 @@ def mentions_ranks(words: frozenset[str]) -> bool:
 
 def depends_on_ranks(script: Script, node: ast.AST) -> bool:
     """Whether it is in a branch on the presence of several ranks, or on the rank."""
+    return any(True for _ in branches_on_ranks(script, node))
+
+
+def branches_on_ranks(script: Script, node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
+    """The tests of such branches around it in its function, each with whether it holds there."""
     inner = node
     for outer in script.around(node):
         if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test:
             words = (word for part in ast.walk(outer.test) for word in _identifiers(part))
             if any(_RANK_TEST_WORDS.search(word) for word in words):
-                return True
+                below = outer.orelse if isinstance(outer.orelse, list) else [outer.orelse]
+                yield outer.test, inner not in below
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            return False
+            return
         inner = outer
-    return False
 
 
 def is_iterable(script: Script, loader: ast.Call) -> bool | None:

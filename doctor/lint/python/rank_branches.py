@@ -167,16 +167,16 @@ def is_rank_test(script: Script, node: ast.expr, depth: int = 4) -> bool:
     if isinstance(node, ast.Call):
         return _is_asked_main(script, node, depth)
     if isinstance(node, ast.Attribute):
-        return bool(MAIN_NAMES.match(node.attr)) and not _is_function(script, node)
+        return bool(MAIN_NAMES.match(node.attr)) and not names_function(script, node)
     if isinstance(node, ast.Name):
         if MAIN_NAMES.match(node.id):
-            return not _is_function(script, node)
+            return not names_function(script, node)
         values = script.values_of(node)  # ``master = rank == 0`` and later ``if master``
         return len(values) == 1 and values[0] is not node and is_rank_test(script, values[0], depth - 1)
     return False
 
 
-def _is_function(script: Script, node: ast.Name | ast.Attribute) -> bool:
+def names_function(script: Script, node: ast.Name | ast.Attribute) -> bool:
     """Whether a name is a function that nothing calls: ``if is_main_process:`` holds on all ranks then. A decorator, as
     that of a property, may make something else of it."""
     function = script.definition(node)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.lint.python.rank_branches import asks_for_one, is_of_the_job, rank_condition
-from doctor.lint.python.script import Script, per_script
+from doctor.lint.python.script import Script, last_name, per_script
 from doctor.lint.python.training import (
     CALLBACK,
     DATA_MODULE,
@@ -37,6 +37,10 @@ _STARTERS = re.compile(
 """Calls that start processes with a function: ranks, if it makes their job."""
 _SPAWNS = re.compile(r"spawn|fork|notebook|tpu")
 """Strategies with which Lightning starts ranks by a function, and not by running the script again."""
+
+
+RUNS_ON_ONE = re.compile(r"rank_?(?:zero|0)|(?:on|only)_?(?:main|master|primary|chief)|(?:main|master)_process", re.I)
+"""Functions that run what they are given on one rank: ``run_on_main(save, state)``."""
 
 
 @per_script
@@ -143,6 +147,8 @@ def _reached(script: Script, roots: set[ast.AST | None]) -> set[ast.AST | None]:
     edges: dict[ast.AST | None, set[ast.AST]] = {}
     for call in script.all(ast.Call):
         handed = [call.func, *call.args, *(one.value for one in call.keywords)]
+        if RUNS_ON_ONE.search(last_name(call.func)):
+            handed = [call.func]
         named = (constructor_of(script, call), *map(script.definition, handed))
         targets = {one for one in named if one is not None}
         if targets and rank_condition(script, call) is None:

@@ -9,9 +9,17 @@ from typing import NamedTuple
 
 from doctor.lint.python.collective_paths import ends_process
 from doctor.lint.python.gpu_use import asks_for_several, runs_alone
-from doctor.lint.python.loader_calls import depends_on_ranks
-from doctor.lint.python.rank_branches import is_rank, is_rank_test, rank_condition
-from doctor.lint.python.script import FunctionNode, Script, last_name
+from doctor.lint.python.loader_calls import branches_on_ranks, depends_on_ranks
+from doctor.lint.python.rank_branches import (
+    BLOCKS,
+    is_rank,
+    is_rank_test,
+    names_function,
+    rank_condition,
+    statements_before,
+)
+from doctor.lint.python.reachable_functions import RUNS_ON_ONE
+from doctor.lint.python.script import FunctionNode, Script, last_name, per_script
 from doctor.lint.python.training import calls_of
 
 _ROLES = re.compile(
@@ -23,6 +31,10 @@ _ROLES = re.compile(
 """Words of conditions that may test for the rank that writes."""
 _ORDERED = re.compile(r"lock|first|zero|main|master|sequential|order", re.IGNORECASE)
 """Words of contexts that ranks enter one after the other, or one alone."""
+_BY_NAME = re.compile(
+    r"(?<!no_)rank_?(?:zero|0)|(?:on|only)_?(?:main|master|primary|chief)|(?:main|master|primary|chief)_", re.I
+)
+"""Words of decorators for functions that one rank runs: ``@run_on_master``."""
 _DEVICES = re.compile(
     r"(?:^|_)(?:gpu|device|local)(?:_?id|_?index|_rank)?$|^(?:proc|process|p|rank)_?id$|^rank_?0$", re.IGNORECASE
 )
@@ -32,7 +44,9 @@ _DEVICES = re.compile(
 def may_run_alone(script: Script, node: ast.AST, depth: int = 4) -> bool:
     """Whether one rank may be the only one that runs it: a certain or possible rank condition is around it, or a branch
     for one process, or around every call of its function. In doubt true, which keeps rules silent."""
-    if rank_condition(script, node) is not None or depends_on_ranks(script, node) or runs_alone(script, node):
+    if rank_condition(script, node) is not None or runs_alone(script, node):
+        return True
+    if not all(_is_for_several(*one) for one in branches_on_ranks(script, node)):
         return True
     function = script.function_of(node)
     inner = node
@@ -44,15 +58,81 @@ def may_run_alone(script: Script, node: ast.AST, depth: int = 4) -> bool:
         contexts = [script.text_of(item.context_expr) for item in outer.items] if isinstance(outer, ast.With) else []
         if any(_ORDERED.search(text) for text in contexts):
             return True
+        if any(_keeps_away(script, one) for one in statements_before(outer, inner, BLOCKS)):
+            return True
         inner = outer
     if function is None or depth == 0:
         return False
-    calls = list(calls_of(script, function))
+    calls = _uses_of(script, function)
     asked = _asked_parameters(script, function, node)
+    if any(_BY_NAME.search(last_name(one)) for one in function.decorator_list):
+        return True
     return _is_left_before(script, function, node) or (
         bool(calls)
         and all(may_run_alone(script, call, depth - 1) or _goes_elsewhere(script, asked, call) for call in calls)
     )
+
+
+_ROLE = re.compile(
+    r"^(?:is_|am_i_|on_|use_)?(?:the_)?(?:main|master|primary|chief|leader|coordinator|root|zero|rank_?(?:0|zero))"
+    r"(?:_(?:process|rank|node|worker|proc|only))?$",
+    re.IGNORECASE,
+)
+
+
+def is_of_one_rank(script: Script, node: ast.AST, depth: int = 4) -> bool:
+    """Whether one rank alone is meant to run it, by the names of roles too: ``if self.main:``, ``if gpu == 0:``,
+    ``@run_on_master``. More certain than :func:`may_run_alone`."""
+    if rank_condition(script, node) is not None or runs_alone(script, node):
+        return True
+    inner = node
+    for outer in script.around(node):
+        if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test and _names_role(script, outer.test):
+            return True
+        if any(_keeps_away(script, one) for one in statements_before(outer, inner, BLOCKS)):
+            return True
+        inner = outer
+    function = script.function_of(node)
+    if function is None or depth == 0:
+        return False
+    if any(_BY_NAME.search(last_name(one)) for one in function.decorator_list):
+        return True
+    uses = _uses_of(script, function)
+    return bool(uses) and all(is_of_one_rank(script, one, depth - 1) for one in uses)
+
+
+def _uses_of(script: Script, function: FunctionNode) -> list[ast.Call]:
+    """The calls of a function, and those that get it to call it: ``mp.spawn(function)``."""
+    return [*calls_of(script, function), *_handed_on(script).get(function, ())]
+
+
+@per_script
+def _handed_on(script: Script) -> dict[FunctionNode, list[ast.Call]]:
+    found: dict[FunctionNode, list[ast.Call]] = {}
+    for call in script.all(ast.Call):
+        for given in (*call.args, *(word.value for word in call.keywords)):
+            function = script.definition(given) if isinstance(given, (ast.Name, ast.Attribute)) else None
+            if function is not None and not RUNS_ON_ONE.search(last_name(call.func)):
+                found.setdefault(function, []).append(call)
+    return found
+
+
+def _names_role(script: Script, test: ast.expr) -> bool:
+    asked = [part for one in _asked_alone(test) for part in _asked_alone(one)]
+    plain = (one for one in asked if isinstance(one, ast.Call) or _is_value(script, one))
+    named = [last_name(one) for one in plain]
+    if any(map(_ROLE.match, named)) or not _set_by_rank(script).isdisjoint(map(ast.unparse, asked)):
+        return True
+    pairs = [(one.left, one.comparators[0]) for one in asked if isinstance(one, ast.Compare) and len(one.ops) == 1]
+    return any(
+        script.value(number) == 0 and _DEVICES.search(ast.unparse(left).replace(".", "_")) for left, number in pairs
+    )
+
+
+def _is_for_several(test: ast.expr, holds: bool) -> bool:
+    """Whether a test asks for several ranks alone, as it is answered: ``if args.distributed: save(model)``."""
+    is_simple = not any(isinstance(one, ast.BoolOp) for one in ast.walk(test))
+    return is_simple and asks_for_several(test) is holds
 
 
 class _Asked(NamedTuple):
@@ -140,6 +220,16 @@ def _waits(script: Script, branch: ast.If) -> bool:
     return any(isinstance(one, ast.Attribute) and one.attr in ("barrier", "wait_for_everyone") for one in called)
 
 
+def _keeps_away(script: Script, statement: ast.stmt) -> bool:
+    """Whether a statement may end the round or the run of other ranks: ``if rank: continue``, ``if rank != 0:
+    sys.exit()``, ``assert rank == 0``."""
+    if isinstance(statement, ast.Assert):
+        return is_rank_test(script, statement.test)
+    if not isinstance(statement, ast.If) or not _asks_rank(script, statement.test):
+        return False
+    return isinstance(statement.body[-1], (ast.Continue, ast.Raise)) or ends_process(statement.body[-1])
+
+
 def _is_left_before(script: Script, function: FunctionNode, node: ast.AST) -> bool:
     """An early return above it for an unknown reason, or any exit of jobs of several ranks."""
     for one in script.inside(function, ast.If):
@@ -153,15 +243,41 @@ def _is_left_before(script: Script, function: FunctionNode, node: ast.AST) -> bo
     return False
 
 
+def _asks_rank(script: Script, test: ast.expr) -> bool:
+    return is_rank_test(script, test) or any(is_rank(script, one) for one in _asked_alone(test))
+
+
 def _may_ask(script: Script, test: ast.expr) -> bool:
-    if is_rank_test(script, test) or any(is_rank(script, one) for one in _asked_alone(test)):
+    if _asks_rank(script, test):
         return True
-    named = [one for one in ast.walk(test) if isinstance(one, (ast.Name, ast.Attribute))]
+    called = {one.func for one in ast.walk(test) if isinstance(one, ast.Call)}
+    named = [
+        one
+        for one in ast.walk(test)
+        if isinstance(one, (ast.Name, ast.Attribute)) and (one in called or _is_value(script, one))
+    ]
     names = [last_name(one) for one in named]
     return (
         any(_ROLES.search(name) or _DEVICES.search(name) for name in names)
         or not _never_with_ranks(script).isdisjoint(names)
+        or not _set_by_rank(script).isdisjoint(map(ast.unparse, named))
         or any(rank_condition(script, value) is not None for one in named for value in script.values_of(one))
+    )
+
+
+def _is_value(script: Script, node: ast.expr) -> bool:
+    """Whether it is a name of something else than a function, which is true on all ranks."""
+    return isinstance(node, (ast.Name, ast.Attribute)) and not names_function(script, node)
+
+
+@per_script
+def _set_by_rank(script: Script) -> frozenset[str]:
+    """Attributes that a test of the rank is assigned to: ``args.save = rank == 0``."""
+    pairs = ((target, one.value) for one in script.all(ast.Assign) for target in one.targets)
+    return frozenset(
+        ast.unparse(target)
+        for target, value in pairs
+        if isinstance(target, ast.Attribute) and is_rank_test(script, value)
     )
 
 

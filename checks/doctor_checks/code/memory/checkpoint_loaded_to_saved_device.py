@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from doctor.api import Script, SetArgument, Severity, Violation, location_of, rule
 from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.cuda import shows_one_gpu
-from doctor.lint.python.gpu_use import runs_alone, simulates_ranks, uses_gpus
+from doctor.lint.python.gpu_use import simulates_ranks, uses_gpus
 from doctor.lint.python.project.saved_values import is_saved_without_gpu
 from doctor.lint.python.rank_branches import rank_condition
-from doctor.lint.python.reachable_functions import is_run_by_all
+from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import UNKNOWN, last_name
+from doctor.lint.python.single_rank import is_of_one_rank
 from doctor.lint.python.training import TRAINER, WRAPPERS, only_infers, several_ranks
 from doctor.testing.script_cases import fails, passes
 
@@ -103,6 +104,13 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
             fixed={"(checkpoint))": '(checkpoint, map_location="cpu"))'},
         ),
         passes("an entry for one process", _ONE_PROCESS),
+        passes("in the role of one rank", _WEIGHTS_OF_CHIEF.format(test="self.chief")),
+        passes("on the first GPU", _WEIGHTS_OF_CHIEF.format(test="gpu == 0")),
+        fails(
+            "by another number",
+            _WEIGHTS_OF_CHIEF.format(test="level == 0").replace("))", "))  # !"),
+            fixed={"weights_only=True": 'weights_only=True, map_location="cpu"'},
+        ),
         passes("no launcher has set the rank", _NO_LAUNCHER),
         passes("the first rank alone, one process alone, and no checkpoint", _FIRST_RANK),
         passes("the file is saved with numbers alone", _SAVED_NUMBERS),
@@ -146,7 +154,7 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
     if shows_one_gpu(script) or "FSDPStrategy" in script.text:
         return  # no rank has another GPU; or Lightning saves gathered states from the CPU
     for call in script.calls("torch.load", "torch.jit.load"):
-        if not is_run_by_all(script, call) or runs_alone(script, call) or script.is_open(call):
+        if script.function_of(call) not in run_by_all(script) or is_of_one_rank(script, call) or script.is_open(call):
             continue
         if _has_one_process(script, call) or _is_after_training(script, call):
             continue
@@ -313,6 +321,12 @@ def _first_gpu(script: Script, where: ast.expr) -> str:
     return ""
 
 
+_WEIGHTS_OF_CHIEF = """\
+dist.init_process_group("nccl")
+model = Net().cuda()
+if {test}:
+    model.load_state_dict(torch.load("best.pt", weights_only=True))
+"""
 _SNAPSHOT = """\
 import torch.distributed as dist
 

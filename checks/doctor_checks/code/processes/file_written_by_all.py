@@ -73,6 +73,7 @@ _OPTIMIZES = re.compile(r"optim|[Tt]rainer|train_one_epoch|\.train\(|\btrain\(",
         ),
         fails("predictions as an array", _script("np.save('predictions.npy', predictions)  # !")),
         fails("in ranks that the script starts", _SPAWNED),
+        fails("in ranks that it starts unless there is one GPU", _SPAWNED_OR_ALONE),
         fails("a path that the caller hands in", _HANDED),
         fails(
             "a download",
@@ -142,6 +143,27 @@ _OPTIMIZES = re.compile(r"optim|[Tt]rainer|train_one_epoch|\.train\(|\btrain\(",
             _script(
                 "save(model, writes=rank == 0)",
                 "def save(model, writes):\n    if writes:\n        torch.save(model.state_dict(), 'last.pt')",
+            ),
+        ),
+        passes("in a function that is given to one rank", _ON_MAIN.format(decorator="record")),
+        passes(
+            "a decorator for one rank",
+            _ON_MAIN.format(decorator="run_on_master").replace("run_on_main(save, model)", "save(model)"),
+        ),
+        fails(
+            "another decorator",
+            _ON_MAIN.format(decorator="record")
+            .replace("run_on_main(save, model)", "save(model)")
+            .replace(".pt')", ".pt')  # !"),
+        ),
+        passes("where the other ranks start the next round", _script("if rank: continue\n    np.save('a.npy', loss)")),
+        passes("where the other ranks end", _script("if rank != 0: sys.exit(0)\n    np.save('a.npy', loss)")),
+        passes("where one rank is asserted", _script("assert rank == 0\n    np.save('a.npy', loss)")),
+        passes("an attribute that says it", _script("if args.keeps: np.save('a.npy', loss)", "args.keeps = RANK == 0")),
+        fails(
+            "in the branch of a distributed run",
+            _script(
+                "if args.distributed:\n        torch.save(model.module, 'last.pt')  # !\n    else:\n        torch.save(model, 'last.pt')"
             ),
         ),
         passes("what is not there yet", _LEFT),
@@ -761,6 +783,9 @@ args = argparse.Namespace(world_size=1, rank=0)
 torch.distributed.init_process_group("nccl", world_size=args.world_size, rank=args.rank)
 torch.save(optimizer.state_dict(), "last.pt")
 """
+_ON_MAIN = _script(
+    "run_on_main(save, model)", "@{decorator}\ndef save(model):\n    torch.save(model.state_dict(), 'last.pt')"
+)
 _SPAWNED = """\
 import numpy as np
 import torch
@@ -775,6 +800,10 @@ def main(rank, world_size):
 if __name__ == "__main__":
     mp.spawn(main, nprocs=4, args=(4,))
 """
+_SPAWNED_OR_ALONE = _SPAWNED.replace(
+    "    mp.spawn(main, nprocs=4, args=(4,))",
+    "    if args.multiprocessing_distributed:\n        mp.spawn(main, nprocs=4, args=(4,))\n    else:\n        main(0, 1)",
+)
 _DOWNLOADED_IN_SETUP = """\
 import lightning as L
 from torchvision.datasets import CIFAR10

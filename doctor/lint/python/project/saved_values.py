@@ -114,7 +114,7 @@ def _is_moved(script: Script, text: str, entries: list[ast.expr]) -> bool:
     return any(f"{text}[" in script.text_of(one) for one in moved)
 
 
-def _entries(script: Script, text: str) -> Iterator[ast.expr]:
+def entries_of(script: Script, text: str) -> Iterator[ast.expr]:
     """The values of ``saved[...] = value``, and what is appended to it or to an entry."""
     pairs = [(target, one.value) for one in script.all(ast.Assign) for target in one.targets]
     pairs += [(one.target, one.value) for one in script.all(ast.AugAssign)]
@@ -188,7 +188,7 @@ def _is_bound_to_plain(script: Script, node: ast.Name | ast.Attribute, seen: _Se
     root = last_name(node.value) if isinstance(node, ast.Attribute) else ""
     if _SETTINGS.match(last_name(node)) or (root != "self" and _SETTINGS.match(root)):
         return True
-    entries = [*_entries(script, text)]
+    entries = [*entries_of(script, text)]
     if _is_moved(script, text, entries):
         return True
     if any(script.text_of(one.func).rpartition(".")[0] == text for one in script.method_calls(*_FILLS)):
