@@ -63,39 +63,36 @@ def _is_state_of_all(script: Script, call: ast.Call) -> bool:
 
 
 _GIVE_STATES = frozenset({"state_dict", "get_state_dict", "serialize", "unwrap_model", "unwrap"})
-_KEEP = frozenset(
-    {"cpu", "to", "half", "float", "bfloat16", "clone", "items", "copy", "deepcopy", "dict", "OrderedDict"}
-)
+_KEEP = frozenset({"cpu", "to", "half", "float", "bfloat16", "clone", "items", "copy", "deepcopy", "dict"})
 """Calls that return what they are given, or what they belong to, in another form."""
 
 
 def _is_state(script: Script, saved: ast.expr, depth: int = 4) -> bool:
     """Whether a value is the state of a model or an optimizer, or has one among its entries, by what it is made of, and
     otherwise by its name: ``{"net": net.state_dict(), "epoch": epoch}``."""
-    if depth == 0:
-        return False
-    parts: list[ast.expr] = []
+    if isinstance(saved, ast.Call) and last_name(saved.func) in _GIVE_STATES:
+        return True
+    parts = _made_of(script, saved)
+    is_named = isinstance(saved, (ast.Name, ast.Attribute)) and _STATES.match(last_name(saved))
+    if is_named and not any(isinstance(one, (ast.Dict, ast.DictComp)) for one in parts):
+        return True
+    return depth > 0 and any(_is_state(script, one, depth - 1) for one in parts)
+
+
+def _made_of(script: Script, saved: ast.expr) -> list[ast.expr]:
+    """The values that a container holds, a name is given, or a call keeps."""
     if isinstance(saved, ast.Dict):
-        parts = saved.values
-    elif isinstance(saved, (ast.DictComp, ast.GeneratorExp, ast.ListComp)):
-        parts = [saved.generators[0].iter]
-    elif isinstance(saved, ast.Call):
-        if last_name(saved.func) in _GIVE_STATES:
-            return True
-        if last_name(saved.func) in _KEEP:
-            parts = [*saved.args[:1], *([saved.func.value] if isinstance(saved.func, ast.Attribute) else [])]
-        if last_name(saved.func) == "dict":
-            parts += [word.value for word in saved.keywords]
-    elif isinstance(saved, ast.Name):
-        made = [*script.values_of(saved), *handed_in(script, saved), *entries_of(script, saved.id)]
-        parts = [
-            one for one in made if one is not saved and isinstance(one, (ast.Dict, ast.DictComp, ast.Call, ast.Name))
-        ]
-        if not any(isinstance(one, (ast.Dict, ast.DictComp)) for one in parts) and _STATES.match(saved.id):
-            return True
-    elif isinstance(saved, ast.Attribute):
-        return _STATES.match(saved.attr) is not None
-    return any(_is_state(script, one, depth - 1) for one in parts)
+        return saved.values
+    if isinstance(saved, (ast.DictComp, ast.GeneratorExp, ast.ListComp)):
+        return [saved.generators[0].iter]
+    if isinstance(saved, ast.Call) and last_name(saved.func) in _KEEP:
+        owner = [saved.func.value] if isinstance(saved.func, ast.Attribute) else []
+        return [*owner, *saved.args[:1], *(word.value for word in saved.keywords)]
+    if isinstance(saved, ast.Name):
+        made = (*script.values_of(saved), *handed_in(script, saved), *entries_of(script, saved.id))
+        kinds = (ast.Dict, ast.DictComp, ast.Call, ast.Name)
+        return [one for one in made if one is not saved and isinstance(one, kinds)]
+    return []
 
 
 _EXITS = frozenset({"exit", "_exit", "quit", "abort"})

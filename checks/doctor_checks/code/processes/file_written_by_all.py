@@ -162,9 +162,7 @@ _OPTIMIZES = re.compile(r"optim|[Tt]rainer|train_one_epoch|\.train\(|\btrain\(",
         passes("an attribute that says it", _script("if args.keeps: np.save('a.npy', loss)", "args.keeps = RANK == 0")),
         fails(
             "in the branch of a distributed run",
-            _script(
-                "if args.distributed:\n        torch.save(model.module, 'last.pt')  # !\n    else:\n        torch.save(model, 'last.pt')"
-            ),
+            _script("if args.ddp: torch.save(model.module, 'last.pt')  # !\n    else: torch.save(model, 'last.pt')"),
         ),
         passes("what is not there yet", _LEFT),
         passes("a mode that is not for several ranks", _EVOLVED),
@@ -802,7 +800,8 @@ if __name__ == "__main__":
 """
 _SPAWNED_OR_ALONE = _SPAWNED.replace(
     "    mp.spawn(main, nprocs=4, args=(4,))",
-    "    if args.multiprocessing_distributed:\n        mp.spawn(main, nprocs=4, args=(4,))\n    else:\n        main(0, 1)",
+    "    if args.multiprocessing_distributed:\n        mp.spawn(main, nprocs=4, args=(4,))\n"
+    "    else:\n        main(0, 1)",
 )
 _DOWNLOADED_IN_SETUP = """\
 import lightning as L
