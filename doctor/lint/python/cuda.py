@@ -88,6 +88,24 @@ def shows_one_gpu(script: Script) -> bool:
     return bool(settings) and all(one.is_certain and (one.known_value or "").strip().isdigit() for one in settings)
 
 
+_OF_PROCESS = re.compile(r"rank|procid|local_?id", re.IGNORECASE)
+
+
+def shows_own_gpu(script: Script) -> bool:
+    """Whether the file leaves each rank the GPU of its number, which is GPU 0 there:
+    ``os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["LOCAL_RANK"]``."""
+    for one in script.all(ast.Assign):
+        named = [target for target in one.targets if isinstance(target, ast.Subscript)]
+        if any(script.value(target.slice) == "CUDA_VISIBLE_DEVICES" for target in named):
+            made = (one.value, *(found for part in ast.walk(one.value) for found in _values_of(script, part)))
+            return any(_OF_PROCESS.search(ast.unparse(part)) for part in made)
+    return False
+
+
+def _values_of(script: Script, node: ast.AST) -> tuple[ast.expr, ...]:
+    return script.values_of(node) if isinstance(node, ast.Name) else ()
+
+
 def on_current_device(script: Script) -> ast.Call | None:
     """The first call that moves something to the current GPU: ``x.cuda()``, ``x.to("cuda")``, ``torch.zeros(1,
     device="cuda")``; ``None`` if devices are numbered, or there is none."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from doctor.api import Script, SetArgument, Severity, Violation, location_of, rule
 from doctor.lint.engine.rule import LONGEST_SUMMARY
-from doctor.lint.python.cuda import shows_one_gpu
+from doctor.lint.python.cuda import shows_one_gpu, shows_own_gpu
 from doctor.lint.python.gpu_use import simulates_ranks, uses_gpus
 from doctor.lint.python.project.saved_values import is_saved_without_gpu
 from doctor.lint.python.rank_branches import rank_condition
@@ -16,6 +16,7 @@ from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.single_rank import is_of_one_rank
 from doctor.lint.python.training import TRAINER, WRAPPERS, only_infers, several_ranks
+from doctor.lint.python.value_flow import computed_from
 from doctor.testing.script_cases import fails, passes
 
 _CHECKPOINT = re.compile(
@@ -37,12 +38,13 @@ _SAVED_FROM_CPU = re.compile(
     r"[Dd]ict\(\s*\[?\s*[\[(]\s*(\w+)\b[^{}=\n]{0,80},\s*(\w+)(?:\.detach\(\))?(?:\.data)?\.(?:cpu\(\)|to\([\"']cpu[\"']\))"
     r"\s*[\])]\s*for\s+\3,\s*\4\s+in\b|"
     r"\.cpu\(\)\.state_dict\(|\.to\([\"']cpu[\"']\)\.state_dict\(|FullStateDictConfig\([^()]*offload_to_cpu\s?=\s?True|"
-    r"StateDictOptions\([^()]*cpu_offload\s?=\s?True"
+    r"StateDictOptions\([^()]*cpu_offload\s?=\s?True|\w*to_cpu\(\s?\w*(?:model|net|state|sd|weights|params)|\bxm\.save\(|"
+    r"tree_map\(\s?lambda (\w+): \5(?:\.detach\(\))?\.(?:cpu\(\)|to\([\"']cpu)"
 )
 """``{k: v.cpu() for k, v in state.items()}``, also as ``dict([[k, v.cpu()] for k, v in state.items()])``,
-``net.cpu().state_dict()``, and states that FSDP gathers on the CPU: what a project saves like this is loaded onto the
-CPU."""
-_CPU_WORDS = (".cpu", "cpu_offload", "offload_to_cpu", '.to("cpu', ".to('cpu")
+``net.cpu().state_dict()``, states that FSDP gathers on the CPU, and what helpers such as ``weights_to_cpu(state)`` of
+mmcv or ``xm.save`` of torch_xla put there: what a project saves like this is loaded onto the CPU."""
+_CPU_WORDS = (".cpu", "cpu_offload", "to_cpu", "xm.save", '.to("cpu', ".to('cpu")
 _GATHERED_ON_CPU = ("offload_to_cpu", "cpu_offload")
 _OPTIMIZER = re.compile(r"optim|^opt(?:_|$)", re.IGNORECASE)
 _OF_A_RANK = re.compile(r"rank|process_index", re.IGNORECASE)
@@ -104,6 +106,16 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
             fixed={"(checkpoint))": '(checkpoint, map_location="cpu"))'},
         ),
         passes("an entry for one process", _ONE_PROCESS),
+        passes(
+            "a GPU for each rank",
+            'os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["LOCAL_RANK"]\n' + _WEIGHTS.replace("  # !", ""),
+        ),
+        passes("a published file", _WEIGHTS_OF.replace('"weights/NAME"', 'hf_hub_download("a/b", "model.pt")')),
+        passes(
+            "a shard of a published model",
+            _WEIGHTS_OF.replace('"weights/NAME"', 'os.path.join(base, index["weight_map"][name])'),
+        ),
+        passes("a helper puts states on the CPU", _FROM_CPU.replace(_EACH, "weights_to_cpu(model.state_dict())")),
         passes("in the role of one rank", _WEIGHTS_OF_CHIEF.format(test="self.chief")),
         passes("on the first GPU", _WEIGHTS_OF_CHIEF.format(test="gpu == 0")),
         fails(
@@ -151,8 +163,8 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
     shown = several_ranks(script)
     if shown is None or not uses_gpus(script) or simulates_ranks(script) or only_infers(script, shown):
         return
-    if shows_one_gpu(script) or "FSDPStrategy" in script.text:
-        return  # no rank has another GPU; or Lightning saves gathered states from the CPU
+    if shows_one_gpu(script) or shows_own_gpu(script) or "FSDPStrategy" in script.text:
+        return  # each rank sees one GPU; or Lightning saves gathered states from the CPU
     for call in script.calls("torch.load", "torch.jit.load"):
         if script.function_of(call) not in run_by_all(script) or is_of_one_rank(script, call) or script.is_open(call):
             continue
@@ -245,7 +257,7 @@ def _is_checkpoint(script: Script, call: ast.Call) -> bool:
     path = " ".join(script.text_of(one, 200) for one in sources)
     if _HELD_ON_CPU.search(path) or _OF_A_RANK.search(path) or "BytesIO" in path or _saved_here(script, call):
         return False
-    if call.args and is_saved_without_gpu(script, call.args[0]):
+    if call.args and (is_saved_without_gpu(script, call.args[0]) or _is_fetched(script, call.args[0])):
         return False
     if _goes_into_state(script, call):
         return True
@@ -254,6 +266,28 @@ def _is_checkpoint(script: Script, call: ast.Call) -> bool:
     if _DATA.search(given) or _HELD_ON_CPU.search(given) or _SETTINGS.search(given):
         return False
     return bool(_CHECKPOINT.search(given) or (_CHECKPOINT.search(path) and not _DATA.search(path)))
+
+
+_FETCHES = re.compile(
+    r"^(?:\w*_?download\w*|cached_(?:file|path)|load_file_from_url|get_file|urlretrieve|\w*fetch\w*|snapshot_download)$",
+    re.IGNORECASE,
+)
+
+
+def _is_fetched(script: Script, path: ast.expr) -> bool:
+    """Whether the file is one that the script downloads, or a shard that the index of a published model names:
+    published weights are made to be loaded on any machine."""
+    parts = list(computed_from(script, path))
+    if any(isinstance(one, ast.Constant) and one.value == "weight_map" for one in parts):
+        return True
+    calls = [one for one in parts if isinstance(one, ast.Call)]
+    text = ast.unparse(path)
+    given = [
+        one
+        for one in script.all(ast.Call)
+        if any(ast.unparse(part) == text for part in (*one.args, *(word.value for word in one.keywords)))
+    ]
+    return any(_FETCHES.match(last_name(one.func)) for one in (*calls, *given))
 
 
 def _saved_here(script: Script, call: ast.Call) -> bool:
