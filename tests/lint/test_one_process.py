@@ -338,6 +338,84 @@ def test_threads_on_devices_that_no_option_names_are_an_info(tmp_path, option, s
     assert found(tmp_path, {"train.py": text}) == [("CODE009", severity)]
 
 
+THREADS = """\
+import os
+import torch
+{above}
+
+def main(model, loader):
+    {wrap}
+    for x in loader:
+        model(x).sum().backward()
+
+main(build(), load())
+"""
+_PARSES = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument({})\nargs = parser.parse_args()"
+_IF_SEVERAL = "if torch.cuda.device_count() > 1:\n        model = torch.nn.DataParallel(model)"
+
+
+def threads(above="", wrap=_IF_SEVERAL):
+    return {"train.py": THREADS.format(above=above, wrap=wrap), "other.py": "import torch\n"}
+
+
+GPUS = {
+    "a job of SLURM": lambda n: {**threads(), "job.sh": f"#!/bin/bash\n#SBATCH --gres=gpu:a100:{n}\npython train.py\n"},
+    "a job of PBS": lambda n: {**threads(), "job.sh": f"#PBS -l select=1:ncpus=8:ngpus={n}\npython train.py\n"},
+    "a pod": lambda n: {
+        **threads(),
+        "job.yaml": f"kind: Job\nspec:\n  command: [python, train.py]\n  limits:\n    nvidia.com/gpu: {n}\n",
+    },
+    "an option for the visible GPUs": lambda n: threads(
+        _PARSES.format(f"'--gpu', default='{devices(n)}'") + "\nos.environ['CUDA_VISIBLE_DEVICES'] = args.gpu"
+    ),
+    "commands with that option": lambda n: {
+        **threads(_PARSES.format("'--gpu'") + "\nos.environ['CUDA_VISIBLE_DEVICES'] = args.gpu"),
+        "run.sh": f"python train.py --gpu {devices(n)}\n",
+    },
+    "a number of GPUs": lambda n: threads(
+        _PARSES.format(f"'--n_gpu', type=int, default={n}"), "if args.n_gpu > 1: model = torch.nn.DataParallel(model)"
+    ),
+    "a range": lambda n: threads(
+        _PARSES.format(f"'--n_gpu', type=int, default={n}"),
+        "model = torch.nn.DataParallel(model, device_ids=list(range(args.n_gpu)))",
+    ),
+    "a list in a text": lambda n: threads(
+        _PARSES.format(f"'--ids', default='{devices(n)}'"),
+        "model = torch.nn.DataParallel(model, device_ids=[int(one) for one in args.ids.split(',')])",
+    ),
+    "what a function makes of a configuration": lambda n: {
+        **threads(
+            "import json\nconfig = json.load(open('c.json'))",
+            "ids = prepare(config['n_gpu'])\n    if len(ids) > 1: model = torch.nn.DataParallel(model, device_ids=ids)",
+        ),
+        "c.json": f'{{"n_gpu": {n}}}\n',
+    },
+    "a switch": lambda n: {
+        **threads(
+            _PARSES.format("'--multi_gpu', action='store_true'"),
+            "if args.multi_gpu: model = torch.nn.DataParallel(model)",
+        ),
+        "run.sh": f"python train.py{' --multi_gpu' if n > 1 else ''}\n",
+    },
+    "a switch in a configuration": lambda n: {
+        **threads("cfg = load('c.yaml')", "if cfg['multi_gpu']: model = torch.nn.DataParallel(model)"),
+        "c.yaml": f"multi_gpu: {str(n > 1).lower()}\n",
+    },
+    "a constant": lambda n: threads(f"MANY = {n > 1}", "if MANY: model = torch.nn.DataParallel(model)"),
+}
+
+
+def devices(number):
+    return ",".join(map(str, range(number)))
+
+
+@pytest.mark.parametrize("way", GPUS)
+def test_threads_need_more_than_one_gpu(tmp_path, way):
+    for number, severity in ((1, "info"), (4, "warning")):
+        (folder := tmp_path / str(number)).mkdir()
+        assert found(folder, GPUS[way](number)) == [("CODE009", severity)]
+
+
 @pytest.mark.parametrize(
     ("use", "more", "severity"),
     [

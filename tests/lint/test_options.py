@@ -262,6 +262,53 @@ def test_configurations_of_accelerate_say_that_models_are_sharded(tmp_path, file
     assert bool(found(tmp_path, {"train.py": ENGINE, **files})) is is_found
 
 
+TIMED = """\
+import sys, time
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+def {name}(model, data):
+    torch.distributed.init_process_group("nccl")
+    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data))
+    steps = 0
+    for epoch in range(10):
+        began = time.time()
+        for batch in loader:
+            model(batch).sum().backward()
+            steps += 1
+            {leaves}
+        print(time.time() - began)
+    {keeps}
+
+{name}(build(), read())
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "leaves", "keeps", "severity"),
+    [
+        ("train", "pass", "pass", "warning"),
+        ("benchmark", "pass", "pass", "info"),
+        ("benchmark", "pass", "torch.save(model, 'last.pt')", "warning"),
+        ("train", "if steps >= 1000: sys.exit()", "pass", "info"),
+        ("train", "if steps >= 1000: break", "pass", "warning"),
+        ("train", "if loss.isnan(): sys.exit()", "pass", "warning"),
+    ],
+)
+def test_no_epochs_in_a_program_that_measures_or_ends_early(tmp_path, name, leaves, keeps, severity):
+    text = TIMED.format(name=name, leaves=leaves, keeps=keeps)
+    assert found(tmp_path, {"train.py": text}) == [("CODE011", severity)]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "severity"), [("val", 8, "info"), ("val", 9, "warning"), ("test", 8, "warning")]
+)
+def test_few_samples_of_a_validation_cost_little(tmp_path, name, size, severity):
+    text = KEPT.replace("val_loader", f"{name}_loader").format(size=size, reads=f"best = score(self.{name}_loader)")
+    assert found(tmp_path, {"train.py": text}) == [("CODE015", severity)]
+
+
 COUNTED = """\
 import os
 import torch
@@ -447,13 +494,13 @@ DECLARES_SIZE = "def sizes(parser):\n    parser.add_argument('--val_size', type=
 @pytest.mark.parametrize(
     ("size", "reads", "files", "expected"),
     [
-        ("8", "best = min(best, score(self.val_loader))", {}, ["warning"]),
-        ("8", "pass", {}, []),
-        ("8", "pass", {"other.py": "best(job.val_loader)\n"}, ["warning"]),
+        ("64", "best = min(best, score(self.val_loader))", {}, ["warning"]),
+        ("64", "pass", {}, []),
+        ("64", "pass", {"other.py": "best(job.val_loader)\n"}, ["warning"]),
         ("args.val_size", "best = score(self.val_loader)", {"a.py": DECLARES_SIZE.format(1)}, []),
-        ("args.val_size", "best = score(self.val_loader)", {"a.py": DECLARES_SIZE.format(8)}, ["warning"]),
-        ("8", "with torch.no_grad(): log(sum(map(model, self.val_loader)))", {}, ["info"]),
-        ("8", "with torch.no_grad(): log_accuracy(map(model, self.val_loader))", {}, ["warning"]),
+        ("args.val_size", "best = score(self.val_loader)", {"a.py": DECLARES_SIZE.format(64)}, ["warning"]),
+        ("64", "with torch.no_grad(): log(sum(map(model, self.val_loader)))", {}, ["info"]),
+        ("64", "with torch.no_grad(): log_accuracy(map(model, self.val_loader))", {}, ["warning"]),
     ],
 )
 def test_what_depends_on_the_samples_that_an_evaluation_drops(tmp_path, size, reads, files, expected):
@@ -467,9 +514,9 @@ def test_what_depends_on_the_samples_that_an_evaluation_drops(tmp_path, size, re
     ("entries", "command", "expected"),
     [
         ("train:\n  size: 1\n", "torchrun train.py", []),
-        ("train:\n  size: 2\n", "torchrun train.py", ["warning"]),
-        ("train:\n  size: 1\n", "torchrun train.py --size 8", ["warning"]),
-        ("train:\n  size: 1\ntest:\n  size: 8\n", "torchrun train.py", ["warning"]),
+        ("train:\n  size: 9\n", "torchrun train.py", ["warning"]),
+        ("train:\n  size: 1\n", "torchrun train.py --size 9", ["warning"]),
+        ("train:\n  size: 1\ntest:\n  size: 9\n", "torchrun train.py", ["warning"]),
     ],
 )
 def test_the_configuration_that_a_script_opens_has_the_size_of_a_batch(tmp_path, entries, command, expected):

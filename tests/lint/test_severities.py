@@ -343,7 +343,7 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         ("CODE030", _PREPARED.format(work="snapshot_download(args.name)"), Severity.WARNING),
         ("CODE012", _SAMPLER.format(hosts="  # torchrun --nnodes 2"), Severity.ERROR),
         ("CODE012", _SAMPLER.format(hosts=""), Severity.WARNING),
-        ("CODE015", _EVALUATED.format(size=2), Severity.INFO),
+        ("CODE015", _EVALUATED.replace("test", "val").format(size=8), Severity.INFO),
         ("CODE015", _EVALUATED.format(size=8), Severity.WARNING),
         ("CODE002", _SHARED_GPU.format(backend="nccl"), Severity.ERROR),
         ("CODE002", _SHARED_GPU.format(backend="gloo"), Severity.WARNING),

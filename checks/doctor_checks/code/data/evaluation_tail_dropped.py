@@ -78,6 +78,17 @@ _DECIDES = re.compile(
             "all of it, because there is no sampler yet",
             _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)", "shares = None"),
         ),
+        passes(
+            "a sampler that knows no ranks",
+            _script("DataLoader(test_set, 64, sampler=all_of_it, drop_last=True)", _WHOLE_SET),
+        ),
+        fails(
+            "one that knows them in some starts",
+            _script(
+                "DataLoader(test_set, 64, sampler=all_of_it, drop_last=True)  # !",
+                f"{_WHOLE_SET}\nif args.divided:\n    all_of_it = DistributedSampler(test_set)",
+            ),
+        ),
         passes("kept", _script("DataLoader(test_set, sampler=shares, drop_last=False)")),
         passes(
             "prompts without end",
@@ -244,7 +255,7 @@ def _costs_little(script: Script, loader: LoaderCall) -> bool:
     return all(isinstance(one, (int, float)) and one <= _FEW for one in _sizes(script, size))
 
 
-_FEW = 16
+_FEW = 8
 _OF_TESTS = frozenset({"test", "testing"})
 
 
@@ -284,6 +295,7 @@ test_loader = {loader}
 """
 
 
+_WHOLE_SET = "all_of_it = torch.utils.data.SequentialSampler(test_set)"
 _UNUSED = """\
 from torch.utils.data import DataLoader, DistributedSampler
 

@@ -125,6 +125,15 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
             _OWN_SEED.replace("seed + rank", "seed").replace("batch_size=8)", "batch_size=8)  # !"),
         ),
         passes("a data set that may be a stream", _script("DataLoader(load_corpus(), batch_size=64)")),
+        passes("a caller gives each rank its own file", _OF_OWN_FILE),
+        passes("a caller lets another process make it", _OF_OWN_FILE.replace("make(files", "pool.submit(make, files")),
+        fails(
+            "a caller gives all ranks one file",
+            _OF_OWN_FILE.replace("files[dist.get_rank()]", "files[0]").replace("(rows))", "(rows))  # !"),
+        ),
+        passes(
+            "samples in the code", _script("DataLoader(TensorDataset(torch.tensor([[1, 2], [3, 4]])), shuffle=True)")
+        ),
         passes("data made up on each rank", _script("DataLoader(TensorDataset(torch.randn(999, 8)), shuffle=True)")),
     ),
 )
@@ -426,6 +435,21 @@ for epoch in range(10):
 """
 
 
+_OF_OWN_FILE = """\
+import torch
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+def make(path):
+    rows = TensorDataset(torch.load(path))
+    train_loader = DataLoader(rows, batch_size=8, sampler=RandomSampler(rows))
+    return train_loader
+
+dist.init_process_group("nccl")
+loader = make(files[dist.get_rank()])
+model = DDP(Net())
+for x in loader:
+    model(x).sum().backward()
+"""
 _NESTED = """\
 import torch
 from torch.nn.parallel import DistributedDataParallel

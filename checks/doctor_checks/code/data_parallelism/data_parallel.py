@@ -10,7 +10,7 @@ from dataclasses import replace
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone, sees_one_gpu
 from doctor.lint.python.project.left_defaults import shown_numbers
-from doctor.lint.python.project.option_values import lists_one
+from doctor.lint.python.project.option_values import lists_one, values_in_commands
 from doctor.lint.python.project.options import switch_off_by_default
 from doctor.lint.python.project.own_start import measures_speed
 from doctor.lint.python.script import UNKNOWN, last_name
@@ -116,7 +116,8 @@ def _asks_in_vain(script: Script, test: ast.expr) -> bool:
     values = script.values_of(test)
     if isinstance(test, ast.Name) and values and all(isinstance(one, ast.Constant) and not one.value for one in values):
         return True
-    return bool(switch_off_by_default(script, test))
+    is_own = any(True for _ in script.method_calls("add_argument"))
+    return bool(switch_off_by_default(script, test)) and (not is_own or values_in_commands(script, test) is not None)
 
 
 def _is_at_most_one(script: Script, number: ast.expr) -> bool:
