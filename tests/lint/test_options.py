@@ -309,6 +309,35 @@ def test_few_samples_of_a_validation_cost_little(tmp_path, name, size, severity)
     assert found(tmp_path, {"train.py": text}) == [("CODE015", severity)]
 
 
+def test_the_loop_over_epochs_is_that_of_the_sampler(tmp_path):
+    text = """\
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+def train_epoch(model, batches):
+    for batch in batches:
+        model(batch).sum().backward()
+
+def alone(model, data):
+    for epoch in range(9):
+        train_epoch(model, DataLoader(data, batch_size=8, shuffle=True))
+
+def together(model, data):
+    torch.distributed.init_process_group("nccl")
+    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data))
+    for epoch in range(9):
+        train_epoch(model, loader)
+
+together(build(), read())
+"""
+    (tmp_path / "train.py").write_text(text)
+    asked = LintRequest(BOOK, Settings(), {one.id: one.family for one in BOOK.rules}, Releases({}))
+    report = build_report(lint_paths([tmp_path], asked), asked, started=time.time())
+    (summary,) = [one.summary for result in report.results for one in result.findings]
+    assert "the loop at line 16" in summary
+
+
 COUNTED = """\
 import os
 import torch

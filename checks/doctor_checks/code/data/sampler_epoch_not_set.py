@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from doctor.api import InsertStatement, Script, Severity, Violation, location_of, rule
 from doctor.lint.python.gpu_use import runs_alone
@@ -152,7 +152,7 @@ def _hits(script: Script, sampler: ast.Call, trained: list[Loop], endless: list[
         fed = _is_fed_by(script, loop, sampler)
         visited = _visiting(script, loop)
         epochs = epoch_loops(script, loop if visited is None else loop._replace(epochs=_loop_around(script, visited)))
-        repeated = [one for one in epochs if _repeats(script, one)]
+        repeated = [one for one in _of_sampler(script, loop, sampler, epochs) if _repeats(script, one)]
         # A sampler that is created in each epoch may have different data each time.
         if fed and repeated and not any(outer in repeated for outer in script.around(sampler)):
             name = target_name(script, sampler) or "DistributedSampler"
@@ -239,15 +239,29 @@ def _is_fed_by(script: Script, loop: Loop, sampler: ast.Call) -> str:
     """The loader of a loop that has the sampler; empty if another one may have it."""
     if of_object := _kept_by_object(script, loop, sampler):
         return of_object
-    sources = [loop.source, *_handed(script, loop)]
-    for source in sources:
-        for value in script.values_of(source):
-            made = part_of(script, source, value) if isinstance(value, ast.Starred) else value
-            if isinstance(made, ast.Call) and any(_uses(script, one, sampler) for one in _made_by(script, made)):
-                return script.text_of(source)
+    source = next((one for one in (loop.source, *_handed(script, loop)) if _has_sampler(script, one, sampler)), None)
+    if source is not None:
+        return script.text_of(source)
     visited = _visiting(script, loop)
     kept = [] if visited is None else _kept_in(script, visited)
     return script.text_of(loop.source) if any(_uses(script, one, sampler) for one in kept) else ""
+
+
+def _has_sampler(script: Script, loader: ast.expr, sampler: ast.Call) -> bool:
+    for value in script.values_of(loader):
+        made = part_of(script, loader, value) if isinstance(value, ast.Starred) else value
+        if isinstance(made, ast.Call) and any(_uses(script, one, sampler) for one in _made_by(script, made)):
+            return True
+    return False
+
+
+def _of_sampler(
+    script: Script, loop: Loop, sampler: ast.Call, epochs: Sequence[ast.For | ast.While]
+) -> Sequence[ast.For | ast.While]:
+    """Of the loops over epochs, those that give the function of a loop over batches a loader with the sampler, if there
+    are any: others may train without it in one process."""
+    given = [one for one in _handed(script, loop) if _has_sampler(script, one, sampler)]
+    return [one for one in epochs if any(one in script.around(part) for part in given)] or epochs
 
 
 def _kept_by_object(script: Script, loop: Loop, sampler: ast.Call) -> str:
