@@ -97,11 +97,12 @@ def nccl_of_rocm(rocm: str) -> str | None:
 def bundled_nccl(torch: str) -> str | None:
     """Return the newest NCCL that wheels of a torch release may come with (``2.4.0``, or ``2.4`` for all of its line).
 
-    Torch before 2.0 has that of 2.0 or an older one. ``None`` for newer lines than the table's, and without a version.
+    Torch before 1.4 has that of 1.4 or an older one, and what is called 1 that of 1.13. ``None`` for newer lines than
+    the table's, and without a version.
     """
     numbers, table = release(torch)[:2], _table().bundled_nccl
     if numbers and numbers < (2,):
-        return table["2.0"]
+        return table["1.13"] if numbers == (1,) else table.get(".".join(map(str, numbers)), table["1.4"])
     return table.get(".".join(map(str, numbers)))
 
 

@@ -54,7 +54,8 @@ def test_minimum_driver_and_nccl() -> None:
 
 def test_the_nccl_of_a_torch_is_that_of_its_line() -> None:
     assert releases.bundled_nccl("2.2.2+cu118") == "2.19.3"
-    assert releases.bundled_nccl("1.12.1") == releases.bundled_nccl("2.0")
+    assert releases.bundled_nccl("1.12.1") == "2.10.3"
+    assert releases.bundled_nccl("1.1") == releases.bundled_nccl("1.4") == "2.4.8"
     assert releases.bundled_nccl("2") is None  # all of 2.x
     assert releases.bundled_nccl("2.99.0") is None
     assert releases.bundled_nccl("") is None

@@ -60,6 +60,7 @@ from doctor.testing.script_cases import fails, passes
         passes("GPU 0, for a program that uses it anyway", _FIRST),
         fails("GPU 1, for a program that uses another one", _FIRST.replace('"0"', '"1"  # !')),
         passes("the GPU that the rank has chosen", _CHOSEN),
+        passes("a GPU that the rank chooses below", _CHOSEN_BELOW),
         passes("all GPUs, of which the rank has chosen one", _CHOSEN.replace("str(local_rank)", '"0,1,2,3"')),
         passes(
             "their order", _CHOSEN.replace("VISIBLE_DEVICES", "DEVICE_ORDER").replace("str(local_rank)", '"PCI_BUS_ID"')
@@ -100,9 +101,14 @@ def environment_written_late(script: Script) -> Iterator[Violation]:
 
 def _changes_nothing(script: Script, at: ast.stmt, variable: str) -> bool:
     """Whether each rank has chosen its GPU by number before, and the variable says the same: the GPU of the rank, GPUs
-    from 0 on, or their order; or a program of one process names GPU 0, which it uses anyway."""
+    from 0 on, or their order; or it chooses its GPU below, by its rank on the host; or a program of one process names GPU 0, which it uses anyway."""
     if variable == "CUDA_VISIBLE_DEVICES" and _value_written(script, at) == "0" and _is_for_one_gpu(script):
         return True
+    if any(
+        one.lineno > at.lineno and script.function_of(one) is script.function_of(at)
+        for one in _choosing_by_rank(script)
+    ):
+        return variable in _READ_BY_CUDA[:2]
     chosen = _VariableReader("", _choosing_by_rank)
     if variable not in _READ_BY_CUDA[:2] or _started_before(script, at, chosen) is None:
         return False
@@ -442,6 +448,15 @@ def join(rank, world):
     dist.init_process_group("nccl")
     os.environ["RANK"] = str(dist.get_rank())  # !
     os.environ["WORLD_SIZE"] = str(world)  # !
+"""
+_CHOSEN_BELOW = """\
+import os
+import torch
+
+def join():
+    if "AMD" in torch.cuda.get_device_name():
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["ROCR_VISIBLE_DEVICES"]
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 """
 _FIRST = """\
 import os

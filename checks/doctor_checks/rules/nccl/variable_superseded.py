@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from doctor.api import FileFails, FilePasses, Script, Severity, Violation, is_older, rule
 from doctor.knowledge.environment_variables import VariableInfo
 from doctor.knowledge.environment_variables import known as known_variable
+from doctor.knowledge.releases import bundled_nccl
 from doctor.lint.launch.launch_file import EnvironmentSource, LaunchFile
 from doctor.lint.launch.process_launches import is_one_process
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
@@ -88,6 +89,8 @@ def variable_superseded_in_files(file: EnvironmentSource) -> Iterator[Violation]
             continue
         if info.reader == "nccl" and file.releases.get("rocm"):
             continue  # RCCL, whose documentation has names that NCCL replaced
+        if info.reader == "nccl" and is_older(bundled_nccl(file.stated_torch) or "", info.superseded) is True:
+            continue  # the wheels of that torch still read it
         if info.reader == "torch" and _is_read_by_none(file, info):
             continue
         kept = without_loss(setting.name, setting.known_value or "0")

@@ -16,6 +16,7 @@ from doctor.lint.engine.releases import Releases
 from doctor.lint.python.gpu_use import block_with_ranks
 from doctor.lint.python.project.call_graph import INERT
 from doctor.lint.python.project.failing_start import names_by_star
+from doctor.lint.python.project.never_used import is_defined_nowhere
 from doctor.lint.python.project.options import lacks_option
 from doctor.lint.python.project.unreached import may_import
 from doctor.lint.python.rank_branches import statements_above
@@ -61,6 +62,15 @@ def fails_before(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
         bool(uses)
         and all(_is_use_vain(script, one, holder, depth) for one in uses)
         and not _is_imported_by_others(script, holder.name)
+    )
+
+
+def training_fails(script: Script) -> bool:
+    """Whether each backward pass of a script is in a loop whose first round always fails."""
+    passes = list(script.method_calls("backward"))
+    return bool(passes) and all(
+        any(isinstance(one, _LOOPS) and _is_known_to_fail(script, one) for one in script.around(call))
+        for call in passes
     )
 
 
@@ -168,6 +178,8 @@ def _always(statement: ast.stmt) -> Iterator[ast.AST]:
         yield statement
     elif isinstance(statement, (ast.If, ast.While, ast.Assert)):
         yield statement.test
+        if isinstance(statement, ast.While) and isinstance(statement.test, ast.Constant) and statement.test.value:
+            yield from _of_block(statement.body)
     elif isinstance(statement, (ast.For, ast.AsyncFor)):
         yield statement.iter
         yield from _of_block(statement.body)
@@ -202,6 +214,8 @@ def _is_unbound(script: Script, name: ast.Name) -> bool:
     scope = next((one for one in around if isinstance(one, (*_OWN_SCOPES, ast.Module))), None)
     if scope is None or isinstance(scope, (ast.ClassDef, ast.Lambda)):
         return False
+    if is_defined_nowhere(script, name.id):
+        return True
     if isinstance(scope, ast.Module) and (_UNKNOWN_NAMES.search(script.text) or _may_be_starred(script, name.id)):
         return False
     binders = _binders(script, scope).get(name.id, [])

@@ -40,19 +40,19 @@ def cannot_run(script: Script, node: ast.AST) -> bool:
 
 def _uses_undefined(script: Script, function: FunctionNode) -> bool:
     """Whether a statement of a function's own block reads a name that the file binds nowhere."""
-    if any(word in script.text for word in _UNKNOWN_NAMES) or is_notebook(script):
-        return False
-    by_star = names_by_star(script)
-    if by_star is None:
-        return False
-    known = _known_names(script) | by_star
     for statement in function.body:
         if not isinstance(statement, _SIMPLE):
             continue
-        names = (one for one in script.inside(statement, ast.Name) if one.id not in known)
+        names = (one for one in script.inside(statement, ast.Name) if is_defined_nowhere(script, one.id))
         if any(not any(isinstance(one, _NOT_ALWAYS) for one in _until(script, name, statement)) for name in names):
             return True
     return False
+
+
+def is_defined_nowhere(script: Script, name: str) -> bool:
+    """Whether nothing in a script, nor in a module that gives it all its names, binds a name."""
+    known = _known_names(script)
+    return known is not None and name not in known
 
 
 def _until(script: Script, node: ast.AST, last: ast.AST) -> list[ast.AST]:
@@ -65,8 +65,12 @@ def _until(script: Script, node: ast.AST, last: ast.AST) -> list[ast.AST]:
 
 
 @per_script
-def _known_names(script: Script) -> frozenset[str]:
-    return bound_names(script.tree) | MODULE_NAMES | frozenset(dir(builtins)) | {"__builtins__", "__class__"}
+def _known_names(script: Script) -> frozenset[str] | None:
+    """All names that a script binds anywhere, or gets; ``None`` if they are unknown, as in a notebook."""
+    by_star = names_by_star(script)
+    if by_star is None or any(word in script.text for word in _UNKNOWN_NAMES) or is_notebook(script):
+        return None
+    return by_star | bound_names(script.tree) | MODULE_NAMES | frozenset(dir(builtins)) | {"__builtins__", "__class__"}
 
 
 def is_notebook(script: Script) -> bool:

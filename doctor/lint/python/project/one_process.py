@@ -10,7 +10,7 @@ from pathlib import PurePath
 
 from doctor.core.finding import Severity
 from doctor.lint.engine.rule import FlowStep, Violation
-from doctor.lint.python.project.failing_calls import fails_before, fails_with_ranks, makes_no_trainer
+from doctor.lint.python.project.failing_calls import fails_before, fails_with_ranks, makes_no_trainer, training_fails
 from doctor.lint.python.project.launch_counts import LAUNCHERS, STARTS_RANKS, is_started_as_one, lines_naming
 from doctor.lint.python.project.left_defaults import outcome
 from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
@@ -57,6 +57,7 @@ def _as_started(script: Script, rule: str, severity: Severity, violation: Violat
     if never_runs(script, at):
         return None
     is_behind = fails_before(script, at) or (rule != _OF_LIGHTNING and makes_no_trainer(script, at))
+    is_behind = is_behind or (rule in _OF_TRAINING and training_fails(script))
     if is_behind or never_runs(script, at, options=True):
         return replace(violation, severity=Severity.INFO, preview=True)
     if rule not in OF_SEVERAL_RANKS:
@@ -203,6 +204,8 @@ def _has_one_gpu_each(script: Script) -> bool:
     return any(_BINDS_GPUS.search(text) for text in texts)
 
 
+_OF_TRAINING = frozenset({"CODE009", "CODE010", "CODE011", "CODE015", "CODE032", "CODE033"})
+"""Rules about what training costs or does to its result."""
 _OF_LIGHTNING = "CODE022"
 """Says itself that a Trainer is refused, and what else its release has no more."""
 _OF_SAVED_DEVICE = "CODE001"
