@@ -417,7 +417,9 @@ RUNS = {
     "a class body": using("log.join()\nwait()\n").replace("\ndef main", "\nclass Run:\n    wait()\n\ndef main"),
     "a default": using("log.join()\nwait()\n").replace("def main()", "def main(x=wait())"),
     "a decorator": using("log.join()\nwait()\n").replace("def wait", "@start\ndef wait"),
-    "another one of the name": using("log.join()\nwait()\n", "import tools.log as log\nlog = start(log)\n"),
+    "another one of the name": using(
+        "log.join()\nwait()\n", "import tools.log as log\nfrom logs import start\nlog = start(log)\n"
+    ),
     "one that is set": using("log.join()\nwait()\n", "import tools.log as log\nlog.join = print\n"),
     "a computed name": using("log.join()\nwait()\n") + "\neval('wait()')\n",
     "another module": using("log.join()\nwait()\n", "import logs as log\n"),

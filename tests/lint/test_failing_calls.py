@@ -156,6 +156,28 @@ def test_a_trainer_that_every_permitted_lightning_refuses_trains_nothing(tmp_pat
     assert {one for rule, one in hits if rule == "CODE029"} == {severity}
 
 
+FIRST_ROUND = (
+    "from torch.utils.data import DataLoader\nfrom torch.utils.data.distributed import DistributedSampler\n\n"
+    + "def train(data, net, optimizer):\n    loader = DataLoader(data, sampler=DistributedSampler(data))\n"
+    + "    for epoch in range(9):\n        for batch in loader:\n            net(batch).backward()\n"
+    + "            optimizer.step()\n            {line}\n\ntrain(1, 2, 3)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "severity"),
+    [
+        ("print(f'{seconds}')", "info"),  # a name that nothing defines
+        ("if steps > 250: print(batch)", "info"),
+        ("print(epoch)", "warning"),
+        ("if epoch: print(f'{seconds}')", "warning"),
+    ],
+)
+def test_a_loop_whose_first_round_fails_has_no_second_epoch(tmp_path, line, severity):
+    text = HEAD + JOINS + FIRST_ROUND.format(line=line)
+    assert ("CODE011", severity) in found(tmp_path, {"train.py": text, "other.py": ""})
+
+
 @pytest.mark.parametrize(("page", "severity"), [("CHANGELOG.md", "info"), ("README.md", "error")])
 def test_a_page_of_changes_shows_no_start(tmp_path, page, severity):
     text = "from lib import absent\nimport lib.there\n" + HANG

@@ -86,6 +86,13 @@ def test_an_old_name_is_reported_otherwise(tmp_path, files):
     assert found(tmp_path, files) == [("NCCL004", "info")]
 
 
+def test_the_nccl_of_an_old_torch_reads_what_a_later_one_does_not(tmp_path):
+    job = f"export NCCL_LL_THRESHOLD=0\n{START}"
+    page = "conda install pytorch=1.4 torchvision=0.5 cudatoolkit=10.0 -c pytorch\n"
+    assert found(tmp_path, {"job.sh": job, "README.md": page}) == []
+    assert found(tmp_path, {"job.sh": job, "README.md": page.replace("=1.4", "=1.7")}) == [("NCCL004", "info")]
+
+
 def test_a_lost_setting_of_nccl_is_an_info(tmp_path):
     job = f"export NCCL_IB_GDR_LEVEL=3 NCCL_SHARED_BUFF_COUNT=16\nexport NCCL_MAX_NRINGS=4\n{START}"
     assert found(tmp_path, {"job.sh": job}) == [("NCCL004", "info")] * 2

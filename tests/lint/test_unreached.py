@@ -85,6 +85,30 @@ NOT_REACHED = {
         "requirements.txt": "lightning\n",
         "data.py": "class Set:\n    pass\n",
     },
+    "a class from which only one derives that nothing makes, beside classes of configurations": {
+        "net.py": f"{NET}\nclass Wide(Net):\n    pass\n",
+        "use.py": "from net import Wide\n\nif isinstance(net, Wide):\n    print(net)\n",
+        "train.py": f"{FINDS}pl.Trainer().fit(found)\n\nif __name__ == '__main__':\n    run()\n",
+        "net.yaml": "model:\n  target: data.Set\n",
+        "data.py": "class Set:\n    pass\n",
+    },
+    "a copy, where only attributes are found by name": {
+        "own.py": COPY,
+        "train.py": "import data\n\nfound = getattr(models, kind)\n",
+        "requirements.txt": "lightning\n",
+        "data.py": "",
+    },
+    "a copy, where another distribution is imported by name": {
+        "own.py": COPY,
+        "train.py": "import importlib\n\nfound = importlib.import_module('torch.optim').Adam\n",
+        "requirements.txt": "lightning\n",
+        "data.py": "",
+    },
+    "a copy that sets up its libraries": {
+        "own.py": f"{COPY}\nOmegaConf.register_new_resolver('id', print)\nsns.set()\n",
+        "train.py": "print()\n",
+        "requirements.txt": "lightning\n",
+    },
     "a hook that is known to be gone": {"net.py": OLD, "train.py": FITS},
 }
 

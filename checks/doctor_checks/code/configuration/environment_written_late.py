@@ -101,14 +101,14 @@ def environment_written_late(script: Script) -> Iterator[Violation]:
 
 def _changes_nothing(script: Script, at: ast.stmt, variable: str) -> bool:
     """Whether each rank has chosen its GPU by number before, and the variable says the same: the GPU of the rank, GPUs
-    from 0 on, or their order; or it chooses its GPU below, by its rank on the host; or a program of one process names GPU 0, which it uses anyway."""
+    from 0 on, or their order; or whether it chooses its GPU below, by its rank on the host, or a program of one process
+    names GPU 0, which it uses anyway."""
     if variable == "CUDA_VISIBLE_DEVICES" and _value_written(script, at) == "0" and _is_for_one_gpu(script):
         return True
-    if any(
-        one.lineno > at.lineno and script.function_of(one) is script.function_of(at)
-        for one in _choosing_by_rank(script)
-    ):
-        return variable in _READ_BY_CUDA[:2]
+    function = script.function_of(at)
+    below = (one for one in _choosing_by_rank(script) if one.lineno > at.lineno)
+    if variable in _READ_BY_CUDA[:2] and any(script.function_of(one) is function for one in below):
+        return True
     chosen = _VariableReader("", _choosing_by_rank)
     if variable not in _READ_BY_CUDA[:2] or _started_before(script, at, chosen) is None:
         return False

@@ -66,12 +66,28 @@ def fails_before(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
 
 
 def training_fails(script: Script) -> bool:
-    """Whether each backward pass of a script is in a loop whose first round always fails."""
-    passes = list(script.method_calls("backward"))
-    return bool(passes) and all(
-        any(isinstance(one, _LOOPS) and _is_known_to_fail(script, one) for one in script.around(call))
-        for call in passes
+    """Whether each backward pass of a script is in a loop of a function whose first round always fails, also at a value
+    that nothing defines."""
+    loops = [_loops_around(script, call) for call in script.method_calls("backward")]
+    return bool(loops) and all(
+        any(_is_known_to_fail(script, one) or _reads_undefined(script, one) for one in around) for around in loops
     )
+
+
+def _loops_around(script: Script, node: ast.AST) -> list[ast.stmt]:
+    return [one for one in script.around(node) if isinstance(one, _LOOPS)]
+
+
+def _reads_undefined(script: Script, loop: ast.stmt) -> bool:
+    """Whether each round of a loop compares or prints a name that nothing defines. What is called may be left to the
+    reader of an example."""
+    for part in _always(loop):
+        for one in script.inside(part, ast.Name):
+            outer = script.parent(one)
+            is_read = isinstance(outer, (ast.Compare, ast.FormattedValue, ast.BinOp)) and isinstance(one.ctx, ast.Load)
+            if is_read and not _is_conditional(script, one, part) and is_defined_nowhere(script, one.id):
+                return True
+    return False
 
 
 def makes_no_trainer(script: Script, node: ast.AST) -> bool:
@@ -214,8 +230,6 @@ def _is_unbound(script: Script, name: ast.Name) -> bool:
     scope = next((one for one in around if isinstance(one, (*_OWN_SCOPES, ast.Module))), None)
     if scope is None or isinstance(scope, (ast.ClassDef, ast.Lambda)):
         return False
-    if is_defined_nowhere(script, name.id):
-        return True
     if isinstance(scope, ast.Module) and (_UNKNOWN_NAMES.search(script.text) or _may_be_starred(script, name.id)):
         return False
     binders = _binders(script, scope).get(name.id, [])

@@ -19,7 +19,10 @@ _FINDS_BY_NAME = re.compile(
 _WORDS = ("import_module", "__import__", "walk_packages", "iter_modules", "LightningCLI", "getmembers", "getattr")
 _STARTS = (ast.For, ast.While, ast.With)
 _PREPARES = re.compile(
-    r"(?:warnings|logg(?:ing|er)|log|sys|os|random|np|numpy|plt|matplotlib|torch\.(?:backends|set_))\b"
+    r"(?:warnings|logg(?:ing|er)|log|sys|os|random|np|numpy|plt|matplotlib|torch\.(?:backends|set_)|(?:pl\.)?seed_everything|"
+    r"pd|pandas|sns|gc|locale|faulthandler|load_dotenv|nltk|(?:mp|multiprocessing)\.set_\w+|torch\.manual_seed|cv2|tf|"
+    r"absl|tqdm|register\w*|[\w.]+\.(?:register\w*|set_verbosity\w*|setLevel|setrecursionlimit|filterwarnings|use)|"
+    r"torch\.multiprocessing\.set_\w+|rdkit|RDLogger|faiss|simplefilter|filterwarnings)\b"
 )
 """Calls of modules that are not programs."""
 
@@ -74,7 +77,7 @@ def is_imported_nowhere(script: Script) -> bool:
     modules, place = script.modules, PurePath(script.location)
     if modules is None or modules.is_one_file or not script.location or is_program(script):
         return False
-    if place.stem == "__init__" or (_finds_by_name(script) and not _finds_by_configuration(modules)):
+    if place.stem == "__init__" or (_imports_by_name(modules) and not _finds_by_configuration(modules)):
         return False
     named = re.compile(
         rf"\b{re.escape(place.parent.name)}[./\\]{re.escape(place.stem)}\b|[\w./-]*\b{re.escape(place.stem)}\.py\b"
@@ -140,6 +143,28 @@ def is_program(script: Script) -> bool:
     )
 
 
+_IMPORTS_BY_NAME = re.compile(
+    r"\b(?:import_module|__import__|walk_packages|iter_modules|LightningCLI|load_module|module_from_spec|run_path|"
+    r"run_module|spec_from_file_location|entry_points)\b|\bexec\("
+)
+_OF_IMPORTS = (*_WORDS[:5], "load_module", "from_spec", "run_path", "run_module", "from_file_location", "entry_points")
+_OF_OTHERS = re.compile(
+    r"(?:import_module|__import__)\(\s*[fr]?[\"'](?:torch|torchvision|numpy|scipy|pkg_resources|transformers|timm|"
+    r"sklearn|tensorflow|apex|flash_attn|xformers|bitsandbytes|wandb|horovod|deepspeed|accelerate|matplotlib)\b"
+)
+
+
+def _imports_by_name(modules: ProjectModules) -> bool:
+    """Whether a program imports modules whose names no text has: attributes that are found by name are of a module that
+    is imported, and names of other distributions are not of the project."""
+    key = ("imports by name",)
+    if key not in modules.memo:
+        texts = {text for word in (*_OF_IMPORTS, "exec(") for _, text in modules.mentioning(word)}
+        modules.memo[key] = any(_IMPORTS_BY_NAME.search(_OF_OTHERS.sub("", text)) for text in texts)
+    found: bool = modules.memo[key]
+    return found
+
+
 @per_script
 def _finds_by_name(script: Script) -> bool:
     modules = script.modules
@@ -175,18 +200,28 @@ def _finds_by_configuration(modules: ProjectModules) -> bool:
 
 def is_used_nowhere(script: Script, owner: ast.ClassDef) -> bool:
     """Whether nothing in a project of several files uses a class, besides restoring it from a checkpoint: no text makes
-    one, derives from it, passes it on or exports it from a package."""
-    modules, name = script.modules, owner.name
+    one, derives a class that is used from it, passes it on or exports it from a package, and what the project finds by
+    name are classes that its configurations name."""
+    modules = script.modules
     if modules is None or modules.is_one_file or owner.decorator_list:
         return False
+    return _is_left_alone(script, owner.name, _HEIRS if _has_programs(script) else 0)
+
+
+_HEIRS = 3
+"""Classes in a row that derive from each other."""
+
+
+def _is_left_alone(script: Script, name: str, depth: int) -> bool:
+    modules = script.modules
     word = rf"\b{re.escape(name)}\b"
     harmless = re.compile(
         rf"\bclass {re.escape(name)}\b|super\(\s*{word}|{word}\.(?:load_from_checkpoint|__name__)|"
         rf"->\s*['\"]?{word}|:\s*['\"]?{word}['\"]?\s*[,)=]|isinstance\([^()]*{word}\)|['\"]{word}['\"]"
     )
-    named = re.compile(word)
-    texts = [(shown, text) for shown, text in modules.mentioning(name) if shown != script.path]
-    if script.location and any(named.search(text) for text in modules.pages(script.location)):
+    named, derived = re.compile(word), re.compile(rf"^[ \t]*class (\w+)\([^)]*{word}")
+    texts = [(shown, text) for shown, text in modules.mentioning(name) if shown != script.path] if modules else []
+    if modules is None or (script.location and any(named.search(text) for text in modules.pages(script.location))):
         return False
     is_restored = any(f"{name}.load_from_checkpoint" in text for _, text in texts)
     for shown, text in ((script.path, script.text), *texts):
@@ -195,9 +230,10 @@ def is_used_nowhere(script: Script, owner: ast.ClassDef) -> bool:
             if name not in line or (not is_package and re.match(r"\s*(?:from|import)\b", line)):
                 continue
             plain = harmless.sub("", line.partition("#")[0]) if shown.endswith(".py") else line
-            if named.search(plain):
+            heir = derived.match(plain)
+            if named.search(plain) and not (heir and depth and _is_left_alone(script, heir[1], depth - 1)):
                 return False
-    return is_restored or not _finds_by_name(script)
+    return is_restored or not _finds_by_name(script) or _finds_by_configuration(modules)
 
 
 _MAKES_TRAINER = re.compile(
