@@ -120,6 +120,12 @@ kept["epoch"] = 3
 kept["net"] = {value}
 torch.save(kept, "last.pt")
 """
+_FAILED = """\
+try:
+    train(model)
+except {error}:
+    torch.save(model.state_dict(), "last.pt")
+"""
 _HANDED_OVER = """\
 def keep(found, path):
     torch.save(found, path)
@@ -252,7 +258,20 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         ("CODE029", _RANKS.format(write=_AVERAGED), Severity.INFO),
         ("CODE029", _RANKS.format(write=_AVERAGED.replace(", world_size=world_size", "")), Severity.WARNING),
         ("CODE029", _RANKS.format(write=_NUMBERS), Severity.WARNING),
-        ("CODE029", _RANKS.format(write=_NUMBERS.replace(".item()", "")), Severity.ERROR),
+        ("CODE029", _RANKS.format(write=_NUMBERS.replace(".item()", "")), Severity.WARNING),
+        ("CODE029", _RANKS.format(write='train(model)\ntorch.save(tokenize(texts), "texts.pt")'), Severity.WARNING),
+        (
+            "CODE029",
+            _RANKS.format(write='import numpy as np\ntrain(model)\nnp.save("a.npy", model(batch))'),
+            Severity.ERROR,
+        ),
+        (
+            "CODE029",
+            _RANKS.format(write='import numpy as np\ntrain(model)\nnp.save("a.npy", accelerator.gather(model(batch)))'),
+            Severity.WARNING,
+        ),
+        ("CODE029", _RANKS.format(write=_FAILED.format(error="Exception")), Severity.INFO),
+        ("CODE029", _RANKS.format(write=_FAILED.format(error="KeyboardInterrupt")), Severity.WARNING),
         ("CODE029", _RANKS.format(write=_GATHERED), Severity.INFO),
         ("CODE029", _RANKS.format(write='json.dump(vars(args), open("args.json", "w"))'), Severity.INFO),
         (
@@ -304,7 +323,7 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         ),
         (
             "CODE029",
-            _RANKS.format(write=_SCORES.format(averages="reduce", key="features", value="best_acc")),
+            _RANKS.format(write=_SCORES.format(averages="trackers", key="features", value="best_acc")),
             Severity.ERROR,
         ),
         (

@@ -204,6 +204,15 @@ def ends_process(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Raise)
 
 
+def ends_in_error(statement: ast.stmt) -> bool:
+    """``raise``, or ``sys.exit(1)``: a job that has reached its end leaves with zero."""
+    if isinstance(statement, ast.Raise) or not ends_process(statement):
+        return isinstance(statement, ast.Raise)
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    given = call.args[0] if isinstance(call, ast.Call) and call.args else None
+    return isinstance(given, ast.JoinedStr) or (isinstance(given, ast.Constant) and given.value not in (0, None))
+
+
 def _distinct(paths: list[CollectivePath]) -> list[CollectivePath]:
     """Each path once; what is beyond the limit may do anything."""
     found = list(dict.fromkeys(paths))

@@ -283,7 +283,8 @@ def hooks(owner: ast.ClassDef, *names: str) -> Iterator[ast.FunctionDef]:
 @per_script
 def gradients_reduced(script: Script) -> frozenset[ast.Call]:
     """Calls ``loss.backward()`` of a model that is wrapped in the same function or class, or in a caller."""
-    wrapping = list(script.calls(*WRAPPERS))
+    # Of ``DDP(model)`` as a statement nothing is kept, and the model stays as it was.
+    wrapping = [one for one in script.calls(*WRAPPERS) if not isinstance(script.parent(one), ast.Expr)]
     return frozenset(call for call in script.method_calls("backward") if _is_wrapped(script, call, wrapping))
 
 

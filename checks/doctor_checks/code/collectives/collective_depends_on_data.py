@@ -10,6 +10,7 @@ from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.divergent_conditions import disagreement
+from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.script import step_at
 from doctor.lint.python.training import gradients_reduced
 from doctor.testing.script_cases import fails, passes
@@ -18,6 +19,7 @@ from doctor.testing.script_cases import fails, passes
 @rule(
     id="CODE008",
     severity=Severity.ERROR,
+    preview_infos=True,
     reads=Script,
     mentions=(
         *("distributed", "accelerate", "lightning", "deepspeed", "horovod", "Trainer", "all_reduce", "all_gather"),
@@ -56,6 +58,15 @@ from doctor.testing.script_cases import fails, passes
         passes("both branches reduce", _BRANCHES),
         passes("every so many steps", _STEPS),
         passes("what is done with the result depends on data", _AFTER),
+        passes(
+            "what one rank alone calls",
+            _CLOCK.replace("elapsed > limit", "rank == 0 and elapsed > limit").replace("  # !", ""),
+        ),
+        passes("of the clock of one rank", _CLOCK_OF_ONE),
+        passes(
+            "a wrapper that is not kept",
+            _BACKWARD.replace("model = DDP(net)", "model = net\n    DDP(net)").replace("  # !", ""),
+        ),
         passes("a model of one process", _BACKWARD.replace("DDP(net)", "net")),
     ),
 )
@@ -72,8 +83,8 @@ def collective_depends_on_data(script: Script) -> Iterator[Violation]:
     words: dict[ast.stmt, set[str]] = {}
     for call, word in sorted(calls, key=lambda one: one[0].lineno):
         found = _condition(script, call, word)
-        if found is None:
-            continue
+        if found is None or rank_condition(script, call) is not None:
+            continue  # what one rank calls alone does not depend on data of others
         # The first call of its kind in a branch stands for the others; those below a branch only if none is in it.
         reported = words.setdefault(found[0], set())
         if word not in reported if found[0] in script.around(call) else not reported:
@@ -150,7 +161,7 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
             if needs_all
             else "MAX)`), and branch on the result."
         ),
-        severity=Severity.WARNING if kind == "signal" or _is_asked_elsewhere(script, statement, kind) else None,
+        severity=_severity(script, statement, kind),
         evidence=(
             ("condition", script.text_of(test)),
             ("line_of_condition", test.lineno),
@@ -162,6 +173,20 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
             step_at(script, call, f"{word}: waits for all ranks"),
         ),
     )
+
+
+_ASKS_FOR_BAD = re.compile(r"isnan\(|isfinite\(|isinf\(")
+
+
+def _severity(script: Script, statement: ast.stmt, kind: str) -> Severity | None:
+    """A loss that is not finite makes the weights of all ranks so in the same step: where only some steps are tested,
+    as those that save, ranks differ if it appears first in one of these, in a run that is lost."""
+    test = statement.test if isinstance(statement, (ast.If, ast.While)) else None
+    if kind == "data" and test is not None and _ASKS_FOR_BAD.search(ast.unparse(test)):
+        branches = [one.test for one in script.around(statement) if isinstance(one, ast.If)]
+        if any(isinstance(part, ast.Mod) for one in branches for part in ast.walk(one)):
+            return Severity.INFO
+    return Severity.WARNING if kind == "signal" or _is_asked_elsewhere(script, statement, kind) else None
 
 
 def _is_asked_elsewhere(script: Script, statement: ast.stmt, kind: str) -> bool:
@@ -213,6 +238,15 @@ def train(model, loader, limit):
             dist.barrier()  # !
             save(model)
             break
+"""
+_CLOCK_OF_ONE = """\
+def train(model, loader, limit, rank):
+    began = time.time()
+    for batch in loader:
+        train_step(model, batch)
+        if rank == 0:
+            if time.time() - began > limit:
+                dist.barrier()
 """
 _WHILE = """\
 def refine(model, batch):

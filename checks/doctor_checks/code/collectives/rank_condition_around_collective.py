@@ -7,12 +7,23 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
+from doctor.knowledge.releases import end_of_line
 from doctor.lint.engine.rule import LONGEST_SUMMARY
+from doctor.lint.python.collective_paths import ends_in_error
 from doctor.lint.python.collectives import CollectiveCall, collectives_and_forwards
+from doctor.lint.python.lightning_version import known_lightning
 from doctor.lint.python.matching_collectives import flow_of, unmatched_condition
 from doctor.lint.python.project.before_group import waits_for_nobody
 from doctor.lint.python.project.options import switch_off_by_default
-from doctor.lint.python.rank_branches import RankCondition, denied_test, main_first, plain_test, rank_condition
+from doctor.lint.python.rank_branches import (
+    RankCondition,
+    block_of,
+    denied_test,
+    main_first,
+    plain_test,
+    rank_condition,
+)
+from doctor.lint.python.script import last_name
 from doctor.lint.python.training import is_without_gradients, trains_on_several
 from doctor.lint.python.wrapped_models import FORWARD_OF_DDP, is_wrapped_later, parameter_names
 from doctor.testing.script_cases import fails, passes
@@ -43,6 +54,7 @@ from doctor.testing.script_cases import fails, passes
     },
     cases=lambda: (
         fails("a loss is reduced on rank 0 alone", _REDUCED),
+        fails("before an error that ends all ranks", _LAST),
         fails("evaluation in a function that gathers", _EVALUATED),
         fails("a hook of rank 0 saves a checkpoint and logs with sync_dist", _HOOK),
         fails("the others have returned", _RETURNED),
@@ -155,7 +167,7 @@ def rank_condition_around_collective(script: Script) -> Iterator[Violation]:
     """
     exits: set[tuple[ast.AST, str]] = set()
     for one in collectives_and_forwards(script).all():
-        if _may_be_alone(script, one) or _is_of_one_device(script, one.call):
+        if _may_be_alone(script, one) or _is_of_one_device(script, one.call) or _is_without_barrier(script, one.call):
             continue
         condition = unmatched_condition(script, one)
         first = main_first(script, one.call) if condition is None else None
@@ -179,7 +191,8 @@ def _run_by_some(script: Script, one: CollectiveCall, condition: RankCondition) 
         where = f"is not reached if {denied} (line {line})"
     else:
         where = f"runs only if {plain_test(condition.test)} (line {line})"
-    depends = not condition.certain or _OF_A_GROUP.search(condition.test) is not None or _is_stopped(script, one.call)
+    depends = not condition.certain or _OF_A_GROUP.search(condition.test) is not None
+    depends = depends or _is_stopped(script, one.call) or _is_last(script, condition)
     option = _option_of(script, one)
     is_certain = one.certain and not depends and not option
     is_advice = _is_advice(script, one)
@@ -216,6 +229,24 @@ def _is_stopped(script: Script, node: ast.AST) -> bool:
             handled = (one for call in script.calls("signal.signal") for one in call.args[1:])
             return outer.name in _WHEN_STOPPED or any(script.definition(one) is outer for one in handled)
     return False
+
+
+def _is_last(script: Script, condition: RankCondition) -> bool:
+    """Whether all ranks end with an error below a branch on the rank, in a block that few runs get to."""
+    outer = script.parent(condition.where)
+    block = block_of(outer, condition.where) if isinstance(outer, (ast.If, ast.ExceptHandler)) else []
+    return any(ends_in_error(one) for one in block[block.index(condition.where) + 1 :]) if block else False
+
+
+def _is_without_barrier(script: Script, call: ast.Call) -> bool:
+    """``trainer.save_checkpoint()`` of Lightning before 2.0, which had no barrier: with DDP rank 0 writes, and the
+    others leave (trainer/connectors/checkpoint_connector.py of the wheels 1.5.10 to 1.9.5)."""
+    if last_name(call.func) != "save_checkpoint" or not re.search(
+        r"\btrainer$", ast.unparse(call.func).rpartition(".")[0]
+    ):
+        return False
+    known = known_lightning(script)
+    return known.number is not None and not known.is_open and end_of_line(known.number) < (2,)
 
 
 def _is_advice(script: Script, one: CollectiveCall) -> bool:
@@ -547,6 +578,15 @@ def main(loader, rank):
     for epoch in range(10):
         if rank == 0:
             print(test(model, loader))
+"""
+_LAST = """\
+def train(model, loader, rank):
+    for batch in loader:
+        loss = model(batch).mean()
+        if torch.isnan(loss):
+            if rank == 0:
+                dist.all_reduce(loss)  # !
+            sys.exit(1)
 """
 _REDUCED = """\
 def train(model, loader, optimizer, rank):

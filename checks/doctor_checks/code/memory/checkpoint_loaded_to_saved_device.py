@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from doctor.api import Script, SetArgument, Severity, Violation, location_of, rule
 from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.cuda import shows_one_gpu, shows_own_gpu
 from doctor.lint.python.gpu_use import simulates_ranks, uses_gpus
+from doctor.lint.python.project.option_values import option_values
 from doctor.lint.python.project.saved_values import is_saved_without_gpu
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import run_by_all
@@ -38,13 +40,16 @@ _SAVED_FROM_CPU = re.compile(
     r"[Dd]ict\(\s*\[?\s*[\[(]\s*(\w+)\b[^{}=\n]{0,80},\s*(\w+)(?:\.detach\(\))?(?:\.data)?\.(?:cpu\(\)|to\([\"']cpu[\"']\))"
     r"\s*[\])]\s*for\s+\3,\s*\4\s+in\b|"
     r"\.cpu\(\)\.state_dict\(|\.to\([\"']cpu[\"']\)\.state_dict\(|FullStateDictConfig\([^()]*offload_to_cpu\s?=\s?True|"
-    r"StateDictOptions\([^()]*cpu_offload\s?=\s?True|\w*to_cpu\(\s?\w*(?:model|net|state|sd|weights|params)|\bxm\.save\(|"
+    r"StateDictOptions\([^()]*cpu_offload\s?=\s?True|"
     r"tree_map\(\s?lambda (\w+): \5(?:\.detach\(\))?\.(?:cpu\(\)|to\([\"']cpu)"
 )
 """``{k: v.cpu() for k, v in state.items()}``, also as ``dict([[k, v.cpu()] for k, v in state.items()])``,
-``net.cpu().state_dict()``, states that FSDP gathers on the CPU, and what helpers such as ``weights_to_cpu(state)`` of
-mmcv or ``xm.save`` of torch_xla put there: what a project saves like this is loaded onto the CPU."""
-_CPU_WORDS = (".cpu", "cpu_offload", "to_cpu", "xm.save", '.to("cpu', ".to('cpu")
+``net.cpu().state_dict()``, and states that FSDP gathers on the CPU: what a project saves like this is loaded onto the
+CPU."""
+_HELPS_TO_CPU = re.compile(r"(?<!def )\b\w*to_cpu\(\s?\w*(?:model|net|state|sd|weights|params)|\bxm\.save\(")
+"""Helpers that put states on the CPU: ``weights_to_cpu(state)`` of mmcv, ``xm.save`` of torch_xla. A project may have a
+copy of them that it does not use, so they count in the file that loads."""
+_CPU_WORDS = (".cpu", "cpu_offload", "offload_to_cpu", '.to("cpu', ".to('cpu")
 _GATHERED_ON_CPU = ("offload_to_cpu", "cpu_offload")
 _OPTIMIZER = re.compile(r"optim|^opt(?:_|$)", re.IGNORECASE)
 _OF_A_RANK = re.compile(r"rank|process_index", re.IGNORECASE)
@@ -57,6 +62,7 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
 @rule(
     id="CODE001",
     severity=Severity.WARNING,
+    preview_infos=True,
     reads=Script,
     mentions=("load(",),
     foreshadows=("MEM001",),
@@ -173,7 +179,8 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
         where = script.argument(call, "map_location", 1)
         if where is None or script.value(where) is None:
             if _is_checkpoint(script, call) and (_is_of_optimizer(script, call) or not _saves_from_cpu(script)):
-                yield _unmapped(script, call, shown)
+                found = _unmapped(script, call, shown)
+                yield replace(found, severity=Severity.INFO) if _is_from_elsewhere(script, call) else found
         elif fixed := _first_gpu(script, where):
             yield Violation(
                 call,
@@ -215,7 +222,7 @@ def _is_after_training(script: Script, call: ast.Call) -> bool:
 
 def _saves_from_cpu(script: Script) -> bool:
     """Whether the file, or the project, moves states to the CPU before it saves them."""
-    if _has_cpu_state(script.text):
+    if _has_cpu_state(script.text) or _HELPS_TO_CPU.search(script.text):
         return True
     if script.modules is None:
         return False
@@ -268,8 +275,31 @@ def _is_checkpoint(script: Script, call: ast.Call) -> bool:
     return bool(_CHECKPOINT.search(given) or (_CHECKPOINT.search(path) and not _DATA.search(path)))
 
 
+_OF_HUB = re.compile(r"(?:^|/)(?:diffusion_|open_clip_)?pytorch_model(?:-\d+-of-\d+)?\.bin$")
+"""Files of published models on the Hub."""
+
+
+_OF_OWN_RUNS = re.compile(r"ckpt|check_?point|resume|snapshot|last|best|run", re.IGNORECASE)
+
+
+def _is_from_elsewhere(script: Script, call: ast.Call) -> bool:
+    """Whether the path is an option or a setting for weights that another project has saved, on a device that nothing
+    shows: one that no start of the project gives, or the file of a published model. States to resume from, which the
+    project saves itself, are not meant (``option_values``)."""
+    given = script.values_of(call.args[0]) if call.args and isinstance(call.args[0], ast.Name) else call.args[:1]
+    settings = [one for made in given for one in ast.walk(made) if isinstance(one, ast.Attribute)]
+    settings = [one for one in settings if isinstance(one.value, ast.Name) and not _OF_OWN_RUNS.search(one.attr)]
+    values = [option_values(script, one) for one in settings]
+    return any(
+        bool(given) and all(not one or (isinstance(one, str) and _OF_HUB.search(one)) for one in given)
+        for given in values
+        if given is not None
+    )
+
+
 _FETCHES = re.compile(
-    r"^(?:\w*_?download\w*|cached_(?:file|path)|load_file_from_url|get_file|urlretrieve|\w*fetch\w*|snapshot_download)$",
+    r"^(?:(?:hf_hub|cached|snapshot)_download|cached_(?:file|path)|load_file_from_url|urlretrieve|"
+    r"download_(?:url|file|weights|pretrained|checkpoint)\w*)$|^(?:gdown|wget)\.",
     re.IGNORECASE,
 )
 
@@ -287,7 +317,8 @@ def _is_fetched(script: Script, path: ast.expr) -> bool:
         for one in script.all(ast.Call)
         if any(ast.unparse(part) == text for part in (*one.args, *(word.value for word in one.keywords)))
     ]
-    return any(_FETCHES.match(last_name(one.func)) for one in (*calls, *given))
+    named = (name for one in (*calls, *given) for name in (last_name(one.func), script.name(one.func)))
+    return any(map(_FETCHES.match, named))
 
 
 def _saved_here(script: Script, call: ast.Call) -> bool:

@@ -6,6 +6,7 @@ import ast
 import re
 
 from doctor.api import Script, Severity
+from doctor.lint.python.collective_paths import ends_in_error
 from doctor.lint.python.project.saved_values import entries_of, has_no_tensors
 from doctor.lint.python.script import last_name
 from doctor.lint.python.value_flow import computed_from, handed_in
@@ -28,14 +29,15 @@ def severity_of(script: Script, call: ast.Call, *, infers: bool) -> Severity | N
     """By what is lost: data that each rank has for itself are errors, since those of one rank remain, or of none if
     they differ in size. States that all ranks have, texts and numbers are warnings. What is small and the same from all
     ranks, or a dump of a run that stops there, is an info."""
-    if _is_of_debug_run(script, call) or _is_dump_of_failure(script, call):
+    if _is_of_debug_run(script, call) or _is_dump_of_failure(script, call) or _is_of_failed_training(script, call):
         return Severity.INFO
     if script.name(call.func) in WRITERS:
-        saved = call.args[0] if script.name(call.func) == "torch.save" and call.args else None
-        if saved is not None and _holds_scores(script, saved):
+        saved = _saved_by(script, call)
+        is_torch = script.name(call.func) == "torch.save" and bool(saved)
+        if is_torch and _holds_scores(script, saved[0]):
             return Severity.INFO if _averages(script) else Severity.WARNING
-        is_less = infers or (saved is not None and has_no_tensors(script, saved)) or _is_state_of_all(script, call)
-        return Severity.WARNING if is_less else None
+        is_less = infers or (is_torch and has_no_tensors(script, saved[0]))
+        return None if not is_less and any(_is_of_rank(script, one) for one in saved) else Severity.WARNING
     is_same = _is_copy(script, call) or _is_same(script, call) or _is_table_of_labels(script, call)
     return Severity.INFO if is_same else Severity.WARNING
 
@@ -52,14 +54,33 @@ _PARTS_STATES = re.compile(
 """Words of files whose ranks hold parts of a model, so that their states differ."""
 
 
-def _is_state_of_all(script: Script, call: ast.Call) -> bool:
-    """Whether the state of a model or an optimizer is saved that all ranks have: as many bytes from each, so that the
-    file can be read when all have ended (measured with eight processes, which read it in 15 of 15 runs; in 3 of 15 if
-    sizes differed)."""
-    saved = script.argument(call, "obj", 0) if script.name(call.func) == "torch.save" else None
-    if script.name(call.func) == "safetensors.torch.save_file":
-        saved = script.argument(call, "tensors", 0)
-    return saved is not None and not _PARTS_STATES.search(script.text) and _is_state(script, saved)
+_OF_RANK = re.compile(
+    r"loader|batch|pred|output|logit|feat(?:ure)?s?(?:_|$)|embed|result|loss|score|acc(?:uracy)?s?(?:_|$)|prob|hidden|recon|"
+    r"generated|rank|(?:^|_)dl$",
+    re.IGNORECASE,
+)
+"""Names of what a rank computes from its own share of the data."""
+
+
+def _saved_by(script: Script, call: ast.Call) -> list[ast.expr]:
+    """What a call writes: its arguments without the path."""
+    path = script.argument(call, *WRITERS[script.name(call.func)])
+    return [one for one in (*call.args, *(word.value for word in call.keywords)) if one is not path]
+
+
+def _is_of_rank(script: Script, saved: ast.expr) -> bool:
+    """Whether each rank has another value than the others: a part of a model, or what it computed from its own data and
+    did not gather. A state that all ranks have is as many bytes from each, so that the file can be read when all have
+    ended (measured with eight processes: in 15 of 15 runs, and in 3 of 15 if sizes differed). So is what all ranks make
+    of the same files, as a cache of the data set."""
+    if _is_state(script, saved):
+        return _PARTS_STATES.search(script.text) is not None
+    if _averages(script):
+        return False
+    made = [part for one in (saved, *handed_in(script, saved)) for part in computed_from(script, one)]
+    filled = [one for part in made if isinstance(part, ast.Name) for one in entries_of(script, part.id)]
+    parts = (*made, *(part for one in filled for part in computed_from(script, one)))
+    return any(_OF_RANK.search(last_name(one)) for one in parts if isinstance(one, (ast.Name, ast.Attribute)))
 
 
 _GIVE_STATES = frozenset({"state_dict", "get_state_dict", "serialize", "unwrap_model", "unwrap"})
@@ -95,7 +116,6 @@ def _made_of(script: Script, saved: ast.expr) -> list[ast.expr]:
     return []
 
 
-_EXITS = frozenset({"exit", "_exit", "quit", "abort"})
 _IS_BAD = frozenset({"isfinite", "isnan", "isinf", "is_finite", "is_nan", "isreal"})
 
 
@@ -109,24 +129,32 @@ def _is_dump_of_failure(script: Script, call: ast.Call) -> bool:
             return False
         if isinstance(outer, ast.If) and inner in outer.body:
             tested = {last_name(one.func) for one in ast.walk(outer.test) if isinstance(one, ast.Call)}
-            if tested & _IS_BAD or (not has_model and any(map(_ends_in_error, outer.body))):
+            if tested & _IS_BAD or (not has_model and any(map(ends_in_error, outer.body))):
+                return True
+        inner = outer
+    return False
+
+
+_TRAINS = re.compile(r"^(?:\w+_)?(?:train|fit|run)(?:_\w+)?$|^backward$", re.IGNORECASE)
+
+
+def _is_of_failed_training(script: Script, call: ast.Call) -> bool:
+    """Whether the handler of an error of the training has it, which a job gets to that fails: what each rank still has
+    may not be the same. An interrupt is a way to end a run."""
+    inner: ast.AST = call
+    for outer in script.around(call):
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return False
+        if isinstance(inner, ast.ExceptHandler) and isinstance(outer, ast.Try) and inner in outer.handlers:
+            is_error = inner.type is None or "Interrupt" not in ast.unparse(inner.type)
+            tried = (one for part in outer.body for one in script.inside(part, ast.Call))
+            if is_error and any(_TRAINS.match(last_name(one.func)) for one in tried):
                 return True
         inner = outer
     return False
 
 
 _OF_MODELS = re.compile(r"state_dict|model|net$|optim|checkpoint|ckpt", re.IGNORECASE)
-
-
-def _ends_in_error(statement: ast.stmt) -> bool:
-    """``raise``, or ``sys.exit(1)``: a job that has reached its end leaves with zero."""
-    if isinstance(statement, ast.Raise):
-        return True
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    if not isinstance(call, ast.Call) or last_name(call.func) not in _EXITS:
-        return False
-    given = call.args[0] if call.args else None
-    return isinstance(given, ast.JoinedStr) or (isinstance(given, ast.Constant) and given.value not in (0, None))
 
 
 _SCORE = re.compile(

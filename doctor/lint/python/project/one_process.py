@@ -218,6 +218,8 @@ _BOUND_BY_LAUNCH = re.compile(
 ``--gpu-bind=per_task``."""
 _OF_SHARED_FOLDERS = "CODE029"
 _RUNS_PYTHON = re.compile(r"\bpython|torchrun|launch|\bsrun\b|mpirun|deepspeed")
+_SEES_ONE = re.compile(r"CUDA_VISIBLE_DEVICES=[\"']?(?:\$\{?\w+\}?|\d)[\"']?(?=\s|$)", re.MULTILINE)
+"""A GPU for the one process that a script starts, by a number or what the script is given: ``$1``."""
 _TAKES_GPU_OF_RANK = re.compile(
     r"set_device\([^)\n]{0,60}(?:rank|RANK|LOCALID)|device_ids=\[[^\]\n]{0,40}(?:rank|RANK|LOCALID)"
 )
@@ -234,7 +236,12 @@ def _all_launches_bind(script: Script) -> bool:
     named = re.compile(rf"(?<![\w-]){re.escape(name)}\b")
     found = [text for _, text in script.modules.mentioning(name, launches=True) if named.search(text)]
     starts = [text for text in found if _RUNS_PYTHON.search(text)]
-    return bool(starts) and all(_BOUND_BY_LAUNCH.search(text) for text in starts)
+    is_started_alone = STARTS_RANKS.search(script.text) is None
+    return bool(starts) and all(
+        _BOUND_BY_LAUNCH.search(text)
+        or (is_started_alone and _SEES_ONE.search(text) and LAUNCHERS.search(text) is None)
+        for text in starts
+    )
 
 
 def _has_the_host(script: Script, rule: str) -> bool:
