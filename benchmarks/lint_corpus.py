@@ -36,6 +36,7 @@ Part: TypeAlias = Literal[
     "eleventh",
     "twelfth",
     "thirteenth",
+    "fourteenth",
     "development",
 ]
 Half: TypeAlias = Literal["tuned", "held"] | Part
