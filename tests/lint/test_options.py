@@ -11,7 +11,7 @@ from doctor.lint.engine.registry import Rulebook, builtin_rules
 from doctor.lint.engine.releases import Releases
 from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
 
-BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("CODE011", "CODE015", "CODE032")))
+BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("CODE011", "CODE015", "CODE018", "CODE032")))
 ACCUMULATES = """\
 import torch, yaml
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -446,6 +446,14 @@ WAYS = {
         "run.sh": f"torchrun --nproc_per_node=8 train.py --steps {n}\n",
         "one.sh": "torchrun --nproc_per_node=1 train.py --steps 16\n",
     },
+    "a command for another file of the name": lambda n: {
+        "second/train.py": counted(
+            "args.steps", _PARSES.format(f"parser.add_argument('--steps', type=int, default={n})")
+        )["train.py"],
+        "first/train.py": "print()\n",
+        "first.sh": "torchrun ../first/train.py --steps 16\n",
+        "second.sh": "torchrun ../second/train.py\n",
+    },
     "a page with the commands of another program": lambda n: {
         **counted("args.steps", _PARSES.format("parser.add_argument('--steps', type=int, default=1)")),
         "README.md": f"    torchrun other.py --steps 16\n\n    torchrun train.py --steps {n}\n",
@@ -459,6 +467,41 @@ def test_ways_to_give_a_number(tmp_path, way):
         (tmp_path / folder).mkdir()
         hits = found(tmp_path / folder, {**RUN, **WAYS[way](number)})
         assert [severity for name, severity in hits if name == "CODE032"] in severities, folder
+
+
+@pytest.mark.parametrize(
+    ("imports", "steps", "severity"),
+    [("import peft", 2, "info"), ("import peft", 16, "warning"), ("import torch as peft", 2, "warning")],
+)
+def test_one_reduction_of_adapters_costs_little(tmp_path, imports, steps, severity):
+    text = counted("accumulation_steps", f"{imports}\naccumulation_steps = {steps}")["train.py"]
+    text = text.replace("torch.nn.Linear(8, 8)", "peft.get_peft_model(build(), settings)")
+    assert found(tmp_path, {"train.py": text}) == [("CODE032", severity)]
+
+
+CHECKPOINTS = """\
+import torch
+from model import Net
+
+torch.distributed.init_process_group("nccl")
+net = Net()
+net.gradient_checkpointing_enable()
+model = torch.nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)
+"""
+OWN_METHOD = "class Net(torch.nn.Module):\n    def gradient_checkpointing_enable(self):\n        self.kind = {}\n"
+
+
+@pytest.mark.parametrize(
+    ("model", "is_found"),
+    [
+        (OWN_METHOD.format("dict(use_reentrant=False)"), False),
+        (OWN_METHOD.format("dict(use_reentrant=True)"), True),
+        ("from transformers import BertModel as Net\n", True),
+    ],
+)
+def test_a_method_of_the_project_is_not_that_of_transformers(tmp_path, model, is_found):
+    files = {"train.py": CHECKPOINTS, "model.py": f"import torch\n{model}", "requirements.txt": "transformers==4.40\n"}
+    assert [name for name, _ in found(tmp_path, files)] == ["CODE018"] * is_found
 
 
 ALTERNATIVE = """\

@@ -231,7 +231,17 @@ def _fix(script: Script, wrapper: ast.Call) -> str:
 def _is_off_by_default(script: Script, loop: Loop) -> bool:
     """Whether the number of accumulation steps is 1 unless something else asks for more: then no reduction is
     unnecessary by default."""
-    return any(_is_one_by_default(script, loop, *one) for one in _counts_of(script, loop))
+    return any(
+        _is_one_by_default(script, loop, *one) or _spares_little(script, *one) for one in _counts_of(script, loop)
+    )
+
+
+def _spares_little(script: Script, steps: ast.expr, _where: ast.AST) -> bool:
+    """Whether adapters are trained, and no start that the project shows has more than two micro-steps: one reduction of
+    few gradients for each step of the optimizer."""
+    if next(script.calls("peft.get_peft_model"), None) is None or not _COUNTS_STEPS.search(ast.unparse(steps)):
+        return False
+    return all(isinstance(one, (int, float)) and one <= 2 for one in shown_numbers(script, steps))
 
 
 def _counts_of(script: Script, loop: Loop) -> Iterator[tuple[ast.expr, ast.AST]]:

@@ -120,10 +120,20 @@ def _reentrant(script: Script) -> ast.Call | None:
         *script.method_calls("gradient_checkpointing_enable"),
         *script.calls("transformers.TrainingArguments"),
     ):
+        if _is_own_method(script, call):
+            continue
         if _is_reentrant_in_transformers(script, call) and not _only_judges(script, call):
             if not never_runs(script, call, options=True):
                 return call
     return None
+
+
+def _is_own_method(script: Script, call: ast.Call) -> bool:
+    """Whether a class of the project has the method, and does not checkpoint reentrantly."""
+    if script.modules is None or not isinstance(call.func, ast.Attribute):
+        return False
+    texts = [text for _, text in script.modules.mentioning(f"def {call.func.attr}(")]
+    return bool(texts) and not any(re.search(r"use_reentrant[\"']?\s*[=:]\s*True", text) for text in texts)
 
 
 def _only_judges(script: Script, call: ast.Call) -> bool:

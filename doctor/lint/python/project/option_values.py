@@ -15,7 +15,9 @@ from doctor.lint.python.project.launch_counts import programs_of
 from doctor.lint.python.project.options import (
     OF_SETTINGS,
     StartTexts,
+    names_other,
     number_in,
+    own_starts,
     sets,
     starts_in,
     texts_of_starts,
@@ -217,7 +219,8 @@ def _without_others(script: Script, text: str) -> str:
     """A text without the commands that start other programs, and those that start the script as one process."""
     name = PurePath(script.path).name
     is_other = {True: _OF_ONE_PROCESS, False: _STARTS_OTHER}
-    return "\n".join(line for line in joined_lines(text) if not is_other[name in line].search(line))
+    lines = (line for line in joined_lines(text) if not is_other[name in line].search(line))
+    return "\n".join(line for line in lines if not names_other(script, line))
 
 
 _STARTS_OTHER = re.compile(r"\b(?:python[\d.]*|torchrun|launch|deepspeed|srun)\b[^\n]*\.py\b")
@@ -238,9 +241,8 @@ def _number(word: str) -> object:
 
 def _is_in_all_starts(script: Script, texts: StartTexts, given: re.Pattern[str]) -> bool:
     """Whether each command of the project that starts a script has an option."""
-    name = PurePath(script.path).name
     starts = [
-        with_variables(line, text) for text in (*texts.launches, *texts.pages) for line in starts_in(name, [text])
+        with_variables(line, text) for text in (*texts.launches, *texts.pages) for line in own_starts(script, [text])
     ]
     return bool(starts) and all(map(given.search, starts))
 
@@ -299,7 +301,7 @@ def _of_own_parser(script: Script, modules: ProjectModules, name: str) -> Values
     if len(found) != 1 or _is_set_by(script, name):
         return None
     option, texts = found[0], texts_of_starts(script)
-    given = list(_given_in_starts(PurePath(script.path).name, texts, option))
+    given = list(_given_in_starts(script, texts, option))
     if not given or not _is_known(given):
         return None
     is_switch = option.read(None) is not UNKNOWN
@@ -322,13 +324,13 @@ def given_in_commands(script: Script, name: str) -> Values | None:
     found = _declared_in(script, name)
     if script.modules is None or len(found) != 1:
         return None
-    given = list(_given_in_starts(PurePath(script.path).name, texts_of_starts(script), found[0]))
+    given = list(_given_in_starts(script, texts_of_starts(script), found[0]))
     return frozenset(given) if given and _is_known(given) else None
 
 
-def _given_in_starts(name: str, texts: StartTexts, option: DeclaredOption) -> Iterator[object]:
+def _given_in_starts(script: Script, texts: StartTexts, option: DeclaredOption) -> Iterator[object]:
     for text in (*texts.launches, *texts.pages):
-        for line in (with_variables(one, text) for one in starts_in(name, [text])):
+        for line in (with_variables(one, text) for one in own_starts(script, [text])):
             yield UNKNOWN if _GIVES_MORE.search(line) or _abbreviates(line, option) else _given(line, text, option)
 
 

@@ -113,6 +113,22 @@ def starts_in(name: str, texts: Iterable[str]) -> list[str]:
     return [line for line in lines if _STARTS.search(line.partition(name)[0])]
 
 
+def own_starts(script: Script, texts: Iterable[str]) -> list[str]:
+    """The commands that start a script, without those of another file of its name in the project."""
+    place = PurePath(script.path)
+    return [line for line in starts_in(place.name, texts) if not names_other(script, line)]
+
+
+def names_other(script: Script, line: str) -> bool:
+    """Whether a command names another file of the project that has the name of the script: ``second/main.py`` for
+    ``first/main.py``."""
+    modules, place = script.modules, PurePath(script.path)
+    folders = re.findall(rf"([\w-]+)/{re.escape(place.name)}\b", line)
+    if modules is None or not folders or place.parent.name in folders:
+        return False
+    return all(modules.named(script.path, f"{folder}.{place.stem}") for folder in folders)
+
+
 def sets(script: Script, name: str) -> bool:
     """Whether the file itself turns it on: ``args.dist_eval = True``."""
     targets = (target for one in script.all(ast.Assign) for target in one.targets)
