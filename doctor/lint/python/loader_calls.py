@@ -276,6 +276,31 @@ def is_endless(script: Script, loader: ast.Call, name: str) -> bool:
     )
 
 
+def is_cut_short(script: Script, name: str) -> bool:
+    """Whether every loop over a loader takes a number of batches: ``islice(loader, 50)``, or ``break`` at a count."""
+    read = list(loops_over(script, name))
+    return bool(read) and all(_takes_some(script, one) for one in read)
+
+
+def _takes_some(script: Script, loop: ast.For) -> bool:
+    called = {last_name(one) for one in ast.walk(loop.iter) if isinstance(one, ast.Call)}
+    if "islice" in called or {"zip", "range"} <= called:
+        return True
+    counters = (
+        {one.id for one in ast.walk(loop.target) if isinstance(one, ast.Name)} if "enumerate" in called else set()
+    )
+    counters |= {last_name(one.target) for one in script.inside(loop, ast.AugAssign)}
+    for branch in loop.body:
+        if (
+            isinstance(branch, ast.If)
+            and isinstance(branch.body[-1], ast.Break)
+            and isinstance(branch.test, ast.Compare)
+        ):
+            if any(isinstance(one, ast.Name) and one.id in counters for one in ast.walk(branch.test)):
+                return True
+    return False
+
+
 _KEEPS = frozenset({"append", "extend", "write", "writerow", "writerows", "concatenate"})
 _WITHOUT_ORDER = lazy_compile(r"loss|time|acc|metric|norm|correct|total|score|nll|psnr|ssim|iou|error", re.IGNORECASE)
 _ANSWERS = lazy_compile(r"label|target|truth|\bgts?\b|gt_", re.IGNORECASE)
@@ -284,7 +309,7 @@ _ANSWERS = lazy_compile(r"label|target|truth|\bgts?\b|gt_", re.IGNORECASE)
 def is_collected(script: Script, name: str) -> bool:
     """Whether a loop over a loader keeps its results in order, here or in a function of the file that gets the loader;
     not numbers to be averaged, and not results that are kept beside the labels of the same batches."""
-    kept = [call for loop in _loops_over(script, name) for call in script.inside(loop, ast.Call) if _keeps(call)]
+    kept = [call for loop in loops_over(script, name) for call in script.inside(loop, ast.Call) if _keeps(call)]
     texts = [ast.unparse(one) for one in kept]
     return any(not _WITHOUT_ORDER.search(one) for one in texts) and not any(map(_ANSWERS.search, texts))
 
@@ -293,7 +318,8 @@ def _keeps(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr in _KEEPS and bool(call.args)
 
 
-def _loops_over(script: Script, name: str) -> Iterator[ast.For]:
+def loops_over(script: Script, name: str) -> Iterator[ast.For]:
+    """The loops over a loader, also in functions of the file that get it."""
     if not name:
         return
     handed: set[tuple[ast.AST | None, str]] = set()
@@ -386,7 +412,7 @@ def _reads(script: Script, text: str, name: str, apart: ast.Name) -> bool:
 
 def is_read_by_one_rank(script: Script, name: str) -> bool:
     """Whether every loop over a loader is in a part that only some ranks run."""
-    read = list(_loops_over(script, name))
+    read = list(loops_over(script, name))
     return bool(read) and not any(is_run_by_all(script, loop) for loop in read)
 
 

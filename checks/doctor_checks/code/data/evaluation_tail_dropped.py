@@ -11,6 +11,7 @@ from doctor.lint.python.loader_calls import (
     LoaderCall,
     belongs_to_lightning,
     evaluates,
+    is_cut_short,
     is_endless,
     is_read_by_one_rank,
     is_sharded_by_framework,
@@ -109,6 +110,16 @@ _DECIDES = re.compile(
             _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)", "net = PipelineModule(layers=layers)"),
         ),
         passes(
+            "a number of batches",
+            _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)")
+            + "for number, batch in enumerate(test_loader):\n    if number == 50:\n        break\n    test(batch)\n",
+        ),
+        fails(
+            "until something is found",
+            _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)  # !")
+            + "for number, batch in enumerate(test_loader):\n    if bad > 50:\n        break\n    test(batch)\n",
+        ),
+        passes(
             "batches for a look at the results",
             _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)") + "batch = next(iter(test_loader))\n",
         ),
@@ -153,6 +164,7 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
             or is_unused(script, loader)
             or _is_of_one_rank(script, loader.name)
             or is_endless(script, loader.call, loader.name)
+            or is_cut_short(script, loader.name)
             or not _is_divided(script, loader.call)
         ):
             continue

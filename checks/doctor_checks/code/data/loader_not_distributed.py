@@ -15,6 +15,7 @@ from doctor.lint.python.loader_calls import (
     evaluates,
     is_iterable,
     loaders,
+    loops_over,
     mentions_ranks,
     words_behind,
 )
@@ -212,11 +213,20 @@ _STEPS = re.compile(r"step|iter", re.IGNORECASE)
 
 def _draws_by_rank(script: Script) -> bool:
     """Whether each rank has its own order, and trains for a number of steps: there are no epochs to share."""
-    seeds = (script.argument(call, "seed", 0) for call in script.calls(*_SEEDS))
-    if not any(seed is not None and mentions_ranks(words_behind(script, seed)) for seed in seeds):
+    seeds = [script.argument(call, "seed", 0) for call in script.calls(*_SEEDS)]
+    is_seeded = any(_SEEDED.search(text) for text in (script.text, *_texts_around(script)))
+    if is_seeded and not any(one is not None and mentions_ranks(words_behind(script, one)) for one in seeds):
         return False
     around = [loop.epochs or loop.node for loop in loops(script) if loop.trains]
     return bool(around) and all(_counts_steps(script, one) for one in around)
+
+
+_SEEDED = re.compile(r"seed", re.IGNORECASE)
+"""Without any, each rank has a random order of its own."""
+
+
+def _texts_around(script: Script) -> Iterator[str]:
+    return script.modules.texts_around(script.location) if script.modules is not None and script.location else iter(())
 
 
 def _counts_steps(script: Script, loop: ast.For | ast.While) -> bool:
@@ -238,11 +248,46 @@ def _may_part(script: Script, loader: LoaderCall) -> bool:
     around = script.nearest(loader.call, ast.For)
     if around is not None and _PARTS.search(last_name(unwrapped(around.iter))):
         return True  # of what another loader gives this rank
+    if _is_cut_by_rank(script, loader, data):
+        return True
     for one in script.values_of(data) if data is not None else ():
         made = imported_function(script, one.func, whole=True) if isinstance(one, ast.Call) else None
         if made is not None and made.module.reads_rank:
             return True
     return False
+
+
+def _is_cut_by_rank(script: Script, loader: LoaderCall, data: ast.expr | None) -> bool:
+    """Whether each rank keeps its part of the data (``data.rows = data.rows[rank::world_size]``), or of what the loader
+    gives: it goes on with the next batch, or takes a slice of each."""
+    for one in script.all(ast.Assign):
+        owners = [target.value for target in one.targets if isinstance(target, (ast.Attribute, ast.Subscript))]
+        if data is not None and any(ast.unparse(owner) == ast.unparse(data) for owner in owners):
+            if mentions_ranks(words_behind(script, one.value)):
+                return True
+    return any(_takes_part(script, one) for one in loops_over(script, loader.name))
+
+
+def _takes_part(script: Script, loop: ast.For) -> bool:
+    if mentions_ranks(_words(loop.iter)):
+        return True
+    targets = {one.id for one in ast.walk(loop.target) if isinstance(one, ast.Name)}
+    for one in loop.body:
+        if isinstance(one, ast.If) and isinstance(one.body[-1], ast.Continue):
+            if _MODULO.search(ast.unparse(one.test)) and mentions_ranks(_words(one.test)):
+                return True
+        bound = {last_name(target) for target in one.targets} if isinstance(one, ast.Assign) else set()
+        if isinstance(one, ast.Assign) and not targets.isdisjoint(bound) and _SIZE.search(ast.unparse(one.value)):
+            return True
+    return False
+
+
+_MODULO = re.compile(r"%")
+_SIZE = re.compile(r"world_?size|num_replicas|n_?ranks", re.IGNORECASE)
+
+
+def _words(node: ast.AST) -> frozenset[str]:
+    return frozenset(last_name(one) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute)))
 
 
 def _returned_for(script: Script, source: ast.expr) -> Iterator[str]:

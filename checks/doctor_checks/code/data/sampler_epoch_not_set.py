@@ -72,6 +72,14 @@ from doctor.testing.script_cases import fails, passes
             "numbers that the caller gives",
             _NUMBERS.replace("[(torch.rand(20), 0) for _ in range(size)]", "size").replace("(data))", "(data))  # !"),
         ),
+        passes("assigned", _PLAIN.replace("range(10):", "range(10):\n    sampler.epoch = epoch")),
+        passes(
+            "a new loader in each epoch",
+            _PLAIN.replace(
+                "range(10):",
+                "range(10):\n    loader = DataLoader(dataset, sampler=DistributedSampler(dataset, seed=epoch))",
+            ),
+        ),
         passes("not shuffled", _PLAIN.replace("(dataset)", "(dataset, shuffle=False)")),
         passes("made for each epoch, of other data", _EACH),
         passes("one epoch", _PLAIN.replace("for epoch in range(10):", "if True:")),
@@ -155,6 +163,8 @@ def _hits(script: Script, sampler: ast.Call, trained: list[Loop], endless: list[
         repeated = [one for one in _of_sampler(script, loop, sampler, epochs) if _repeats(script, one)]
         # A sampler that is created in each epoch may have different data each time.
         if fed and repeated and not any(outer in repeated for outer in script.around(sampler)):
+            if all(_is_set_otherwise(script, one, sampler, fed) for one in repeated):
+                return
             name = target_name(script, sampler) or "DistributedSampler"
             handed = list(_handed(script, loop))
             made = [script.values_of(source) for source in handed or [loop.source]]
@@ -176,6 +186,28 @@ def _hits(script: Script, sampler: ast.Call, trained: list[Loop], endless: list[
                 else (),
             )
             return
+
+
+def _is_set_otherwise(script: Script, epochs: ast.For | ast.While, sampler: ast.Call, loader: str) -> bool:
+    """Whether each epoch has another order by other means: its number is assigned to the sampler (``sampler.epoch =
+    epoch``), a new sampler or loader gets the name, or a function of the project that sets it is given one of them."""
+    names = {target_name(script, sampler), loader.rpartition(".")[2]} - {""}
+    for one in script.inside(epochs, ast.Assign):
+        for target in one.targets:
+            owner = target.value if isinstance(target, ast.Attribute) and target.attr in ("epoch", "seed") else target
+            if last_name(owner) in names | {"sampler"} and not isinstance(owner, ast.Call):
+                return True
+    for call in script.inside(epochs, ast.Call):
+        given = {last_name(one) for one in (*call.args, *(word.value for word in call.keywords))}
+        if not names.isdisjoint(given) and _sets_epoch(script, last_name(call)):
+            return True
+    return False
+
+
+def _sets_epoch(script: Script, function: str) -> bool:
+    """Whether a module of the project with a function of this name sets epochs."""
+    texts = script.modules.mentioning("set_epoch") if script.modules is not None else ()
+    return bool(function) and any(f"def {function}(" in text for shown, text in texts if shown != script.path)
 
 
 def _is_public(script: Script) -> bool:
@@ -345,9 +377,11 @@ def _is_one_epoch(script: Script, loop: ast.For | ast.While) -> bool:
 
 
 def _ends_program(script: Script, loop: Loop) -> bool:
-    """Whether a loop over batches ends the program after a number of them: ``if step >= 1000: sys.exit()``."""
-    calls = (one for one in script.inside(loop.node, ast.Call) if script.text_of(one.func) in _EXITS)
-    branches = (script.nearest(one, ast.If) for one in calls)
+    """Whether a loop over batches ends the program, or the function that counts the epochs, after a number of them:
+    ``if step >= 1000: sys.exit()``."""
+    ends: list[ast.AST] = [one for one in script.inside(loop.node, ast.Call) if script.text_of(one.func) in _EXITS]
+    ends += script.inside(loop.node, ast.Return) if loop.epochs is not None else ()
+    branches = (script.nearest(one, ast.If) for one in ends)
     return any(one is not None and _counts_steps(one.test) for one in branches)
 
 
