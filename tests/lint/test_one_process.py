@@ -1177,6 +1177,8 @@ LOADS = "dist.init_process_group('nccl')\nmodel.load_state_dict(torch.load('chec
         (["srun --gpu-bind=single:1 python train.py\n"], "", []),
         (["#SBATCH --gpus-per-task=1\nsrun python train.py\n", "torchrun train.py\n"], "", [("CODE001", "warning")]),
         (["#SBATCH --gpus-per-task=4\nsrun python train.py\n"], "", [("CODE001", "warning")]),
+        (["export CUDA_VISIBLE_DEVICES=$1\npython train.py --rank $2\n"], "", []),
+        (["export CUDA_VISIBLE_DEVICES=$1\ntorchrun train.py\n"], "", [("CODE001", "warning")]),
         (
             ["#SBATCH --gpus-per-task=1\nsrun python train.py\n"],
             "torch.cuda.set_device(local_rank)\n",
@@ -1255,6 +1257,22 @@ def test_the_programs_that_import_a_module_say_how_many_processes_it_has(tmp_pat
     runs = "accelerate launch --num_processes=1 one.py\naccelerate launch --num_processes=2 two.py\n"
     steps = HEAD + "def wait():\n" + indented(JOINS + HANG)
     assert found(tmp_path, {"steps.py": steps, "run.sh": runs, **files}) == [("CODE005", severity)]
+
+
+@pytest.mark.parametrize(
+    ("imports", "severity"), [("steps", "info"), ("other.steps", "error")], ids=["its own copy", "that of another"]
+)
+def test_a_program_imports_the_copy_of_a_module_below_its_own_folder(tmp_path, imports, severity):
+    steps = HEAD + "def wait():\n" + indented(JOINS + HANG)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "core").mkdir()
+        count = 1 if name == "one" else 4
+        module = imports.replace("steps", "core.steps").replace("other.", "one." if name == "two" else "")
+        (tmp_path / name / "main.py").write_text(PROGRAM.replace("steps", module))
+        (tmp_path / name / "run.sh").write_text(f"torchrun --nproc_per_node={count} main.py\n")
+        (tmp_path / name / "core" / "steps.py").write_text(steps if name == "one" else "def wait():\n    pass\n")
+    assert found(tmp_path, {}) == [("CODE005", severity)]
 
 
 RAY = (
@@ -1407,3 +1425,31 @@ def test_a_program_may_start_one_process_itself(tmp_path, start, severity):
 def test_a_program_may_start_another_one_by_a_text(tmp_path, line, severity):
     files = {"train.py": HEAD + JOINS + HANG, "go.py": f"import os\n{line}\n"}
     assert found(tmp_path, files) == [("CODE005", severity)]
+
+
+@pytest.mark.parametrize(
+    ("above", "severity"),
+    [
+        ("if rank == 0:\n    folder = make()\n", "info"),
+        ("if rank == 0:\n    folder = make()\nprint(folder)\n", "info"),
+        ("if rank == 0:\n    folder = make()\nif args.keeps:\n    print(folder)\nfolder = 1\n", "warning"),
+        ("if rank == 0:\n    folder = make()\nelse:\n    folder = 'a'\n", "warning"),
+        ("if rank == 0:\n    folder = make()\nif rank != 0:\n    folder = 'a'\n", "warning"),
+        ("folder = 'a'\nif rank == 0:\n    folder = make()\n", "warning"),
+        ("if args.keeps:\n    folder = make()\n", "warning"),
+    ],
+)
+def test_the_other_ranks_fail_where_one_alone_has_a_name(tmp_path, above, severity):
+    train = HEAD + JOINS + "rank = dist.get_rank()\n" + above + "train(model)\ntorch.save(model, f'{folder}/last.pt')\n"
+    assert found(tmp_path, {"train.py": train}) == [("CODE029", severity)]
+
+
+@pytest.mark.parametrize(
+    ("values", "severity"), [(["False"], "info"), (["True"], "error"), (["False", "True"], "error"), ([], "error")]
+)
+def test_an_attribute_that_the_function_sets_decides_its_branches(tmp_path, values, severity):
+    sets = "".join(f"    args.waits = {value}\n" for value in values)
+    train = (
+        HEAD + "def run(args):\n    " + JOINS + sets + "    if args.waits:\n" + indented(HANG, by=8) + "\nrun(read())\n"
+    )
+    assert found(tmp_path, {"train.py": train}) == [("CODE005", severity)]

@@ -231,6 +231,29 @@ _SAVED = "dist.barrier()\n            dist.barrier()\n            return"
 _TRIED_SAVE: str = _STEP.format(handler="print(error)").replace(
     "model(batch).sum().backward()", "accelerator.save_state('last')"
 )
+_TRIED_GATHER: str = _STEP.format(handler="print(error)").replace(
+    "model(batch).sum().backward()", "accelerator.gather(batch)"
+)
+_NOT_FINITE = """\
+def train(net, loader):
+    model = DDP(net)
+    for step, batch in enumerate(loader):
+        loss = model(batch).sum()
+        loss.backward()
+        if {test}:
+            if not torch.isnan(loss):
+                dist.barrier()
+"""
+_STATISTICS = """\
+norm_stats = {made}
+with open("stats.bin", "wb") as file:
+    pickle.dump(norm_stats, file)
+"""
+_WRITTEN_BELOW = """\
+file = open("used.json", "w")
+file.write(json.dumps({value}))
+file.close()
+"""
 _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
 
 
@@ -346,7 +369,15 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         ("CODE029", _RANKS.format(write=_KEPT_SETTINGS.format(copied="history")), Severity.WARNING),
         ("CODE029", _RANKS.format(write=_TEXT.format(read="read")), Severity.INFO),
         ("CODE029", _RANKS.format(write=_TEXT.format(read="tell")), Severity.WARNING),
+        ("CODE029", _RANKS.format(write=_STATISTICS.format(made="measure(data_set)")), Severity.INFO),
+        ("CODE029", _RANKS.format(write=_STATISTICS.format(made="measure(train_loader)")), Severity.WARNING),
+        ("CODE029", _RANKS.format(write=_WRITTEN_BELOW.format(value="vars(args)")), Severity.INFO),
+        ("CODE029", _RANKS.format(write=_WRITTEN_BELOW.format(value="history")), Severity.WARNING),
         ("CODE016", _TRIED_SAVE, Severity.INFO),
+        ("CODE016", _TRIED_GATHER, Severity.INFO),
+        ("CODE016", _TRIED_GATHER.replace("accelerator.g", "prepare(net); accelerator.g"), Severity.WARNING),
+        ("CODE008", _NOT_FINITE.format(test="step % 100 == 0"), Severity.INFO),
+        ("CODE008", _NOT_FINITE.format(test="args.checks"), Severity.ERROR),
         ("CODE010", _LOADERS.format(option="balanced"), Severity.WARNING),
         ("CODE018", _RECOMPUTED.format(test="self.training"), Severity.ERROR),
         ("CODE018", _RECOMPUTED.format(test="self.use_checkpoint"), Severity.WARNING),

@@ -65,6 +65,7 @@ _Leaving = ast.Continue | ast.Break | ast.Return
         passes("a loop without collectives", _PLAIN),
         passes("the error goes on", _RAISED),
         passes("the handler runs the step another way", _AGAIN),
+        fails("only calls in which all ranks meet are tried", _GATHERED_STATUS),
         passes("nothing after the last collective is skipped", _AFTER),
     ),
 )
@@ -219,7 +220,7 @@ def _swallowed(script: Script, tried: ast.Try, calls: dict[ast.Call, str]) -> It
             found = _hit(script, handler, caught, "continues with the next step", missed[0], "error")
             # Memory runs out on one rank; another error may be one that all ranks have, which separates none
             is_local = _MEMORY_WORDS.search(ast.unparse(handler)) is not None
-            if _only_saves(missed):
+            if _only_saves(missed) or _only_exchanges(tried, missed):
                 yield replace(found, severity=Severity.INFO, preview=True)
             else:
                 yield found if is_local else replace(found, severity=Severity.WARNING)
@@ -230,6 +231,12 @@ def _only_saves(missed: list[ast.Call]) -> bool:
     one of them."""
     words = {last_name(call.func) for call in missed}
     return any("save" in one for one in words) and all("save" in one or one in _AROUND_SAVES for one in words)
+
+
+def _only_exchanges(tried: ast.Try, missed: list[ast.Call]) -> bool:
+    """Whether nothing is tried but calls in which all ranks meet, which seldom fail on one of them."""
+    calls = [one.value for one in tried.body if isinstance(one, (ast.Expr, ast.Assign))]
+    return len(calls) == len(tried.body) and all(one in missed and last_name(one) != "backward" for one in calls)
 
 
 _AROUND_SAVES = frozenset({"barrier", "wait_for_everyone", "state_dict", "get_state_dict", "get_model_state_dict"})
@@ -275,6 +282,17 @@ def _hit(script: Script, at: ast.AST, cause: str, does: str, missed: ast.Call, w
     )
 
 
+_GATHERED_STATUS = """\
+def train(net, loader, optimizer):
+    model = DDP(net)
+    for batch in loader:
+        model(batch).sum().backward()
+        try:
+            dist.gather_object(status, everyone, dst=0)
+        except RuntimeError as error:  # !
+            print(error)
+        optimizer.step()
+"""
 _REDUCE_FLAG = (
     "Reduce the decision over all ranks (`dist.all_reduce(flag, op=dist.ReduceOp.MAX)`), and leave the loop on all of "
     "them."

@@ -26,6 +26,8 @@ _CHECKPOINT = re.compile(
     r"finetune|restore",
     re.IGNORECASE,
 )
+_OF_MODEL_NAME = re.compile(r"\bmodel_name(?:_or_path)?\b")
+"""In the name of a folder or a file of something else."""
 _DATA = re.compile(r"data|feature|feat\b|cache|embed|vocab|index|token|buffer|bytes|sample|batch|latent", re.IGNORECASE)
 _HELD_ON_CPU = re.compile(r"sched|scaler|sampler|loader|rng|generator|random", re.IGNORECASE)
 """States of numbers or CPU tensors."""
@@ -261,7 +263,7 @@ def _is_checkpoint(script: Script, call: ast.Call) -> bool:
     """Whether the file shows that this is a checkpoint, by its path, its name or its use; data saved with torch.save is
     usually on the CPU."""
     sources = (call.args[0], *script.values_of(call.args[0])) if call.args else ()
-    path = " ".join(script.text_of(one, 200) for one in sources)
+    path = _OF_MODEL_NAME.sub("", " ".join(script.text_of(one, 200) for one in sources))
     if _HELD_ON_CPU.search(path) or _OF_A_RANK.search(path) or "BytesIO" in path or _saved_here(script, call):
         return False
     if call.args and (is_saved_without_gpu(script, call.args[0]) or _is_fetched(script, call.args[0])):

@@ -8,6 +8,7 @@ import re
 from doctor.api import Script, Severity
 from doctor.lint.python.collective_paths import ends_in_error
 from doctor.lint.python.project.saved_values import entries_of, has_no_tensors
+from doctor.lint.python.rank_branches import block_of
 from doctor.lint.python.script import last_name
 from doctor.lint.python.value_flow import computed_from, handed_in
 
@@ -191,14 +192,17 @@ def _averages(script: Script) -> bool:
     return any(True for _ in script.method_calls(*_GATHERS))
 
 
-_TABLE = re.compile(r"label|class|categor|vocab|id2|2id|idx2|2idx|_to_id|id_to_|_to_idx|mapping|encoder", re.IGNORECASE)
+_TABLE = re.compile(
+    r"label|class|categor|vocab|id2|2id|idx2|2idx|_to_id|id_to_|_to_idx|mapping|encoder|(?:^|_)stat(?:istic)?s$",
+    re.IGNORECASE,
+)
 _OF_EVALUATION = re.compile(r"pred|logit|output|result|model|net$|loader|batch|loss|epoch|rank", re.IGNORECASE)
 _FILLED = ("append", "extend", "update", "setdefault")
 
 
 def _is_table_of_labels(script: Script, call: ast.Call) -> bool:
-    """Whether the names of classes, or a vocabulary, are written, which a script has read from its data before it
-    trains: every rank has the same, and a later job reads the file."""
+    """Whether the names of classes, a vocabulary, or statistics of the data are written, which a script has read from
+    its data before it trains: every rank has the same, and a later job reads the file."""
     if script.nearest(call, ast.For, ast.While) is not None:
         return False
     dumped = _dumped(script, call)
@@ -221,9 +225,15 @@ def _dumped(script: Script, call: ast.Call) -> list[ast.expr]:
 
 
 def _body_of(script: Script, call: ast.Call) -> list[ast.stmt]:
-    """The statements that have an open file: those of ``with open(path, "w")``, or that of the call."""
+    """The statements that have an open file: those of ``with open(path, "w")``, or that of the call, with those below
+    it that use the file."""
     around = script.parent(script.parent(call) or call)
-    return around.body if isinstance(around, ast.With) else [script.statement_of(call)]
+    if isinstance(around, ast.With):
+        return around.body
+    here, file = script.statement_of(call), file_of(script, call)
+    block = block_of(script.parent(here) or here, here)
+    below = block[block.index(here) + 1 :] if isinstance(file, ast.Name) and block else []
+    return [here, *(one for one in below if isinstance(file, ast.Name) and file.id in _named(one))]
 
 
 _DEBUGS = re.compile(r"(?:^|_)debug(?:$|_|ging)", re.IGNORECASE)

@@ -531,6 +531,8 @@ def _is_of_tracker(script: Script, node: ast.AST) -> bool:
 def _is_of_sample(script: Script, where: ast.expr, depth: int = 2) -> bool:
     """Whether the name is made of what a loader gives, also through callers: each rank has its own samples."""
     for node in computed_from(script, where):
+        if isinstance(node, ast.Call) and last_name(node.func) == "get" and not node.args and not node.keywords:
+            return True  # of a queue, which gives each thing to one process
         scope = script.scope_of(node, node.id) if isinstance(node, ast.Name) else None
         bound = scope.names[node.id] if scope is not None and isinstance(node, ast.Name) else ()
         if any(isinstance(one, ast.For) and _LOADER.search(last_name(unwrapped(one.iter))) for one in bound):

@@ -19,11 +19,14 @@ from doctor.lint.python.project.own_folders import has_folder_of_its_own
 from doctor.lint.python.project.own_start import is_demonstration, is_of_own_main, shows_bug
 from doctor.lint.python.project.unreached import unreached
 from doctor.lint.python.project.wrapped_model import fails_to_wrap, uses_past_wrapper
-from doctor.lint.python.rank_branches import BLOCKS, block_of, statements_before
+from doctor.lint.python.rank_branches import BLOCKS, block_of, statements_above, statements_before
 from doctor.lint.python.script import FunctionNode, Script, per_script
+from doctor.lint.python.single_rank import others_fail_before
 from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, SAMPLER, TRAINER, several_ranks
 
-OF_SEVERAL_RANKS = frozenset(f"CODE{number:03}" for number in (*range(1, 9), *range(10, 19), 29, 30, 31, 32, 37, 41))
+OF_SEVERAL_RANKS = frozenset(
+    f"CODE{number:03}" for number in (*range(1, 9), *range(10, 19), *range(29, 34), 36, 37, *range(39, 42))
+)
 """Rules about what happens between ranks, or on each of them."""
 _NUMBER_OF_RANKS = re.compile(
     r"\b(?:device_count|world_?size|get_world_size|num_processes|nprocs|ws|n?_?gpus?)\b", re.IGNORECASE
@@ -79,7 +82,11 @@ def _as_started(script: Script, rule: str, severity: Severity, violation: Violat
 
 def _is_left_to_others(script: Script, rule: str, at: ast.AST) -> bool:
     """Whether what needs several ranks, or a folder that they share, happens in no start that the project shows."""
-    if fails_with_ranks(script, at) or (rule == _OF_SHARED_FOLDERS and has_folder_of_its_own(script, at)):
+    if (
+        fails_with_ranks(script, at)
+        or others_fail_before(script, at)
+        or (rule == _OF_SHARED_FOLDERS and has_folder_of_its_own(script, at))
+    ):
         return True
     if is_demonstration(script) or is_of_own_main(script, at):
         return True
@@ -97,6 +104,8 @@ def never_runs(script: Script, node: ast.AST, depth: int = _DEPTH, *, options: b
             is_in_body = inner is outer.body or inner in block_of(outer, inner, ("body",))
             if outcome(script, outer.test, options=options) is (not is_in_body):
                 return True
+            if options and _is_set_off(script, outer, inner):
+                return True
         if any(_leaves(script, one, options=options) for one in statements_before(outer, inner, BLOCKS)):
             return True
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -104,6 +113,20 @@ def never_runs(script: Script, node: ast.AST, depth: int = _DEPTH, *, options: b
                 return True
         inner = outer
     return False
+
+
+def _is_set_off(script: Script, branch: ast.AST, inner: ast.AST) -> bool:
+    """Whether the branch of an attribute is taken that a statement above it has set to a constant for the other one:
+    ``args.cached = False`` above ``if args.cached:``."""
+    test = branch.test if isinstance(branch, ast.If) else None
+    asks = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
+    if not isinstance(branch, ast.If) or not isinstance(asks, ast.Attribute):
+        return False
+    text, wanted = ast.unparse(asks), (inner in branch.body) is (asks is test)
+    values = [one.value for one in script.all(ast.Assign) if any(ast.unparse(target) == text for target in one.targets)]
+    above = {one.value for one in statements_above(script, branch) if isinstance(one, ast.Assign)}
+    value = values[0] if len(values) == 1 and values[0] in above else None
+    return isinstance(value, ast.Constant) and bool(value.value) is not wanted
 
 
 def _is_used_in_vain(script: Script, function: FunctionNode, depth: int, *, options: bool) -> bool:
