@@ -13,7 +13,7 @@ from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER, calls_of, 
 
 JOINS = "torch.distributed.init_process_group"
 _BINDS = re.compile(
-    r"(?:set|setup|select|bind|init|assign|choose|pick|get|config)\w{0,40}_(?:device|gpu|cuda)|^set_device"
+    r"(?:set|setup|select|bind|init|assign|choose|pick|get|config)\w{0,40}_(?:device|gpu|cuda)|^set_device|^cudaSetDevice$"
 )
 _BINDERS = (ACCELERATOR, FABRIC, TRAINER, "accelerate.PartialState", "deepspeed.initialize", "torch.cuda.device")
 """Libraries that set the device of a process, and the context manager."""

@@ -236,9 +236,10 @@ def _only_saves(missed: list[ast.Call]) -> bool:
 def _only_exchanges(tried: ast.Try, missed: list[ast.Call]) -> bool:
     """Whether nothing is tried but calls in which all ranks meet, which seldom fail on one of them."""
     calls = [one.value for one in tried.body if isinstance(one, (ast.Expr, ast.Assign))]
-    return len(calls) == len(tried.body) and all(one in missed and last_name(one) != "backward" for one in calls)
+    return len(calls) == len(tried.body) and all(one in missed and last_name(one) not in _OF_A_STEP for one in calls)
 
 
+_OF_A_STEP = frozenset({"backward", "step"})
 _AROUND_SAVES = frozenset({"barrier", "wait_for_everyone", "state_dict", "get_state_dict", "get_model_state_dict"})
 _MEMORY_WORDS = re.compile(r"out.?of.?memory|\boom\b", re.IGNORECASE)
 

@@ -9,7 +9,8 @@ from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import is_for_evaluation
 from doctor.lint.python.project.wrapped_model import uses_no_parameters
 from doctor.lint.python.rank_branches import rank_condition
-from doctor.lint.python.training import ACCELERATOR, DDP, has_backward, is_test
+from doctor.lint.python.script import last_name
+from doctor.lint.python.training import ACCELERATOR, DDP, groups_have_one_rank, has_backward, is_test
 from doctor.lint.python.value_flow import computed_from, origins
 from doctor.testing.script_cases import fails, passes
 
@@ -63,6 +64,11 @@ _WITHOUT = ("no_grad", "inference_mode")
                 "(image + patch(image))", "(image + patch(image))  # !"
             ),
         ),
+        passes("a fixed model, for one that nothing wraps", _TARGET_OF_ONE),
+        passes(
+            "a group of one rank",
+            'dist.init_process_group("gloo", rank=0, world_size=1)\n' + _INNER_MODULE.replace("  # !", ""),
+        ),
         passes("a unit test that compares both", _BARE_MODEL + "\ndef test_it(): pass\n", name="test_ddp.py"),
     ),
 )
@@ -75,7 +81,7 @@ def forward_past_ddp(script: Script) -> Iterator[Violation]:
     """
     wraps = list(script.calls(DDP))
     accelerates = next(script.calls(ACCELERATOR), None) is not None
-    if is_test(script) or (not wraps and not accelerates) or _averages_itself(script):
+    if is_test(script) or (not wraps and not accelerates) or _averages_itself(script) or groups_have_one_rank(script):
         return
     renamed = [one for one in wraps if _is_renamed(script, one)]
     for call in script.all(ast.Call):
@@ -244,20 +250,33 @@ def _is_prepared(script: Script, block: ast.AST, wrapper: str) -> bool:
 
 def _is_fixed(script: Script, call: ast.Call, wrapper: str, wraps: list[ast.Call]) -> bool:
     """Whether no optimizer of the file has the parameters of the wrapped model, and one has those of another wrapped
-    one: the model is a part of the loss, such as a target that another network is trained against."""
-    trained = {name for one in script.all(ast.Call) for name in _optimized(script, one)}
+    one, or all say whose parameters they have: the model is a part of the loss, such as a target that another network
+    is trained against."""
+    optimizers = [one for one in script.all(ast.Call) if _is_optimizer(script, one)]
+    trained = {name for one in optimizers for name in _optimized(script, one)}
     others = {name for one in wraps for name in _names_of(script, one)}
     own = {wrapper, *(ast.unparse(one) for node in _roots(call) for one in origins(script, node))}
     own |= {name for one in wraps for name in _names_of(script, one) if not own.isdisjoint(_names_of(script, one))}
-    return own.isdisjoint(trained) and not (others - own).isdisjoint(trained)
+    is_told = bool(optimizers) and all(_names_parameters(script, one) for one in optimizers)
+    return own.isdisjoint(trained) and (is_told or not (others - own).isdisjoint(trained))
+
+
+def _is_optimizer(script: Script, call: ast.Call) -> bool:
+    name = script.name(call.func)
+    return name.startswith("torch.optim.") and "lr_scheduler" not in name and bool(call.args)
+
+
+def _names_parameters(script: Script, optimizer: ast.Call) -> bool:
+    """``SGD(net.parameters())``"""
+    made = (one for one in computed_from(script, optimizer.args[0]) if isinstance(one, ast.Call))
+    return any(last_name(one.func) in ("parameters", "named_parameters") for one in made)
 
 
 def _optimized(script: Script, call: ast.Call) -> Iterator[str]:
     """The names of all that the parameters of an optimizer are computed from."""
-    if script.name(call.func).startswith("torch.optim.") and call.args:
-        for node in computed_from(script, call.args[0]):
-            if isinstance(node, (ast.Name, ast.Attribute)):
-                yield ast.unparse(node)
+    for node in computed_from(script, call.args[0]):
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            yield ast.unparse(node)
 
 
 def _names_of(script: Script, wrap: ast.Call) -> set[str]:
@@ -272,6 +291,17 @@ def _roots(call: ast.Call) -> Iterator[ast.Name]:
     yield from (one for one in ast.walk(call.func) if isinstance(one, ast.Name))
 
 
+_TARGET_OF_ONE = """\
+import torch
+
+judge = DDP(Net().to(local_rank), device_ids=[local_rank])
+patch = Patch().to(local_rank)
+optimizer = torch.optim.SGD(patch.parameters(), lr=0.1)
+for image, label in loader:
+    loss = criterion(judge.module(image + patch(image)), label)
+    loss.backward()
+    optimizer.step()
+"""
 _INNER_MODULE = """\
 model = DDP(Net().to(local_rank), device_ids=[local_rank])
 for x, y in loader:

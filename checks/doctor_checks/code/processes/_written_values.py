@@ -196,7 +196,9 @@ _TABLE = re.compile(
     r"label|class|categor|vocab|id2|2id|idx2|2idx|_to_id|id_to_|_to_idx|mapping|encoder|(?:^|_)stat(?:istic)?s$",
     re.IGNORECASE,
 )
-_OF_EVALUATION = re.compile(r"pred|logit|output|result|model|net$|loader|batch|loss|epoch|rank", re.IGNORECASE)
+_OF_EVALUATION = re.compile(
+    r"pred|logit|output|result|model|net$|loader|batch(?!_?size)|loss|epoch|rank", re.IGNORECASE
+)
 _FILLED = ("append", "extend", "update", "setdefault")
 
 
