@@ -1428,23 +1428,6 @@ def test_a_program_may_start_another_one_by_a_text(tmp_path, line, severity):
 
 
 @pytest.mark.parametrize(
-    ("above", "severity"),
-    [
-        ("if rank == 0:\n    folder = make()\n", "info"),
-        ("if rank == 0:\n    folder = make()\nprint(folder)\n", "info"),
-        ("if rank == 0:\n    folder = make()\nif args.keeps:\n    print(folder)\nfolder = 1\n", "warning"),
-        ("if rank == 0:\n    folder = make()\nelse:\n    folder = 'a'\n", "warning"),
-        ("if rank == 0:\n    folder = make()\nif rank != 0:\n    folder = 'a'\n", "warning"),
-        ("folder = 'a'\nif rank == 0:\n    folder = make()\n", "warning"),
-        ("if args.keeps:\n    folder = make()\n", "warning"),
-    ],
-)
-def test_the_other_ranks_fail_where_one_alone_has_a_name(tmp_path, above, severity):
-    train = HEAD + JOINS + "rank = dist.get_rank()\n" + above + "train(model)\ntorch.save(model, f'{folder}/last.pt')\n"
-    assert found(tmp_path, {"train.py": train}) == [("CODE029", severity)]
-
-
-@pytest.mark.parametrize(
     ("values", "severity"), [(["False"], "info"), (["True"], "error"), (["False", "True"], "error"), ([], "error")]
 )
 def test_an_attribute_that_the_function_sets_decides_its_branches(tmp_path, values, severity):

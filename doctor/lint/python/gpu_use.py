@@ -140,7 +140,7 @@ def runs_alone(script: Script, node: ast.AST) -> bool:
     """Whether ``node`` is in a branch for a single process: ``if not args.distributed``, the ``else`` of ``if
     world_size > 1``, ``if args.gpu is None``, or the other branch of the switch that makes the ranks."""
     switches = _switches_of_ranks(script)
-    for test, holds in branches_around(script, node):
+    for test, holds in _branches_around(script, node):
         if (asks := asks_for_several(test)) is not None and asks is not holds:
             return True
         option, is_on = _option_of(test, holds)
@@ -157,7 +157,7 @@ def block_with_ranks(script: Script, branch: ast.If) -> list[ast.stmt]:
     return branch.body if is_on else branch.orelse
 
 
-def branches_around(script: Script, node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
+def _branches_around(script: Script, node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
     """The tests of the branches around a node, each with whether it holds there."""
     inner = node
     for outer in script.around(node):
@@ -188,7 +188,7 @@ def _switches_of_ranks(script: Script) -> frozenset[str]:
 
 
 def _options_on(script: Script, node: ast.AST) -> frozenset[str]:
-    found = (_option_of(*one) for one in branches_around(script, node))
+    found = (_option_of(*one) for one in _branches_around(script, node))
     return frozenset(option for option, is_on in found if option and is_on)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from doctor.lint.python.collective_paths import ends_process
-from doctor.lint.python.gpu_use import asks_for_several, branches_around, runs_alone
+from doctor.lint.python.gpu_use import asks_for_several, runs_alone
 from doctor.lint.python.loader_calls import branches_on_ranks, depends_on_ranks
 from doctor.lint.python.rank_branches import (
     BLOCKS,
@@ -16,7 +16,6 @@ from doctor.lint.python.rank_branches import (
     is_rank_test,
     names_function,
     rank_condition,
-    statements_above,
     statements_before,
 )
 from doctor.lint.python.reachable_functions import RUNS_ON_ONE
@@ -295,59 +294,6 @@ def _never_with_ranks(script: Script) -> frozenset[str]:
     asserted = (one for one in script.all(ast.Assert) if depends_on_ranks(script, one))
     parts = (part for one in asserted for part in ast.walk(one.test))
     return frozenset(last_name(part) for part in parts if isinstance(part, (ast.Attribute, ast.Name)))
-
-
-def others_fail_before(script: Script, node: ast.AST, depth: int = 2) -> bool:
-    """Whether the ranks but one fail with a NameError before they come to a place, or there: its statement, or one that
-    has run above it, reads a name of its function that one branch on the rank alone binds. ``if rank == 0: folder =
-    make()``, and below it ``save(state, folder)`` on all ranks."""
-    if rank_condition(script, node) is not None or script.path.endswith(".ipynb"):
-        return False
-    if any(
-        _is_bound_on_one(script, one) for part in _run_before(script, node) for one in script.inside(part, ast.Name)
-    ):
-        return True
-    function = script.function_of(node)
-    uses = _uses_of(script, function) if function is not None and depth else []
-    return bool(uses) and all(others_fail_before(script, one, depth - 1) for one in uses)
-
-
-_SIMPLE = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)
-
-
-def _run_before(script: Script, node: ast.AST) -> Iterator[ast.AST]:
-    """The simple statements that have run in a function before a place is reached, with that of the place itself, and
-    those of branches above with the test of one around it."""
-    here = script.statement_of(node) if isinstance(node, ast.expr) else node
-    if isinstance(here, _SIMPLE):
-        yield here
-    held = {ast.unparse(test) for test, holds in branches_around(script, node) if holds}
-    waiting = list(statements_above(script, node))
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, _SIMPLE):
-            yield one
-        is_entered = isinstance(one, ast.If) and ast.unparse(one.test) in held
-        if isinstance(one, (ast.If, ast.With, ast.AsyncWith)) and (is_entered or not isinstance(one, ast.If)):
-            waiting += one.body
-
-
-def _is_bound_on_one(script: Script, name: ast.Name) -> bool:
-    """Whether all that gives a name a value is below one test of the rank, which does not hold where it is read."""
-    if not isinstance(name.ctx, ast.Load) or rank_condition(script, name) is not None:
-        return False
-    scope = script.scope_of(name, name.id)
-    if scope is None or scope.node is not (script.function_of(name) or script.tree):
-        return False
-    bound = scope.names[name.id]
-    found = [rank_condition(script, one) if isinstance(one, ast.expr) else None for one in bound]
-    around = set(script.around(name))
-    first = found[0] if found else None
-    return (
-        first is not None
-        and first.where not in around
-        and all(one is not None and one.where is first.where and one.test == first.test for one in found)
-    )
 
 
 Way = frozenset[tuple[ast.If, bool]]

@@ -21,7 +21,6 @@ from doctor.lint.python.project.unreached import unreached
 from doctor.lint.python.project.wrapped_model import fails_to_wrap, uses_past_wrapper
 from doctor.lint.python.rank_branches import BLOCKS, block_of, statements_above, statements_before
 from doctor.lint.python.script import FunctionNode, Script, per_script
-from doctor.lint.python.single_rank import others_fail_before
 from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, SAMPLER, TRAINER, several_ranks
 
 OF_SEVERAL_RANKS = frozenset(
@@ -82,11 +81,7 @@ def _as_started(script: Script, rule: str, severity: Severity, violation: Violat
 
 def _is_left_to_others(script: Script, rule: str, at: ast.AST) -> bool:
     """Whether what needs several ranks, or a folder that they share, happens in no start that the project shows."""
-    if (
-        fails_with_ranks(script, at)
-        or others_fail_before(script, at)
-        or (rule == _OF_SHARED_FOLDERS and has_folder_of_its_own(script, at))
-    ):
+    if fails_with_ranks(script, at) or (rule == _OF_SHARED_FOLDERS and has_folder_of_its_own(script, at)):
         return True
     if is_demonstration(script) or is_of_own_main(script, at):
         return True
