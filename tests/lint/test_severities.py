@@ -368,7 +368,7 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         ("CODE029", _RANKS.format(write=_KEPT_SETTINGS.format(copied="config")), Severity.INFO),
         ("CODE029", _RANKS.format(write=_KEPT_SETTINGS.format(copied="history")), Severity.WARNING),
         ("CODE029", _RANKS.format(write=_TEXT.format(read="read")), Severity.INFO),
-        ("CODE029", _RANKS.format(write=_TEXT.format(read="tell")), Severity.WARNING),
+        ("CODE029", _RANKS.format(write=_TEXT.format(read="evaluate")), Severity.WARNING),
         ("CODE029", _RANKS.format(write=_STATISTICS.format(made="measure(data_set)")), Severity.INFO),
         ("CODE029", _RANKS.format(write=_STATISTICS.format(made="measure(train_loader)")), Severity.WARNING),
         ("CODE029", _RANKS.format(write=_WRITTEN_BELOW.format(value="vars(args)")), Severity.INFO),

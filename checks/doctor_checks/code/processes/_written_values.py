@@ -23,7 +23,7 @@ WRITERS = {
 """Calls that write, with their path argument."""
 _READERS = re.compile(r"^(?:\w+\.)*\w*(?:yaml|json|toml|tomllib|OmegaConf|YAML)(?:\(\))?\.\w*load\w*$")
 """Functions that read settings from a file."""
-_DUMPS = frozenset({"dump", "dumps", "safe_dump", "save", "write"})
+_DUMPS = frozenset({"dump", "dumps", "safe_dump", "save", "write", "writerow", "writelines"})
 
 
 def severity_of(script: Script, call: ast.Call, *, infers: bool) -> Severity | None:
@@ -39,7 +39,7 @@ def severity_of(script: Script, call: ast.Call, *, infers: bool) -> Severity | N
             return Severity.INFO if _averages(script) else Severity.WARNING
         is_less = infers or (is_torch and has_no_tensors(script, saved[0]))
         return None if not is_less and any(_is_of_rank(script, one) for one in saved) else Severity.WARNING
-    is_same = _is_copy(script, call) or _is_same(script, call) or _is_table_of_labels(script, call)
+    is_same = _is_copy(script, call) or _is_same(script, call) or _is_made_before(script, call)
     return Severity.INFO if is_same else Severity.WARNING
 
 
@@ -192,38 +192,51 @@ def _averages(script: Script) -> bool:
     return any(True for _ in script.method_calls(*_GATHERS))
 
 
-_TABLE = re.compile(
-    r"label|class|categor|vocab|id2|2id|idx2|2idx|_to_id|id_to_|_to_idx|mapping|encoder|(?:^|_)stat(?:istic)?s$",
+_OF_RUN = re.compile(
+    rf"{_OF_RANK.pattern}|history|metric|(?:^|_)logs?(?:_|$)|best|correct|answer|response|eval|time|epoch|step|iter|sample|"
+    r"(?:^|_)(?:train|test|valid(?:ation)?)(?:_|$)|stat(?:e|us)|found|count|total|mean|sum",
     re.IGNORECASE,
 )
-_OF_EVALUATION = re.compile(
-    r"pred|logit|output|result|model|net$|loader|batch(?!_?size)|loss|epoch|rank", re.IGNORECASE
-)
+"""Names of what a run computes."""
+_COMPUTES = re.compile(r"model|net$|predict|evaluat|generat|infer|validat|^test|^run|gather|reduce|item", re.IGNORECASE)
+"""Functions that compute with a model."""
+_OF_DATA_SETS = re.compile(r"^(?:\w*_)?(?:stats|statistics|mean|std|norm_stats)$", re.IGNORECASE)
 _FILLED = ("append", "extend", "update", "setdefault")
 
 
-def _is_table_of_labels(script: Script, call: ast.Call) -> bool:
-    """Whether the names of classes, a vocabulary, or statistics of the data are written, which a script has read from
-    its data before it trains: every rank has the same, and a later job reads the file."""
+def _is_made_before(script: Script, call: ast.Call) -> bool:
+    """Whether a script writes once what it has of its options and data before it trains, as far as names say: settings,
+    the command, names of classes, a vocabulary, statistics of the data. Every rank has the same, and a later job reads
+    the file."""
     if script.nearest(call, ast.For, ast.While) is not None:
         return False
     dumped = _dumped(script, call)
     filled = {last_name(one.func.value) for one in script.method_calls(*_FILLED) if isinstance(one.func, ast.Attribute)}
-    for value in dumped:
-        named = _named(value) - _OF_PYTHON
-        if not named or not any(map(_TABLE.search, named)) or named & filled:
-            return False
-        made = computed_from(script, value, above=call.lineno)
-        if any(_OF_EVALUATION.search(last_name(one)) for one in made if isinstance(one, (ast.Name, ast.Attribute))):
-            return False
-    return bool(dumped)
+    return bool(dumped) and not any(
+        _is_of_run(script, part, filled) for one in dumped for part in computed_from(script, one, above=call.lineno)
+    )
+
+
+def _is_of_run(script: Script, part: ast.AST, filled: set[str]) -> bool:
+    if isinstance(part, ast.Call):
+        return _COMPUTES.search(last_name(part.func)) is not None
+    if not isinstance(part, (ast.Name, ast.Attribute)):
+        return False
+    name = last_name(part)
+    if isinstance(part, ast.Attribute) and _SETTINGS_NAME.match(last_name(part.value)):
+        return False  # an option may have any name
+    return name in filled or (_OF_RUN.search(name) is not None and not _OF_DATA_SETS.match(name))
 
 
 def _dumped(script: Script, call: ast.Call) -> list[ast.expr]:
     """What is written into an open file."""
     calls = [one for part in _body_of(script, call) for one in script.inside(part, ast.Call)]
     dumps = [one for one in calls if last_name(one.func) in _DUMPS]
-    return [one.args[0] for one in dumps if one.args and one.args[0] not in dumps]
+    printing = [
+        one for one in calls if last_name(one.func) == "print" and any(word.arg == "file" for word in one.keywords)
+    ]
+    prints = [part for one in printing for part in one.args]
+    return [*prints, *(one.args[0] for one in dumps if one.args and one.args[0] not in dumps)]
 
 
 def _body_of(script: Script, call: ast.Call) -> list[ast.stmt]:
@@ -235,7 +248,17 @@ def _body_of(script: Script, call: ast.Call) -> list[ast.stmt]:
     here, file = script.statement_of(call), file_of(script, call)
     block = block_of(script.parent(here) or here, here)
     below = block[block.index(here) + 1 :] if isinstance(file, ast.Name) and block else []
-    return [here, *(one for one in below if isinstance(file, ast.Name) and file.id in _named(one))]
+    found = [here]
+    for one in below:
+        uses = [
+            part
+            for part in ast.walk(one)
+            if isinstance(part, ast.Name) and ast.unparse(part) == ast.unparse(file or here)
+        ]
+        if any(isinstance(part.ctx, ast.Store) for part in uses):
+            break  # another file
+        found += [one] if uses else []
+    return found
 
 
 _DEBUGS = re.compile(r"(?:^|_)debug(?:$|_|ging)", re.IGNORECASE)
