@@ -281,7 +281,7 @@ _OF_HUB = re.compile(r"(?:^|/)(?:diffusion_|open_clip_)?pytorch_model(?:-\d+-of-
 """Files of published models on the Hub."""
 
 
-_OF_OWN_RUNS = re.compile(r"ckpt|check_?point|resume|snapshot|last|best|run", re.IGNORECASE)
+_OF_OWN_RUNS = re.compile(r"ckpt|check_?point|resum|restor|continu|snapshot|last|best|load|run", re.IGNORECASE)
 
 
 def _is_from_elsewhere(script: Script, call: ast.Call) -> bool:
@@ -291,7 +291,7 @@ def _is_from_elsewhere(script: Script, call: ast.Call) -> bool:
     given = script.values_of(call.args[0]) if call.args and isinstance(call.args[0], ast.Name) else call.args[:1]
     settings = [one for made in given for one in ast.walk(made) if isinstance(one, ast.Attribute)]
     settings = [one for one in settings if isinstance(one.value, ast.Name) and not _OF_OWN_RUNS.search(one.attr)]
-    values = [option_values(script, one) for one in settings]
+    values = [option_values(script, one, restarts=True) for one in settings]
     return any(
         bool(given) and all(not one or (isinstance(one, str) and _OF_HUB.search(one)) for one in given)
         for given in values

@@ -106,15 +106,15 @@ class NamedValues:
                 yield one
 
 
-def option_values(script: Script, node: ast.expr) -> Values | None:
+def option_values(script: Script, node: ast.expr, *, restarts: bool = False) -> Values | None:
     """The values that an option of the command line (``args.mode``), or an entry of configurations (``cfg.train.amp``),
     has in all starts that the project shows; ``None`` if one is unknown, or nothing shows any. Names for ranks, devices
-    and restarts are left out."""
+    and, unless they are asked for, restarts are left out."""
     owner, name = _setting(node)
     modules = script.modules
     if modules is None or not owner or not name.isidentifier():
         return None
-    if _OF_RANKS.search(name) or _OF_RESTARTS.search(name):
+    if _OF_RANKS.search(name) or (not restarts and _OF_RESTARTS.search(name)):
         return None
     key = ("option values", script.path, owner if owner == "self" else "", name)
     if key not in modules.memo:
