@@ -446,6 +446,10 @@ WAYS = {
         "run.sh": f"torchrun --nproc_per_node=8 train.py --steps {n}\n",
         "one.sh": "torchrun --nproc_per_node=1 train.py --steps 16\n",
     },
+    "a page with a command of one process": lambda n: {
+        **counted("args.steps", _PARSES.format(f"parser.add_argument('--steps', type=int, default={n})")),
+        "README.md": "    python train.py --steps 16\n",
+    },
     "a command for another file of the name": lambda n: {
         "second/train.py": counted(
             "args.steps", _PARSES.format(f"parser.add_argument('--steps', type=int, default={n})")

@@ -340,8 +340,10 @@ def _given_for(script: Script, loader: ast.Call, words: frozenset[str]) -> Itera
     """What callers in the file give for the parameters that the data are made from, also to one that runs the function
     later: ``pool.submit(make_loader, files[rank])``."""
     function = script.function_of(loader)
-    parameters = [one.arg for one in function.args.args] if function is not None else []
-    for call in script.all(ast.Call) if function is not None else ():
+    if function is None:
+        return
+    parameters = [one.arg for one in function.args.args]
+    for call in script.all(ast.Call):
         is_call = script.definition(call.func) is function
         given = call.args if is_call else call.args[1:]
         if is_call or (call.args and isinstance(call.args[0], ast.Name) and call.args[0].id == function.name):

@@ -372,7 +372,8 @@ def _is_one_epoch(script: Script, loop: ast.For | ast.While) -> bool:
         counted = counted.args[1]  # the first epoch, after which a run may start again, is another number
     if isinstance(counted, ast.Compare):
         counted = counted.comparators[0]  # while epoch < args.epochs
-    options = {name: one for one in ast.walk(counted) if "epoch" in (name := _entry_of(one)).lower()}
+    parts = (one for one in ast.walk(counted) if isinstance(one, ast.expr))
+    options = {name: one for one in parts if "epoch" in (name := _entry_of(one)).lower()}
     return len(options) == 1 and all(shown_numbers(script, one) == {1} for one in options.values())
 
 

@@ -269,9 +269,7 @@ def _numbers_of_entry(script: Script, node: ast.expr, depth: int) -> Iterable[ob
         values = script.values_of(node)
         if values:
             return frozenset().union(*(shown_numbers(script, one, depth) for one in values))
-    name = node.attr if isinstance(node, ast.Attribute) else None
-    if isinstance(node, ast.Subscript):
-        name = script.value(node.slice)
+    name = script.value(node.slice) if isinstance(node, ast.Subscript) else getattr(node, "attr", None)
     return numbers_of(script, name) if isinstance(name, str) else ()
 
 

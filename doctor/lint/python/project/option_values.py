@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from doctor.core.text import joined_lines
-from doctor.lint.python.project.launch_counts import programs_of
+from doctor.lint.python.project.launch_counts import LAUNCHERS, STARTS_RANKS, programs_of
 from doctor.lint.python.project.options import (
     OF_SETTINGS,
     StartTexts,
@@ -172,9 +172,9 @@ def _numbers(script: Script, modules: ProjectModules, name: str) -> set[object]:
     programs |= {} if is_own else {one: naming[one] for one in naming if one.endswith(".py")}
     if len(programs) > MOST_READ:
         return {UNKNOWN}
-    pages = texts.pages
-    if is_own:
-        launches, pages = ([_without_others(script, text) for text in one] for one in (launches, pages))
+    launches, pages = (
+        [_without_others(script, text, is_own=is_own) for text in one] for one in (launches, texts.pages)
+    )
     found = {_number(number_in(one, text)) for text in launches for one in given.findall(text)}
     found |= {_number(one) for text in pages for one in stated.findall(text)}
     defaults: set[object] = set()
@@ -215,12 +215,28 @@ def lists_one(script: Script, name: str) -> bool:
     return bool(words) and all(map(_ENTRIES.match, words))
 
 
-def _without_others(script: Script, text: str) -> str:
-    """A text without the commands that start other programs, and those that start the script as one process."""
+def _without_others(script: Script, text: str, *, is_own: bool) -> str:
+    """A text without the commands that start the script as one process, and, for an option of its own, those that start
+    other programs."""
     name = PurePath(script.path).name
-    is_other = {True: _OF_ONE_PROCESS, False: _STARTS_OTHER}
-    lines = (line for line in joined_lines(text) if not is_other[name in line].search(line))
-    return "\n".join(line for line in lines if not names_other(script, line))
+    is_alone = not any(map(STARTS_RANKS.search, _texts_around(script)))
+    plain = re.compile(rf"\bpython[\d.]*[ \t]+(?:-\w[ \t]+)*[\w./${{}}-]*{re.escape(name)}")
+    kept = []
+    for line in joined_lines(text):
+        if name in line:
+            starts_one = is_alone and plain.search(line) is not None and LAUNCHERS.search(line) is None
+            is_left_out = starts_one or _OF_ONE_PROCESS.search(line) or (is_own and names_other(script, line))
+        else:
+            is_left_out = is_own and _STARTS_OTHER.search(line)
+        kept += [] if is_left_out else [line]
+    return "\n".join(kept)
+
+
+def _texts_around(script: Script) -> Iterator[str]:
+    """The texts of a script and of the modules of the project that it imports."""
+    yield script.text
+    if script.modules is not None and script.location:
+        yield from script.modules.texts_around(script.location)
 
 
 _STARTS_OTHER = re.compile(r"\b(?:python[\d.]*|torchrun|launch|deepspeed|srun)\b[^\n]*\.py\b")
