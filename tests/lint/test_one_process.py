@@ -17,6 +17,7 @@ RULES = (
     "CODE005",
     "CODE007",
     "CODE022",
+    "CODE024",
     "CODE029",
     "CODE009",
     "CODE011",
@@ -336,6 +337,17 @@ def test_threads_on_devices_that_no_option_names_are_an_info(tmp_path, option, s
     )
     (tmp_path / ".git").mkdir()
     assert found(tmp_path, {"train.py": text}) == [("CODE009", severity)]
+
+
+@pytest.mark.parametrize(("count", "severity"), [("1", "info"), ("2", "info"), ("8", "warning"), ("$GPUS", "warning")])
+def test_workers_for_all_cores_of_a_host_with_few_ranks(tmp_path, count, severity):
+    text = (
+        "import os\nimport torch\nfrom torch.utils.data import DataLoader\n\n"
+        "torch.distributed.init_process_group('nccl')\n"
+        "loader = DataLoader(read(), sampler=shares, num_workers=os.cpu_count())\n"
+    )
+    files = {"train.py": text, "run.sh": f"torchrun --nproc_per_node={count} train.py\n"}
+    assert found(tmp_path, files) == [("CODE024", severity)]
 
 
 THREADS = """\

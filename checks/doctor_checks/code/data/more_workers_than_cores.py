@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone
+from doctor.lint.python.project.launch_counts import shown_counts
 from doctor.lint.python.training import FABRIC, LOADER, TRAINER, several_ranks
 from doctor.testing.script_cases import fails, passes
 
@@ -123,12 +124,15 @@ def _every_core(script: Script, call: ast.Call, workers: _Workers, ranks: int) -
     shown = several_ranks(script)
     if shown is None or runs_alone(script, call):
         return
+    counts = shown_counts(script) if ranks == 1 else []
+    most = max(filter(None, counts), default=1) if counts and None not in counts else 0
     many = f"{ranks} ranks" if ranks > 1 else "each rank"
     yield Violation(
         call,
         f"{workers.of} gives {many} of a host one worker per CPU core",
         # At most two workers for a core
-        severity=Severity.INFO if ranks == _FEW else None,
+        severity=Severity.INFO if ranks == _FEW or 0 < most <= _FEW else None,
+        preview=most == 1,
         fix='Set `num_workers=max(1, len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"]) - 1)`.',
         evidence=(("job_started_at_line", shown.lineno),),
         confidence=0.9,

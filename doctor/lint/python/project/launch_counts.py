@@ -72,8 +72,7 @@ def is_started_as_one(script: Script) -> bool:
     modules = script.modules
     if modules is None:
         return False
-    counts = [*_counts_of_files(modules, script.path), *_counts_of_pages(script, script.path)]
-    counts += _counts_of_python(script, modules)
+    counts = shown_counts(script)
     if counts or is_program(script):
         return _are_one(counts)
     programs = programs_of(modules, script.path)
@@ -81,6 +80,16 @@ def is_started_as_one(script: Script) -> bool:
         _are_one([*_counts_of_files(modules, shown), *_counts_of_pages(script, shown, is_own=False)])
         for shown in programs
     )
+
+
+@per_script
+def shown_counts(script: Script) -> list[int | None]:
+    """The processes of each command of the project that starts a script; ``None`` for an unknown number."""
+    modules = script.modules
+    if modules is None:
+        return []
+    counts = [*_counts_of_files(modules, script.path), *_counts_of_pages(script, script.path)]
+    return [*counts, *_counts_of_python(script, modules)]
 
 
 def _are_one(counts: list[int | None]) -> bool:
