@@ -156,6 +156,37 @@ def test_a_trainer_that_every_permitted_lightning_refuses_trains_nothing(tmp_pat
     assert {one for rule, one in hits if rule == "CODE029"} == {severity}
 
 
+OF_RANK = "import os\n\nif dist.get_rank() == 0:\n    folder = 'out'\n"
+SAVES = "torch.save(net, os.path.join(folder, 'net.pt'))\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "severity"),
+    [
+        (OF_RANK + SAVES, "info"),  # NameError on the other ranks
+        (OF_RANK + "print(folder)\ntorch.save(net, 'net.pt')\n", "info"),
+        (
+            f"{OF_RANK}if keep:\n    path = folder + 'a'\nfor part in parts:\n    if keep:\n"
+            "        torch.save(net, 'part.pt')\n",
+            "info",
+        ),
+        (f"def save(net, folder):\n    torch.save(net, 'net.pt')\n\n{OF_RANK}save(net, folder)\n", "info"),
+        (f"{OF_RANK}else:\n    folder = 'other'\n{SAVES}", "warning"),
+        (f"folder = ''\n{OF_RANK}{SAVES}", "warning"),
+        (OF_RANK + "torch.save(net, 'net.pt')\nprint(folder)\n", "warning"),
+        (OF_RANK + "print(folder if first else '')\ntorch.save(net, 'net.pt')\n", "warning"),
+        (OF_RANK + "if first:\n    print(folder)\ntorch.save(net, 'net.pt')\n", "warning"),
+        (
+            f"def save(net, folder):\n    torch.save(net, 'net.pt')\n\n{OF_RANK}save(net, 1)\nsave(net, folder)\n",
+            "warning",
+        ),
+    ],
+)
+def test_ranks_without_a_name_do_not_come_further(tmp_path, text, severity):
+    hits = found(tmp_path, {"train.py": HEAD + JOINS + text, "other.py": ""})
+    assert ("CODE029", severity) in hits
+
+
 FIRST_ROUND = (
     "from torch.utils.data import DataLoader\nfrom torch.utils.data.distributed import DistributedSampler\n\n"
     + "def train(data, net, optimizer):\n    loader = DataLoader(data, sampler=DistributedSampler(data))\n"

@@ -19,7 +19,7 @@ from doctor.lint.python.project.failing_start import names_by_star
 from doctor.lint.python.project.never_used import is_defined_nowhere
 from doctor.lint.python.project.options import lacks_option
 from doctor.lint.python.project.unreached import may_import
-from doctor.lint.python.rank_branches import statements_above
+from doctor.lint.python.rank_branches import rank_condition, statements_above
 from doctor.lint.python.script import FunctionNode, ProjectModules, Script, last_name, parsed, per_script
 from doctor.lint.python.training import TRAINER
 
@@ -63,6 +63,63 @@ def fails_before(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
         and all(_is_use_vain(script, one, holder, depth) for one in uses)
         and not _is_imported_by_others(script, holder.name)
     )
+
+
+def is_left_to_one_rank(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
+    """Whether the other ranks fail before they come to a place, or in its own statement: they read a name that only one
+    rank binds; or all that uses its function is for one rank, or is such a place."""
+    if script.path.endswith(".ipynb"):
+        return False
+    own = script.statement_of(node)
+    parts = [own.iter] if isinstance(own, (ast.For, ast.AsyncFor)) else list(_always(own))
+    above = (part for one in _on_the_way(script, node) for part in _always(one))
+    if any(_fails_on_others(script, one) for one in (*parts, *above)):
+        return True
+    holder = _outermost(script, node)
+    if not isinstance(holder, _FUNCTIONS) or depth == 0 or holder.decorator_list:
+        return False
+    uses = [one for one in _uses(script)[holder.name] if _outermost(script, one) is not holder]
+    for_all = [one for one in uses if rank_condition(script, one) is None]
+    return (
+        bool(for_all)
+        and all(is_left_to_one_rank(script, one, depth - 1) for one in for_all)
+        and not _is_imported_by_others(script, holder.name)
+    )
+
+
+def _on_the_way(script: Script, node: ast.AST) -> Iterator[ast.stmt]:
+    """The statements above a place in its function, and in the branches there with the condition of one around it."""
+    tests = {ast.unparse(one.test) for one in script.around(node) if isinstance(one, ast.If)}
+    waiting = list(statements_above(script, node))
+    while waiting:
+        one = waiting.pop()
+        yield one
+        is_entered = isinstance(one, ast.If) and ast.unparse(one.test) in tests
+        if isinstance(one, (ast.If, ast.With, ast.AsyncWith)) and (is_entered or not isinstance(one, ast.If)):
+            waiting += one.body
+
+
+def _fails_on_others(script: Script, part: ast.AST) -> bool:
+    """Whether a part of a statement reads a name that is bound under one rank condition only, on each rank that gets
+    there."""
+    if rank_condition(script, part) is not None:
+        return False
+    return any(
+        isinstance(one.ctx, ast.Load) and not _is_conditional(script, one, part) and _is_of_one_rank(script, one)
+        for one in script.inside(part, ast.Name)
+    )
+
+
+def _is_of_one_rank(script: Script, name: ast.Name) -> bool:
+    scope = script.scope_of(name, name.id)
+    if scope is None or isinstance(scope.node, (ast.ClassDef, ast.Lambda)) or hasattr(builtins, name.id):
+        return False
+    if isinstance(scope.node, ast.Module) and (_UNKNOWN_NAMES.search(script.text) or _may_be_starred(script, name.id)):
+        return False
+    binders = _binders(script, scope.node).get(name.id, [])
+    found = [rank_condition(script, one) for one in binders if one is not None]
+    conditions = {one.test for one in found if one is not None}
+    return len(binders) == len(found) > 0 and None not in found and len(conditions) == 1
 
 
 def training_fails(script: Script) -> bool:

@@ -10,7 +10,13 @@ from pathlib import PurePath
 
 from doctor.core.finding import Severity
 from doctor.lint.engine.rule import FlowStep, Violation
-from doctor.lint.python.project.failing_calls import fails_before, fails_with_ranks, makes_no_trainer, training_fails
+from doctor.lint.python.project.failing_calls import (
+    fails_before,
+    fails_with_ranks,
+    is_left_to_one_rank,
+    makes_no_trainer,
+    training_fails,
+)
 from doctor.lint.python.project.launch_counts import LAUNCHERS, STARTS_RANKS, is_started_as_one, lines_naming
 from doctor.lint.python.project.left_defaults import outcome
 from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
@@ -81,7 +87,11 @@ def _as_started(script: Script, rule: str, severity: Severity, violation: Violat
 
 def _is_left_to_others(script: Script, rule: str, at: ast.AST) -> bool:
     """Whether what needs several ranks, or a folder that they share, happens in no start that the project shows."""
-    if fails_with_ranks(script, at) or (rule == _OF_SHARED_FOLDERS and has_folder_of_its_own(script, at)):
+    if (
+        fails_with_ranks(script, at)
+        or is_left_to_one_rank(script, at)
+        or (rule == _OF_SHARED_FOLDERS and has_folder_of_its_own(script, at))
+    ):
         return True
     if is_demonstration(script) or is_of_own_main(script, at):
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import PurePath
 
 from doctor.lint.python.project.call_graph import CallGraph
@@ -129,11 +130,12 @@ def _is_installed_as(script: Script, place: PurePath) -> bool:
 
 @per_script
 def is_program(script: Script) -> bool:
-    """Whether a file does something when started: ``if __name__ == "__main__":``, calls or loops of the module."""
+    """Whether a file does something when started: ``if __name__ == "__main__":``, calls or loops of the module, also
+    loops in its branches."""
     if script.path.endswith(".ipynb") or "__main__" in script.text:
         return True
     return any(
-        isinstance(one, _STARTS)
+        any(isinstance(inner, _STARTS) for inner in _in_branches(one))
         or (
             isinstance(one, ast.Expr)
             and isinstance(one.value, ast.Call)
@@ -141,6 +143,14 @@ def is_program(script: Script) -> bool:
         )
         for one in script.tree.body
     )
+
+
+def _in_branches(statement: ast.stmt) -> Iterator[ast.stmt]:
+    """A statement, or those in a branch."""
+    yield statement
+    if isinstance(statement, ast.If):
+        for one in (*statement.body, *statement.orelse):
+            yield from _in_branches(one)
 
 
 _IMPORTS_BY_NAME = re.compile(
