@@ -38,6 +38,8 @@ def found(folder, files):
         {"job.sh": f"pip install torch==2.0.1\n{RENAMED}{START}"},
         {"a/job.sh": RENAMED + START, "a/2.train.Dockerfile": "FROM nvcr.io/nvidia/pytorch:23.05-py3\n"},
         {"a/job.sh": RENAMED + START, "Containerfile": "FROM acr.io/curated/acpt-pytorch-1.13-cuda11.7:latest\n"},
+        {"job.sh": RENAMED + START, "nemo.Dockerfile": "ARG TAG=23.03\nFROM nvcr.io/nvidia/nemo:${TAG}\n"},
+        {"job.sh": RENAMED + START, "Dockerfile": "ARG V=1.13.1\nFROM pytorch/pytorch:$V-cuda11.6\n"},
         {"job.sh": RENAMED + START, "train.def": "Bootstrap: docker\nFrom: pytorch/pytorch:1.11.0-cuda11.3\n"},
         {"job.sh": RENAMED + START, "1-create_environment.sh": "conda install pytorch==1.13.1 -c pytorch\n"},
         {"job.sh": RENAMED + START, "requirements.txt": "torchvision==0.14.1\ntorch\n"},

@@ -60,7 +60,7 @@ _LOCKED = re.compile(
 """A package of poetry.lock, uv.lock or pdm.lock, and one of Pipfile.lock."""
 _IMAGE = re.compile(
     r"(?<![\w.-])(?:"
-    r"(?:[\w.-]{1,60}(?::\d+)?[/#+]){0,6}nvidia[/+#](?P<ngc>pytorch[:+_]\d{2}\.\d{2})(?=-py3)"
+    r"(?:[\w.-]{1,60}(?::\d+)?[/#+]){0,6}nvidia[/+#](?P<ngc>(?:pytorch[:+_]\d{2}\.\d{2}(?=-py3)|nemo[:+_]\d{2}\.\d{2}))"
     r"|(?:[\w.-]{1,60}(?::\d+)?[/#]){0,6}(?:(?:pytorch|mosaicml|runpod|anibali|bitnami|bitnamilegacy|cnstark)[/+]pytorch|"
     r"[\w.-]{1,60}/pytorch-training):v?(?P<release>\d\.\d[\d.]*)"
     r"|[\w.:/-]{0,200}pytorch-(?:gpu|cu\d+)\.(?P<major>\d)-(?P<minor>\d+)"
@@ -68,7 +68,7 @@ _IMAGE = re.compile(
     r"|(?:[\w.-]{1,60}(?::\d+)?/){1,6}[\w.-]{0,60}torch[-_](?P<titled>\d\.\d+(?:\.\d+)?)[\w.-]{0,60}:)",
     re.IGNORECASE,
 )
-"""The name of an image and its tag, or of a file that was made of it: images of NVIDIA, whose tags are dates
+"""The name of an image and its tag, or of a file that was made of it: images of NVIDIA, whose tags are dates, also those with NeMo, which are made of one of an earlier date or the same
 (``nvcr.io/nvidia/pytorch:23.05-py3``, ``nvidia+pytorch+23.05-py3.sqsh``), those of PyTorch, SageMaker and owners
 whose tags begin with the release of torch, of Google (``pytorch-gpu.1-13``) and with torch in their tag or name
 (``0.0.1-pytorch1.12.1-cuda11.6``, ``acpt-pytorch-1.13-cuda11.7:latest``)."""
@@ -248,14 +248,26 @@ def _words_of(commands: Iterable[str]) -> str:
 
 def _images_in(text: str) -> Iterator[str]:
     """The releases of torch in the images that a text names."""
-    lines = (line for line in text.splitlines() if len(line) < LONGEST_LINE and "torch" in line.lower())
+    text = _with_arguments(text)
+    lines = (line for line in text.splitlines() if len(line) < LONGEST_LINE and _OF_IMAGES.search(line))
     for one in (found for line in lines for found in _IMAGE.finditer(line)):
         if one["ngc"]:
-            known = torch_of_ngc(one["ngc"][len("pytorch:") :])
+            known = torch_of_ngc(one["ngc"][-len("24.07") :])
         else:
             known = one["release"] or one["named"] or one["titled"] or f"{one['major']}.{one['minor']}"
         if known:
             yield known.rstrip(".")
+
+
+_OF_IMAGES = re.compile(r"torch|nemo[:+_]", re.IGNORECASE)
+_ARGUMENT = re.compile(r"^ARG[ \t]+(?P<name>\w+)=[\"']?(?P<value>[\w.:/-]{1,60})[\"']?[ \t]*$", re.MULTILINE)
+
+
+def _with_arguments(text: str) -> str:
+    """A text with the default of each ``ARG`` of a Dockerfile in place of its name."""
+    for one in _ARGUMENT.finditer(text):
+        text = re.sub(rf"\$(?:\{{{one['name']}\}}|{one['name']}\b)", one["value"], text)
+    return text
 
 
 @lru_cache(maxsize=256)

@@ -17,11 +17,12 @@ IN_STEP = "step."
 """Prefix of names whose value differs between the tasks of a SLURM step."""
 
 _TO_FILL = lazy_compile(
-    r"<[^<>\n]+>|\{\{[^{}\n]*\}\}|(?<![A-Za-z])(?:xxx+|x{1,3}(?:[.:]x{1,3})+)(?![A-Za-z])"
+    r"<[^<>\n]+>|\{\{[^{}\n]*\}\}|^\{[A-Za-z][\w ./-]*\}?$|(?<![A-Za-z])(?:xxx+|x{1,3}(?:[.:]x{1,3})+)(?![A-Za-z])"
     r"|(?<![a-z])(?:your|todo|tbd|(?:change|replace|fill)[ _-]?(?:me|this))(?![a-z])",
     re.IGNORECASE,
 )
-"""What templates write for a value: ``<port>``, ``{{ port }}``, ``xxx``, ``your_address``, ``CHANGE_ME``."""
+"""What templates write for a value: ``<port>``, ``{{ port }}``, ``xxx``, ``your_address``, ``CHANGE_ME``,
+``{GPU IDs}``, of which a shell reads ``{GPU`` alone."""
 _SINGLE = lazy_compile(r"(?:^|[_-])(?:addr|address|ip|port|rank|host|hostname|endpoint)$", re.IGNORECASE)
 """Ends of names whose value is one word."""
 _PROSE = lazy_compile(r"[^\W\d]+(?:[ \t]+[^\W\d]+)+")

@@ -43,6 +43,12 @@ spec:
             "export NCCL_HOME=/opt/nccl NCCL_FASTRAK_CTRL_DEV=eth0 NCCL_NCHANNELS_PER_PEER=4",
             "torchrun a.py",
         ),
+        shell_fails(
+            "beside the name that was meant, as an info",
+            "export NCCL_AVOID_RECORD_STREAMS=1  # !",
+            "export TORCH_NCCL_AVOID_RECORD_STREAMS=1",
+            "torchrun train.py",
+        ),
         shell_passes("of the script alone", "NCCL_TESTS_VERSON=2.13", "make -C nccl-tests"),
         shell_passes("near to nothing", "export NCCL_TEAM_COLOUR=blue", "torchrun train.py"),
         FilePasses("in a pod, known", _POD.replace("NAME", "NCCL_SOCKET_IFNAME"), name="pod.yaml"),
@@ -50,6 +56,7 @@ spec:
 )
 def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether the NCCL_* and TORCH_NCCL_* variables of a launch file are known."""
+    exported = {setting.name for setting in file.settings if setting.is_exported}
     for setting in file.settings:
         name = setting.name
         if not setting.is_exported:
@@ -60,7 +67,9 @@ def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
                 setting.place,
                 unknown_summary(name, near),
                 fix=f"Replace `{name}` with `{near}`.",
-                severity=Severity.INFO if _is_the_default(file, near, setting.known_value) else None,
+                severity=Severity.INFO
+                if near in exported or _is_the_default(file, near, setting.known_value)
+                else None,
             )
 
 
