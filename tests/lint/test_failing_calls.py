@@ -166,7 +166,8 @@ SAVES = "torch.save(net, os.path.join(folder, 'net.pt'))\n"
         (OF_RANK + SAVES, "info"),  # NameError on the other ranks
         (OF_RANK + "print(folder)\ntorch.save(net, 'net.pt')\n", "info"),
         (
-            f"{OF_RANK}if args.cache:\n    path = folder + 'a'\nprint(1)\nif args.cache:\n    torch.save(net, 'net.pt')\n",
+            f"{OF_RANK}if args.cache:\n    path = folder + 'a'\nprint(1)\n"
+            "if args.cache:\n    torch.save(net, 'net.pt')\n",
             "info",
         ),
         (f"def save(net, folder):\n    torch.save(net, 'net.pt')\n\n{OF_RANK}save(net, folder)\n", "info"),

@@ -68,10 +68,11 @@ _IMAGE = re.compile(
     r"|(?:[\w.-]{1,60}(?::\d+)?/){1,6}[\w.-]{0,60}torch[-_](?P<titled>\d\.\d+(?:\.\d+)?)[\w.-]{0,60}:)",
     re.IGNORECASE,
 )
-"""The name of an image and its tag, or of a file that was made of it: images of NVIDIA, whose tags are dates, also those with NeMo, which are made of one of an earlier date or the same
-(``nvcr.io/nvidia/pytorch:23.05-py3``, ``nvidia+pytorch+23.05-py3.sqsh``), those of PyTorch, SageMaker and owners
-whose tags begin with the release of torch, of Google (``pytorch-gpu.1-13``) and with torch in their tag or name
-(``0.0.1-pytorch1.12.1-cuda11.6``, ``acpt-pytorch-1.13-cuda11.7:latest``)."""
+"""The name of an image and its tag, or of a file that was made of it: images of NVIDIA, whose tags are dates
+(``nvcr.io/nvidia/pytorch:23.05-py3``, ``nvidia+pytorch+23.05-py3.sqsh``), also those with NeMo, which are made of one
+of that date or an earlier one, those of PyTorch, SageMaker and owners whose tags begin with the release of torch, of
+Google (``pytorch-gpu.1-13``) and with torch in their tag or name (``0.0.1-pytorch1.12.1-cuda11.6``,
+``acpt-pytorch-1.13-cuda11.7:latest``)."""
 _MODULE = re.compile(
     r"^[^#\n]*\b(?:module|ml)[ \t]+(?:(?:load|add|swap)[ \t]+)?[^#\n]*?torch/(?:[A-Za-z][\w.-]*/)?v?"
     r"(?P<release>\d\.\d[\d.]*)|^[^#\n]*\bactivate[ \t]+[^\s#;]*torch[-_]?(?P<named>\d\.\d+(?:\.\d+)?)",

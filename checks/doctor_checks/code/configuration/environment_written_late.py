@@ -93,7 +93,7 @@ def environment_written_late(script: Script) -> Iterator[Violation]:
             at,
             f"{variable} is set too late: {reader.words} in `{script.text_of(started, 29)}` (line {started.lineno})",
             fix=f"Set {variable} above line {started.lineno}, or in the environment of the launcher.",
-            severity=Severity.INFO if _is_in_use(script, at, variable) else None,
+            severity=Severity.INFO if _is_in_use(script, at, variable) or _may_count(script, variable) else None,
             evidence=(("variable", variable), ("read_at_line", started.lineno), ("foreshadows", _in_a_run(variable))),
             confidence=0.85,
         )
@@ -120,6 +120,22 @@ def _changes_nothing(script: Script, at: ast.stmt, variable: str) -> bool:
         numbers = [one.strip() for one in known.split(",")]
         return len(numbers) > 1 and numbers == [str(number) for number in range(len(numbers))]
     return any("rank" in word.lower() for word in words_behind(script, value))
+
+
+_MAKES_GROUPS = ("new_group", "init_device_mesh", "DeviceMesh(")
+
+
+def _may_count(script: Script, variable: str) -> bool:
+    """Whether a late value may still take effect: in a notebook, whose cells run in any order, and for further groups
+    that the project creates, which read the variables of PyTorch again."""
+    if script.path.endswith(".ipynb"):
+        return True
+    if not variable.startswith(_READ_BY_TORCH):
+        return False
+    texts = [script.text]
+    if script.modules is not None:
+        texts += [text for word in _MAKES_GROUPS for _, text in script.modules.mentioning(word)]
+    return any(word in text for text in texts for word in _MAKES_GROUPS)
 
 
 def _is_for_one_gpu(script: Script) -> bool:
