@@ -56,7 +56,7 @@ spec:
 )
 def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether the NCCL_* and TORCH_NCCL_* variables of a launch file are known."""
-    exported = {setting.name for setting in file.settings if setting.is_exported}
+    exported = {(setting.name, setting.known_value) for setting in file.settings if setting.is_exported}
     for setting in file.settings:
         name = setting.name
         if not setting.is_exported:
@@ -68,7 +68,7 @@ def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
                 unknown_summary(name, near),
                 fix=f"Replace `{name}` with `{near}`.",
                 severity=Severity.INFO
-                if near in exported or _is_the_default(file, near, setting.known_value)
+                if (near, setting.known_value) in exported or _is_the_default(file, near, setting.known_value)
                 else None,
             )
 

@@ -30,7 +30,7 @@ from doctor.lint.python.script import FunctionNode, Script, per_script
 from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, SAMPLER, TRAINER, several_ranks
 
 OF_SEVERAL_RANKS = frozenset(
-    f"CODE{number:03}" for number in (*range(1, 9), *range(10, 19), *range(29, 34), 36, 37, *range(39, 42))
+    f"CODE{number:03}" for number in (*range(1, 9), *range(10, 19), *range(29, 34), 36, 37, *range(39, 42), 43)
 )
 """Rules about what happens between ranks, or on each of them."""
 _NUMBER_OF_RANKS = re.compile(
