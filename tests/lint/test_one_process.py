@@ -1007,6 +1007,17 @@ def test_the_commands_of_another_folder_start_the_script_of_that_folder(tmp_path
     assert found(tmp_path, one | two) == [("CODE005", "info")]
 
 
+def test_a_module_is_that_of_the_programs_beside_it(tmp_path):
+    files = {}
+    for name, count in (("first", 1), ("second", 8)):
+        (tmp_path / name / "core").mkdir(parents=True)
+        files[f"{name}/core/__init__.py"] = ""
+        files[f"{name}/core/train.py"] = HEAD + "def fit():\n" + indented(JOINS + HANG)
+        files[f"{name}/main.py"] = "from core.train import fit\n\nif __name__ == '__main__':\n    fit()\n"
+        files[f"{name}/run.sh"] = f"torchrun --nproc_per_node={count} main.py\n"
+    assert found(tmp_path, files) == [("CODE005", "info"), ("CODE005", "error")]
+
+
 def test_a_program_that_runs_srun_itself_needs_none(tmp_path):
     options = "".join(f"#SBATCH --{one}\n" for one in ("nodes=4", "ntasks-per-node=2", "gres=gpu:2"))
     batch = f"#!/bin/bash\n{options}\npython $HOME/train.py\n"
