@@ -260,8 +260,7 @@ def _is_one_by_default(script: Script, loop: Loop, steps: ast.expr, where: ast.A
         return False
     decides = isinstance(where, ast.BinOp) and _decides_step(script, loop, where)
     is_count = decides or _COUNTS_STEPS.search(ast.unparse(steps)) is not None
-    is_one = 1 in map(script.value, script.values_of(steps)) or shown_numbers(script, steps) == {1}
-    return is_count and is_one
+    return is_count and (1 in map(script.value, script.values_of(steps)) or shown_numbers(script, steps) == {1})
 
 
 def _at_least_one(script: Script, number: ast.expr) -> ast.expr:

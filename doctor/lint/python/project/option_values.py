@@ -24,7 +24,7 @@ from doctor.lint.python.project.options import (
     with_variables,
 )
 from doctor.lint.python.project.unreached import is_program
-from doctor.lint.python.script import UNKNOWN, ProjectModules, Script, last_name, parsed
+from doctor.lint.python.script import UNKNOWN, ProjectModules, Script, last_name, parsed, per_script
 
 Values = frozenset[object]
 MOST_READ = 40
@@ -219,12 +219,13 @@ def _without_others(script: Script, text: str, *, is_own: bool) -> str:
     """A text without the commands that start the script as one process, and, for an option of its own, those that start
     other programs."""
     name = PurePath(script.path).name
-    is_alone = not any(map(STARTS_RANKS.search, _texts_around(script)))
+    if name not in text and not (is_own and ".py" in text):
+        return text
     plain = re.compile(rf"\bpython[\d.]*[ \t]+(?:-\w[ \t]+)*[\w./${{}}-]*{re.escape(name)}")
     kept = []
     for line in joined_lines(text):
         if name in line:
-            starts_one = is_alone and plain.search(line) is not None and LAUNCHERS.search(line) is None
+            starts_one = plain.search(line) is not None and LAUNCHERS.search(line) is None and _starts_no_ranks(script)
             is_left_out = starts_one or _OF_ONE_PROCESS.search(line) or (is_own and names_other(script, line))
         else:
             is_left_out = is_own and _STARTS_OTHER.search(line)
@@ -232,11 +233,11 @@ def _without_others(script: Script, text: str, *, is_own: bool) -> str:
     return "\n".join(kept)
 
 
-def _texts_around(script: Script) -> Iterator[str]:
-    """The texts of a script and of the modules of the project that it imports."""
-    yield script.text
-    if script.modules is not None and script.location:
-        yield from script.modules.texts_around(script.location)
+@per_script
+def _starts_no_ranks(script: Script) -> bool:
+    """Whether neither a script nor a module of the project that it imports starts ranks itself."""
+    texts = script.modules.texts_around(script.location) if script.modules is not None and script.location else ()
+    return not any(STARTS_RANKS.search(one) for one in (script.text, *texts))
 
 
 _STARTS_OTHER = re.compile(r"\b(?:python[\d.]*|torchrun|launch|deepspeed|srun)\b[^\n]*\.py\b")
