@@ -132,6 +132,29 @@ def test_names_and_modules_that_are_not_there(tmp_path, text, files, severity):
     assert ("CODE005", severity) in found(tmp_path, {"train.py": HEAD + JOINS + text, "other.py": "", **files})
 
 
+BESIDE = {"pieces.py": "a = 1\n", "losses.py": "b = 1\n", "requirements.txt": "numpy\n", "run.py": "print()\n"}
+IMPORTS = "from pieces import a\nfrom losses import b\nfrom data_generator import Set\n" + HANG
+
+
+@pytest.mark.parametrize(
+    ("files", "severity"),
+    [
+        ({}, "info"),
+        ({"requirements.txt": "data-generator\n"}, "error"),
+        ({"lib/data_generator.py": "Set = 1\n"}, "info"),  # not beside it
+        ({".gitignore": "data_generator.py\n"}, "error"),
+        ({"README.md": "Download data_generator.py first.\n"}, "error"),
+        ({"run.sh": "torchrun --nproc_per_node=8 train.py\n"}, "error"),
+        ({"losses.py": "import os\n"}, "info"),
+    ],
+)
+def test_a_script_may_import_a_file_that_was_left_out(tmp_path, files, severity):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / ".git").mkdir()
+    hits = found(tmp_path, {"train.py": HEAD + JOINS + IMPORTS, **BESIDE, **files})
+    assert ("CODE005", severity) in hits
+
+
 LIGHT = (
     "import pytorch_lightning as pl\nimport torch\n\nclass Net(pl.LightningModule):\n"
     "    def training_step(self, batch, i):\n        torch.save(self.state_dict(), 'step.pt')\n\n"

@@ -67,6 +67,11 @@ Slurm: more tasks would be as many jobs."""
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+(\w+|\*|(?=\())|import[ \t]+([.\w]+))", re.MULTILINE
 )
+_OF_A_PART = re.compile(
+    r"^(?!.*(?:torch|keras|tensor|segmentation|hugging|flax|jax))(?:\w+_)?(?:data|utils?|utilities|configs?|models?|trainer|"
+    r"loader|dataloader|loss(?:es)?|generator|nets?|networks?|helpers?|tools|params|options|preprocess\w*|metrics?)(?:_\w+)?$"
+)
+"""Names of parts of a program, and of hardly a distribution."""
 _FRAMEWORKS = frozenset({"torch", "lightning", "pytorch_lightning", "accelerate", "transformers", "deepspeed", "numpy"})
 
 
@@ -235,7 +240,9 @@ class ProjectFiles:
                         (
                             module
                             for module in modules_at_top(text)
-                            if self._is_absent(location, module) or self._is_plainly_out_of_reach(location, module)
+                            if self._is_absent(location, module)
+                            or self._is_plainly_out_of_reach(location, module)
+                            or self._is_missing_beside(location, module)
                         ),
                         "",
                     ),
@@ -361,6 +368,33 @@ class ProjectFiles:
         """The same of ``import module``, whose names are what the importer uses of it."""
         used = re.findall(rf"(?<![\w.]){re.escape(module)}\.(\w+)", self._text(importer)) if "." not in module else []
         return len(set(used)) > 1 and self._is_out_of_reach(importer, module, used)
+
+    def _is_missing_beside(self, importer: str, module: str) -> bool:
+        """Whether a script that imports several files beside it imports one more of such a name (``data_generator``),
+        which neither the project nor its requirements have."""
+        head = module.partition(".")[0]
+        if head in self._names or head in sys.stdlib_module_names or not _OF_A_PART.search(head):
+            return False
+        lines = self._text(importer).splitlines()
+        if any(_ADDS_TO_PATH.search(line) and "../" not in line for line in lines):
+            return False
+        target, folder = self._targets[importer], os.path.dirname(importer)  # noqa: PTH120 - as above
+        beside = {
+            one
+            for one in modules_at_top(self._text(importer))
+            if os.path.join(folder, f"{one}.py") in self._targets  # noqa: PTH118 - as above
+        }
+        if len(beside) < 2 or self._may_be_repaired(importer):
+            return False
+        words = {head.lower(), head.lower().replace("_", "-")}
+        texts = [text for _, text in self.mentioning(head)]
+        texts += [text for text in self.pages(importer) if head in text]
+        root = Path(os.path.abspath(target.root))  # noqa: PTH100 - as above
+        return not (
+            any(may_install(target.path, target.root, word) for word in words)
+            or any(may_give(head, text) for text in texts)
+            or may_appear(Path(folder), root, head)
+        )
 
     def runs_alone(self, script: str) -> bool:
         """Whether a program that a launch file names is a file of the project, and neither it nor the modules that it
