@@ -241,7 +241,7 @@ def test_a_page_of_changes_shows_no_start(tmp_path, page, severity):
     assert found(tmp_path, files) == [("CODE005", severity)]
 
 
-WRITES = "with open('list.txt', 'w') as file:\n    file.write(str(names))\n"
+WRITES = "torch.save(names, 'list.pt')\n"
 TOOL = (
     HEAD
     + "def mean(x):\n    dist.barrier()\n    dist.init_process_group()\n    return x\n\n"

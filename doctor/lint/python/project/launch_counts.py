@@ -108,7 +108,7 @@ def programs_of(modules: ProjectModules, path: str) -> list[str]:
             if shown.endswith(".py")
             and str(place) != shown
             and may_import(place, text)
-            and is_nearest(modules, shown, str(place))
+            and not _has_own(modules, shown, text, place)
         ]
         if str(place) != path and (not importers or "__main__" in modules.text_at(str(place))):
             programs.append(str(place))
@@ -118,6 +118,20 @@ def programs_of(modules: ProjectModules, path: str) -> list[str]:
         seen.update(shown for shown, _ in new)
         waiting += [shown for shown, _ in new]
     return programs
+
+
+def _has_own(modules: ProjectModules, shown: str, text: str, place: PurePath) -> bool:
+    """Whether a program finds another file than that of a module by the name that it imports, one below its own folder:
+    the projects of several folders have copies of it."""
+    home, parts = PurePath(shown).parent, place.with_suffix("").parts
+    if place.is_relative_to(home):
+        return False
+    dotted = [parts[-count:] for count in range(1, min(len(parts), 4))]
+    return any(
+        re.search(rf"^[ \t]*(?:from|import)[ \t]+{re.escape('.'.join(one))}\b", text, re.MULTILINE)
+        and modules.text_at(str(home.joinpath(*one).with_suffix(".py")))
+        for one in dotted
+    )
 
 
 def _counts_of_files(modules: ProjectModules, path: str) -> Iterator[int | None]:
