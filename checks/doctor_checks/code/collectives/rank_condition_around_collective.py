@@ -233,9 +233,11 @@ def _is_stopped(script: Script, node: ast.AST) -> bool:
 
 def _is_last(script: Script, condition: RankCondition) -> bool:
     """Whether all ranks end with an error below a branch on the rank, in a block that few runs get to."""
-    outer = script.parent(condition.where)
-    block = block_of(outer, condition.where) if isinstance(outer, (ast.If, ast.ExceptHandler)) else []
-    return any(ends_in_error(one) for one in block[block.index(condition.where) + 1 :]) if block else False
+    outer, where = script.parent(condition.where), condition.where
+    if not isinstance(outer, (ast.If, ast.ExceptHandler)) or not isinstance(where, ast.stmt):
+        return False
+    block = block_of(outer, where)
+    return any(ends_in_error(one) for one in block[block.index(where) + 1 :])
 
 
 def _is_without_barrier(script: Script, call: ast.Call) -> bool:

@@ -783,7 +783,7 @@ args = argparse.Namespace(world_size=1, rank=0)
 torch.distributed.init_process_group("nccl", world_size=args.world_size, rank=args.rank)
 torch.save(optimizer.state_dict(), "last.pt")
 """
-_ON_MAIN = _script(
+_ON_MAIN: str = _script(
     "run_on_main(save, model)", "@{decorator}\ndef save(model):\n    torch.save(model.state_dict(), 'last.pt')"
 )
 _SPAWNED = """\
@@ -800,7 +800,7 @@ def main(rank, world_size):
 if __name__ == "__main__":
     mp.spawn(main, nprocs=4, args=(4,))
 """
-_SPAWNED_OR_ALONE = _SPAWNED.replace(
+_SPAWNED_OR_ALONE: str = _SPAWNED.replace(
     "    mp.spawn(main, nprocs=4, args=(4,))",
     "    if args.multiprocessing_distributed:\n        mp.spawn(main, nprocs=4, args=(4,))\n"
     "    else:\n        main(0, 1)",
