@@ -25,6 +25,7 @@ from doctor.lint.python.project.options import (
 )
 from doctor.lint.python.project.unreached import is_program
 from doctor.lint.python.script import UNKNOWN, ProjectModules, Script, last_name, parsed, per_script
+from doctor.lint.python.training import FABRIC, TRAINER
 
 Values = frozenset[object]
 MOST_READ = 40
@@ -235,7 +236,9 @@ def _without_others(script: Script, text: str, *, is_own: bool) -> str:
 
 @per_script
 def _starts_no_ranks(script: Script) -> bool:
-    """Whether neither a script nor a module of the project that it imports starts ranks itself."""
+    """Whether neither a script nor a module of the project that it imports starts ranks itself, as a Trainer does."""
+    if next(script.calls(TRAINER, FABRIC), None) is not None:
+        return False
     texts = script.modules.texts_around(script.location) if script.modules is not None and script.location else ()
     return not any(STARTS_RANKS.search(one) for one in (script.text, *texts))
 
