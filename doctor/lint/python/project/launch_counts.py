@@ -175,7 +175,7 @@ def _counts_of_python(script: Script, modules: ProjectModules) -> Iterator[int |
         lines = [one for one in joined_lines(text) if name in one and plain.search(one)]
         for line in lines:
             if runs.search(line) and not _NAMES_LAUNCHER.search(line):
-                yield None if _ASKS_FOR_MORE.search(line) or _may_start_ranks(script, modules) else 1
+                yield None if _ASKS_FOR_MORE.search(line) or may_start_ranks(script, modules) else 1
 
 
 _RUNS_COMMAND = re.compile(r"\bos\.system\(|\bsubprocess\.|\bPopen\(|\bcheck_call\(|\brun\(")
@@ -186,7 +186,8 @@ _JOBS = re.compile(
 """Words of files whose commands run more than once at the same time."""
 
 
-def _may_start_ranks(script: Script, modules: ProjectModules) -> bool:
+def may_start_ranks(script: Script, modules: ProjectModules) -> bool:
+    """Whether a script, or a module of the project that it imports, may start ranks when ``python`` starts it."""
     texts = modules.texts_around(script.location) if script.location else ()
     return _names_other_start(script) or any(STARTS_RANKS.search(one) for one in texts)
 

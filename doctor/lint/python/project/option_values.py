@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from doctor.core.text import joined_lines
-from doctor.lint.python.project.launch_counts import LAUNCHERS, STARTS_RANKS, programs_of
+from doctor.lint.python.project.launch_counts import LAUNCHERS, may_start_ranks, programs_of
 from doctor.lint.python.project.options import (
     OF_SETTINGS,
     StartTexts,
@@ -25,7 +25,6 @@ from doctor.lint.python.project.options import (
 )
 from doctor.lint.python.project.unreached import is_program
 from doctor.lint.python.script import UNKNOWN, ProjectModules, Script, last_name, parsed, per_script
-from doctor.lint.python.training import FABRIC, TRAINER
 
 Values = frozenset[object]
 MOST_READ = 40
@@ -223,24 +222,20 @@ def _without_others(script: Script, text: str, *, is_own: bool) -> str:
     if name not in text and not (is_own and ".py" in text):
         return text
     plain = re.compile(rf"\bpython[\d.]*[ \t]+(?:-\w[ \t]+)*[\w./${{}}-]*{re.escape(name)}")
-    kept = []
-    for line in joined_lines(text):
-        if name in line:
-            starts_one = plain.search(line) is not None and LAUNCHERS.search(line) is None and _starts_no_ranks(script)
-            is_left_out = starts_one or _OF_ONE_PROCESS.search(line) or (is_own and names_other(script, line))
-        else:
-            is_left_out = is_own and _STARTS_OTHER.search(line)
-        kept += [] if is_left_out else [line]
-    return "\n".join(kept)
+
+    def is_left_out(line: str) -> bool:
+        if name not in line:
+            return is_own and _STARTS_OTHER.search(line) is not None
+        if _OF_ONE_PROCESS.search(line) or (is_own and names_other(script, line)):
+            return True
+        return plain.search(line) is not None and LAUNCHERS.search(line) is None and _starts_no_ranks(script)
+
+    return "\n".join(line for line in joined_lines(text) if not is_left_out(line))
 
 
 @per_script
 def _starts_no_ranks(script: Script) -> bool:
-    """Whether neither a script nor a module of the project that it imports starts ranks itself, as a Trainer does."""
-    if next(script.calls(TRAINER, FABRIC), None) is not None:
-        return False
-    texts = script.modules.texts_around(script.location) if script.modules is not None and script.location else ()
-    return not any(STARTS_RANKS.search(one) for one in (script.text, *texts))
+    return script.modules is not None and not may_start_ranks(script, script.modules)
 
 
 _STARTS_OTHER = re.compile(r"\b(?:python[\d.]*|torchrun|launch|deepspeed|srun)\b[^\n]*\.py\b")
