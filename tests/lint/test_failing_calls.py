@@ -196,6 +196,8 @@ SAVES = "torch.save(net, os.path.join(folder, 'net.pt'))\n"
         (f"def save(net, folder):\n    torch.save(net, 'net.pt')\n\n{OF_RANK}save(net, folder)\n", "info"),
         (f"{OF_RANK}else:\n    folder = 'other'\n{SAVES}", "warning"),
         (f"folder = ''\n{OF_RANK}{SAVES}", "warning"),
+        (OF_RANK.replace("== 0", "> 0") + SAVES, "warning"),  # several ranks come further
+        (OF_RANK.replace("dist.get_rank() == 0", "dist.get_rank() % 2 == 0") + SAVES, "warning"),
         (OF_RANK + "torch.save(net, 'net.pt')\nprint(folder)\n", "warning"),
         (OF_RANK + "print(folder if first else '')\ntorch.save(net, 'net.pt')\n", "warning"),
         (OF_RANK + "if first:\n    print(folder)\ntorch.save(net, 'net.pt')\n", "warning"),

@@ -49,6 +49,7 @@ _SELF = re.compile(r"\bself\.__dict__|\b(?:vars\(self\)|getattr\(self,)")
 """What finds members of an object, and no names of a module."""
 _TESTS = re.compile(r"(?:^|[/\\])(?:tests?|examples?|demos?|docs?)(?:[/\\]|_)|(?:^|[/\\])test_|_test\.py$")
 """Paths of files that use a package as others do."""
+_IMPORTS = re.compile(r"^\s*(?:from|import)\b[^\n]*", re.MULTILINE)
 _PLACE = re.compile(r"^[\w.]*[.:]")
 
 
@@ -243,9 +244,14 @@ class CallGraph:
 
     def _may_import(self, shown: str, places: set[str]) -> bool:
         """Whether a file imports from a module or a package of one of these names, or looks names up."""
-        text = self._modules.text_at(shown)
-        words = "|".join(map(re.escape, filter(None, places)))
-        return re.search(rf"^\s*(?:from|import)\b[^\n]*\b(?:{words})\b|^\s*from\s+\.+\s+import", text, re.M) is not None
+        key = ("words of imports", shown)
+        if key not in self._modules.memo:
+            lines = _IMPORTS.findall(self._modules.text_at(shown))
+            words = {word for line in lines for word in re.findall(r"\w+", line)}
+            is_open = any(re.match(r"\s*from\s+\.+\s+import", line) for line in lines)
+            self._modules.memo[key] = None if is_open else frozenset(words)
+        found: frozenset[str] | None = self._modules.memo[key]
+        return found is None or not found.isdisjoint(places)
 
     def _uses_of_other(self, shown: str, target: Exported, places: set[str], steps: tuple[Definition, ...]) -> bool:
         module = self.names(shown)

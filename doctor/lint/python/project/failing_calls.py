@@ -19,7 +19,7 @@ from doctor.lint.python.project.failing_start import names_by_star
 from doctor.lint.python.project.never_used import is_defined_nowhere
 from doctor.lint.python.project.options import lacks_option
 from doctor.lint.python.project.unreached import may_import
-from doctor.lint.python.rank_branches import rank_condition, statements_above
+from doctor.lint.python.rank_branches import plain_test, rank_condition, statements_above
 from doctor.lint.python.script import FunctionNode, ProjectModules, Script, last_name, parsed, per_script
 from doctor.lint.python.training import TRAINER
 
@@ -110,6 +110,10 @@ def _fails_on_others(script: Script, part: ast.AST) -> bool:
     )
 
 
+_OF_SOME = re.compile(r"[<>%]|!=|^not \(|\bin (?![\[(]-1, 0[\])])")
+"""Tests of a rank that several pass: ``rank > 0``, ``rank % 2 == 0``, ``rank in (0, 1)``."""
+
+
 def _is_of_one_rank(script: Script, name: ast.Name) -> bool:
     scope = script.scope_of(name, name.id)
     if scope is None or isinstance(scope.node, (ast.ClassDef, ast.Lambda)) or hasattr(builtins, name.id):
@@ -118,8 +122,9 @@ def _is_of_one_rank(script: Script, name: ast.Name) -> bool:
         return False
     binders = _binders(script, scope.node).get(name.id, [])
     found = [rank_condition(script, one) for one in binders if one is not None]
-    conditions = {one.test for one in found if one is not None}
-    return len(binders) == len(found) > 0 and None not in found and len(conditions) == 1
+    conditions = {plain_test(one.test) for one in found if one is not None}
+    is_one = len(conditions) == 1 and not any(map(_OF_SOME.search, conditions))
+    return len(binders) == len(found) > 0 and None not in found and is_one
 
 
 def training_fails(script: Script) -> bool:
