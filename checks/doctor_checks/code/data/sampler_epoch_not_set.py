@@ -80,6 +80,22 @@ from doctor.testing.script_cases import fails, passes
                 "range(10):\n    loader = DataLoader(dataset, sampler=DistributedSampler(dataset, seed=epoch))",
             ),
         ),
+        passes(
+            "a list of random numbers",
+            _PLAIN.replace("dataset, net = load()", "net = load()\ndataset = [torch.rand(8) for _ in range(99)]"),
+        ),
+        passes(
+            "made up by torchvision",
+            _PLAIN.replace(
+                "dataset, net = load()", "import torchvision\nnet = load()\ndataset = torchvision.datasets.FakeData()"
+            ),
+        ),
+        passes("random numbers that a dataset is given", _GIVEN),
+        fails(
+            "a file that it is given",
+            _GIVEN.replace("torch.randn(9, 8))", "torch.load('rows.pt'))").replace("(data)\n", "(data)  # !\n", 1),
+        ),
+        passes("one text, repeated", _GIVEN.replace("self.rows = rows", 'self.rows = ["one text"] * 99')),
         passes("not shuffled", _PLAIN.replace("(dataset)", "(dataset, shuffle=False)")),
         passes("made for each epoch, of other data", _EACH),
         passes("one epoch", _PLAIN.replace("for epoch in range(10):", "if True:")),
@@ -446,6 +462,26 @@ sampler = DistributedSampler(dataset)  # !
 loader = DataLoader(dataset, batch_size=32, sampler=sampler)
 for epoch in range(10):
     for step, batch in enumerate(loader):
+        net(batch).sum().backward()
+"""
+_GIVEN = """\
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+class Rows(Dataset):
+    def __init__(self, rows):
+        self.rows = rows
+    def __len__(self):
+        return len(self.rows)
+    def __getitem__(self, index):
+        return self.rows[index]
+
+torch.distributed.init_process_group("nccl")
+data = Rows(torch.randn(9, 8))
+sampler = DistributedSampler(data)
+loader = DataLoader(data, sampler=sampler)
+for epoch in range(10):
+    for batch in loader:
         net(batch).sum().backward()
 """
 _LOOP = "for epoch in range(10):"

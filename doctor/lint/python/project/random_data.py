@@ -1,4 +1,4 @@
-"""Recognizes datasets whose items are random numbers: the order in which they are read has no meaning."""
+"""Recognizes datasets whose items are random numbers or all alike: the order in which they are read has no meaning."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from doctor.lint.python.value_flow import origins, part_of
 
 _DRAWS = re.compile(r"^(?:torch|numpy\.random|random)\.(?:rand\w*|normal|uniform|integers|standard_normal)$")
 _COMPUTES = re.compile(r"^(?:torch|numpy|random|math)\.(?!load|hub|jit|from_?file|fromfile|memmap|genfromtxt)")
+_FILLS = re.compile(r"^torch\.(?:arange|zeros|ones|full|linspace|eye)$")
 _BUILTINS = frozenset({"abs", "float", "int", "len", "list", "max", "min", "range", "round", "sum", "super", "tuple"})
 
 
@@ -33,13 +34,17 @@ def _objects(script: Script, dataset: ast.expr) -> Iterator[ast.expr]:
 
 
 def _is_of_random_class(script: Script, made: ast.expr) -> bool:
+    if isinstance(made, ast.ListComp):
+        return _is_drawn(script, made)
     if not isinstance(made, ast.Call):
         return False
     if script.name(made.func) == "torch.utils.data.TensorDataset":
-        return bool(made.args) and all(_is_drawn(script, one) for one in made.args)
+        return bool(made.args) and all(_is_drawn(script, one) or _is_constant(script, one) for one in made.args)
+    if script.name(made.func) == "torchvision.datasets.FakeData":
+        return True
     owner = script.class_definition(made.func)
     if owner is not None:
-        return owner.name in random_datasets(script)
+        return owner.name in random_datasets(script) or _holds_given(script, owner, made)
     module, _, name = script.name(made.func).rpartition(".")
     if script.modules is None or not module or not script.modules.has(script.location, module):
         return False
@@ -61,13 +66,39 @@ def _draws_its_items(script: Script, owner: ast.ClassDef) -> bool:
     read = [values for one in entries if (values := script.values_of(one))]
     if len(read) < len(entries):
         return False
-    drawn = (any(_draws(script, value) for value in values) for values in read)
+    drawn = (any(_draws(script, value) or _is_repeated(value) for value in values) for values in read)
     return all(drawn) if read else _draws(script, getter)
+
+
+def _holds_given(script: Script, owner: ast.ClassDef, made: ast.Call) -> bool:
+    """Whether the items of a class are entries of what it is given, and that is drawn: ``Rows(torch.randn(9, 8))``."""
+    getter = script.bindings.methods.get((owner.name, "__getitem__"))
+    if getter is None or not all(map(_is_computed, _names_of_calls(script, owner))):
+        return False
+    entries = [one.value for one in script.inside(getter, ast.Subscript) if isinstance(one.value, ast.Attribute)]
+    kept = [value for one in entries for value in script.values_of(one)]
+    given = [*made.args, *(one.value for one in made.keywords)]
+    is_kept = bool(kept) and all(isinstance(one, ast.Name) for one in kept)
+    return is_kept and bool(given) and all(_is_drawn(script, one) for one in given)
+
+
+def _is_constant(script: Script, tensor: ast.expr) -> bool:
+    """Whether a tensor is a series or one number: ``torch.arange(9)``, ``torch.zeros(9, 8)``."""
+    return all(
+        isinstance(one, ast.Call) and _FILLS.match(script.name(one.func)) is not None
+        for one in script.values_of(tensor) or (tensor,)
+    )
+
+
+def _is_repeated(value: ast.expr) -> bool:
+    """``["some text"] * 1000``."""
+    return isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult) and isinstance(value.left, ast.List)
 
 
 def _is_drawn(script: Script, tensor: ast.expr) -> bool:
     """Whether a tensor is computed from random numbers and nothing else above it, as far as its function shows."""
-    calls = [script.name(one.func) for one in _above(script, tensor, tensor.lineno) if isinstance(one, ast.Call)]
+    called = (one.func for one in _above(script, tensor, tensor.lineno) if isinstance(one, ast.Call))
+    calls = [script.name(one) or (one.id if isinstance(one, ast.Name) else "") for one in called]
     drawn = any(_DRAWS.match(one) for one in calls)
     return drawn and all(map(_is_computed, calls))
 
