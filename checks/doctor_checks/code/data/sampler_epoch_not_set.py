@@ -94,6 +94,9 @@ from doctor.testing.script_cases import fails, passes
         fails(
             "a file that it is given",
             _GIVEN.replace("torch.randn(9, 8))", "torch.load('rows.pt'))").replace("(data)\n", "(data)  # !\n", 1),
+            _GIVEN.replace("torch.randn(9, 8))", "torch.load('rows.pt'))").replace(
+                "(10):", "(10):\n    sampler.set_epoch(epoch)"
+            ),
         ),
         passes("one text, repeated", _GIVEN.replace("self.rows = rows", 'self.rows = ["one text"] * 99')),
         passes("not shuffled", _PLAIN.replace("(dataset)", "(dataset, shuffle=False)")),
