@@ -100,6 +100,20 @@ USES_TOOLS = "tools.pad(1)\ntools.cut(2)\n" + HANG
         ),
         (NET + "def main():\n" + WRAPPED + "    net(x, parts=1)\n" + indented(HANG) + "\nmain()\n", {}, "info"),
         (NET + "def main():\n" + WRAPPED + "    net(x, mask=1)\n" + indented(HANG) + "\nmain()\n", {}, "error"),
+        (
+            "import enum\nclass Kind(enum.Enum):\n    A = 1, 2\n    def __init__(self, one, two): pass\nKind((1, 2))\n"
+            + HANG,
+            {},
+            "error",
+        ),
+        (
+            "class Base(torch.nn.Module):\n    def __call__(self, *given, **named): pass\n"
+            + NET.replace("torch.nn.Module", "Base")
+            + "net = Net(1)\nnet(x, parts=1)\n"
+            + HANG,
+            {},
+            "error",
+        ),
         (NET + "net = Net(1) if y else build()\nnet(x, parts=1)\n" + HANG, {}, "error"),
         (NET + "net = Net(1)\nfor net in nets:\n    net(x, parts=1)\n" + HANG, {}, "error"),
     ],

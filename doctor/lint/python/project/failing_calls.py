@@ -481,10 +481,20 @@ def _meant_forward(script: Script, model: ast.Name) -> list[_Meant]:
             return []
         methods = [one for one in made[0].body if isinstance(one, _FUNCTIONS)]
         forward = [_Method(one) for one in methods if one.name == "forward"]
-        if len(forward) != 1 or any(one.name == "__call__" for one in methods):
+        if len(forward) != 1 or any(one.name == "__call__" for one in methods) or _has_own_call(script, made[0]):
             return []
         found += forward
     return found
+
+
+def _has_own_call(script: Script, owner: ast.ClassDef) -> bool:
+    """Whether a base of a class may be one of the file or the project with ``__call__``, which may take other
+    arguments."""
+    bases = [f"class {last_name(one)}" for one in owner.bases]
+    texts = [script.text]
+    if script.modules is not None:
+        texts += [text for base in bases for _, text in script.modules.mentioning(base)]
+    return any("def __call__" in text for text in texts if any(base in text for base in bases))
 
 
 def _kept(call: ast.Call) -> ast.expr | None:
@@ -514,6 +524,8 @@ def _called(definition: _Meant) -> tuple[FunctionNode | None, int]:
         return (definition if is_inert else None), 0
     if not isinstance(definition, ast.ClassDef) or definition.decorator_list or definition.keywords:
         return None, 0
+    if any("Enum" in last_name(one) for one in definition.bases):
+        return None, 0  # a call looks a member up
     methods = {one.name: one for one in definition.body if isinstance(one, ast.FunctionDef)}
     is_made = "__new__" not in methods and "__init__" in methods and not methods["__init__"].decorator_list
     return (methods["__init__"] if is_made else None), 1
