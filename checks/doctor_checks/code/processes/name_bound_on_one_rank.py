@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collective_paths import ends_in_error
-from doctor.lint.python.rank_branches import BLOCKS, RankCondition, block_of, plain_test, rank_condition
+from doctor.lint.python.project.failing_calls import binding_condition
+from doctor.lint.python.rank_branches import RankCondition, is_rank_test, plain_test
 from doctor.lint.python.reachable_functions import run_by_all
-from doctor.lint.python.script import FunctionNode
 from doctor.lint.python.single_rank import may_run_alone
 from doctor.lint.python.training import RANK_WORDS, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
 
 _OPTIONS = re.compile(r"^(?:\w+_)?(?:args?|opts?|options|cfg|config|conf|flags|hparams|params)$", re.IGNORECASE)
 """Names of objects that hold what a run was started with, which is the same on all ranks."""
-_OWN_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-
-
-class _Bound(NamedTuple):
-    """A name and its scope's function, all bindings of which are in branches of ``branch.test``."""
-
-    name: str
-    function: FunctionNode | None
-    branch: ast.If
-    condition: RankCondition
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 @rule(
@@ -71,91 +60,58 @@ def name_bound_on_one_rank(script: Script) -> Iterator[Violation]:
     Fix: Assign the variable on all ranks, or broadcast the value of one rank with
     `torch.distributed.broadcast_object_list`.
     """
-    ranks = several_ranks(script)
-    if ranks is None or is_test(script) or script.path.endswith(".ipynb"):
+    if several_ranks(script) is None or is_test(script) or script.path.endswith(".ipynb"):
         return
-    for bound in _bound_on_some(script):
-        read = next((one for one in _reads(script, bound) if _reached_by_all(script, one, bound)), None)
-        if read is not None:
-            yield _violation(script, bound, read)
+    seen: set[tuple[ast.AST, str]] = set()
+    for read in _candidates(script):
+        scope = script.function_of(read) or script.tree
+        condition = binding_condition(script, read) if (scope, read.id) not in seen else None
+        if condition is not None and isinstance(condition.where, ast.If) and _fails(script, read, condition.where):
+            if condition.other and ends_in_error(condition.other[-1]):
+                continue
+            seen.add((scope, read.id))
+            yield _violation(script, read, condition)
 
 
-def _violation(script: Script, bound: _Bound, read: ast.Name) -> Violation:
-    line = bound.branch.lineno
-    test = plain_test(bound.condition.test)
+def _violation(script: Script, read: ast.Name, condition: RankCondition) -> Violation:
+    test, line = plain_test(condition.test), getattr(condition.where, "lineno", 0)
     return Violation(
         read,
-        f"`{bound.name}` is assigned only if {test} (line {line}), but read on all ranks",
-        severity=Severity.WARNING if _conditions(script, read, bound.branch) else None,
+        f"`{read.id}` is assigned only if {test} (line {line}), but read on all ranks",
+        severity=Severity.WARNING if _is_asked_for(script, read, condition.where) else None,
         evidence=(("condition", test), ("line_of_condition", line)),
     )
 
 
-def _bound_on_some(script: Script) -> Iterator[_Bound]:
-    """Names all bindings of which are in branches with the same condition on the rank, in the order of the file."""
-    seen: set[tuple[FunctionNode | None, str]] = set()
-    for node in script.all(ast.Name):
-        if not isinstance(node.ctx, ast.Store) or hasattr(builtins, node.id):
-            continue
-        function = script.function_of(node)
-        if (function, node.id) in seen:
-            continue
-        seen.add((function, node.id))
-        scope = script.scope_of(node, node.id)
-        if scope is None or scope.node is not (function or script.tree) or function not in run_by_all(script):
-            continue
-        found = [_branch_of(script, one) for one in scope.names[node.id]]
-        first = found[0]
-        if first is None or _is_shared(script, node.id):
-            continue
-        if all(one is not None and one[1].test == first[1].test for one in found):
-            yield _Bound(node.id, function, first[0], first[1])
+def _candidates(script: Script) -> list[ast.Name]:
+    """Reads of names that a branch on the rank binds, in functions that all ranks run, in the order of the file."""
+    branches = [one for one in script.all(ast.If) if is_rank_test(script, one.test)]
+    bound = {name.id for one in branches for name in script.inside(one, ast.Name) if isinstance(name.ctx, ast.Store)}
+    bound.difference_update(name for one in script.all(ast.Nonlocal) for name in one.names)
+    reads = [one for one in script.all(ast.Name) if one.id in bound and isinstance(one.ctx, ast.Load)]
+    own = [one for one in reads if script.function_of(one) in run_by_all(script) and _is_in_its_scope(script, one)]
+    return sorted(own, key=lambda one: (one.lineno, one.col_offset))
 
 
-def _is_shared(script: Script, name: str) -> bool:
-    """Whether functions bind the name of an outer scope."""
-    return any(name in one.names for kind in (ast.Global, ast.Nonlocal) for one in script.all(kind))
+def _is_in_its_scope(script: Script, read: ast.Name) -> bool:
+    """Whether a name is read where it is bound, and not in a function or class inside, which may run later or never."""
+    scope = script.scope_of(read, read.id)
+    return scope is not None and scope.node is (script.nearest(read, *_SCOPES) or script.tree)
 
 
-def _branch_of(script: Script, binding: ast.AST | str) -> tuple[ast.If, RankCondition] | None:
-    """The branch that a binding is in, and that the other ranks do not leave the function at."""
-    if not isinstance(binding, ast.AST):
-        return None
-    condition = rank_condition(script, binding)
-    if condition is None or not isinstance(condition.where, ast.If) or condition.where not in script.around(binding):
-        return None
-    others = condition.other
-    return None if others and ends_in_error(others[-1]) else (condition.where, condition)
-
-
-def _reads(script: Script, bound: _Bound) -> Iterator[ast.Name]:
-    """Reads below the branch in the same function, in the order of the file."""
-    end = bound.branch.end_lineno or bound.branch.lineno
-    reads = (
-        one
-        for one in script.all(ast.Name)
-        if one.id == bound.name and isinstance(one.ctx, ast.Load) and one.lineno > end
-        if script.function_of(one) is bound.function and script.nearest(one, *_OWN_SCOPES) is bound.function
-    )
-    yield from sorted(reads, key=lambda one: (one.lineno, one.col_offset))
-
-
-def _reached_by_all(script: Script, read: ast.Name, bound: _Bound) -> bool:
-    """Whether ranks without the value come to a read: below the branch, under conditions on options only."""
-    if may_run_alone(script, read):
+def _fails(script: Script, read: ast.Name, branch: ast.If) -> bool:
+    """Whether ranks that did not take a branch come to a read below it, under conditions on options only."""
+    if read.lineno <= (branch.end_lineno or branch.lineno) or may_run_alone(script, read):
         return False
     inner: ast.AST = read
-    above = {*script.around(bound.branch)}
-    for outer in script.around(read):
-        if outer in above:
-            return True
-        if isinstance(outer, ast.Try) and (inner in outer.body or inner in outer.handlers) and outer.handlers:
+    for outer in _around_but(script, read, branch):
+        if isinstance(outer, ast.Try) and outer.handlers and (inner in outer.body or inner in outer.handlers):
             return False
         if isinstance(outer, ast.BoolOp) and inner is not outer.values[0]:
             return False
-        if isinstance(outer, (ast.IfExp, ast.comprehension, ast.match_case)) and inner is not getattr(
-            outer, "test", None
-        ):
+        if isinstance(outer, (ast.comprehension, ast.match_case)):
+            return False
+        if isinstance(outer, ast.IfExp) and inner is not outer.test:
             return False
         if isinstance(outer, ast.If) and inner is not outer.test and not _asks_for_options(outer.test):
             return False
@@ -163,14 +119,16 @@ def _reached_by_all(script: Script, read: ast.Name, bound: _Bound) -> bool:
     return True
 
 
-def _conditions(script: Script, read: ast.Name, branch: ast.If) -> bool:
+def _around_but(script: Script, read: ast.Name, branch: ast.AST) -> Iterator[ast.AST]:
+    """What is around a read, but not around the branch."""
     above = {*script.around(branch)}
-    return any(
-        isinstance(outer, (ast.If, ast.While))
-        and outer not in above
-        and block_of(outer, script.statement_of(read), BLOCKS)
-        for outer in script.around(read)
-    )
+    return (one for one in script.around(read) if one not in above)
+
+
+def _is_asked_for(script: Script, read: ast.Name, branch: ast.AST) -> bool:
+    """Whether the read depends on an option."""
+    around = (one for one in _around_but(script, read, branch) if isinstance(one, ast.If))
+    return any(read not in {*ast.walk(one.test)} for one in around)
 
 
 def _asks_for_options(test: ast.expr) -> bool:

@@ -19,7 +19,7 @@ from doctor.lint.python.project.failing_start import names_by_star
 from doctor.lint.python.project.never_used import is_defined_nowhere
 from doctor.lint.python.project.options import lacks_option
 from doctor.lint.python.project.unreached import may_import
-from doctor.lint.python.rank_branches import plain_test, rank_condition, statements_above
+from doctor.lint.python.rank_branches import RankCondition, plain_test, rank_condition, statements_above
 from doctor.lint.python.script import FunctionNode, ProjectModules, Script, last_name, parsed, per_script
 from doctor.lint.python.training import TRAINER
 
@@ -115,16 +115,21 @@ _OF_SOME = re.compile(r"[<>%]|!=|^not \(|\bin (?![\[(]-1, 0[\])])")
 
 
 def _is_of_one_rank(script: Script, name: ast.Name) -> bool:
+    condition = binding_condition(script, name)
+    return condition is not None and not _OF_SOME.search(plain_test(condition.test))
+
+
+def binding_condition(script: Script, name: ast.Name) -> RankCondition | None:
+    """The only condition on the rank under which a name is bound; ``None`` if it is bound in another way, too."""
     scope = script.scope_of(name, name.id)
     if scope is None or isinstance(scope.node, (ast.ClassDef, ast.Lambda)) or hasattr(builtins, name.id):
-        return False
+        return None
     if isinstance(scope.node, ast.Module) and (_UNKNOWN_NAMES.search(script.text) or _may_be_starred(script, name.id)):
-        return False
+        return None
     binders = _binders(script, scope.node).get(name.id, [])
-    found = [rank_condition(script, one) for one in binders if one is not None]
-    conditions = {plain_test(one.test) for one in found if one is not None}
-    is_one = len(conditions) == 1 and not any(map(_OF_SOME.search, conditions))
-    return len(binders) == len(found) > 0 and None not in found and is_one
+    found = [rank_condition(script, one) if one is not None else None for one in binders]
+    tests = {plain_test(one.test) if one is not None else None for one in found}
+    return found[0] if len(tests) == 1 else None
 
 
 def training_fails(script: Script) -> bool:

@@ -89,7 +89,7 @@ def _is_left_to_others(script: Script, rule: str, at: ast.AST) -> bool:
     """Whether what needs several ranks, or a folder that they share, happens in no start that the project shows."""
     if (
         fails_with_ranks(script, at)
-        or is_left_to_one_rank(script, at)
+        or (rule != _OF_NAMES and is_left_to_one_rank(script, at))
         or (rule == _OF_SHARED_FOLDERS and has_folder_of_its_own(script, at))
     ):
         return True
@@ -244,6 +244,8 @@ _BOUND_BY_LAUNCH = re.compile(
 )
 """Options of Slurm, and variables, that let each task see one GPU: srun(1) on ``--gpus-per-task``, which implies
 ``--gpu-bind=per_task``."""
+_OF_NAMES = "CODE043"
+"""The rule about ranks that lack a name, for which that is no reason to leave it out."""
 _OF_SHARED_FOLDERS = "CODE029"
 _RUNS_PYTHON = re.compile(r"\bpython|torchrun|launch|\bsrun\b|mpirun|deepspeed")
 _SEES_ONE = re.compile(r"CUDA_VISIBLE_DEVICES=[\"']?(?:\$\{?\w+\}?|\d)[\"']?(?=\s|$)", re.MULTILINE)
