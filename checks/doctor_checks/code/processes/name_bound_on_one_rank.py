@@ -48,6 +48,10 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
             "an exception is caught",
             _script("folder = make()", "try:\n        load(folder)\n    except NameError:\n        pass"),
         ),
+        passes(
+            "a comprehension with a variable of that name",
+            _script("for one in rows:\n            print(one)", "load([one for one in rows])"),
+        ),
         passes("a function that one rank calls", _CALLED),
         passes("one process", "rank = 0\nif rank == 0:\n    folder = make()\nload(folder)\n"),
     ),
@@ -94,8 +98,12 @@ def _candidates(script: Script) -> list[ast.Name]:
 
 
 def _is_in_its_scope(script: Script, read: ast.Name) -> bool:
-    """Whether a name is read where it is bound, and not in a function or class inside, which may run later or never."""
+    """Whether a name is read where it is bound, and not in a comprehension that binds it, nor in a function or class,
+    which may run later or never."""
     scope = script.scope_of(read, read.id)
+    own = (one for outer in script.around(read) for one in getattr(outer, "generators", ()))
+    if any(read.id == name.id for one in own for name in script.inside(one.target, ast.Name)):
+        return False
     return scope is not None and scope.node is (script.nearest(read, *_SCOPES) or script.tree)
 
 
