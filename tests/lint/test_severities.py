@@ -244,6 +244,23 @@ def train(net, loader):
             if not torch.isnan(loss):
                 dist.barrier()
 """
+_PLATEAU = """\
+from torch.utils.data import DataLoader, DistributedSampler
+
+dist.init_process_group("nccl")
+model = DDP(build().cuda())
+optimizer = torch.optim.Adam(model.parameters())
+schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+loader = DataLoader(data, sampler=DistributedSampler(data))
+
+def validate():
+    total = 0.0
+    for batch in loader:
+        total += model(batch).sum().item()
+    return total / len(loader)
+
+schedule.step(validate())
+"""
 _STATISTICS = """\
 norm_stats = {made}
 with open("stats.bin", "wb") as file:
@@ -373,6 +390,7 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         ("CODE029", _RANKS.format(write=_STATISTICS.format(made="measure(train_loader)")), Severity.WARNING),
         ("CODE029", _RANKS.format(write=_WRITTEN_BELOW.format(value="vars(args)")), Severity.INFO),
         ("CODE029", _RANKS.format(write=_WRITTEN_BELOW.format(value="history")), Severity.WARNING),
+        ("CODE007", _PLATEAU, Severity.ERROR),
         ("CODE016", _TRIED_SAVE, Severity.INFO),
         ("CODE016", _TRIED_GATHER, Severity.INFO),
         ("CODE016", _TRIED_GATHER.replace("accelerator.g", "prepare(net); accelerator.g"), Severity.WARNING),

@@ -86,8 +86,8 @@ def _parts(script: Script, node: ast.AST) -> Iterator[ast.AST]:
     elif isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot, ast.In, ast.NotIn)):
         value = node.comparators[0].value if isinstance(node.comparators[0], ast.Constant) else None
         yield from (node.left,) if isinstance(value, bool) else ()
-    elif isinstance(node, _COMPREHENSIONS):
-        yield from (one.iter for one in node.generators)
+    elif isinstance(node, ast.ListComp) and len(node.generators) == 1 and not node.generators[0].ifs:
+        yield from (node.generators[0].iter,) if isinstance(node.generators[0].iter, ast.Name) else ()
     elif isinstance(node, (ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.NamedExpr, ast.Attribute)):
         yield from ast.iter_child_nodes(node)
 

@@ -181,7 +181,8 @@ def _not_gathered(script: Script) -> Iterator[Violation]:
 
 
 def _scheduled_alone(script: Script) -> Iterator[Violation]:
-    """Learning rates that follow a loss of this rank's share of the data."""
+    """Learning rates that follow a loss of this rank's share of the data: once they differ, each rank applies the same
+    gradients to another model, and DDP does not compare them."""
     if is_test(script) or several_ranks(script) is None:
         return
     for call in script.method_calls("step"):
@@ -193,6 +194,7 @@ def _scheduled_alone(script: Script) -> Iterator[Violation]:
                 "rank's shard",
                 fix=f"Average `{script.text_of(call.args[0], 40)}` over all ranks with `dist.all_reduce`, and pass the "
                 f"mean to {script.text_of(call.func)}.",
+                severity=Severity.ERROR,
                 confidence=0.85,
             )
 
