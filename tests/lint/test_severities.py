@@ -245,6 +245,7 @@ def train(net, loader):
                 dist.barrier()
 """
 _PLATEAU = """\
+import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 dist.init_process_group("nccl")
