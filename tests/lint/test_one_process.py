@@ -421,6 +421,14 @@ def devices(number):
     return ",".join(map(str, range(number)))
 
 
+def test_a_counted_number_of_gpus_is_not_the_one_of_another_branch(tmp_path):
+    above = (
+        "args = parse()\nif args.rank == -1:\n    args.n_gpu = torch.cuda.device_count()\nelse:\n    args.n_gpu = 1\n"
+    )
+    files = threads(above, "if args.n_gpu > 1: model = torch.nn.DataParallel(model)")
+    assert found(tmp_path, files) == [("CODE009", "warning")]
+
+
 @pytest.mark.parametrize("way", GPUS)
 def test_threads_need_more_than_one_gpu(tmp_path, way):
     for number, severity in ((1, "info"), (4, "warning")):

@@ -72,12 +72,13 @@ class DeclaredOption(NamedTuple):
 
 
 class NamedValues:
-    """What a file declares and sets by name: options of parsers, fields with a default, and other values; ``commands``:
-    texts with options, of commands or a part of one."""
+    """What a file declares and sets by name: options of parsers, fields with a default, and other values; ``replaced``:
+    settings that get a computed value; ``commands``: texts with options, of commands or a part of one."""
 
     def __init__(self, text: str) -> None:
         self.declared: dict[str, list[DeclaredOption]] = defaultdict(list)
         self.written: dict[str, list[ast.expr]] = defaultdict(list)
+        self.replaced: set[str] = set()
         self.commands: list[str] = []
         declaring: set[ast.AST] = set()
         nodes = list(ast.walk(parsed(text)))
@@ -93,6 +94,7 @@ class NamedValues:
             elif isinstance(node, ast.ClassDef):
                 declaring.update(self._read_fields(node))
             elif node not in declaring and (keeps or not _is_of_self(node)):
+                self.replaced.update(_replaced_by(node))
                 for name, value in _written_by(node):
                     self.written[name].append(value)
 
@@ -184,6 +186,7 @@ def _numbers(script: Script, modules: ProjectModules, name: str) -> set[object]:
             return {UNKNOWN}
         written = (_literal(one) for one in settings.written.get(name, ()))
         found |= {one for one in written if isinstance(one, (int, float)) and not isinstance(one, bool)}
+        found |= {UNKNOWN} if name in settings.replaced else set()
         defaults |= {one.default for one in settings.declared.get(name, ())}
     defaults -= {None} if found or len(defaults) > 1 else set()
     is_given = defaults != {1} and _is_in_all_starts(script, texts, given)
@@ -525,6 +528,16 @@ def _written_by(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
         yield from ((key, value) for one, value in named if isinstance(key := _literal(one), str))
     elif isinstance(node, ast.arguments):
         yield from _defaults_of(node)
+
+
+def _replaced_by(node: ast.AST) -> Iterator[str]:
+    """The settings that a statement gives a value which is computed, and not from what they are: ``args.n_gpu =
+    device_count()``."""
+    for target in node.targets if isinstance(node, ast.Assign) else ():
+        owner, name = _setting(target)
+        if owner and isinstance(node, ast.Assign) and _literal(node.value) is UNKNOWN:
+            if not any(_is_copy(part, name) for part in ast.walk(node.value) if isinstance(part, ast.expr)):
+                yield name
 
 
 def _is_of_self(node: ast.AST) -> bool:
