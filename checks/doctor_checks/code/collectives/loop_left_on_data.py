@@ -65,7 +65,7 @@ _Leaving = ast.Continue | ast.Break | ast.Return
         passes("a loop without collectives", _PLAIN),
         passes("the error goes on", _RAISED),
         passes("the handler runs the step another way", _AGAIN),
-        fails("only calls in which all ranks meet are tried", _GATHERED_STATUS),
+        fails("only a collective is tried", _GATHERED_STATUS),
         passes("nothing after the last collective is skipped", _AFTER),
     ),
 )
@@ -234,7 +234,7 @@ def _only_saves(missed: list[ast.Call]) -> bool:
 
 
 def _only_exchanges(tried: ast.Try, missed: list[ast.Call]) -> bool:
-    """Whether nothing is tried but calls in which all ranks meet, which seldom fail on one of them."""
+    """Whether nothing is tried but collectives, which seldom fail on one rank alone."""
     calls = [one.value for one in tried.body if isinstance(one, (ast.Expr, ast.Assign))]
     return len(calls) == len(tried.body) and all(one in missed and last_name(one) not in _OF_A_STEP for one in calls)
 

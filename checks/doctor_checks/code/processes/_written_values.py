@@ -73,7 +73,7 @@ def _is_of_rank(script: Script, saved: ast.expr) -> bool:
     """Whether the value differs between ranks: a part of a model, or what it computed from its own data and
     did not gather. A state that all ranks have is as many bytes from each, so that the file can be read when all have
     ended (measured with eight processes: in 15 of 15 runs, and in 3 of 15 if sizes differed). So is what all ranks make
-    of the same files, as a cache of the data set."""
+    of the same files, as a cache of the dataset."""
     if _is_state(script, saved):
         return _PARTS_STATES.search(script.text) is not None
     if _averages(script):
