@@ -269,7 +269,8 @@ def _is_cut_by_rank(script: Script, loader: LoaderCall, data: ast.expr | None) -
 
 
 def _takes_part(script: Script, loop: ast.For) -> bool:
-    if mentions_ranks(_words(loop.iter)):
+    slices = (one for one in ast.walk(loop.iter) if isinstance(one, ast.Call) and last_name(one) == "islice")
+    if any(mentions_ranks(_words(one)) for one in slices):
         return True
     targets = {one.id for one in ast.walk(loop.target) if isinstance(one, ast.Name)}
     for one in loop.body:
@@ -345,11 +346,16 @@ def _given_for(script: Script, loader: ast.Call, words: frozenset[str]) -> Itera
     parameters = [one.arg for one in function.args.args]
     for call in script.all(ast.Call):
         is_call = script.definition(call.func) is function
-        given = call.args if is_call else call.args[1:]
-        if is_call or (call.args and isinstance(call.args[0], ast.Name) and call.args[0].id == function.name):
+        is_later = last_name(call) in _RUN_LATER and any(last_name(one) == function.name for one in call.args[:1])
+        if is_call or is_later:
+            given = call.args if is_call else call.args[1:]
             skipped = parameters[:1] == ["self"] and is_call
-            named = [*zip(parameters[skipped:], given, strict=False), *((one.arg, one.value) for one in call.keywords)]
+            named = [*zip(parameters[skipped:], given, strict=False)]
+            named += [(one.arg, one.value) for one in call.keywords if is_call and one.arg]
             yield from (value for name, value in named if name in words)
+
+
+_RUN_LATER = frozenset({"submit", "apply_async"})
 
 
 def _is_written_out(script: Script, loader: ast.Call) -> bool:
@@ -496,6 +502,20 @@ loader = make(files[dist.get_rank()])
 model = DDP(Net())
 for x in loader:
     model(x).sum().backward()
+"""
+_SPAWNED = """\
+import torch
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+
+def main(rank, world_size, args):
+    dist.init_process_group("nccl", rank=rank, world_size=world_size)
+    train_loader = DataLoader(ImageFolder(args.data), batch_size=8, shuffle=True)  # !
+    model = DDP(Net())
+    for x, y in train_loader:
+        model(x).sum().backward()
+
+torch.multiprocessing.spawn(main, args=(world_size, args), nprocs=world_size)
 """
 _NESTED = """\
 import torch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 
 from doctor.api import InsertStatement, Script, Severity, Violation, location_of, rule
 from doctor.lint.python.gpu_use import runs_alone
@@ -12,6 +13,7 @@ from doctor.lint.python.loader_calls import depends_on_ranks, evaluates, target_
 from doctor.lint.python.project.left_defaults import shown_numbers
 from doctor.lint.python.project.own_start import measures_speed
 from doctor.lint.python.project.random_data import is_random
+from doctor.lint.python.project.unreached import may_import
 from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import SAMPLER, Loop, calls_of, epoch_loops, loops, shards_loaders_itself, unwrapped
 from doctor.lint.python.value_flow import handed_in, origins, part_of
@@ -71,6 +73,10 @@ from doctor.testing.script_cases import fails, passes
         fails(
             "numbers that the caller gives",
             _NUMBERS.replace("[(torch.rand(20), 0) for _ in range(size)]", "size").replace("(data))", "(data))  # !"),
+        ),
+        fails(
+            "a bar over the loader in each epoch",
+            _PLAIN.replace("range(10):", "range(10):\n    loader = tqdm(loader)"),
         ),
         passes("assigned", _PLAIN.replace("range(10):", "range(10):\n    sampler.epoch = epoch")),
         passes(
@@ -211,22 +217,37 @@ def _is_set_otherwise(script: Script, epochs: ast.For | ast.While, sampler: ast.
     """Whether each epoch has another order by other means: its number is assigned to the sampler (``sampler.epoch =
     epoch``), a new sampler or loader gets the name, or a function of the project that sets it is given one of them."""
     names = {target_name(script, sampler), loader.rpartition(".")[2]} - {""}
+    counters = (
+        {one.id for one in ast.walk(epochs.target) if isinstance(one, ast.Name)}
+        if isinstance(epochs, ast.For)
+        else set()
+    )
     for one in script.inside(epochs, ast.Assign):
+        parts = list(ast.walk(one.value))
+        is_new = any(isinstance(part, ast.Call) and script.name(part.func) == SAMPLER for part in parts)
+        is_new = is_new or any(isinstance(part, ast.Name) and part.id in counters for part in parts)
         for target in one.targets:
-            owner = target.value if isinstance(target, ast.Attribute) and target.attr in ("epoch", "seed") else target
-            if last_name(owner) in names | {"sampler"} and not isinstance(owner, ast.Call):
+            is_number = isinstance(target, ast.Attribute) and target.attr in ("epoch", "seed")
+            owner = target.value if isinstance(target, ast.Attribute) and is_number else target
+            if is_new and last_name(owner) in (names | {"sampler"} if is_number else names):
                 return True
     for call in script.inside(epochs, ast.Call):
         given = {last_name(one) for one in (*call.args, *(word.value for word in call.keywords))}
-        if not names.isdisjoint(given) and _sets_epoch(script, last_name(call)):
+        if (
+            not names.isdisjoint(given)
+            and script.definition(call.func) is None
+            and _sets_epoch(script, last_name(call))
+        ):
             return True
     return False
 
 
 def _sets_epoch(script: Script, function: str) -> bool:
-    """Whether a module of the project with a function of this name sets epochs."""
+    """Whether a module that the script imports has a function of this name, and sets epochs."""
     texts = script.modules.mentioning("set_epoch") if script.modules is not None else ()
-    return bool(function) and any(f"def {function}(" in text for shown, text in texts if shown != script.path)
+    return bool(function) and any(
+        f"def {function}(" in text and may_import(PurePath(shown), script.text) for shown, text in texts
+    )
 
 
 def _is_public(script: Script) -> bool:
@@ -410,7 +431,14 @@ _EXITS = ("sys.exit", "exit", "quit", "os._exit")
 
 def _counts_steps(test: ast.expr) -> bool:
     is_reached = isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Gt, ast.GtE, ast.Eq))
-    return is_reached and re.search(r"iter|step|batch|\bi(?:dx)?\b", ast.unparse(test), re.IGNORECASE) is not None
+    most = getattr(test.comparators[0], "value", None) if isinstance(test, ast.Compare) else None
+    is_few = isinstance(most, int) and 0 < most <= _FEW_STEPS
+    return is_reached and is_few and _COUNTERS.search(ast.unparse(test)) is not None
+
+
+_COUNTERS = re.compile(r"iter|step|batch|\bi(?:dx)?\b", re.IGNORECASE)
+_FEW_STEPS = 10_000
+"""Less than an epoch of most datasets."""
 
 
 def _entry_of(node: ast.AST) -> str:
