@@ -234,7 +234,7 @@ def _only_saves(missed: list[ast.Call]) -> bool:
 
 
 def _only_exchanges(tried: ast.Try, missed: list[ast.Call]) -> bool:
-    """Whether nothing is tried but collectives, which seldom fail on one rank alone."""
+    """Whether nothing is tried but collectives, which seldom fail on a single rank."""
     calls = [one.value for one in tried.body if isinstance(one, (ast.Expr, ast.Assign))]
     return len(calls) == len(tried.body) and all(one in missed and last_name(one) not in _OF_A_STEP for one in calls)
 

@@ -108,7 +108,7 @@ def _is_in_its_scope(script: Script, read: ast.Name) -> bool:
 
 
 def _fails(script: Script, read: ast.Name, branch: ast.If) -> bool:
-    """Whether ranks that did not take a branch come to a read below it, under conditions on options only."""
+    """Whether ranks that did not take a branch reach a read below it, under conditions on options only."""
     if read.lineno <= (branch.end_lineno or branch.lineno) or may_run_alone(script, read):
         return False
     inner: ast.AST = read
