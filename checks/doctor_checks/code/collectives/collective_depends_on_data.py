@@ -19,7 +19,6 @@ from doctor.testing.script_cases import fails, passes
 @rule(
     id="CODE008",
     severity=Severity.ERROR,
-    preview_infos=True,
     reads=Script,
     mentions=(
         *("distributed", "accelerate", "lightning", "deepspeed", "horovod", "Trainer", "all_reduce", "all_gather"),
@@ -152,6 +151,7 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
     needs_all = "runs" in how and (word == "backward" or bool(_IS_VALID.match(ast.unparse(test))))
     condition = script.text_of(test, 40)
     condition = f"the condition at line {test.lineno}" if condition.endswith("…") else f"the condition `{condition}`"
+    severity = _severity(script, statement, kind)
     return Violation(
         call,
         summary,
@@ -161,7 +161,8 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
             if needs_all
             else "MAX)`), and branch on the result."
         ),
-        severity=_severity(script, statement, kind),
+        severity=severity,
+        preview=severity is Severity.INFO,
         evidence=(
             ("condition", script.text_of(test)),
             ("line_of_condition", test.lineno),

@@ -64,7 +64,6 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
 @rule(
     id="CODE001",
     severity=Severity.WARNING,
-    preview_infos=True,
     reads=Script,
     mentions=("load(",),
     foreshadows=("MEM001",),
@@ -182,7 +181,8 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
         if where is None or script.value(where) is None:
             if _is_checkpoint(script, call) and (_is_of_optimizer(script, call) or not _saves_from_cpu(script)):
                 found = _unmapped(script, call, shown)
-                yield replace(found, severity=Severity.INFO) if _is_from_elsewhere(script, call) else found
+                is_unknown = _is_from_elsewhere(script, call)
+                yield replace(found, severity=Severity.INFO, preview=True) if is_unknown else found
         elif fixed := _first_gpu(script, where):
             yield Violation(
                 call,
