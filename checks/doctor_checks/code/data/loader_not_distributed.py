@@ -222,7 +222,7 @@ def _draws_by_rank(script: Script) -> bool:
 
 
 _SEEDED = re.compile(r"seed", re.IGNORECASE)
-"""Without any, each rank has a random order of its own."""
+"""Without any, each rank has its own random order."""
 
 
 def _texts_around(script: Script) -> Iterator[str]:
@@ -259,7 +259,7 @@ def _may_part(script: Script, loader: LoaderCall) -> bool:
 
 def _is_cut_by_rank(script: Script, loader: LoaderCall, data: ast.expr | None) -> bool:
     """Whether each rank keeps its part of the data (``data.rows = data.rows[rank::world_size]``), or of what the loader
-    gives: it goes on with the next batch, or takes a slice of each."""
+    gives: it continues with the next batch, or takes a slice of each."""
     for one in script.all(ast.Assign):
         owners = [target.value for target in one.targets if isinstance(target, (ast.Attribute, ast.Subscript))]
         if data is not None and any(ast.unparse(owner) == ast.unparse(data) for owner in owners):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import PurePath
 
 from doctor.api import InsertStatement, Script, Severity, Violation, location_of, rule
 from doctor.lint.python.gpu_use import runs_alone
@@ -13,7 +12,7 @@ from doctor.lint.python.loader_calls import depends_on_ranks, evaluates, target_
 from doctor.lint.python.project.left_defaults import shown_numbers
 from doctor.lint.python.project.own_start import measures_speed
 from doctor.lint.python.project.random_data import is_random
-from doctor.lint.python.project.unreached import may_import
+from doctor.lint.python.project.unreached import imports_function
 from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import SAMPLER, Loop, calls_of, epoch_loops, loops, shards_loaders_itself, unwrapped
 from doctor.lint.python.value_flow import handed_in, origins, part_of
@@ -236,18 +235,10 @@ def _is_set_otherwise(script: Script, epochs: ast.For | ast.While, sampler: ast.
         if (
             not names.isdisjoint(given)
             and script.definition(call.func) is None
-            and _sets_epoch(script, last_name(call))
+            and imports_function(script, last_name(call), "set_epoch")
         ):
             return True
     return False
-
-
-def _sets_epoch(script: Script, function: str) -> bool:
-    """Whether a module that the script imports has a function of this name, and sets epochs."""
-    texts = script.modules.mentioning("set_epoch") if script.modules is not None else ()
-    return bool(function) and any(
-        f"def {function}(" in text and may_import(PurePath(shown), script.text) for shown, text in texts
-    )
 
 
 def _is_public(script: Script) -> bool:

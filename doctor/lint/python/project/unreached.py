@@ -115,6 +115,14 @@ def may_import(place: PurePath, text: str) -> bool:
     return any(_may_be(place, *one.groups("")) for one in imports.finditer(text))
 
 
+def imports_function(script: Script, function: str, word: str) -> bool:
+    """Whether a module of the project that a script imports has a function of this name, and a word."""
+    texts = script.modules.mentioning(word) if script.modules is not None else ()
+    return bool(function) and any(
+        f"def {function}(" in text and may_import(PurePath(shown), script.text) for shown, text in texts
+    )
+
+
 def _may_be(place: PurePath, module: str, plain: str, package: str) -> bool:
     """Whether a dotted name may be of the file at ``place``: its last parts are those of the path."""
     dotted = module or plain or f"{package}.{place.stem}"
