@@ -938,15 +938,15 @@ NUMBER, TEXT = 'int(os.environ["LOCAL_RANK"])', 'os.environ["LOCAL_RANK"]'
 @pytest.mark.parametrize(
     ("imports", "rank", "sets", "severity"),
     [
-        (JOIN, NUMBER, SETS, "warning"),
+        (JOIN, NUMBER, SETS, "error"),
         ("", NUMBER, SETS, "info"),
-        ("from start import join\njoin()", NUMBER, SETS, "warning"),
-        ("from mmengine import start\nstart()", NUMBER, SETS, "warning"),
+        ("from start import join\njoin()", NUMBER, SETS, "error"),
+        ("from mmengine import start\nstart()", NUMBER, SETS, "error"),
         (JOIN, TEXT, SETS, "info"),
         (JOIN, 'os.getenv("LOCAL_RANK", 0)', SETS, "info"),
-        (JOIN, TEXT, "torch.cuda.set_device(int(rank))", "warning"),
-        (JOIN, TEXT, "print(rank)", "warning"),
-        (JOIN, 'os.environ["DEVICE"]', SETS, "warning"),
+        (JOIN, TEXT, "torch.cuda.set_device(int(rank))", "error"),
+        (JOIN, TEXT, "print(rank)", "error"),
+        (JOIN, 'os.environ["DEVICE"]', SETS, "error"),
     ],
 )
 def test_a_program_that_fails_to_wrap_its_model_has_one_process(tmp_path, imports, rank, sets, severity):
