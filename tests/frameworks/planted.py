@@ -33,6 +33,7 @@ from blunders import Blunders
 from lapses import Lapses
 from mishaps import ON, ON_ALL, ONCE, Mishaps
 from slips import Slips
+from stumbles import Stumbles
 
 WIDTH, BATCH = 8, 4
 LONG = 1000.0
@@ -50,7 +51,7 @@ FROM_THEN_ON = (
 """Plants that strike after each step from ``at`` on."""
 
 
-class Plant(Accidents, Mishaps, Slips, Lapses, Blunders):
+class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Stumbles):
     """The play of one rank."""
 
     def __init__(self, folder, play):

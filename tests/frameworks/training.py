@@ -134,6 +134,7 @@ def loop(plant, model, loader, backward=None, optimizers=()):
             if one_epoch(plant, model, rest_of(plant, loader, epoch), backward, optimizers):
                 break
         plant.ended(model)
+    plant.reaches("after_loop")
     if dist.is_initialized():
         dist.barrier()
 
@@ -206,7 +207,9 @@ def start(plant):
     """Join the group; rank 0 may prepare the data while the others wait."""
     torch.set_num_threads(1)
     plant.begins()
+    plant.reaches("before_group")
     dist.init_process_group("gloo")
+    plant.reaches("before_model")
     if plant.name == "prepare_first":
         time.sleep(10 if plant.rank == 0 else 0)
         dist.barrier()
@@ -268,7 +271,9 @@ def accelerate(plant):
     from accelerate import Accelerator
 
     torch.set_num_threads(1)
+    plant.reaches("before_group")
     accelerator = Accelerator(cpu=True)
+    plant.reaches("before_model")
     own = plant.name in ("more", "fewer", "join", "joined_by_minimum")
     loader = loader_of(plant) if own else DataLoader(
         Rows(plant, plant.world * plant.batches() * BATCH), BATCH, shuffle=True, num_workers=plant.workers
@@ -288,6 +293,7 @@ def fabric(plant):
     fabric = Fabric(accelerator="cpu", devices=plant.world, strategy="ddp")
     fabric.launch()
     plant.rank = fabric.global_rank
+    plant.reaches("before_model")
     model = Net(plant)
     if plant.name == "half_model" and plant.here:
         plant.note()
@@ -313,6 +319,10 @@ def lightning_module(plant, kind):
             super().__init__()
             self.net = Net(plant)
             self.automatic_optimization = plant.name != "two_optimizers"
+
+        def setup(self, stage):
+            """What the user does before the first epoch."""
+            plant.reaches("before_model")
 
         def training_step(self, batch, number):
             """The loss; a rank that leaves does so by the Trainer's own switch."""
@@ -370,7 +380,9 @@ def lightning(plant):
         enable_progress_bar=False, enable_checkpointing=False, default_root_dir=plant.folder, num_sanity_val_steps=0,
         use_distributed_sampler=False, accumulate_grad_batches=3 if plant.name == "accumulation" else 1, **options,
     )  # fmt: skip
+    plant.reaches("before_group")
     trainer.fit(module, loader_of(plant), validation)
+    plant.reaches("after_loop")
 
 
 def transformers(plant):
@@ -399,11 +411,15 @@ def transformers(plant):
         dataloader_drop_last=plant.name == "drop_last",
         optim="sgd" if plant.name == "other_optimizer" and plant.here else "adamw_torch",
     )  # fmt: skip
+    if plant.name == "stumbles":
+        print(f"training on {arguments.device}")
+    plant.reaches("before_model")
     trainer_of(plant, Trainer)(
         Outputs(), arguments, data_collator=lambda rows: {"rows": torch.stack(list(rows))},
         train_dataset=Rows(plant, plant.world * plant.steps * BATCH),
         eval_dataset=Rows(plant, plant.world * BATCH * 200, 1_000_000), callbacks=[after_steps(plant, TrainerCallback)],
     ).train()  # fmt: skip
+    plant.reaches("after_loop")
 
 
 def after_steps(plant, kind):
@@ -481,7 +497,9 @@ def zero2(plant):
     import deepspeed
 
     torch.set_num_threads(1)
+    plant.reaches("before_group")
     deepspeed.init_distributed("gloo")
+    plant.reaches("before_model")
     net = Net(plant)
     accumulate = 3 if plant.name == "accumulation" else 1
     config = {
@@ -506,6 +524,7 @@ def zero2(plant):
                 engine.step()
             plant.stepped(engine)
         plant.ended(engine)
+    plant.reaches("after_loop")
     dist.barrier()
 
 
@@ -555,6 +574,7 @@ def trl(plant):
     if grown:
         plant.note()
     plant.trainer.train()
+    plant.reaches("after_loop")
 
 
 FRAMEWORKS = {
@@ -565,3 +585,4 @@ if __name__ == "__main__":
     plant = Plant(sys.argv[1], json.loads(sys.argv[3]))
     FRAMEWORKS[sys.argv[2]](plant)
     plant.finishes()
+    plant.reaches("at_exit")

@@ -5,8 +5,9 @@ before its own constructor stops all others there. A rank that is in one for :da
 and leaves a key in the store of the process group; so does one that waits as long for others before its first step,
 because ``fully_shard`` exchanges nothing, and one that waits for the process group itself, by the store of torchrun.
 The others look for that key until they wrap a model, from a thread
-that sleeps in between, and begin theirs when it is there. Of a program in which no constructor waits, nothing else is
-watched.
+that sleeps in between, and begin theirs when it is there. So does a rank that waits as long in any other collective
+while nothing watches it: in a barrier before the model or after a Trainer has returned, or in a loop without a wrapper.
+Of a program in which nobody waits, nothing else is watched.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import inspect
+import itertools
 import os
 import sys
 import threading
@@ -27,6 +29,8 @@ CALL_AFTER = 3.0
 """Seconds in a constructor after which the others are called: creating communicators takes less on a few hosts."""
 FIRST_LOOK, LOOK_EVERY = 3.0, 2.0
 """Seconds after the process group was created, and between two looks at its store."""
+LOOKS = 4
+"""Looks at the thread of this rank between two looks at the store."""
 END_WITHIN = 1.0
 """Seconds for the thread to end: a return from torch's store as the interpreter ends would raise SIGABRT."""
 GROUPS = ("process_group", "device_mesh", "mesh_device", "mpu")
@@ -37,7 +41,7 @@ _created = 0
 
 
 class LateRank:
-    """Waits in a thread of this process until another rank calls, or this one has wrapped a model."""
+    """Waits in a thread of this process until another rank calls, or this one waits for others or wraps a model."""
 
     def __init__(self, begin: Callable[[int, int], object]) -> None:
         global _created
@@ -47,6 +51,7 @@ class LateRank:
         self._thread_id, self._native_id = threading.get_ident(), threading.get_native_id()
         self._pid = os.getpid()
         self._over = threading.Event()
+        self._waited = 0.0
         self._thread = start_daemon("doctor-late", self._await_call)
         atexit.register(self.end)
 
@@ -58,15 +63,37 @@ class LateRank:
             self._thread.join(END_WITHIN)
 
     def _await_call(self) -> None:
-        if self._over.wait(FIRST_LOOK):
-            return
         with contextlib.suppress(Exception):  # the store is gone, or is not a TCPStore
-            store = store_of_group()
-            while store is not None and store.get(self._key) is None:
-                if self._over.wait(LOOK_EVERY):
-                    return
-            if store is not None:
+            if self._is_needed():
                 self._begin(self._thread_id, self._native_id)
+                if self._waited >= CALL_AFTER and not self._over.is_set() and (store := store_of_group()) is not None:
+                    store.set(self._key, b"1")
+
+    def _is_needed(self) -> bool:
+        """Await a reason to watch this rank; return whether there is one, and not an end before."""
+        from doctor.collectors.host.launched_ranks import LaunchedRanks
+
+        launched, pause, store = LaunchedRanks(), LOOK_EVERY / LOOKS, None
+        for look in itertools.count():
+            if self._over.wait(pause):
+                return False
+            self._waited = self._waited + pause if self._waits_unwatched() else 0.0
+            if self._waited >= CALL_AFTER or launched.failed():
+                return True
+            if look * pause < FIRST_LOOK or look % LOOKS:
+                continue
+            store = store or store_of_group()
+            if store is None or store.get(self._key) is not None:
+                return store is not None
+        return False
+
+    def _waits_unwatched(self) -> bool:
+        """Return whether this rank waits for others in a collective, and no Trainer's run watches it."""
+        from doctor.monitor.telemetry.stacks.live_stacks import is_waiting_in_collective
+
+        module = sys.modules.get("doctor.monitor.watch_session")
+        is_watched = module is not None and module.WatchSession.open_sessions
+        return not is_watched and is_waiting_in_collective(self._thread_id)
 
 
 def _key() -> str:

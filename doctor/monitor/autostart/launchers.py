@@ -1,10 +1,11 @@
-"""Installers for launchers of torch: a process that a signal killed stays visible until the others have reported it.
+"""Installers for launchers of torch: a process that failed stays visible until the others have reported it.
 
 torchrun ends the other processes within a tenth of a second, and ``torch.multiprocessing.spawn`` at once: before a rank
 that waits in a collective can find out, and before its watchdog has. So the processes are looked at just before the
 launcher does, without taking their exit status: the kernel keeps a killed one as a zombie, with its signal, which its
-peers can read. The launcher goes on as soon as the others have ended, or after :data:`HOLD`. Nothing is held back if
-processes end in any other way, or if the launcher itself ends them.
+peers can read. The launcher goes on as soon as the others have ended, or after :data:`HOLD`. So it does below torchrun
+for a process that ended with an error which it has not reported itself. Nothing is held back if processes end in any
+other way, or if the launcher itself ends them.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from doctor.core.clock import monotonic, sleep
+from doctor.monitor.integrations.reported_error import is_noted
 
-HOLD = 3.0
-"""Seconds at most that the others get: a watchdog looks twice a second, and a decision takes a second or two."""
+HOLD = 6.0
+"""Seconds at most that the others get: a watchdog looks twice a second, a decision takes a second or two, and to begin
+a run for it as long."""
 MOMENT, POLL = 0.5, 0.05
 
 
@@ -40,17 +43,20 @@ def watch_torchrun(module: Any) -> None:
 
 
 def _note_killed(context: Any, failure_of: Any) -> Collection[int]:
-    """Enter killed processes where torchrun does, at their time; return the pids of the others.
+    """Enter failed processes where torchrun does, at their time; return the pids of the others.
 
     torchrun names the failure with the lowest time as root cause: what the others do meanwhile must not precede it.
     """
     pids = {rank: context.subprocess_handlers[rank].proc.pid for rank in context._running_local_ranks}
-    killed = {rank: number for rank, pid in pids.items() if (number := _signal_that_killed(pid))}
-    for rank, number in killed.items():
-        failure = failure_of(local_rank=rank, pid=pids[rank], exitcode=-number, error_file=context.error_files[rank])
+    ends = {rank: _exit_code(pid) for rank, pid in pids.items()}
+    failed = {
+        rank: code for rank, code in ends.items() if code < 0 or (code and not is_noted(context.error_files[rank]))
+    }
+    for rank, code in failed.items():
+        failure = failure_of(local_rank=rank, pid=pids[rank], exitcode=code, error_file=context.error_files[rank])
         context._failures[rank] = failure
         context._running_local_ranks.discard(rank)
-    return [pid for rank, pid in pids.items() if rank not in killed] if killed else ()
+    return [pid for rank, pid in pids.items() if rank not in failed] if failed else ()
 
 
 def watch_spawn(module: Any) -> None:
@@ -77,7 +83,7 @@ def watch_spawn(module: Any) -> None:
 def _keep_killed(context: Any) -> Collection[int]:
     """Have the context join a killed process, and none that ends meanwhile; return the pids of the others."""
     running = {sentinel: context.processes[index].pid for sentinel, index in context.sentinels.items()}
-    killed = next((sentinel for sentinel, pid in running.items() if _signal_that_killed(pid)), None)
+    killed = next((sentinel for sentinel, pid in running.items() if _exit_code(pid) < 0), None)
     if killed is None:
         return ()
     context.sentinels = {killed: context.sentinels[killed]}
@@ -91,13 +97,19 @@ def await_end(pids: Collection[int], seconds: float | None = None) -> None:
         sleep(POLL)
 
 
-def _signal_that_killed(pid: int) -> int:
-    """Return the signal that killed a child that was not waited for yet; 0 if it runs, or ended in another way."""
+def _exit_code(pid: int) -> int:
+    """Return the exit code of a child that was not waited for yet, the signal that killed it as a negative number.
+
+    0 if it runs, or was ended by a signal that kills no process of its own accord.
+    """
     from doctor.core.process import KILLS
 
     seen = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    by_signal = seen is not None and seen.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
-    return seen.si_status if seen is not None and by_signal and seen.si_status in KILLS else 0
+    if seen is None:
+        return 0
+    if seen.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
+        return -seen.si_status if seen.si_status in KILLS else 0
+    return seen.si_status
 
 
 def _has_ended(pid: int) -> bool:

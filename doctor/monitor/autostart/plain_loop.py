@@ -323,7 +323,7 @@ class LoopWatch(Adapter[LoopRun]):
         self._thread = self._native_id = 0
         self._begins = threading.Lock()
         self._begin_within = BEGIN_WITHIN
-        self._has_waited = self._has_run = False
+        self._has_waited = False
         self._is_called = False  # another rank waits for this one
         self._within = False  # a loader that Accelerate prepared, or a step of DeepSpeed's engine: both use others
         self._saves = False
@@ -376,20 +376,22 @@ class LoopWatch(Adapter[LoopRun]):
             return
         self._begin_beside()
 
+    @harmless
     def _begin_beside(self) -> None:
+        claims = Adapter.claims
         with self._begins:
             if self._run is None and self._may_begin():
                 self._begin(self._start_early)
                 self._watch_end()
-        if Adapter.claimed:  # meanwhile
+        if Adapter.claims != claims:  # meanwhile
             self._end_run()
 
     def begin_beside(self, thread: int, native_id: int) -> None:
-        """Begin the run of a thread that has not wrapped a model: it or another rank is in the constructor of one."""
-        if not self._known():
+        """Begin the run of a thread that nothing watches: it waits for other ranks, or another rank for it."""
+        if not self._known() or Adapter.claimed:
             self._thread, self._native_id = thread, native_id
         self._is_called = True
-        self.begin_early()
+        self._begin_beside()
         run = self._run
         if run is not None and run.is_early:
             run.telemetry.progress.has_peers = True
@@ -404,8 +406,8 @@ class LoopWatch(Adapter[LoopRun]):
 
     @harmless
     def failed(self, error: Exception) -> None:
-        """Report an exception that ends this rank before a run has begun, by a run for that purpose."""
-        if not self._has_run:
+        """Report an exception that ends this rank while nothing watches it, by a run for that purpose."""
+        if Adapter.reported != id(error) and not isinstance(error, Findings):
             self._thread, self._native_id = threading.get_ident(), threading.get_native_id()
             self._is_called = True
             self._begin_beside()  # also where a Trainer would have begun a run of its own
@@ -626,7 +628,6 @@ class LoopWatch(Adapter[LoopRun]):
 
     @guarded
     def _watch_end(self, run: LoopRun) -> None:
-        self._has_run = True
         run.watch_exceptions(self._end)
         run.watch_exit(self._end)
 

@@ -307,9 +307,9 @@ def _wrapped(model: Any) -> None:
 
 
 def _begin_beside(thread: int, native_id: int) -> None:
-    """Begin a run beside a thread that has not wrapped its model; its random states are those of the program."""
+    """Begin a run beside a thread that nothing watches, also after a Trainer; random states are those of the program."""
     try:
-        if not _may_watch():
+        if is_disabled() or _failures:
             return
         _opened().begin_beside(thread, native_id)
     except Exception as error:  # noqa: BLE001 - the program must not be affected
@@ -340,10 +340,19 @@ def _opened(options: Mapping[str, Any] | None = None) -> Any:
         _opening.release()
 
 
+def await_late_start() -> None:
+    """Have this rank watched after a Trainer's run, while there is a process group."""
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    if module is not None and module.is_initialized():
+        _await_late_start(module)
+
+
 def _await_late_start(module: Any) -> None:
-    """Have this rank watched once another one waits for it in a constructor."""
+    """Have this rank watched once another one waits for it, or it for others."""
     try:
-        if _may_watch() and (module.get_world_size() > 1 if module.is_initialized() else awaits_group()):
+        if is_disabled() or _failures:
+            return
+        if module.get_world_size() > 1 if module.is_initialized() else awaits_group():
             _end_late_start()
             _late.append(LateRank(_begin_beside))
             _observe_exceptions()
@@ -369,7 +378,7 @@ def _observe_exceptions() -> None:
 def _report_failure(error: Exception) -> None:
     try:
         _end_late_start()
-        if _may_watch():
+        if not (is_disabled() or _failures):
             _opened().failed(error)
     except Exception as own:  # noqa: BLE001 - the program must not be affected
         _failed(own)

@@ -93,4 +93,12 @@ def _made(kind: Callable[..., Any]) -> Any:
 
     added = kind(**decode_options())
     added.unasked = True
+    added.after_run = _await_late_start
     return added
+
+
+def _await_late_start() -> None:
+    """Have this rank watched on if it waits for others after its Trainer has returned, or others for it."""
+    from doctor.monitor.autostart.torch_modules import await_late_start
+
+    await_late_start()

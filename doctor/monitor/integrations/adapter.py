@@ -17,6 +17,7 @@ from doctor.core.facts import TrainingFacts
 from doctor.monitor.findings_error import Findings
 from doctor.monitor.integrations.backward_pass import GradientTimer, loss_of, observe_backward
 from doctor.monitor.integrations.hook_guard import HookGuard, is_disabled, value_or_default
+from doctor.monitor.integrations.reported_error import note_report
 from doctor.monitor.sinks.console import print_status
 from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
 from doctor.monitor.watch_options import OnError, OnHang, Probes, WatchOptions
@@ -26,6 +27,10 @@ P = ParamSpec("P")
 A = TypeVar("A", bound="Adapter[Any]")
 R = TypeVar("R", bound="AdapterRun")
 ExceptHook = Callable[[type[BaseException], BaseException, "TracebackType | None"], None]
+
+
+def no_action() -> None:
+    """Nothing is done after a run."""
 
 
 class AdapterRun:
@@ -138,11 +143,16 @@ class Adapter(Generic[R]):
     Attributes:
         unasked: the program did not ask for it: ``doctor run`` added it, and one that the program has takes its place.
         claimed: one that watches a framework, or that the program asked for, has begun a run in this process.
+        claims: how many runs such ones have begun.
+        reported: identity of the last exception that ended a run.
+        after_run: called when a run of this one has ended.
         stand_in: watches a loop that nothing else watches; it makes way when ``claimed`` becomes true.
     """
 
     unasked = False
     claimed: ClassVar[bool] = False
+    claims: ClassVar[int] = 0
+    reported: ClassVar[int] = 0
     stand_in: ClassVar[Adapter[Any] | None] = None
 
     def __init__(
@@ -176,6 +186,7 @@ class Adapter(Generic[R]):
         )
         self._guard = HookGuard()
         self._run: R | None = None
+        self.after_run: Callable[[], object] = no_action
 
     def __getstate__(self) -> dict[str, Any]:
         """Return everything but the run: threads and sockets stay with the process that made them."""
@@ -202,6 +213,7 @@ class Adapter(Generic[R]):
         stand_in = Adapter.stand_in
         if stand_in is not self:
             Adapter.claimed = True
+            Adapter.claims += 1
             if stand_in is not None:
                 stand_in._end_run()
 
@@ -217,14 +229,18 @@ class Adapter(Generic[R]):
         run, self._run = self._run, None
         if run is None:
             return
+        Adapter.reported = id(error) if error is not None else 0
         run.restore()
         try:
             if error is None or isinstance(error, Findings):
                 run.session.close()
             else:
                 run.session.fail(error)
+                note_report()
         finally:
             run.restore_after_close()
+        if error is None:
+            value_or_default(self.after_run, None)
 
     def _failed(self, where: str, error: Exception) -> None:
         self._guard.count(where, error)

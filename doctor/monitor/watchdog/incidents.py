@@ -84,7 +84,8 @@ class IncidentHandler:
             self._join_collection(now)
 
     def _has_killed_peer(self, stall: Stall | None) -> bool:
-        """Return whether a signal killed a peer on this host, once for each: a launcher ends the others soon.
+        """Return whether a peer on this host was killed or ended with an error, once for each: a launcher ends the
+        others soon.
 
         An abort during a hang may be that of a timeout.
         """

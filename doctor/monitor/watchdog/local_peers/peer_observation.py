@@ -12,20 +12,24 @@ from doctor.cluster.transport.codec import decode_all, encode
 from doctor.cluster.transport.failover import FailoverStore
 from doctor.cluster.transport.store import Mailbox
 from doctor.collectors.host.host_identity import Identity
+from doctor.collectors.host.launched_ranks import LaunchedRanks
 from doctor.collectors.host.local_processes import (
     GONE,
     SILENT,
     process_start_time,
     process_state,
-    signal_that_killed,
+    zombie_exit_code,
 )
 from doctor.core.clock import monotonic
+from doctor.core.process import KILLS
 from doctor.core.files.own_folder import OwnFolder
 from doctor.monitor.telemetry.stacks.stack_files import read_stack_file
 from doctor.monitor.watchdog.local_peers.stack_dump import STACK_DUMPER, StackSignal, stack_file
 from doctor.monitor.watchdog.local_peers.stack_request import LocalPeer, request_stacks
 from doctor.monitor.watchdog.protocol import PeerObservation, PeerProcess
 
+LOOK_EVERY = 0.5
+"""Seconds between two looks at what torchrun started, while not all of it has announced itself."""
 OUTLIVED = 1.0
 """Seconds after the end of a peer by SIGTERM from which it is known that it was sent to that peer alone."""
 
@@ -40,13 +44,19 @@ def host_key(host: Identity) -> str:
 
 
 class LocalPeerProbe:
-    """Observes the other ranks on this host. ``directory``: where they write their stacks."""
+    """Observes the other ranks on this host. ``directory``: where they write their stacks.
+
+    A rank is known by its announcement; before that, by what torchrun started beside this one.
+    """
 
     def __init__(self, rank: int, host: str, directory: Path | OwnFolder) -> None:
         self.host = host
         self._rank = rank
         self._folder = OwnFolder.of(directory)
         self._known: dict[int, PeerProcess] = {}
+        self._launched = LaunchedRanks()
+        self._unannounced: dict[int, PeerProcess] = {}
+        self._looked = 0.0
         self._announcements: Mailbox | None = None
         self._sizes: dict[int, int] = {}
         self._terminated: dict[int, float] = {}
@@ -61,41 +71,56 @@ class LocalPeerProbe:
         """Read which process each rank is, by its first announcement; later ones are forged."""
         for process in decode_all(self._announcements.fresh(), PeerProcess) if self._announcements else ():
             self._known.setdefault(process.rank, process)
+        self._look()
+
+    def _look(self) -> None:
+        """Look which processes the ranks are that have not announced themselves."""
+        now = monotonic()
+        if self._launched.expected <= self._known.keys() or now - self._looked < LOOK_EVERY:
+            return
+        self._looked = now
+        for rank, one in self._launched.look().items():
+            self._unannounced[rank] = PeerProcess(rank, one.pid, one.started)
+
+    def _process(self, rank: int) -> PeerProcess:
+        return self._known.get(rank) or self._unannounced[rank]
 
     @property
     def ranks(self) -> set[int]:
-        """The other ranks on this host that have announced themselves."""
-        return self._known.keys() - {self._rank}
+        """The other ranks on this host whose processes are known."""
+        return (self._known.keys() | self._unannounced.keys()) - {self._rank}
 
     def is_running(self, rank: int) -> bool:
         """Return whether the process of a local peer exists and is not stopped."""
-        process = self._known[rank]
+        process = self._process(rank)
         return process_state(process.pid, process.started)[0] == SILENT
 
     @property
     def killed_neighbor(self) -> tuple[int, int] | None:
         """The next rank on this host, and the signal that killed it, while its parent has not waited for it yet.
 
-        One rank is enough: each is the next of another. SIGTERM may have been sent to all ranks: it counts if this one
+        Negative: its exit code, if that is an error. One rank is enough: each is the next of another. SIGTERM may have been sent to all ranks: it counts if this one
         outlives it by :data:`OUTLIVED` seconds.
         """
+        self._look()
         higher = [rank for rank in self.ranks if rank > self._rank]
         rank = min(higher or self.ranks, default=None)
         if rank is None:
             return None
-        process = self._known[rank]
-        number = self._signal_of(process)
+        number = self._signal_of(self._process(rank))
         return (rank, number) if number else None
 
     def _signal_of(self, process: PeerProcess) -> int:
-        number, now = signal_that_killed(process.pid, process.started), monotonic()
+        """The signal that killed a process, or minus the code of an error that it ended with; else 0."""
+        code = zombie_exit_code(process.pid, process.started) if process.started is not None else None
+        number, now = -(code or 0), monotonic()
         if number != signal.SIGTERM:
-            return number
+            return number if number < 0 or number in KILLS else 0
         return number if now - self._terminated.setdefault(process.rank, now) >= OUTLIVED else 0
 
     def exited(self, ranks: Iterable[int]) -> set[int]:
         """Return which of these ranks have no process on this host any more."""
-        known = ((rank, self._known[rank]) for rank in ranks if rank in self.ranks)
+        known = ((rank, self._process(rank)) for rank in ranks if rank in self.ranks)
         return {rank for rank, process in known if process_state(process.pid, process.started)[0] == GONE}
 
     def observe(self, rank: int, before: PeerObservation | None, *, in_grace: bool) -> PeerObservation | None:
@@ -104,10 +129,10 @@ class LocalPeerProbe:
         ``None`` while a silent peer is ``in_grace``; after that its stacks are requested once. ``before``: the last
         observation of it in this incident.
         """
-        process = self._known[rank]
+        process = self._process(rank)
         if before is not None and before.signal:  # its parent may have waited for it since
             return before
-        killed_by = self._signal_of(process)
+        killed_by = max(self._signal_of(process), 0)
         state, letter = process_state(process.pid, process.started)
         if state != SILENT:
             return PeerObservation(rank, self._rank, state, letter, signal=killed_by)
