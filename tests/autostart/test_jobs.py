@@ -124,12 +124,13 @@ def test_a_deadlock_before_the_first_batch_is_named(tmp_path: Path) -> None:
     [
         "late_deadlock",
         "late_for_group",
+        "late_for_barrier",
         pytest.param("late_shards", marks=LONGEST),
         pytest.param("late_sleep", marks=LONGEST),
     ],
 )
 def test_a_hang_before_the_model_is_wrapped_is_named(kind: str, tmp_path: Path) -> None:
-    """The other rank waits in the constructor of its wrapper, in the first step, or for the process group."""
+    """The other rank waits in the constructor of its wrapper, in the first step, in a barrier, or for the group."""
     done = loop(tmp_path, kind, options=("--folder", "out", "--on-hang", "abort", "--"))
     assert done.returncode == 1  # torchrun's
     found = findings(report_in(tmp_path / "out"))["RUN001"]
@@ -150,6 +151,14 @@ def test_an_exception_before_the_first_batch_is_named(kind: str, tmp_path: Path)
     assert found["ranks"] == [1]
     assert "ValueError: no such optimizer at loop.py" in found["summary"]
     assert "waits for" not in found["evidence"]["where"]["1"]
+
+
+def test_a_rank_that_is_killed_before_anything_is_watched_is_named(tmp_path: Path) -> None:
+    done = loop(tmp_path, "late_killed", options=("--folder", "out", "--"))
+    assert done.returncode == 1  # torchrun's
+    found = findings(json.loads((tmp_path / "out/report.json").read_text()))["RUN004"]
+    assert found["ranks"] == [1]
+    assert "SIGKILL" in found["summary"]
 
 
 def test_an_exception_while_the_others_prepare_is_named(tmp_path: Path) -> None:
@@ -265,3 +274,16 @@ def test_trainers_get_the_callback_once(framework: str, own: bool, tmp_path: Pat
     used = {folder for folder in folders if "earlier" not in folder}
     assert used == ({"own"} if own else {"out/rankdoctor"})
     report_in(tmp_path / used.pop())
+
+
+@pytest.mark.parametrize("framework", ["lightning.pytorch", pytest.param("transformers", marks=EACH_ONCE)])
+def test_a_hang_after_a_trainer_has_returned_is_named(framework: str, tmp_path: Path) -> None:
+    if find_spec(framework.partition(".")[0]) is None:
+        pytest.skip(f"needs {framework}")
+    launcher = TORCHRUN if framework == "transformers" else [sys.executable]
+    words = [str(PROGRAMS / "trainer.py"), str(tmp_path), framework, "hangs"]
+    done = job(tmp_path, *launcher, *words, options=("--folder", "out", "--on-hang", "abort", "--"))
+    assert done.returncode != 0
+    found = findings(report_in(tmp_path / "out"))["RUN001"]
+    assert found["ranks"] == [1]
+    assert "trainer.py" in found["summary"]

@@ -21,6 +21,8 @@ ENDS = {
     "killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
     "raises": "raise SystemExit(3)",
     "reports": "import pathlib, sys, time; time.sleep(0.4); pathlib.Path(sys.argv[1]).touch(); raise SystemExit(1)",
+    "raises_reported": "import os, pathlib; "
+    "pathlib.Path(os.environ['TORCHELASTIC_ERROR_FILE']).with_name('rankdoctor-reported').touch(); raise SystemExit(3)",
     "hangs": "import time; time.sleep(60)",
 }
 
@@ -73,8 +75,15 @@ def test_nothing_is_held_back_after_an_error(api: Any, tmp_path: Path, monkeypat
     """It has been reported by the process itself."""
     waits: list[Any] = []
     monkeypatch.setattr(launchers, "await_end", lambda pids: waits.extend(pids))
-    assert run(api, tmp_path, "raises", "hangs") == {0: 3, 1: -signal.SIGTERM}
+    assert run(api, tmp_path, "raises_reported", "hangs") == {0: 3, 1: -signal.SIGTERM}
     assert waits == []
+
+
+def test_the_others_report_one_that_ended_with_an_error_of_which_it_said_nothing(api: Any, tmp_path: Path) -> None:
+    codes = run(api, tmp_path, "reports", "raises")
+    assert codes == {1: 3, 0: 1}
+    assert next(iter(codes)) == 1
+    assert (tmp_path / "reported").exists()
 
 
 def test_what_ends_the_launcher_is_not_swallowed(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:

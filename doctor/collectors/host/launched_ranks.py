@@ -1,7 +1,10 @@
-"""The processes that torchrun started on this host beside this one, before they announce themselves.
+"""The ranks that torchrun started on this host beside this one, or that this one started, before they announce
+themselves.
 
-Each has RANK in its environment (torch/distributed/elastic/agent/server/local_elastic_agent.py), until it has ended: a
-zombie has none, and what was waited for has no process. Those are found by elimination, in the order of their start.
+Those of torchrun have RANK in their environment (torch/distributed/elastic/agent/server/local_elastic_agent.py), those
+of Lightning's first rank LOCAL_RANK (lightning/fabric/strategies/launchers/subprocess_script.py), until they have
+ended: a zombie has no environment, and what was waited for has no process. Of torchrun's, those are found by
+elimination, in the order of their start.
 """
 
 from __future__ import annotations
@@ -22,18 +25,33 @@ class LaunchedRank(NamedTuple):
     started: float | None
 
 
+_shared: list[LaunchedRanks] = []
+
+
+def launched_ranks() -> LaunchedRanks:
+    """Those of this process, which have to be seen while they run; made once it has the variables of its rank."""
+    pid = os.getpid()
+    if not _shared or _shared[0].pid != pid or not _shared[0].expected:
+        _shared[:] = [LaunchedRanks()]
+    return _shared[0]
+
+
 class LaunchedRanks:
     """The ranks that the agent of this one started on this host. ``environ``: of this process."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc")) -> None:
         self._proc = proc
-        self._parent = os.getppid()
+        self.pid = os.getpid()
+        self._parent, self._name, self._eliminates = os.getppid(), b"RANK=", True
         self._found: dict[int, LaunchedRank] = {}
         self.expected = self._expected(environ)
 
     def _expected(self, environ: Mapping[str, str]) -> frozenset[int]:
-        """The ranks of this host; none if another process than an agent of torchrun started this one."""
+        """The other ranks of this host; none if they are neither children of an agent of torchrun nor of this one."""
         rank, local, size = (parse_int(environ.get(name)) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        if "TORCHELASTIC_RUN_ID" not in environ and rank is None and local == 0 and environ.get("NODE_RANK") == "0":
+            self._parent, self._name, self._eliminates = os.getpid(), b"LOCAL_RANK=", False
+            return frozenset(range(1, parse_int(environ.get("WORLD_SIZE")) or 1))
         if rank is None or local is None or size is None or "TORCHELASTIC_RUN_ID" not in environ or size < 2:
             return frozenset()
         if self._rank_of(self._parent) is not None:
@@ -54,13 +72,10 @@ class LaunchedRanks:
                 ended += [pid] if process_state(pid, None)[0] == GONE else []
                 others += process_state(pid, None)[0] != GONE
         missing = sorted(self.expected - self._found.keys())
-        if children is not None and not others and len(ended) in (0, len(missing)):
-            pids = ended or [0] * len(missing)
-            self._found |= {
-                rank: LaunchedRank(pid, process_start_time(pid) if pid else None)
-                for rank, pid in zip(missing, pids, strict=True)
-            }
-        return self._found
+        if not self._eliminates or children is None or others or len(ended) not in (0, len(missing)):
+            return self._found
+        self._found |= {rank: LaunchedRank(pid, process_start_time(pid)) for rank, pid in zip(missing, ended, strict=False)}
+        return dict.fromkeys(missing, LaunchedRank(0, None)) | self._found
 
     def failed(self) -> bool:
         """Return whether one of them was killed, or ended with an error, and its agent has not waited for it yet."""
@@ -72,5 +87,5 @@ class LaunchedRanks:
             given = (self._proc / str(pid) / "environ").read_bytes()
         except OSError:
             return None
-        value = next((one[5:] for one in given.split(b"\0") if one.startswith(b"RANK=")), b"")
+        value = next((one[len(self._name) :] for one in given.split(b"\0") if one.startswith(self._name)), b"")
         return int(value) if value.isdigit() else None

@@ -71,9 +71,9 @@ class LateRank:
 
     def _is_needed(self) -> bool:
         """Await a reason to watch this rank; return whether there is one, and not an end before."""
-        from doctor.collectors.host.launched_ranks import LaunchedRanks
+        from doctor.collectors.host.launched_ranks import launched_ranks
 
-        launched, pause, store = LaunchedRanks(), LOOK_EVERY / LOOKS, None
+        launched, pause, store = launched_ranks(), LOOK_EVERY / LOOKS, None
         for look in itertools.count():
             if self._over.wait(pause):
                 return False

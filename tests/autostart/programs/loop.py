@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -70,6 +71,8 @@ def late(folder, kind):
         LATE[kind]()
     if kind == "late_alone":
         prepare()
+    if kind in ("late_for_barrier", "late_killed"):
+        dist.barrier()
     if kind == "late_shards":
         yield from fsdp2(folder, kind)
         return
@@ -87,7 +90,14 @@ def load():
     time.sleep(20)
 
 
+def be_killed():
+    """As by the kernel."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 LATE = {
+    "late_for_barrier": deadlock,
+    "late_killed": be_killed,
     "late_refuses": refuse,
     "late_alone": refuse,
     "late_deadlock": deadlock,

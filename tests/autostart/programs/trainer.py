@@ -1,11 +1,26 @@
-"""A Trainer that nobody gave a callback, or whose program has its own: ``python trainer.py FOLDER FRAMEWORK [own]``."""
+"""A Trainer that nobody gave a callback, or whose program has its own: ``python trainer.py FOLDER FRAMEWORK [own]``.
+
+With ``hangs``, rank 1 waits for a lock after its Trainer has returned, while the others wait for it in a barrier.
+"""
 
 import sys
+import threading
 from pathlib import Path
 
 import torch
 
 folder, framework, own = Path(sys.argv[1]), sys.argv[2], sys.argv[3:] == ["own"]
+hangs = sys.argv[3:] == ["hangs"]
+
+
+def meet(rank):
+    """Meet after the training, if rank 1 gets there."""
+    if hangs:
+        lock = threading.Lock()
+        with lock:
+            if rank == 1:
+                lock.acquire()
+        torch.distributed.barrier()
 
 
 def transformers():
@@ -31,6 +46,7 @@ def transformers():
     trainer = Trainer(Net(), arguments, train_dataset=rows, eval_dataset=rows, callbacks=callbacks)
     before = list(trainer.callback_handler.callbacks)
     trainer.train()
+    meet(arguments.process_index)
     trainer.evaluate()
     assert trainer.callback_handler.callbacks == before
 
@@ -66,6 +82,7 @@ def lightning(package):
     assert names.count("DoctorCallback") == 1, names
     assert names[-1] == "ModelCheckpoint"
     trainer.fit(Net(), DataLoader(torch.ones(32, 8), 4))
+    meet(trainer.global_rank)
 
 
 if __name__ == "__main__":

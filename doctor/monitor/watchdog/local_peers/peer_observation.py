@@ -12,7 +12,7 @@ from doctor.cluster.transport.codec import decode_all, encode
 from doctor.cluster.transport.failover import FailoverStore
 from doctor.cluster.transport.store import Mailbox
 from doctor.collectors.host.host_identity import Identity
-from doctor.collectors.host.launched_ranks import LaunchedRanks
+from doctor.collectors.host.launched_ranks import launched_ranks
 from doctor.collectors.host.local_processes import (
     GONE,
     SILENT,
@@ -54,7 +54,7 @@ class LocalPeerProbe:
         self._rank = rank
         self._folder = OwnFolder.of(directory)
         self._known: dict[int, PeerProcess] = {}
-        self._launched = LaunchedRanks()
+        self._launched = launched_ranks()
         self._unannounced: dict[int, PeerProcess] = {}
         self._looked = 0.0
         self._announcements: Mailbox | None = None
