@@ -57,8 +57,8 @@ ROOMS: dict[str, str] = {
     "estimate.data_model version",
     "doctor.monitor": f"{EXAMINE} knowledge analysis collectors cluster cluster.transport session version "
     "monitor.sinks monitor.telemetry monitor.watchdog",
-    "doctor.monitor.autostart": "core report monitor monitor.integrations monitor.telemetry "
-    "monitor.watchdog.store_discovery",
+    "doctor.monitor.autostart": "core report collectors.host.launched_ranks monitor monitor.integrations "
+    "monitor.telemetry monitor.watchdog.store_discovery",
     "doctor.monitor.telemetry": "core collectors",
     "doctor.monitor.watchdog": "core collectors analysis.launch_origin cluster.membership "
     "cluster.rendezvous.process_identity cluster.transport monitor.telemetry monitor.watch_options",

@@ -47,7 +47,7 @@ class Stumbles:
 
     def finds_no_file(self):
         """Not find a file."""
-        open("/nonexistent/labels.json")  # noqa: PTH123, SIM115
+        open("/nonexistent/labels.json")  # noqa: SIM115
 
     def leaves_at_once(self):
         """End without cleaning up."""

@@ -320,10 +320,6 @@ def lightning_module(plant, kind):
             self.net = Net(plant)
             self.automatic_optimization = plant.name != "two_optimizers"
 
-        def setup(self, stage):
-            """What the user does before the first epoch."""
-            plant.reaches("before_model")
-
         def training_step(self, batch, number):
             """The loss; a rank that leaves does so by the Trainer's own switch."""
             self.trainer.should_stop |= plant.leaves()
@@ -367,6 +363,7 @@ def lightning(plant):
     torch.set_num_threads(1)
     plant.rank = int(os.environ.get("LOCAL_RANK", "0"))
     module = lightning_module(plant, LightningModule)
+    module.setup = lambda stage: plant.reaches("before_model")
     validation = loader_of(plant) if plant.name in ("early_stop", "evaluate_everywhere") else None
     if plant.name == "validation_endless":
         validation = DataLoader(Stream(plant, 10**9 if plant.here else 20 * BATCH), BATCH)

@@ -74,7 +74,9 @@ class LaunchedRanks:
         missing = sorted(self.expected - self._found.keys())
         if not self._eliminates or children is None or others or len(ended) not in (0, len(missing)):
             return self._found
-        self._found |= {rank: LaunchedRank(pid, process_start_time(pid)) for rank, pid in zip(missing, ended, strict=False)}
+        self._found |= {
+            rank: LaunchedRank(pid, process_start_time(pid)) for rank, pid in zip(missing, ended, strict=False)
+        }
         return dict.fromkeys(missing, LaunchedRank(0, None)) | self._found
 
     def failed(self) -> bool:

@@ -74,6 +74,7 @@ class LateRank:
         from doctor.collectors.host.launched_ranks import launched_ranks
 
         launched, pause, store = launched_ranks(), LOOK_EVERY / LOOKS, None
+        launched.look()  # what has ended later is known by what it was
         for look in itertools.count():
             if self._over.wait(pause):
                 return False

@@ -307,7 +307,7 @@ def _wrapped(model: Any) -> None:
 
 
 def _begin_beside(thread: int, native_id: int) -> None:
-    """Begin a run beside a thread that nothing watches, also after a Trainer; random states are those of the program."""
+    """Begin a run beside a thread that nothing watches, also after a Trainer's; random states are the program's."""
     try:
         if is_disabled() or _failures:
             return

@@ -21,8 +21,8 @@ from doctor.collectors.host.local_processes import (
     zombie_exit_code,
 )
 from doctor.core.clock import monotonic
-from doctor.core.process import KILLS
 from doctor.core.files.own_folder import OwnFolder
+from doctor.core.process import KILLS
 from doctor.monitor.telemetry.stacks.stack_files import read_stack_file
 from doctor.monitor.watchdog.local_peers.stack_dump import STACK_DUMPER, StackSignal, stack_file
 from doctor.monitor.watchdog.local_peers.stack_request import LocalPeer, request_stacks
@@ -99,8 +99,8 @@ class LocalPeerProbe:
     def killed_neighbor(self) -> tuple[int, int] | None:
         """The next rank on this host, and the signal that killed it, while its parent has not waited for it yet.
 
-        Negative: its exit code, if that is an error. One rank is enough: each is the next of another. SIGTERM may have been sent to all ranks: it counts if this one
-        outlives it by :data:`OUTLIVED` seconds.
+        Negative: its exit code, if that is an error. One rank is enough: each is the next of another. SIGTERM may have
+        been sent to all ranks: it counts if this one outlives it by :data:`OUTLIVED` seconds.
         """
         self._look()
         higher = [rank for rank in self.ranks if rank > self._rank]
