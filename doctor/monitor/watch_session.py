@@ -47,8 +47,8 @@ THREAD_TIMEOUT = 1.0
 class WatchSession:
     """Watches this process from :meth:`open` to :meth:`close`.
 
-    ``directory``: for report and records. ``sinks``: additional sinks, besides the usual ones. ``open_sessions``: the
-    open sessions of this process, whose threads :meth:`close` must not join.
+    ``directory``: for report and records. ``sinks``: additional sinks, besides the usual ones. ``series``: see
+    :class:`.Watchdog`. ``open_sessions``: the open sessions of this process, whose threads :meth:`close` must not join.
     """
 
     open_sessions: ClassVar[set[WatchSession]] = set()
@@ -61,12 +61,14 @@ class WatchSession:
         world_size: int,
         directory: Path | OwnFolder,
         sinks: Sequence[FindingSink] = (),
+        series: str = "",
     ) -> None:
         self.telemetry = RankTelemetry(hang_after=options.hang_after, every_n_steps=options.every_n_steps)
         self.rank = rank
         self._folder = directory if isinstance(directory, OwnFolder) else OwnFolder(absolute(directory))
         self.directory = self._folder.path
         self._options = options
+        self._series = series
         self._world_size = world_size
         self._extra_sinks = tuple(sinks)
         self._static_facts: StaticFacts | None = None
@@ -106,6 +108,7 @@ class WatchSession:
             on_delay=self.telemetry.pauses.note_delay,
             sample=self.telemetry.sample,
             training_thread=self.telemetry.progress.training_thread,
+            series=self._series,
         )
         self.telemetry.progress.run = self._watchdog.run
         self._watchdog.start()
@@ -157,12 +160,15 @@ class WatchSession:
                     watchdog.fail(FINAL_TIMEOUT)
                 return
 
-    def close(self) -> None:
-        """End the session in whatever state it is, and restore everything it changed."""
+    def close(self, seconds: float = FINAL_TIMEOUT) -> None:
+        """End the session in whatever state it is, and restore everything it changed.
+
+        ``seconds``: for the final round.
+        """
         self.telemetry.ended()
         watchdog, self._watchdog = self._watchdog, None
         if watchdog is not None:
-            watchdog.stop(FINAL_TIMEOUT)
+            watchdog.stop(seconds)
         if self._evaluator is not None:
             self._evaluator.close()
         self.telemetry.close()

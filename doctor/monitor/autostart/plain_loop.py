@@ -57,6 +57,8 @@ CALLS = 80
 BEGIN_WITHIN = 5.0
 """Seconds for which the training waits for a run that begins beside it. A run begins within one, and if its first steps
 were missed on some ranks, steps of equal number would not be the same."""
+UNUSED_TIMEOUT = 1.0
+"""Seconds for the final round of a run that began beside its thread and makes way for another."""
 TRAINER_MODULE = "transformers.trainer"
 """Of a Trainer that wraps its model before its callback begins a run."""
 UNKNOWN_WORK = {**PHASE_TIMEOUTS, "setup": 86_400.0, "batch-end": 60.0, "epoch-end": 120.0}
@@ -215,6 +217,10 @@ class LoopRun(PlainRun):
     def mark_checkpoint(self, *, begins: bool) -> None:
         """Record the start or the end of writing a file."""
         self.telemetry.mark("checkpoint" if begins else "batch-end")
+
+    def close(self) -> None:
+        """Close the session; of a run that was not used, not all ranks may know."""
+        self.session.close(*(UNUSED_TIMEOUT,) if self.is_early else ())
 
     def finish(self) -> None:
         """Record the last batch, if its step was done."""
@@ -618,7 +624,9 @@ class LoopWatch(Adapter[LoopRun]):
 
     def _start(self) -> LoopRun:
         process = torch_rank(os.environ)
-        return LoopRun(self._new_session(process.rank, process.world_size, Path.cwd(), plain_facts(None)))
+        # Not every rank has one before a Trainer's run, and the numbers of runs have to be equal on all ranks.
+        series = f"loop-{Adapter.claims}"
+        return LoopRun(self._new_session(process.rank, process.world_size, Path.cwd(), plain_facts(None), series))
 
     def _start_early(self) -> LoopRun:
         run = self._start()

@@ -110,6 +110,10 @@ class AdapterRun:
         self._at_exit = end
         atexit.register(end)
 
+    def close(self) -> None:
+        """Close the session."""
+        self.session.close()
+
     def restore_after_close(self) -> None:
         """Restore changes that have to stay until the session is closed."""
 
@@ -217,10 +221,12 @@ class Adapter(Generic[R]):
             if stand_in is not None:
                 stand_in._end_run()
 
-    def _new_session(self, rank: int, world_size: int, default: Path, training: TrainingFacts) -> WatchSession:
+    def _new_session(
+        self, rank: int, world_size: int, default: Path, training: TrainingFacts, series: str = ""
+    ) -> WatchSession:
         """Return a session that is not open yet. ``default``: the run's own output directory."""
         directory = self._options.folder(default, print_status)
-        session = WatchSession(self._options, rank=rank, world_size=world_size, directory=directory)
+        session = WatchSession(self._options, rank=rank, world_size=world_size, directory=directory, series=series)
         session.telemetry.training = training
         return session
 
@@ -233,7 +239,7 @@ class Adapter(Generic[R]):
         run.restore()
         try:
             if error is None or isinstance(error, Findings):
-                run.session.close()
+                run.close()
             else:
                 run.session.fail(error)
                 note_report()

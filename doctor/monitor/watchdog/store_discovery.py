@@ -77,7 +77,7 @@ def agent_store(environ: Mapping[str, str]) -> StoreAddress | None:
 def open_connections(
     address: StoreAddress | None,
     directory: Path | OwnFolder,
-    run_number: int,
+    run_number: int | str,
     derived: str,
     on_lost: Callable[[StoreLost], None] = lambda lost: None,
     secret: Secret | None = None,
@@ -139,7 +139,7 @@ def connect(address: StoreAddress) -> StoreBackend:
     return TCPStoreBackend(store, KEY, f"the store at {address.host}:{address.port}", survives_coordinator=False)
 
 
-def derived_run_id(address: StoreAddress | None, run_number: int, environ: Mapping[str, str]) -> str:
+def derived_run_id(address: StoreAddress | None, run_number: int | str, environ: Mapping[str, str]) -> str:
     """Return a run id that all ranks derive identically without communication."""
     # The ranks that Lightning starts itself have variables that the first one lacks, so the launcher's name is not
     # part of the key; its marker variables are, and they are equal in all processes.

@@ -43,9 +43,9 @@ MOST_FAULTS, FAULT_PAUSE = 5, 1.0
 THREAD_TIMEOUT = 1.0
 """Seconds for the thread to end."""
 
-_run_counts: collections.Counter[int] = collections.Counter()
-"""Number of multi-rank watchdogs that each rank of this process has had. Equal on all ranks because they start and
-end runs together."""
+_run_counts: collections.Counter[tuple[int, str]] = collections.Counter()
+"""Number of multi-rank watchdogs of a series that each rank of this process has had. Equal on all ranks because they
+start and end runs together."""
 
 
 class Watchdog:
@@ -55,8 +55,9 @@ class Watchdog:
     evaluating rank. ``on_recovery``: called there when a confirmed stall is over; prints a line by default.
     ``write_line``: gets lines for the console. ``round_seconds``: interval of periodic rounds. ``secret``: the key that
     signs messages. ``on_delay``: gets the seconds by which a wait of the thread ended late. ``sample``: called there
-    and returns the seconds until it is to be called again. ``training_thread``: by default the one that creates it. No
-    method raises into it, and none waits longer than requested.
+    and returns the seconds until it is to be called again. ``training_thread``: by default the one that creates it.
+    ``series``: of the runs that all ranks have in the same order. No method raises into the training, and none waits
+    longer than requested.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Watchdog:
         on_delay: Callable[[float], object] = lambda seconds: None,
         sample: Callable[[], float] = lambda: math.inf,
         training_thread: int | None = None,
+        series: str = "",
     ) -> None:
         self._rank = rank
         self._world_size = world_size
@@ -88,6 +90,7 @@ class Watchdog:
         self._secret = secret
         self._on_delay = on_delay
         self._sample, self._sample_in = sample, 0.0
+        self._series = series
         self._training_thread = threading.get_ident() if training_thread is None else training_thread
         self._pid = os.getpid()
         self._requests: queue.SimpleQueue[RoundRequest] = queue.SimpleQueue()
@@ -148,8 +151,9 @@ class Watchdog:
     def _make_context(self) -> WatchdogContext:
         rank, world = self._rank, self._world_size
         address = find_store() if world > 1 else None
-        run_number = _run_counts[rank]
-        _run_counts[rank] += world > 1
+        count = _run_counts[rank, self._series]
+        _run_counts[rank, self._series] += world > 1
+        run_number = f"{self._series}-{count}" if self._series else count
         derived = derived_run_id(address, run_number, os.environ)
         host = host_identity(Machine())
         local_state = LocalState(rank, host)
