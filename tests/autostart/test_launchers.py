@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -84,6 +85,21 @@ def test_the_others_report_one_that_ended_with_an_error_of_which_it_said_nothing
     assert codes == {1: 3, 0: 1}
     assert next(iter(codes)) == 1
     assert (tmp_path / "reported").exists()
+
+
+def test_lightning_ends_the_others_after_they_had_the_time_to_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = pytest.importorskip("lightning.fabric.strategies.launchers.subprocess_script")
+    kind = module._ChildProcessObserver
+    monkeypatch.setattr(kind, "_run", kind._run)
+    held: list[bool] = []
+    killed = subprocess.Popen([sys.executable, "-S", "-c", ENDS["killed"]])
+    monkeypatch.setattr(launchers, "sleep", lambda seconds: held.append(killed.returncode is None))
+    launchers.watch_lightning_children(module)
+    observer = kind(os.getpid(), [killed])
+    monkeypatch.setattr(observer, "_terminate_all", lambda: held.append(killed.returncode is None))
+    os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
+    assert observer._run()
+    assert held == [True, False]
 
 
 def test_what_ends_the_launcher_is_not_swallowed(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:

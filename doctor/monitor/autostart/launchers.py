@@ -90,6 +90,27 @@ def _keep_killed(context: Any) -> Collection[int]:
     return [pid for sentinel, pid in running.items() if sentinel != killed]
 
 
+def watch_lightning_children(module: Any) -> None:
+    """Have the other ranks of Lightning or Fabric looked at before its first rank does.
+
+    Once it has seen that a signal killed one, it kills all others and itself
+    (lightning/fabric/strategies/launchers/subprocess_script.py).
+    """
+    kind = getattr(module, "_ChildProcessObserver", None)
+    look = getattr(kind, "_run", None)
+    if kind is None or look is None:
+        return
+
+    @functools.wraps(look)
+    def observed(self: Any) -> Any:
+        with suppress(Exception):
+            if any(_exit_code(one.pid) < 0 for one in self._child_processes if one.returncode is None):
+                sleep(HOLD)
+        return look(self)
+
+    kind._run = observed
+
+
 def await_end(pids: Collection[int], seconds: float | None = None) -> None:
     """Wait until these children have ended, for :data:`HOLD` seconds by default. Handlers of signals may raise here."""
     until = monotonic() + (HOLD if seconds is None else seconds)

@@ -32,6 +32,8 @@ INSTALLERS = {
     "torch.distributed._composable.fsdp.fully_shard": TORCH + "watch_fully_shard",  # torch 2.4 and 2.5
     "torch.distributed.distributed_c10d": TORCH + "watch_process_groups",
     "torch.distributed.elastic.multiprocessing.api": LAUNCHERS + "watch_torchrun",
+    "lightning.fabric.strategies.launchers.subprocess_script": LAUNCHERS + "watch_lightning_children",
+    "lightning_fabric.strategies.launchers.subprocess_script": LAUNCHERS + "watch_lightning_children",
     "torch.multiprocessing.spawn": TORCH + "watch_spawned_processes",
     "ray.train.v2._internal.execution.worker_group.thread_runner": TORCH + "watch_ray_workers",
     "torch.serialization": TORCH + "watch_checkpoints",
