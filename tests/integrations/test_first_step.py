@@ -58,6 +58,7 @@ def test_settings_of_a_step_and_parameters_without_gradient():
     assert {Variable("lr", "0.1"), Variable("momentum", "0.9"), Variable("modules in eval mode", "1")} <= {
         *sample.values
     }
+    assert Variable("dropout", "0.5") in sample.values
     assert tracker.unfrozen() == ()
     module[2].requires_grad_(True)
     assert tracker.unfrozen() == ("2.weight", "2.bias")

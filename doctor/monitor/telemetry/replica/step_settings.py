@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MOST_GROUPS, MOST_OPTIMIZERS, MOST_NAMES = 8, 4, 4
 """Parameter groups and optimizers that are recorded, and names in one text."""
 MOST_MODULES, MOST_NODES = 20_000, 100_000
+DROPPED = "p"
+"""The attribute with the probability that an element is zeroed (torch/nn/modules/dropout.py)."""
 IMPLEMENTATIONS = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
 """Keys of a parameter group that no result depends on, as far as PyTorch documents it."""
 
@@ -32,6 +34,7 @@ class StepSettingsTracker:
     def __init__(self) -> None:
         self._optimizers: list[weakref.ref[Any]] = []
         self._modules: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
+        self._dropouts: list[weakref.ref[torch.nn.Module]] = []
         self._model: weakref.ref[torch.nn.Module] | None = None
         self._frozen: frozenset[str] = frozenset()
         self._trained: list[tuple[str, weakref.ref[torch.nn.Parameter]]] = []
@@ -43,6 +46,8 @@ class StepSettingsTracker:
         """Set the model as it was wrapped: parameters that are frozen now are not reduced later, either."""
         self._model = weakref.ref(model)
         self._modules = [(name, weakref.ref(one)) for name, one in list(model.named_modules())[:MOST_MODULES]]
+        held = [(reference, one) for _, reference in self._modules if (one := reference()) is not None]
+        self._dropouts = [reference for reference, one in held if isinstance(getattr(one, DROPPED, None), float)]
         named = list(model.named_parameters())
         self._frozen = frozenset(name for name, one in named if not one.requires_grad)
         self._trained = [(name, weakref.ref(one)) for name, one in named if one.requires_grad][:MOST_MODULES]
@@ -58,6 +63,9 @@ class StepSettingsTracker:
         values = [*_of_optimizers(optimizers)]
         if self._modules:
             values.append(Variable("modules in eval mode", self._in_eval_mode()))
+        if self._dropouts:
+            shares = {getattr(module, DROPPED) for one in self._dropouts if (module := one()) is not None}
+            values.append(Variable("dropout", ", ".join(f"{share:g}" for share in sorted(shares))))
         if self._trained:
             frozen = [name for name, one in self._trained if (held := one()) is not None and not held.requires_grad]
             values.append(Variable("parameters frozen in training", _listed(frozen)))
