@@ -15,6 +15,7 @@ from doctor.core.facts import RecorderFacts
 from doctor.core.stack_dumps.recorder_dump import AFTER, BEFORE, WITH_SITE, WITH_STACK, parse_recorder
 from doctor.monitor.telemetry import flight_recorder
 from doctor.monitor.telemetry.flight_recorder import load_dump
+from tests.lab.needs import ROOT
 from tests.lab.speed import patience
 
 REAL = textwrap.dedent(
@@ -267,3 +268,19 @@ def test_coalesced_calls_whose_whole_is_not_shown_have_ended_but_for_the_newest(
     both = ("send 0->1", "recv 0<-1")
     found = _states(_batch(1, "", *both), _batch(2, "", *both))
     assert [state for _, _, state in found] == ["completed"] * 2 + ["scheduled"] * 2
+
+
+def test_a_dump_imports_nothing_that_the_program_may_be_importing() -> None:
+    """To name frames of generated code, torch would import its compiler; what the program gets afterwards is whole."""
+    code = (
+        "import sys, torch, torch.distributed as dist\n"
+        "from doctor.monitor.telemetry import flight_recorder\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        "dump = torch._C._distributed_c10d._dump_fr_trace\n"
+        "assert b'all_reduce' in flight_recorder._dump_with_deadline(dump)\n"
+        "assert 'torch._inductor' not in sys.modules and '_inductor' not in vars(torch)\n"
+        "assert torch._inductor.config is sys.modules['torch._inductor.config']\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'checks'}"}
+    subprocess.run([sys.executable, "-c", code], env=environ, check=True)

@@ -13,12 +13,15 @@ when nothing is lost by it, and the dump is used twice: as facts, and complete i
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import io
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
+from typing import Any
 
 import msgspec
 
@@ -117,12 +120,50 @@ def _dump_with_deadline(dump: Callable[..., bytes], *, stacks: bool = True) -> b
     if any(thread.is_alive() for thread in _DUMP_THREADS):
         raise NotVisible("the flight recorder has not responded to an earlier request")
     answer: list[bytes] = []
-    started = start_thread("doctor-recorder", lambda: answer.append(dump(True, stacks, False)))
+
+    def take() -> None:
+        with _inductor_left_alone():
+            answer.append(dump(True, stacks, False))
+
+    started = start_thread("doctor-recorder", take)
     started.join(DEADLINE)
     _DUMP_THREADS[:] = [started]
     if not answer:
         raise NotVisible(f"the flight recorder did not respond within {DEADLINE:g} s")
     return answer[0]
+
+
+class _NotImported:
+    """Stands for ``torch._inductor``: other threads get the module, which they import then."""
+
+    def __init__(self, module: str) -> None:
+        self._module, self._thread = module, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        if threading.get_ident() == self._thread:
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self._module), name)
+
+
+@contextlib.contextmanager
+def _inductor_left_alone() -> Iterator[None]:
+    """Keep this thread from importing ``torch._inductor``, which takes seconds.
+
+    To name frames of generated code, torch asks whether ``torch`` has that attribute, and ``torch.__getattr__`` then
+    imports it (torch/csrc/profiler/python/combined_traceback.cpp). The training thread may import the same modules at
+    that moment: of modules that import each other, the import system gives one of two threads an unfinished one.
+    """
+    torch, name = sys.modules.get("torch"), "_inductor"
+    if torch is None or name in vars(torch) or f"torch.{name}" in sys.modules:
+        yield
+        return
+    stand_in = _NotImported(f"torch.{name}")
+    setattr(torch, name, stand_in)
+    try:
+        yield
+    finally:
+        if vars(torch).get(name) is stand_in:
+            delattr(torch, name)
 
 
 def _known_groups(distributed: ModuleType) -> dict[str, tuple[int, ...]]:
