@@ -27,11 +27,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import blunders
 import lapses
+import oversights
 import slips
 from accidents import EVERY_STEP, IN_TENTH_STEPS, STRIKE_ON, STRIKE_ONCE, Accidents
 from blunders import Blunders
 from lapses import Lapses
 from mishaps import ON, ON_ALL, ONCE, Mishaps
+from oversights import Oversights
 from slips import Slips
 from stumbles import Stumbles
 
@@ -42,16 +44,21 @@ BETWEEN_STEPS = (
     "lock", "socket", "queue", "retry", "sigstop", "sigkill", "exit", "evaluate", "barrier", "drift", "rate",
     "checkpoint_stuck", "segfault", "abort", "gil", "flock", "child", "send", "momentum", "decay", "fifo",
     *STRIKE_ONCE, *ONCE, *slips.STRIKE_ONCE, *lapses.STRIKE_ONCE, *blunders.STRIKE_ONCE,
+    *oversights.STRIKE_ONCE,
 )  # fmt: skip
 """Plants that strike once, after the step ``at``."""
 FROM_THEN_ON = (
     "straggle_sleep", "straggle_compute", "rare", "collect", "checkpoint_slow", "leak", "threads", *STRIKE_ON, *ON,
-    *slips.STRIKE_ON, *lapses.STRIKE_ON, *blunders.STRIKE_ON,
+    *slips.STRIKE_ON, *lapses.STRIKE_ON, *blunders.STRIKE_ON, *oversights.STRIKE_ON,
 )  # fmt: skip
 """Plants that strike after each step from ``at`` on."""
+ON_EVERY_STEP = (
+    *EVERY_STEP, *ON_ALL, *slips.EVERY_STEP, *lapses.EVERY_STEP, *blunders.EVERY_STEP, *oversights.EVERY_STEP,
+)  # fmt: skip
+"""What every rank does after each step."""
 
 
-class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Stumbles):
+class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Stumbles):
     """The play of one rank."""
 
     def __init__(self, folder, play):
@@ -102,7 +109,7 @@ class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Stumbles):
             if self.name == "worker_lock" and in_worker:
                 self.note()
                 self.lock_of_log.acquire()  # a thread held it when this worker was forked
-        return torch.full((WIDTH,), math.sin(self.each_row(index)))
+        return self.prepared(torch.full((WIDTH,), math.sin(self.each_row(index))))
 
     def each_row(self, index):
         """What is done for every row; the number of the row that is read."""
@@ -198,7 +205,7 @@ class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Stumbles):
         """Work of the model in each forward pass in evaluation."""
         if self.name == "evaluate_everywhere":
             time.sleep(0.05)
-        if self.name == "validation_endless":
+        if self.name in ("validation_endless", "validation_uneven"):
             self.evaluates_batch()
 
     def leaves_out(self):
@@ -209,7 +216,7 @@ class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Stumbles):
         if self.strikes("unused"):
             self.note()
             return True
-        return False
+        return self.name == "unused_found" and self.here and self.passes % 3 == 0
 
     def recomputes(self):
         """Whether this rank computes activations again in the backward pass."""
@@ -226,10 +233,10 @@ class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Stumbles):
         if self.strikes("grad_nan"):
             self.note()
             return loss + 0 * torch.sqrt(loss * 0)  # the loss is finite, its derivative is not
-        if self.strikes(*lapses.IN_LOSS, *blunders.IN_LOSS):
+        if self.strikes(*lapses.IN_LOSS, *blunders.IN_LOSS, *oversights.IN_LOSS):
             self.note()
             return getattr(self, self.name)(loss)
-        return loss
+        return self.gathers_features(loss)
 
     # In the loop.
 
@@ -263,6 +270,10 @@ class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Stumbles):
             stop = torch.tensor([1.0 if self.rank == 0 else 0.0])
             dist.all_reduce(stop)
             return bool(stop)
+        if self.name == "trigger":
+            if self.here and self.step == self.at:
+                self.accelerator.set_trigger()
+            return self.accelerator.check_trigger()
         return False
 
     def stepped(self, model):
@@ -272,7 +283,7 @@ class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Stumbles):
             self.lock_of_log.release()
         if self.name == "loads_other" and self.step == 5:
             self.kept = [one.detach().clone() for one in model.parameters()]
-        if self.name in (*EVERY_STEP, *ON_ALL, *slips.EVERY_STEP, *lapses.EVERY_STEP, *blunders.EVERY_STEP):
+        if self.name in ON_EVERY_STEP:
             getattr(self, self.name)(model)
         if self.name in IN_TENTH_STEPS and self.step % 10 == 0:
             self.metric()

@@ -32,7 +32,7 @@ class Stumbles:
         if place in ("before_model", "after_loop") and dist.is_initialized():
             dist.barrier()
 
-    def prepares(self):
+    def works_alone(self):
         """Work for some seconds, as a rank that prepares for the others."""
         time.sleep(12)
 

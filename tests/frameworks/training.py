@@ -17,6 +17,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 
 from lapses import RepeatAugSampler, Scaled
+from oversights import Epoch, Repeated, TokenBatches
 from planted import BATCH, WIDTH, Plant
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.checkpoint import checkpoint
@@ -75,6 +76,8 @@ class Net(torch.nn.Module):
 
     def compute(self, rows):
         """The output, with the work of the plant."""
+        if self.training:
+            self.plant.first_batch(self.first, rows)
         hidden = torch.relu(self.norm(self.first(rows.to(self.first.weight.dtype))))
         if self.training:
             self.plant.forward()
@@ -94,6 +97,11 @@ def loader_of(plant, collate=None):
     """A loader of this rank's part of the rows; those with another number of batches have rows of their own."""
     options = {"collate_fn": collate or plant.collate, "num_workers": plant.workers, "timeout": plant.patience}
     batches = plant.batches()
+    if plant.name == "empty_shard":
+        return DataLoader(Epoch(Repeated(plant), batches * BATCH), BATCH, **options)
+    if plant.name == "bucket_endless":
+        rows = Rows(plant, batches * BATCH, plant.rank * 10_000)
+        return DataLoader(rows, batch_sampler=TokenBatches(plant, len(rows)), **options)
     if plant.name in ("stream", "unsharded", "workers_unsplit"):
         return DataLoader(Stream(plant, batches * BATCH), BATCH, **options)
     if plant.name == "no_sampler":
@@ -105,7 +113,7 @@ def loader_of(plant, collate=None):
     if plant.name == "split_seed":
         rows = part_for_training(plant, rows)
     sampler = DistributedSampler(
-        rows, plant.world, plant.reads_as, seed=plant.seed_of_sampler(), drop_last=plant.name == "drop_last"
+        rows, plant.replicas, plant.reads_as, seed=plant.seed_of_sampler(), drop_last=plant.name == "drop_last"
     )
     if plant.name == "weighted":
         own = torch.Generator().manual_seed(plant.rank)
@@ -162,7 +170,7 @@ def one_epoch(plant, model, loader, backward, optimizers):
     """One epoch; returns whether the training ends early."""
     for number, rows in enumerate(loader):
         if plant.leaves():
-            return plant.name == "early_stop"
+            return plant.name in ("early_stop", "trigger")
         if plant.name == "joined_by_minimum" and number >= plant.steps:
             break
         accumulates = plant.accumulates(number)
@@ -207,6 +215,7 @@ def start(plant):
     """Join the group; rank 0 may prepare the data while the others wait."""
     torch.set_num_threads(1)
     plant.begins()
+    plant.prepares()
     plant.reaches("before_group")
     dist.init_process_group("gloo")
     plant.reaches("before_model")
@@ -248,7 +257,10 @@ def ddp(plant):
     if plant.name == "grad_scaler":
         mixed(plant)
         return
-    options = {"broadcast_buffers": False} if plant.name == "buffers_local" else {}
+    options = {
+        "broadcast_buffers": plant.name != "buffers_local",
+        "find_unused_parameters": plant.name == "unused_found",
+    }
     model = torch.nn.parallel.DistributedDataParallel(Net(plant), **options)
     loop(plant, model, loader_of(plant), optimizers=parts_of(plant, model))
     dist.destroy_process_group()
@@ -272,7 +284,7 @@ def accelerate(plant):
 
     torch.set_num_threads(1)
     plant.reaches("before_group")
-    accelerator = Accelerator(cpu=True)
+    plant.accelerator = accelerator = Accelerator(cpu=True)
     plant.reaches("before_model")
     own = plant.name in ("more", "fewer", "join", "joined_by_minimum")
     loader = loader_of(plant) if own else DataLoader(
@@ -330,6 +342,7 @@ def lightning_module(plant, kind):
                     raise
                 return None
             self.log("loss", loss)
+            plant.logs_local(self)
             return loss if self.automatic_optimization else step_both(self, loss)
 
         def on_train_batch_end(self, *_):
@@ -337,6 +350,7 @@ def lightning_module(plant, kind):
             plant.optimizer = self.trainer.optimizers[0]
             plant.stepped(self.net)
             plant.logs(self)
+            plant.writes_images(self)
 
         def on_train_epoch_end(self):
             """What the user does after an epoch."""
@@ -346,11 +360,12 @@ def lightning_module(plant, kind):
 
         def validation_step(self, batch, number):
             """A metric that does not get better."""
-            self.log("val", self.net(batch).mean() * 0 + 1, sync_dist=True)
+            on_step = plant.name == "validation_uneven"
+            self.log("val", self.net(batch).mean() * 0 + 1, sync_dist=True, on_step=on_step, on_epoch=True)
 
         def configure_optimizers(self):
             """The optimizer or two."""
-            return parts_of(plant, self.net)
+            return plant.scheduled(parts_of(plant, self.net))
 
     return Module()
 
@@ -367,6 +382,8 @@ def lightning(plant):
     validation = loader_of(plant) if plant.name in ("early_stop", "evaluate_everywhere") else None
     if plant.name == "validation_endless":
         validation = DataLoader(Stream(plant, 10**9 if plant.here else 20 * BATCH), BATCH)
+    if plant.name == "validation_uneven":
+        validation = DataLoader(Stream(plant, (22 if plant.here else 20) * BATCH), BATCH)
     options = {"limit_train_batches": plant.steps} if plant.name == "joined_by_minimum" else {}
     if plant.name == "early_stop":
         plant.name, options["callbacks"] = "early_stop_of_trainer", [EarlyStopping("val", patience=1)]
@@ -385,6 +402,7 @@ def lightning(plant):
 def transformers(plant):
     """The Trainer of transformers."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers.trainer_utils import SaveStrategy
 
     class Outputs(torch.nn.Module):
         """The model of the other programs, as the Trainer calls it."""
@@ -411,11 +429,18 @@ def transformers(plant):
     if plant.name == "stumbles":
         print(f"training on {arguments.device}")
     plant.reaches("before_model")
-    trainer_of(plant, Trainer)(
+    if plant.name == "resumes":
+        arguments.save_strategy, arguments.save_steps = SaveStrategy.STEPS, 40
+    plant.maps(arguments)
+    start_trainer = partial(
+        trainer_of(plant, Trainer),
         Outputs(), arguments, data_collator=lambda rows: {"rows": torch.stack(list(rows))},
         train_dataset=Rows(plant, plant.world * plant.steps * BATCH),
         eval_dataset=Rows(plant, plant.world * BATCH * 200, 1_000_000), callbacks=[after_steps(plant, TrainerCallback)],
-    ).train()  # fmt: skip
+    )  # fmt: skip
+    start_trainer().train()
+    if plant.name == "resumes":
+        start_trainer().train(resume_from_checkpoint=str(plant.folder / "out" / "checkpoint-80"))
     plant.reaches("after_loop")
 
 
@@ -469,8 +494,11 @@ def ray(plant):
     from ray.train.torch import TorchTrainer
 
     ray.init(num_cpus=plant.world + 1, include_dashboard=False, object_store_memory=80 * 2**20)
+    datasets = {}
+    if plant.name in ("split_alone", "split_everywhere"):
+        datasets["train"] = ray.data.range(400)
     TorchTrainer(
-        ray_worker, train_loop_config={"folder": str(plant.folder), "play": plant.play},
+        ray_worker, datasets=datasets, train_loop_config={"folder": str(plant.folder), "play": plant.play},
         scaling_config=ScalingConfig(num_workers=plant.world),
         run_config=RunConfig(storage_path=str(plant.folder / "ray")),
     ).fit()  # fmt: skip
@@ -557,7 +585,7 @@ def trl(plant):
         evaluates = "steps"
     arguments = SFTConfig(
         str(plant.folder / "out"), use_cpu=True, num_train_epochs=plant.epochs, report_to=[],
-        bf16=plant.name == "bf16" and plant.here,
+        bf16=plant.name == "bf16" and plant.here, packing=plant.name == "packing", packing_strategy="wrapped",
         per_device_train_batch_size=BATCH, max_length=32, gradient_checkpointing=False, disable_tqdm=True,
         eval_strategy=evaluates, eval_steps=plant.at, save_strategy="no",
         gradient_accumulation_steps=3 if plant.name == "accumulation" else 1, logging_steps=20,
