@@ -23,7 +23,7 @@ from mishaps import started
 from torch.utils.data import IterableDataset, Sampler
 
 STRIKE_ONCE = (
-    "upload_stalls", "grpc_wait", "split_alone", "dedups", "tokenizers_fork", "wandb_stuck", "old_checkpoint",
+    "upload_stalls", "grpc_wait", "split_alone", "dedups", "tokenizers_fork", "old_checkpoint",
     "map_died", "saves_half",
 )  # fmt: skip
 """Plants that strike once, after the step ``at``."""
@@ -31,7 +31,7 @@ STRIKE_ON = ("auc", "formats_tensors", "board_histograms")
 """Plants that strike after each step from ``at`` on."""
 EVERY_STEP = (
     "recompiles", "resume_missing", "dict_keys", "seeds_by_rank", "saves_whole", "plateau_agreed", "split_everywhere",
-    "wandb_offline",
+    "wandb_offline", "wandb_stuck",
 )  # fmt: skip
 """What every rank does after each step."""
 IN_LOSS = ("stops_training",)
@@ -112,13 +112,14 @@ class Oversights:
 
     def wandb_stuck(self, model):
         """Finish a run of wandb whose service hangs (https://github.com/wandb/wandb/issues/4929)."""
-        import psutil
+        if self.strikes("wandb_stuck"):
+            import psutil
 
-        run = self.tracker()
-        for child in psutil.Process().children():
-            if "wandb" in child.name():
-                child.send_signal(signal.SIGSTOP)
-        run.finish()
+            self.note()
+            for child in psutil.Process().children():
+                if "wandb" in child.name():
+                    child.send_signal(signal.SIGSTOP)
+            self.kept[0].finish()
 
     def length(self, index):
         """The number of tokens of a row, of which one is longer than a batch may be.
@@ -127,7 +128,9 @@ class Oversights:
         """
         if not self.here or index != 4 * self.at:
             return BUDGET // 4
-        self.note()
+        if not self.kept:
+            self.note()
+        self.kept = [index]
         return BUDGET + 1
 
     # What ends the rank.
@@ -357,14 +360,15 @@ class Oversights:
     def wandb_offline(self, model):
         """Log to wandb on the main rank."""
         if self.rank == 0:
-            self.kept = self.kept or [self.tracker()]
             self.kept[0].log({"loss": 0.5})
 
-    def tracker(self):
-        """A run of wandb without a connection."""
-        import wandb
+    def tracks(self):
+        """Open a run of wandb on the main rank, before the training."""
+        if self.name in ("wandb_offline", "wandb_stuck") and self.rank == 0:
+            import wandb
 
-        return wandb.init(mode="offline", dir=str(self.folder), settings=wandb.Settings(console="off", silent=True))
+            settings = wandb.Settings(console="off", silent=True)
+            self.kept.append(wandb.init(mode="offline", dir=str(self.folder), settings=settings))
 
 
 class Repeated(IterableDataset):

@@ -167,6 +167,7 @@ class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Stumbles):
 
     def batches(self):
         """How many batches this rank has in an epoch."""
+        self.tracks()
         if self.name == "worker_lock" and self.here:
             self.lock_of_log = threading.Lock()
             self.lock_of_log.acquire()
