@@ -192,10 +192,10 @@ class Oversights:
                 layer.bias.sub_(layer(rows).mean(0))
 
     def saves_half(self, model):
-        """Save the model in half precision, in place (https://github.com/ultralytics/ultralytics/issues/3089)."""
+        """Save in half precision, and read it back into the model (https://github.com/ultralytics/ultralytics/issues/3089)."""
         inner = getattr(model, "module", model)
-        torch.save(inner.half().state_dict(), self.folder / "half.pt")
-        inner.float()
+        torch.save({name: value.half() for name, value in inner.state_dict().items()}, self.folder / "half.pt")
+        inner.load_state_dict(torch.load(self.folder / "half.pt"))
 
     def scheduled(self, optimizers):
         """Optimizers, or the only one with a learning rate that follows a metric of this rank."""
