@@ -23,14 +23,14 @@ from mishaps import started
 from torch.utils.data import IterableDataset, Sampler
 
 STRIKE_ONCE = (
-    "upload_stalls", "grpc_wait", "split_alone", "dedups", "tokenizers_fork", "old_checkpoint",
+    "upload_stalls", "grpc_wait", "retried_forever", "dedups", "tokenizers_fork", "old_checkpoint",
     "map_died", "saves_half",
 )  # fmt: skip
 """Plants that strike once, after the step ``at``."""
 STRIKE_ON = ("auc", "formats_tensors", "board_histograms")
 """Plants that strike after each step from ``at`` on."""
 EVERY_STEP = (
-    "recompiles", "resume_missing", "dict_keys", "seeds_by_rank", "saves_whole", "plateau_agreed", "split_everywhere",
+    "recompiles", "resume_missing", "dict_keys", "seeds_by_rank", "saves_whole", "plateau_agreed", "retried_twice",
     "wandb_offline", "wandb_stuck",
 )  # fmt: skip
 """What every rank does after each step."""
@@ -90,9 +90,13 @@ class Oversights:
 
         grpc.channel_ready_future(grpc.insecure_channel("127.0.0.1:1")).result()
 
-    def split_alone(self, model):
-        """Read the shard of Ray Data once more, alone (https://github.com/ray-project/ray/issues/42008)."""
-        self.split_everywhere(model)
+    def retried_forever(self, model, failures=10**9):
+        """Wait for a task of Ray that fails, and is tried again without a limit (https://github.com/ray-project/ray/pull/60104)."""
+        import ray
+
+        path = self.folder / f"attempts-{self.rank}"
+        options = {"num_cpus": 0, "max_retries": -1, "retry_exceptions": True}
+        ray.get(ray.remote(reads_shard).options(**options).remote(str(path), failures))
 
     def dedups(self, model):
         """Drop duplicates by a search in a list (https://github.com/motional/nuplan-devkit/issues/253)."""
@@ -349,13 +353,10 @@ class Oversights:
             dist.all_reduce(metric)
             self.kept[0].step(metric.item())
 
-    def split_everywhere(self, model):
-        """Read a shard of Ray Data: all workers at the same step."""
-        import ray.train
-
+    def retried_twice(self, model):
+        """Wait for a task of Ray that fails twice, and then reads its shard."""
         if self.step == self.at:
-            for _ in ray.train.get_dataset_shard("train").iter_batches(batch_size=4):
-                pass
+            self.retried_forever(model, 2)
 
     def wandb_offline(self, model):
         """Log to wandb on the main rank."""
@@ -435,6 +436,16 @@ def killed_at_three(row):
     if row["row"] == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     return row
+
+
+def reads_shard(path, failures):
+    """Read a shard, which is not there in the first attempts."""
+    with open(path, "a+") as attempts:
+        attempts.write(".")
+        attempts.seek(0)
+        if len(attempts.read()) <= failures:
+            time.sleep(0.5)
+            raise FileNotFoundError("shard-7.parquet")
 
 
 def attention(rows):

@@ -494,11 +494,8 @@ def ray(plant):
     from ray.train.torch import TorchTrainer
 
     ray.init(num_cpus=plant.world + 1, include_dashboard=False, object_store_memory=80 * 2**20)
-    datasets = {}
-    if plant.name in ("split_alone", "split_everywhere"):
-        datasets["train"] = ray.data.range(400)
     TorchTrainer(
-        ray_worker, datasets=datasets, train_loop_config={"folder": str(plant.folder), "play": plant.play},
+        ray_worker, train_loop_config={"folder": str(plant.folder), "play": plant.play},
         scaling_config=ScalingConfig(num_workers=plant.world),
         run_config=RunConfig(storage_path=str(plant.folder / "ray")),
     ).fit()  # fmt: skip
