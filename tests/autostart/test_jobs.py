@@ -153,6 +153,16 @@ def test_an_exception_before_the_first_batch_is_named(kind: str, tmp_path: Path)
     assert "waits for" not in found["evidence"]["where"]["1"]
 
 
+def test_a_rank_that_waits_at_another_store_is_named(tmp_path: Path) -> None:
+    """It does not name the others, which respond to one another but not to it."""
+    done = loop(tmp_path, "late_other_port", options=("--folder", "out", "--on-hang", "abort", "--"))
+    assert done.returncode == 1  # torchrun's
+    found = findings(json.loads((tmp_path / "out/report.json").read_text()))["RUN001"]
+    assert found["ranks"] == [1]
+    assert "Ranks 0" not in done.stderr
+    assert "Rank 0 is" not in done.stderr
+
+
 def test_a_rank_that_is_killed_before_anything_is_watched_is_named(tmp_path: Path) -> None:
     done = loop(tmp_path, "late_killed", options=("--folder", "out", "--"))
     assert done.returncode == 1  # torchrun's

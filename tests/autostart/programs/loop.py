@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import socket
 import sys
 import threading
 import time
@@ -259,6 +260,10 @@ def train(folder, kind):
     if kind == "late_for_group" and os.environ["RANK"] == "1":
         (folder / "stopped").write_text(repr(time.time()))
         deadlock()
+    if kind == "late_other_port" and os.environ["RANK"] == "1":
+        (folder / "stopped").write_text(repr(time.time()))
+        server = socket.create_server(("127.0.0.1", 0))  # it accepts, and never answers
+        os.environ["MASTER_PORT"] = str(server.getsockname()[1])
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     for seed in (random.seed, numpy.random.seed, torch.manual_seed):

@@ -90,6 +90,10 @@ class LocalPeerProbe:
         """The other ranks on this host whose processes are known."""
         return (self._known.keys() | self._unannounced.keys()) - {self._rank}
 
+    def has_announced(self, rank: int) -> bool:
+        """Return whether a rank has announced itself in the store that this one uses."""
+        return rank in self._known
+
     def is_running(self, rank: int) -> bool:
         """Return whether the process of a local peer exists and is not stopped."""
         process = self._process(rank)

@@ -81,6 +81,7 @@ class CollectionRound:
         self._observation_reader = self._store.mailbox(f"{name}/seen")
         self._complete_at: float | None = None
         self._last_turn = -1
+        self._is_apart = False
         self._own_message: DecisionMessage | None = None
 
     @property
@@ -166,9 +167,19 @@ class CollectionRound:
         for rank in sorted(local_peers.ranks - self.announced - self.ended):
             before = self.observations.get(rank)
             observation = local_peers.observe(rank, before, in_grace=now - self._began < self._times.grace)
+            if observation is not None and self._is_own_absence(observation):
+                self._is_apart = True
+                continue
             if observation is not None and observation != before:
                 self.observations[rank] = observation
                 self._store.append(f"{self.name}/seen", encode(observation))
+
+    def _is_own_absence(self, observation: PeerObservation) -> bool:
+        """Whether a peer that runs may not respond because this rank uses another store than most ranks."""
+        if observation.state != SILENT or self._local_peers.has_announced(observation.rank):
+            return False
+        present = len(self.announced)
+        return 2 * present < self._world_size or (2 * present == self._world_size and 0 not in self.announced)
 
     def _is_my_turn(self, now: float) -> bool:
         """Return whether it is this rank's turn to evaluate. Each turn is tried once."""
@@ -180,6 +191,8 @@ class CollectionRound:
         if self.deferred:
             return False
         turn, order = int((now - self._complete_at) / EVALUATION_TIMEOUT), sorted(self.reported)
+        if self._is_apart and not self.failed:
+            return False  # the others see what this rank does not do
         if turn == self._last_turn or turn >= len(order) or order[turn] != self._rank:
             return False
         self._last_turn = turn
