@@ -52,6 +52,21 @@ def test_a_file_lock_and_its_holder(tmp_path):
     assert words.startswith(f"a lock on {path}, held by PID {holder.pid} (")
 
 
+@pytest.mark.parametrize(
+    ("file", "function", "words"),
+    [
+        ("_utilities.py", "_block", "a connection to a server (gRPC)"),
+        ("_channel.py", "_blocking", "data from a server (gRPC)"),
+    ],
+)
+def test_a_server_of_grpc(file, function, words):
+    """Its threads in native code bring about what the thread waits for."""
+    names = {"event": threading.Event()}
+    exec(compile(f"def {function}(): event.wait()", f"/site-packages/grpc/{file}", "exec"), names)
+    assert waits(names[function]) == words
+    names["event"].set()
+
+
 def test_a_terminal_that_takes_no_output():
     reader, terminal = os.openpty()
     termios.tcflow(terminal, termios.TCOOFF)

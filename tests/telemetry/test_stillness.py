@@ -98,6 +98,34 @@ def test_a_thread_that_waits_for_a_process_until_a_timeout_stands():
     assert found > 1.5
 
 
+def test_a_loader_that_looks_at_its_workers_now_and_then_stands():
+    """It waits for the first batch of a worker that sleeps; another thread that is woken as often prepares the run."""
+    data = pytest.importorskip("torch.utils.data")
+    rows = iter(data.DataLoader([0], num_workers=1, collate_fn=lambda rows: time.sleep(9)))
+
+    def first_batch():
+        while not rows._try_get_data(1.0)[0]:
+            pass
+
+    def naps():
+        for _ in range(9):
+            time.sleep(1)
+
+    found = []
+    threads = [threading.Thread(target=one, daemon=True) for one in (first_batch, naps)]
+    for one in threads:
+        one.start()
+    time.sleep(1.5)
+    both = [Stillness(one.ident, one.native_id) for one in threads]
+    for _ in range(8):
+        found = [one.look(in_one_call=True) for one in both]
+        time.sleep(0.5)
+    for one in threads:
+        one.join()
+    assert found[0] > 3.0
+    assert found[1] < 2.0
+
+
 def test_a_thread_of_which_nothing_is_known_is_not_in_one_call():
     stillness = Stillness(threading.get_ident(), 2**30)
     assert stillness.look(in_one_call=True) == stillness.look(in_one_call=True) == 0.0

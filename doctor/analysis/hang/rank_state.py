@@ -397,6 +397,8 @@ def _waits_before_training(progress: ProgressFacts) -> bool:
     work = local_work_of(progress.stack)
     if work is not None and work.kind == "loading" and progress.blocked.startswith((*_QUEUES, _FROM_PIPE)):
         awaited = [one.waits for one in progress.children if one.waits]
+        if any(one.state == "T" for one in progress.children):
+            return True
         return bool(awaited) and not any(map(_may_end, awaited)) and _stands_while_loading(progress)
     is_in_turn = progress.blocked == A_SLEEP or progress.blocked.startswith(_IN_TURN)
     if is_in_turn or _may_have_work_done(progress) or not _caller(progress.stack)[1].user:

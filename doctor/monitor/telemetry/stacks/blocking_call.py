@@ -106,6 +106,9 @@ _WORDS = {
 }
 """Words of the kinds that have no file."""
 _BY_STACK = (
+    ("/grpc/_utilities.py", "_block", "a connection to a server (gRPC)"),
+    ("/grpc/_channel.py", "_blocking", "data from a server (gRPC)"),
+    ("/grpc/_common.py", "wait", "data from a server (gRPC)"),
     ("/ray/_private/worker.py", "get_objects", "a result of another process (ray.get)"),
     ("/ray/_private/worker.py", "wait", "a result of another process (ray.wait)"),
     ("/queue.py", "get", "an item of a queue (queue.get)"),

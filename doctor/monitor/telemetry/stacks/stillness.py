@@ -32,6 +32,11 @@ that waits for a locked database is woken 10 times a second (``sqliteDefaultBusy
 a loop of small forward passes with pauses of 50 ms more than 0.5 %. So does what tries a lock file 20 times a second
 (filelock), which its frames show."""
 
+_LOADER, _AWAITS = "/torch/utils/data/dataloader.py", "_try_get_data"
+LOOK_AT_WORKERS, SWITCHES_OF_LOOK, NEAR = 5.0, 4, 10
+"""Seconds after which a DataLoader that waits for a batch looks whether its workers live (``MP_STATUS_CHECK_INTERVAL``,
+torch/utils/data/_utils/__init__.py), switches of such a look, and the innermost frames that such a wait has."""
+
 
 def nanoseconds_run(native_id: int | str, threads: Path = Path("/proc/self/task")) -> int | None:
     """Return the CPU time of a thread, by default of this process (proc_pid_schedstat); ``None`` if it is unknown."""
@@ -69,7 +74,7 @@ class Stillness:
 
     def _most_switches(self, seconds: float, ran: int | None, *, naps: bool) -> float:
         if not naps:
-            return 0.0
+            return SWITCHES_OF_LOOK * (seconds / LOOK_AT_WORKERS + 1.0) if self._awaits_workers() else 0.0
         if self._only_looks():
             return math.inf
         polls = ran is not None and self._ran is not None and ran - self._ran <= POLLING_SHARE * (seconds + 1.0) * 1e9
@@ -82,6 +87,17 @@ class Stillness:
             return False
         code = frame.f_code
         return waits_for_lock_file(code.co_filename) or (code.co_name == "_wait" and code.co_filename == _OF_CHILDREN)
+
+    def _awaits_workers(self) -> bool:
+        """Return whether the thread waits for a batch of a data worker."""
+        frame = sys._current_frames().get(self._thread)
+        for _ in range(NEAR):
+            if frame is None:
+                return False
+            if frame.f_code.co_name == _AWAITS and frame.f_code.co_filename.endswith(_LOADER):
+                return True
+            frame = frame.f_back
+        return False
 
     def _switches(self) -> int | None:
         try:
