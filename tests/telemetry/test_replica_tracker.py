@@ -316,6 +316,17 @@ def test_checksums_are_labelled_by_steps_and_by_batches():
     assert not any(one.moved for one in replica.facts().checksums)
 
 
+@pytest.mark.parametrize(("replicated", "recorded"), [(False, {"21"}), (True, set()), (None, set())])
+def test_batches_up_to_a_step_of_a_sharded_model(replicated, recorded):
+    replica = ReplicaTracker(10)
+    replica.attach(_net(), replicated=replicated, broadcast=replicated)
+    replica.optimizer_step(20, 21)
+    values = {
+        one.value for sample in replica.facts().settings for one in sample.values if one.name == "batches trained"
+    }
+    assert values == recorded
+
+
 def test_one_look_serves_a_step_and_its_batch(monkeypatch):
     net = _net()
     replica = ReplicaTracker(10)

@@ -27,6 +27,8 @@ _CHANGES_VALUES = lazy_compile(
 """Settings that change the updates of parameters."""
 _MODES, _FROZEN = "modules in eval mode", "parameters frozen in training"
 """The names of these values in :class:`doctor.core.facts.StepSettings`."""
+_BATCHES = "batches trained"
+"""The same for their number so far, which a sharded model leaves equal on all ranks."""
 _NONE, _DEFAULT = "none", "default"
 """No modules or parameters, and an argument that a Trainer was not given."""
 
@@ -53,7 +55,7 @@ class SettingDifference(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """``accumulate_grad_batches differs (rank 0: 2; rank 1: 4)``."""
         after = f" after step {self.step}" if self.step is not None else ""
-        are_words = self.name in (_MODES, _FROZEN)
+        are_words = self.name in (_MODES, _FROZEN, _BATCHES)
         verb = "differ" if are_words else "differs"
         name = f"{self.name[:1].upper()}{self.name[1:]}" if are_words else self.name
         return f"{name} {verb}{after} ({describe(self.split)})"
@@ -71,6 +73,8 @@ class SettingDifference(msgspec.Struct, frozen=True):
     @property
     def effect(self) -> str:
         """What modules in eval mode or frozen parameters of some ranks lead to; empty for other settings."""
+        if self.name == _BATCHES:
+            return "A rank that skips a step, or takes one more, does not update its shard together with the others."
         own = next((group for group in self.split.minorities if group.value != _NONE), None)
         if self.name not in (_MODES, _FROZEN) or own is None:
             return ""
@@ -93,6 +97,8 @@ class SettingDifference(msgspec.Struct, frozen=True):
         if self.name == _MODES:
             evaluating = tuple(rank for group in self.split.groups if group.value != _NONE for rank in group.ranks)
             return f"Call `model.train()` on {ranks_in_words(evaluating)} after evaluation, before training continues."
+        if self.name == _BATCHES:
+            return "Call `optimizer.step()` after the same batches on all ranks; decide that by a value they share."
         if self.name == _FROZEN:
             wrapped = "before DistributedDataParallel wraps the model"
             if value == _NONE:

@@ -203,7 +203,7 @@ class RankTelemetry:
         """Record the optimizer steps of a batch, before the batch ends. (step path)"""
         self._optimizer_steps = stepped = self._optimizer_steps + 1
         if stepped % self._every == 0:
-            self.replica.optimizer_step(stepped)
+            self.replica.optimizer_step(stepped, self._batches_trained + 1)
 
     def loader_end(self, stage: str, loader: int, *, ended: bool, left_at: Frame | None = None) -> None:
         """Record the end of a loader's epoch; ``ended``: it was exhausted, not limited.

@@ -75,6 +75,7 @@ def _sampled(name: str, usual: str, other: str, *ranks: int, step: int = 100) ->
             .alter(TrainingFacts, ranks=(0,), data_parallel_size=1),
         ),
         Fails("a frozen layer on one rank", _sampled("parameters frozen in training", "none", "head", 1), ranks=(1,)),
+        Fails("a step that one rank skipped", _sampled("batches trained", "100", "101", 1), ranks=(1,)),
         Fails("dropout is off on one rank", _sampled("modules in eval mode", "none", "dropout", 1), ranks=(1,)),
         Fails("a learning rate that a scheduler lowered on one rank", _sampled("lr", "0.1", "0.05", 2), ranks=(2,)),
         Fails(

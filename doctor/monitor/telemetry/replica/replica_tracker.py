@@ -88,11 +88,16 @@ class ReplicaTracker:
         initial, self._initial = _initial_checksums(self._parts) if self._parts is not None else (None, {})
         self._model = msgspec.structs.replace(facts, initial=initial)
 
-    def optimizer_step(self, step: int) -> None:
-        """Record optimizer step number ``step``. To be called at least every ``every_n_steps``."""
+    def optimizer_step(self, step: int, batches: int | None = None) -> None:
+        """Record optimizer step number ``step``. To be called at least every ``every_n_steps``.
+
+        ``batches``: those trained so far, with the one of this step.
+        """
         if step % self._every == 0:
             self._take_sample("step", step, step)
-            self.settings.take_sample(step // self._every, step)
+            # Nothing but this shows that a rank did not update its shard; other wrappers leave ranks their own pace.
+            is_sharded = self._model is not None and self._model.replicated is False
+            self.settings.take_sample(step // self._every, step, batches if is_sharded else None)
 
     def batch_end(self, batch: int, steps: int = -1) -> None:
         """Record the end of a batch after ``steps`` optimizer steps.

@@ -57,10 +57,15 @@ class StepSettingsTracker:
         inner = (getattr(one, "optimizer", one) for one in optimizers)  # the one in Accelerate's or Lightning's wrapper
         self._optimizers = [weakref.ref(one) for one in inner if hasattr(one, "param_groups")][:MOST_OPTIMIZERS]
 
-    def take_sample(self, number: int, step: int) -> None:
-        """Record the settings after optimizer step ``step``, as sample ``number``."""
+    def take_sample(self, number: int, step: int, batches: int | None = None) -> None:
+        """Record the settings after optimizer step ``step``, as sample ``number``.
+
+        ``batches``: those trained so far, where they are equal on all ranks.
+        """
         optimizers = [one for reference in self._optimizers if (one := reference()) is not None]
         values = [*_of_optimizers(optimizers)]
+        if batches is not None:
+            values.append(Variable("batches trained", str(batches)))
         if self._modules:
             values.append(Variable("modules in eval mode", self._in_eval_mode()))
         if self._dropouts:
