@@ -153,6 +153,15 @@ def test_an_exception_before_the_first_batch_is_named(kind: str, tmp_path: Path)
     assert "waits for" not in found["evidence"]["where"]["1"]
 
 
+def test_a_rank_that_exits_with_an_error_is_named(tmp_path: Path) -> None:
+    """It has said that its run is over; its exit code says that it failed."""
+    done = loop(tmp_path, "stops", options=("--folder", "out", "--"))
+    assert done.returncode == 1  # torchrun's
+    found = findings(json.loads((tmp_path / "out/report.json").read_text()))["RUN004"]
+    assert found["ranks"] == [1]
+    assert "SystemExit: 1" in found["summary"]
+
+
 def test_a_rank_that_waits_at_another_store_is_named(tmp_path: Path) -> None:
     """It does not name the others, which respond to one another but not to it."""
     done = loop(tmp_path, "late_other_port", options=("--folder", "out", "--on-hang", "abort", "--"))

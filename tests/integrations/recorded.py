@@ -63,7 +63,7 @@ class RecordedSession(WatchSession):
         self.calls.append(("fail", type(error).__name__))
         self.telemetry.close()
 
-    def close(self) -> None:
+    def close(self, seconds: float = 5.0) -> None:
         self.calls.append(("close",))
         self.telemetry.close()
 

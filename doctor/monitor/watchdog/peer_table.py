@@ -119,6 +119,9 @@ def progress_of(member: Member) -> ProgressFacts:
 
 
 def _with_observation(progress: ProgressFacts, observation: PeerObservation | None) -> ProgressFacts:
+    if observation is not None and observation.code and progress.state != "failed":
+        failure = Failure("SystemExit", str(observation.code))
+        return msgspec.structs.replace(progress, state="failed", failure=failure, seen_by=observation.by)
     if progress.state in FINAL:
         return progress
     if observation is None:

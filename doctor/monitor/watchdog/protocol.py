@@ -50,7 +50,8 @@ class PeerObservation(msgspec.Struct, frozen=True):
     """What rank ``by`` observed of an unresponsive process on its own host.
 
     ``state``: as in :class:`doctor.core.facts.ProgressFacts`; ``letter``: state code of the kernel; ``asked``: stacks
-    were requested and may follow; ``signal``: what killed it, if that can still be read.
+    were requested and may follow; ``signal``: what killed it, and ``code``: that of the error that it ended with, if
+    that can still be read.
     """
 
     rank: Count
@@ -60,6 +61,7 @@ class PeerObservation(msgspec.Struct, frozen=True):
     stack: Annotated[tuple[Frame, ...], Meta(max_length=MOST_FRAMES)] = ()
     asked: bool = False
     signal: Annotated[int, Meta(ge=0, lt=65)] = 0
+    code: Annotated[int, Meta(ge=0, lt=256)] = 0
 
 
 class RankResumed(msgspec.Struct, frozen=True):

@@ -110,7 +110,7 @@ LATE = {
 
 
 def plain(folder, kind):
-    """DistributedDataParallel, an evaluation and a checkpoint in each epoch; rank 1 stops (hang) or raises (crash)."""
+    """DistributedDataParallel, an evaluation and a checkpoint in each epoch; rank 1 hangs, exits or raises."""
     sampler = DistributedSampler(Rows())
     model = DistributedDataParallel(net())
     loader = DataLoader(Rows(), BATCH, sampler=sampler, num_workers=1 if kind == "workers" else 0)
@@ -124,6 +124,8 @@ def plain(folder, kind):
         for number, batch in enumerate(loader):
             if kind == "hang" and epoch and number == 3 and dist.get_rank() == 1:
                 time.sleep(1000)
+            if kind == "stops" and epoch and number == 3 and dist.get_rank() == 1:
+                sys.exit(1)
             if kind == "crash" and epoch and number == 3 and dist.get_rank() == 1:
                 raise ValueError("of rank 1")
             loss = model(batch).square().mean() + random.random()

@@ -134,18 +134,23 @@ class LocalPeerProbe:
         observation of it in this incident.
         """
         process = self._process(rank)
-        if before is not None and before.signal:  # its parent may have waited for it since
+        if before is not None and (before.signal or before.code):  # its parent may have waited for it since
             return before
-        killed_by = max(self._signal_of(process), 0)
+        ended_by = self._signal_of(process)
         state, letter = process_state(process.pid, process.started)
         if state != SILENT:
-            return PeerObservation(rank, self._rank, state, letter, signal=killed_by)
+            return PeerObservation(rank, self._rank, state, letter, signal=max(ended_by, 0), code=max(-ended_by, 0))
         if in_grace:
             return None
         asked = before.asked if before is not None and before.state == SILENT else self._request_stacks(process)
         has_written = asked and self._file_size(rank) > self._sizes[rank]
         stack = read_stack_file(stack_file(self._folder, rank)) if has_written else ()
         return PeerObservation(rank, self._rank, state, letter, stack, asked=asked)
+
+    def exit_with_error(self, rank: int) -> PeerObservation | None:
+        """Observe how a local peer exited that has ended its run; ``None`` unless with an error."""
+        code = -self._signal_of(self._process(rank)) if rank in self.ranks else 0
+        return PeerObservation(rank, self._rank, GONE, "Z", code=code) if code > 0 else None
 
     def _request_stacks(self, process: PeerProcess) -> bool:
         self._sizes[process.rank] = self._file_size(process.rank)

@@ -171,8 +171,14 @@ class CollectionRound:
                 self._is_apart = True
                 continue
             if observation is not None and observation != before:
-                self.observations[rank] = observation
-                self._store.append(f"{self.name}/seen", encode(observation))
+                self._add_observation(observation)
+        for rank in self.ended - self.observations.keys():
+            if (ended := local_peers.exit_with_error(rank)) is not None:
+                self._add_observation(ended)
+
+    def _add_observation(self, observation: PeerObservation) -> None:
+        self.observations[observation.rank] = observation
+        self._store.append(f"{self.name}/seen", encode(observation))
 
     def _is_own_absence(self, observation: PeerObservation) -> bool:
         """Whether a peer that runs may not respond because this rank uses another store than most ranks."""
