@@ -12,13 +12,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.collectors.base import parse_int, read_text
 from doctor.collectors.host.local_processes import GONE, process_start_time, process_state, zombie_exit_code
 
 
-class LaunchedRank(NamedTuple):
+class LaunchedRank(msgspec.Struct, frozen=True):
     """The process of a rank; ``pid`` is 0 if there is none any more."""
 
     pid: int

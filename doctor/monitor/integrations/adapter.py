@@ -17,7 +17,6 @@ from doctor.core.facts import TrainingFacts
 from doctor.monitor.findings_error import Findings
 from doctor.monitor.integrations.backward_pass import GradientTimer, loss_of, observe_backward
 from doctor.monitor.integrations.hook_guard import HookGuard, is_disabled, value_or_default
-from doctor.monitor.integrations.reported_error import note_report
 from doctor.monitor.sinks.console import print_status
 from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
 from doctor.monitor.watch_options import OnError, OnHang, Probes, WatchOptions
@@ -242,6 +241,8 @@ class Adapter(Generic[R]):
                 run.close()
             else:
                 run.session.fail(error)
+                from doctor.monitor.integrations.reported_error import note_report  # no healthy run needs it
+
                 note_report()
         finally:
             run.restore_after_close()

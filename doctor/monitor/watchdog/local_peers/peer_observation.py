@@ -12,7 +12,6 @@ from doctor.cluster.transport.codec import decode_all, encode
 from doctor.cluster.transport.failover import FailoverStore
 from doctor.cluster.transport.store import Mailbox
 from doctor.collectors.host.host_identity import Identity
-from doctor.collectors.host.launched_ranks import launched_ranks
 from doctor.collectors.host.local_processes import (
     GONE,
     SILENT,
@@ -28,6 +27,8 @@ from doctor.monitor.watchdog.local_peers.stack_dump import STACK_DUMPER, StackSi
 from doctor.monitor.watchdog.local_peers.stack_request import LocalPeer, request_stacks
 from doctor.monitor.watchdog.protocol import PeerObservation, PeerProcess
 
+LOCAL_RANK = "LOCAL_RANK"
+"""The variable that torchrun and Lightning set in the ranks that they start."""
 LOOK_EVERY = 0.5
 """Seconds between two looks at what torchrun started, while not all of it has announced itself."""
 OUTLIVED = 1.0
@@ -54,7 +55,6 @@ class LocalPeerProbe:
         self._rank = rank
         self._folder = OwnFolder.of(directory)
         self._known: dict[int, PeerProcess] = {}
-        self._launched = launched_ranks()
         self._unannounced: dict[int, PeerProcess] = {}
         self._looked = 0.0
         self._announcements: Mailbox | None = None
@@ -76,10 +76,15 @@ class LocalPeerProbe:
     def _look(self) -> None:
         """Look which processes the ranks are that have not announced themselves."""
         now = monotonic()
-        if self._launched.expected <= self._known.keys() or now - self._looked < LOOK_EVERY:
+        if LOCAL_RANK not in os.environ or now - self._looked < LOOK_EVERY:
             return
+        from doctor.collectors.host.launched_ranks import launched_ranks  # other launchers need nothing of it
+
         self._looked = now
-        for rank, one in self._launched.look().items():
+        launched = launched_ranks()
+        if launched.expected <= self._known.keys():
+            return
+        for rank, one in launched.look().items():
             self._unannounced[rank] = PeerProcess(rank, one.pid, one.started)
 
     def _process(self, rank: int) -> PeerProcess:
