@@ -37,6 +37,7 @@ Part: TypeAlias = Literal[
     "twelfth",
     "thirteenth",
     "fourteenth",
+    "fifteenth",
     "development",
 ]
 Half: TypeAlias = Literal["tuned", "held"] | Part
