@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
+from doctor.lint.python.project.own_start import is_measured
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import is_test
 from doctor.lint.python.value_flow import computed_from, handed_in, origins
@@ -105,11 +106,14 @@ def gradients_not_zeroed(script: Script) -> Iterator[Violation]:
             continue
         back = next((one for one in script.inside(loop, ast.Call) if last_name(one.func) == "backward"), None)
         if back is not None and _is_kept(script, optimizer, loop) and not _is_handed_on(script, optimizer):
+            is_discarded = is_measured(script, call)
             yield Violation(
                 call,
                 f"{script.text_of(optimizer)}.zero_grad() is missing: gradients add up over all steps of the loop at "
                 f"line {loop.lineno}",
                 fix=f"Call `{script.text_of(optimizer)}.zero_grad()` after line {call.lineno}.",
+                severity=Severity.INFO if is_discarded else None,
+                preview=is_discarded,
             )
 
 

@@ -126,7 +126,8 @@ def shows_bug(script: Script, line: int) -> bool:
 
 
 _OF_BENCHMARKS = re.compile(
-    r"(?:^|[_/\W])(?:bench(?:mark)?\w*|profil(?:e|er|ers|ing)|throughput)(?=$|[_\W])", re.IGNORECASE
+    r"(?:^|[_/\W])(?:bench(?:mark)?\w*|profil(?:e|er|ers|ing)|throughput|speed_?tests?|(?:test|measure)_?speed)(?=$|[_\W])",
+    re.IGNORECASE,
 )
 _TAKES_TIME = re.compile(r"\btime\.(?:time|perf_counter|monotonic)\(|\bperf_counter\(|cuda\.Event\(")
 _COMMENTS = re.compile(r"#.*")
@@ -144,3 +145,21 @@ def measures_speed(script: Script) -> bool:
         return False
     names = (PurePath(script.path).as_posix().rsplit("/", 2)[-2:], [one.name for one in script.functions])
     return any(_OF_BENCHMARKS.search(name) for part in names for name in part)
+
+
+_GETS_MODEL = re.compile(r"net|model|module|optim|engine|self", re.IGNORECASE)
+
+
+def is_measured(script: Script, node: ast.AST) -> bool:
+    """Whether a program measures its speed, or the function around a place does: by its name, with a model that it
+    makes itself, which it neither evaluates nor saves nor returns."""
+    function = script.function_of(node)
+    if function is None or measures_speed(script):
+        return measures_speed(script)
+    body = "\n".join(map(ast.unparse, function.body))
+    is_timed = _TAKES_TIME.search(body) is not None and _KEEPS_MODEL.search(body) is None
+    given = (one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg))
+    is_left = not any(map(_GETS_MODEL.search, given)) and not any(
+        one.value is not None for one in script.inside(function, ast.Return)
+    )
+    return _OF_BENCHMARKS.search(function.name) is not None and is_timed and is_left
