@@ -75,10 +75,46 @@ def main(model):
 """
 
 
+EXTRACTS = """\
+import torch
+
+def extract(source="bert/pytorch_model.bin", target="runs/model_state.pt"):
+    state, kept = torch.load(source), {}
+    for name in state:
+        if name.startswith("embeddings."):
+            kept[name] = state[name]
+    torch.save(kept, target)
+
+def train(model):
+    model.cuda()
+"""
+COLLECTS = """\
+import torch
+
+def states(model):
+    found = {}
+    for name, one in model.cuda().named_parameters():
+        if one.requires_grad:
+            found[name] = one.cpu()
+    return found
+
+def main(model, path):
+    torch.save({"model": states(model)}, path)
+"""
+
+
 @pytest.mark.parametrize(
     ("saver", "is_found"),
     [
         ("pass\n", True),
+        (EXTRACTS, False),
+        (EXTRACTS.replace('"runs/model_state.pt"', "None"), True),
+        (EXTRACTS.replace("state[name]\n", "state[name].cuda()\n"), True),
+        (EXTRACTS + "\nextract(target='other.pt')\n", True),
+        (COLLECTS, False),
+        (COLLECTS.replace("one.cpu()", "one.detach().to('cpu').clone()  # on any machine"), False),
+        (COLLECTS.replace("one.cpu()", "one"), True),
+        (COLLECTS.replace("one.cpu()", "one.cpu().cuda()"), True),
         (CONVERTS, False),
         (CONVERTS.replace("resnet18()", "resnet18().cuda()"), True),
         (CONVERTS.replace("model_state", "another"), True),

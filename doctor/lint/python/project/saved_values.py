@@ -16,7 +16,7 @@ these without ``map_location``, with or without a GPU."""
 _OF_GPUS = re.compile(r"cuda|gpu|device|accelerat|trainer|deepspeed|fabric|\.to\(|backward|\bfit\(", re.IGNORECASE)
 """Words of programs that may use GPUs, also through a library that trains."""
 _Seen = set[tuple[int, str]]
-MOST_FILES = 4
+MOST_FILES = 8
 """Other scripts with the name of a file that are read for what they save in it."""
 _NUMBERS = frozenset(
     {
@@ -65,11 +65,13 @@ def _is_after_fit(script: Script, saved: ast.expr) -> bool:
 
 def file_name(script: Script, path: ast.expr) -> str:
     """The last part of a path as far as it is written: ``scores.bin`` of ``f"{folder}/scores.bin"`` and of
-    ``os.path.join(folder, "scores.bin")``."""
+    ``os.path.join(folder, "scores.bin")``; that of a parameter is its default."""
     last = path
     for _ in range(3):
         if isinstance(last, ast.Name) and len(values := script.values_of(last)) == 1:
             last = values[0]
+        elif isinstance(last, ast.Name):
+            last = _default_of(script, last) or last
         if isinstance(last, ast.JoinedStr) and last.values:
             last = last.values[-1]
         elif isinstance(last, ast.BinOp):
@@ -78,6 +80,14 @@ def file_name(script: Script, path: ast.expr) -> str:
             last = last.args[-1]
     known = script.value(last)
     return known.rpartition("/")[2] if isinstance(known, str) else ""
+
+
+def _default_of(script: Script, name: ast.Name) -> ast.expr | None:
+    """The default of a parameter that no call in the file gives."""
+    function = script.function_of(name) if not any(True for _ in handed_in(script, name)) else None
+    named = [*function.args.posonlyargs, *function.args.args] if function is not None else []
+    defaults = zip(named[::-1], function.args.defaults[::-1], strict=False) if function is not None else ()
+    return next((default for one, default in defaults if one.arg == name.id), None)
 
 
 def _others(script: Script, name: str) -> Iterator[Script]:
