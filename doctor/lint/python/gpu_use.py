@@ -144,9 +144,35 @@ def runs_alone(script: Script, node: ast.AST) -> bool:
         if (asks := asks_for_several(test)) is not None and asks is not holds:
             return True
         option, is_on = _option_of(test, holds)
-        if not is_on and option in switches:
+        if not is_on and (option in switches or option.rpartition(".")[2] in _switches_of_launchers(script)):
             return True
     return False
+
+
+@per_script
+def _switches_of_launchers(script: Script) -> frozenset[str]:
+    """The names of options, for ranks as their words say, without which a script reads none of the variables that
+    launchers set, and wraps no model: ``if args.enable_fsdp: rank = int(os.environ["RANK"])``."""
+    read = [one for one in script.all(ast.Constant) if _is_launch_variable(one)]
+    if not read or any(True for _ in script.calls(TRAINER, FABRIC, ACCELERATOR)):
+        return frozenset()
+    used = [
+        call
+        for call in script.all(ast.Call)
+        if script.name(call.func).startswith(_MADE_FOR_RANKS) or _MAY_MAKE_RANKS.search(last_name(call.func))
+    ]
+    used = [call for call in used if not last_name(call.func).startswith("is_")]  # also where there are no ranks
+    found = [{one.rpartition(".")[2] for one in _options_on(script, part)} for part in (*read, *used)]
+    return frozenset(one for one in frozenset.intersection(*map(frozenset, found)) if _OF_RANKS.search(one))
+
+
+_MAY_MAKE_RANKS = re.compile(
+    r"dist(?!ill|anc|rib(?!uted))|process_?group|ddp|launch|spawn|trainer|trainingarg|partialstate|hvd|"
+    r"^(?:set_?up|init(?:iali[sz]e)?)$",
+    re.IGNORECASE,
+)
+"""Functions and classes that make ranks, or may do so in another module."""
+_MADE_FOR_RANKS = ("torch.distributed.", "torch.nn.parallel.Distributed", "deepspeed.", "horovod.", "apex.parallel.")
 
 
 def block_with_ranks(script: Script, branch: ast.If) -> list[ast.stmt]:
