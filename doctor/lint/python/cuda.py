@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from doctor.lint.python.gpu_use import runs_alone
+from doctor.lint.python.project.unreached import may_import
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.script import UNKNOWN, Script, last_name
 from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER, calls_of, has_one_rank
@@ -110,7 +112,35 @@ def on_current_device(script: Script) -> ast.Call | None:
     """The first call that moves something to the current GPU: ``x.cuda()``, ``x.to("cuda")``, ``torch.zeros(1,
     device="cuda")``; ``None`` if devices are numbered, or there is none."""
     calls = (call for call in script.all(ast.Call) if is_on_current_device(script, call))
-    return next((call for call in calls if not runs_alone(script, call) and not _is_on_first_rank(script, call)), None)
+    shared = (call for call in calls if not runs_alone(script, call) and not _is_on_first_rank(script, call))
+    return next((call for call in shared if not _is_left_out(script, call)), None)
+
+
+def _is_left_out(script: Script, node: ast.AST) -> bool:
+    """Whether it is in a function that the program of its file never names, which joins the job in another function: no
+    rank calls it. Programs that import it have no word of ranks."""
+    outer = next((one for one in script.around(node) if one in script.tree.body), None)
+    if not isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)) or outer.decorator_list:
+        return False
+    if script.modules is None or "__main__" not in script.text or _CALLS_BY_NAME.search(script.text):
+        return False
+    starts = {script.function_of(one) for one in script.calls(JOINS)}
+    if None in starts or outer in starts or len(re.findall(rf"\b{outer.name}\b", _COMMENTS.sub("", script.text))) > 1:
+        return False
+    place, named = PurePath(script.location or script.path), re.compile(rf"\b{outer.name}\b")
+    others = script.modules.mentioning(place.stem)
+    return not any(
+        shown != script.path and named.search(text) and may_import(place, text) and _OF_RANKS.search(text)
+        for shown, text in others
+    )
+
+
+_COMMENTS = re.compile(r"#.*")
+_CALLS_BY_NAME = re.compile(r"(?<!\.)\b(?:globals|locals|getattr|eval|exec)\(|\bfire\.Fire\(|\b__dict__\b")
+_OF_RANKS = re.compile(
+    r"distributed|process_group|\bdist\.|rank|world_?size|accelerat|\bDDP\b|deepspeed|horovod|Trainer|spawn",
+    re.IGNORECASE,
+)
 
 
 def _is_on_first_rank(script: Script, node: ast.AST, depth: int = 2) -> bool:
