@@ -9,6 +9,7 @@ from doctor.lint.engine.rule import FlowStep
 from doctor.lint.python.collective_paths import FOCUS, UNKNOWN_CALLS, CollectivePath, paths_through
 from doctor.lint.python.collectives import CollectiveCall, collectives_and_forwards
 from doctor.lint.python.gpu_use import runs_alone
+from doctor.lint.python.project.left_defaults import given_by_all
 from doctor.lint.python.rank_branches import (
     RankCondition,
     is_rank_test,
@@ -165,10 +166,26 @@ def _asks_a_constant(script: Script, condition: RankCondition) -> bool:
 def _is_for_all(script: Script, collective: CollectiveCall, condition: RankCondition) -> bool:
     """``if rank == 0 or sharded``: another reason, equal on all ranks, lets all of them in."""
     where = condition.where
-    if not isinstance(where, ast.If) or not isinstance(where.test, ast.BoolOp) or not isinstance(where.test.op, ast.Or):
+    if not isinstance(where, ast.If):
+        return False
+    if condition.test == script.text_of(where.test) and _is_asked_by_all(script, where.test):
+        return True
+    if not isinstance(where.test, ast.BoolOp) or not isinstance(where.test.op, ast.Or):
         return False
     in_body = not set(script.around(collective.call)).isdisjoint(where.body)
     return in_body and any(not is_rank_test(script, one) for one in where.test.values)
+
+
+def _is_asked_by_all(script: Script, test: ast.expr, depth: int = 4) -> bool:
+    """``several or rank == 0``, also as a part of a conjunction that a name has, where every call in the project gives
+    the function ``several=True``."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or):
+        return any(given_by_all(script, one) is True for one in test.values)
+    if isinstance(test, ast.BoolOp):
+        tests = [one for one in test.values if is_rank_test(script, one)]
+        return bool(tests) and all(_is_asked_by_all(script, one, depth) for one in tests)
+    values = script.values_of(test) if isinstance(test, ast.Name) and depth else ()
+    return len(values) == 1 and values[0] is not test and _is_asked_by_all(script, values[0], depth - 1)
 
 
 def _is_joined_in_branch(script: Script, collective: CollectiveCall, condition: RankCondition) -> bool:

@@ -363,6 +363,26 @@ def _left_default(script: Script, parameter: ast.arg) -> object:
     return found
 
 
+def given_by_all(script: Script, name: ast.expr) -> object:
+    """The constant that every call in the project gives a parameter by its name; else :data:`UNKNOWN`."""
+    scope = script.scope_of(name, name.id) if isinstance(name, ast.Name) else None
+    bound = scope.names[name.id] if scope is not None and isinstance(name, ast.Name) else ()
+    parameter = bound[0] if len(bound) == 1 else None
+    function = script.function_of(parameter) if isinstance(parameter, ast.arg) else None
+    modules = script.modules
+    if function is None or modules is None or not isinstance(parameter, ast.arg) or function.name.startswith("__"):
+        return UNKNOWN
+    if modules.is_one_file or modules.notebooks(function.name) or modules.installs(script.location):
+        return UNKNOWN
+    uses = list(_uses_of(script, function.name))
+    if any(one is None or one.reads[function.name] > 0 for one in uses):
+        return UNKNOWN
+    calls = [call for one in uses if one is not None for call in one.calls[function.name]]
+    given = [[word.value for word in call.keywords if word.arg == parameter.arg] for call in calls]
+    values = {one[0].value if one and isinstance(one[0], ast.Constant) else UNKNOWN for one in given}
+    return values.pop() if len(values) == 1 else UNKNOWN
+
+
 def _default_of(function: FunctionNode, parameter: ast.arg) -> tuple[ast.expr | None, int]:
     """The default of a parameter, and its place among those that may be given by position."""
     arguments = function.args
