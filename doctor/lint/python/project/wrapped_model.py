@@ -163,9 +163,35 @@ def _is_own(script: Script, model: ast.Name, attribute: str) -> bool:
 @per_script
 def fails_to_wrap(script: Script) -> bool:
     """Whether DistributedDataParallel, wherever a program calls it, or a line above it, fails in a job of several
-    ranks."""
+    ranks, or Accelerate refuses the model."""
     wraps = list(script.calls(DDP))
+    if not wraps and _is_spread(script):
+        return True
     return bool(wraps) and (_joins_nowhere(script) or all(_chooses_by_text(script, one) for one in wraps))
+
+
+def _is_spread(script: Script) -> bool:
+    """Whether all models that a program loads are spread over the GPUs of the host, and a Trainer of Transformers
+    trains, whose Accelerator refuses such a model in every job of several ranks (accelerate/accelerator.py:
+    ``prepare_model``). A rank that sees one GPU has nothing to spread over."""
+    if "device_map" not in script.text or _LEAVES_OPEN.search(script.text):
+        return False
+    loads = list(script.method_calls("from_pretrained"))
+    mapped = [script.argument(one, "device_map") for one in loads if script.is_given(one, "device_map")]
+    models = [one for one in loads if _OF_MODELS.search(script.text_of(one.func))]
+    trains = next(script.calls("transformers.Trainer", "trl.SFTTrainer"), None)
+    return bool(mapped) and len(models) == len(mapped) and trains is not None and all(map(_is_auto, mapped))
+
+
+_OF_MODELS = re.compile(r"Model", re.IGNORECASE)
+_LEAVES_OPEN = re.compile(r"ACCELERATE_BYPASS_DEVICE_MAP|CUDA_VISIBLE_DEVICES[^\n]*RANK|set_device\(")
+
+
+def _is_auto(device_map: ast.expr | None) -> bool:
+    """``"auto"``, also with several GPUs alone: ``"auto" if torch.cuda.device_count() > 1 else None``."""
+    if isinstance(device_map, ast.IfExp) and "device_count" in ast.unparse(device_map.test):
+        device_map = device_map.body
+    return isinstance(device_map, ast.Constant) and device_map.value in ("auto", "balanced")
 
 
 def _joins_nowhere(script: Script) -> bool:
