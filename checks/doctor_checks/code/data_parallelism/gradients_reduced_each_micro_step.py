@@ -60,6 +60,20 @@ _STEPS = frozenset({"step"})
             ),
         ),
         fails("with accelerate", _ACCELERATE),
+        passes(
+            "an accelerator that prepares the loader alone",
+            _ACCELERATE.replace(
+                "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
+                "loader = accelerator.prepare(loader)",
+            ).replace("  # !", ""),
+        ),
+        fails(
+            "an accelerator that other code may prepare the model with",
+            _ACCELERATE.replace(
+                "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
+                "loader = accelerator.prepare(loader)\nmodel = wrap(model, accelerator)",
+            ),
+        ),
         fails("a loop over micro-batches", _MICRO),
         passes(
             "not yet averaged",
@@ -169,6 +183,8 @@ def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
     wraps = (call for call in script.calls(DDP, ACCELERATOR) if not _is_second_choice(script, call))
     wrapper = next(wraps, None) or next(fabrics, None)
     if wrapper is None or is_test(script) or _SPARES.search(script.text) or _shards(script, wrapper):
+        return
+    if _prepares_no_model(script, wrapper):
         return
     for loop in loops(script):
         backward = _backward(script, loop)
@@ -293,6 +309,26 @@ def _shards(script: Script, wrapper: ast.Call) -> bool:
     strategy = script.argument(wrapper, "strategy") if script.name(wrapper.func) == FABRIC else None
     values = script.values_of(strategy) if strategy is not None else ()
     return any("fsdp" in ast.unparse(one).lower() for one in values)
+
+
+_OF_LOADERS = re.compile(r"loader|data_?set|sampler|sched", re.IGNORECASE)
+
+
+def _prepares_no_model(script: Script, wrapper: ast.Call) -> bool:
+    """Whether the Accelerators of a file prepare loaders alone, so that its model has no wrapper that reduces: they are
+    given to no other code, and the base classes of the project prepare nothing."""
+    if script.name(wrapper.func) != ACCELERATOR:
+        return False
+    prepared = [one for call in script.method_calls("prepare", "prepare_model") for one in (*call.args, *call.keywords)]
+    if not prepared or not all(isinstance(one, ast.expr) and _OF_LOADERS.search(last_name(one)) for one in prepared):
+        return False
+    given = {last_name(one) for call in script.all(ast.Call) for one in (*call.args, *(w.value for w in call.keywords))}
+    bases = {last_name(base) for owner in script.all(ast.ClassDef) for base in owner.bases}
+    others = script.modules.mentioning(".prepare(") if script.modules is not None else ()
+    kept = {last_name(target) for one in script.all(ast.Assign) if one.value is wrapper for target in one.targets}
+    return given.isdisjoint(kept) and not any(
+        shown != script.path and f"class {base}" in text for base in bases for shown, text in others
+    )
 
 
 def _is_decided_by_context(script: Script, loop: Loop, backward: ast.Call, wrapper: ast.Call) -> bool:
