@@ -26,7 +26,8 @@ def switch_off_by_default(script: Script, test: ast.expr) -> str:
         return ""
     spelled = name.replace("_", "[-_]")
     declared = re.compile(
-        rf"[\"']--{spelled}[\"'][^\n]{{0,120}}(?:store_true|default\s?=\s?(?:False|0)\b)|"
+        rf"[\"']--{spelled}[\"'](?:[^\n]{{0,120}}|,\s{{1,40}}action\s?=\s?[\"'])"
+        rf"(?:store_true|default\s?=\s?(?:False|0)\b)|"
         rf"^\s+{name}\s?:\s?bool\s?=\s?(?:False|field\(\s?default\s?=\s?False)",
         re.MULTILINE,
     )
@@ -39,6 +40,25 @@ def switch_off_by_default(script: Script, test: ast.expr) -> str:
     is_declared = any(map(declared.search, own)) or any(map(configured.search, configurations))
     is_off = is_declared and not any(map(is_on.search, own)) and not sets(script, name)
     return f"--{name}" if is_off and not _is_asked_for(script, name, spelled) else ""
+
+
+_GIVES_OPTIONS = re.compile(r"[\"'\s]--\w+")
+
+
+def is_left_off(script: Script, node: ast.AST) -> bool:
+    """Whether a place needs an option that is off by default, and that the commands and programs of the project which
+    start the script with other options do not give."""
+    branches = [one for one in script.around(node) if isinstance(one, ast.If)]
+    tests = [one.test for one in branches if any(node is part for held in one.body for part in ast.walk(held))]
+    option = next(filter(None, (switch_off_by_default(script, one) for one in tests)), "")
+    place, modules = PurePath(script.path), script.modules
+    if not option or modules is None:
+        return False
+    named = re.compile(rf"\b{re.escape(place.stem)}\b")
+    texts = [*modules.mentioning(place.stem), *modules.mentioning(place.name, launches=True)]
+    starts = [text for shown, text in texts if shown != script.path and named.search(text)]
+    given = [text for text in starts if _GIVES_OPTIONS.search(text)]
+    return bool(given) and not any(one in text for one in (option, option.replace("_", "-")) for text in given)
 
 
 def _entry_of(test: ast.expr) -> str:
