@@ -1,0 +1,246 @@
+"""Faults in code that ranks never come to: other branches, functions of other programs, options that nothing gives; and
+of models that a program discards."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from doctor.core.settings import Settings
+from doctor.lint.engine.registry import Rulebook, builtin_rules
+from doctor.lint.engine.releases import Releases
+from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
+
+
+def found(folder, rule, files):
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    book = Rulebook(tuple(one for one in builtin_rules() if one.id == rule))
+    asked = LintRequest(book, Settings(preview=True), {one.id: one.family for one in book.rules}, Releases({}))
+    report = build_report(lint_paths([folder], asked), asked, started=time.time())
+    assert not [result for result in report.results if result.crash]
+    return [one.severity.value for result in report.results for one in result.findings]
+
+
+SHARDS = """\
+import os
+
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from work.setup import set_up
+
+def evaluate(settings, model, loader):
+    for batch in loader:
+        {test}
+            batch = batch.to(int(os.environ["LOCAL_RANK"]))
+        else:
+            batch = batch.to("cuda:0")
+        print(model(batch), torch.distributed.is_initialized())
+
+def main(args, model, loader):
+    if args.use_fsdp:
+        set_up()
+        model = FSDP(model, device_id=int(os.environ["LOCAL_RANK"]))
+    {more}
+    evaluate(args, model, loader)
+
+main(read(), build(), load())
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "more", "expected"),
+    [
+        ("if settings.use_fsdp:", "", []),
+        ("if settings.training.use_fsdp:", "", []),
+        ("if settings.is_large:", "", ["error"]),
+        ("if settings.use_fsdp:", "rank = int(os.environ['RANK'])", ["error"]),
+        ("if settings.use_fsdp:", "init_distributed_mode(args)", ["error"]),
+        ("if settings.use_fsdp:", "torch.distributed.init_process_group('nccl')", ["error"]),
+    ],
+)
+def test_the_other_branch_of_the_option_that_reads_what_launchers_set(tmp_path, test, more, expected):
+    assert found(tmp_path, "CODE002", {"train.py": SHARDS.format(test=test, more=more)}) == expected
+
+
+JOINS = """\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from work import app, build, train
+
+def main():
+    dist.init_process_group("nccl")
+    rank = dist.get_rank() % torch.cuda.device_count()
+    model = DDP(build().to(rank), device_ids=[rank])
+    train(model){more}
+
+{decorator}def predict(path):
+    model = build().to("cuda")
+    return model(torch.load(path))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "decorator", "other", "expected"),
+    [
+        ("", "", "", []),
+        ("", "", "from train import predict\n\nprint(predict('a.pt'))\n", []),
+        ("", "", "import train\n\nprint(train.predict('a.pt'))\n", []),
+        ("; predict('a.pt')", "", "", ["error"]),
+        ("; globals()[args.after]('a.pt')", "", "", ["error"]),
+        ("", "@app.command\n", "", ["error"]),
+        (
+            "",
+            "",
+            "from train import main, predict\nfrom torch import distributed\n\nmain()\npredict('a.pt')\n",
+            ["error"],
+        ),
+    ],
+)
+def test_a_function_that_the_program_of_the_ranks_never_names(tmp_path, more, decorator, other, expected):
+    files = {"train.py": JOINS.format(more=more, decorator=decorator), "show.py": other}
+    assert found(tmp_path, "CODE003", files) == expected
+
+
+STAGES = """\
+import torch.distributed as dist
+from work.settings import Base
+
+class Stages(Base):
+    def enters(self, stage, everywhere=False):
+        is_on = self.first <= stage and ({test})
+        if is_on and dist.get_world_size() > 1:
+            dist.barrier()
+        return is_on
+"""
+STARTS = (
+    "from stages import Stages\n\nif Stages().enters(1, {}):\n    train()\nif Stages().enters(2, {}):\n    test()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("test", "first", "second", "is_found"),
+    [
+        ("everywhere or dist.get_rank() == 0", "everywhere=True", "everywhere=True", False),
+        ("dist.get_rank() == 0 or everywhere", "everywhere=True", "everywhere=True", False),
+        ("everywhere or dist.get_rank() == 0", "everywhere=True", "everywhere=False", True),
+        ("everywhere or dist.get_rank() == 0", "everywhere=True", "", True),
+        ("everywhere or dist.get_rank() == 0", "everywhere=asked", "everywhere=True", True),
+        ("everywhere and dist.get_rank() == 0", "everywhere=True", "everywhere=True", True),
+    ],
+)
+def test_every_call_lets_all_ranks_in(tmp_path, test, first, second, is_found):
+    files = {"stages.py": STAGES.format(test=test), "run.py": STARTS.format(first, second)}
+    assert bool(found(tmp_path, "CODE005", files)) is is_found
+
+
+SPREADS = """\
+import torch
+from accelerate import Accelerator
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
+{more}
+accelerator = Accelerator()
+tokenizer = AutoTokenizer.from_pretrained("gpt2")
+model = AutoModelForCausalLM.from_pretrained("gpt2", device_map={device_map})
+trainer = Trainer(model=model, train_dataset=load(tokenizer))
+trainer.train()
+if accelerator.is_main_process:
+    print(trainer.evaluate())
+"""
+ONE_OR_MORE = '"balanced" if torch.cuda.device_count() > 1 else None'
+
+
+@pytest.mark.parametrize(
+    ("device_map", "more", "expected"),
+    [
+        ('"auto"', "", ["info"]),
+        (ONE_OR_MORE, "", ["info"]),
+        ("None", "", ["error"]),
+        ('{"": accelerator.process_index}', "", ["error"]),
+        ('"auto"', 'import os\nos.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"\n', ["error"]),
+        ('"auto"', 'reference = AutoModelForCausalLM.from_pretrained("gpt2")\n', ["error"]),
+    ],
+)
+def test_accelerate_refuses_a_model_over_several_gpus(tmp_path, device_map, more, expected):
+    assert found(tmp_path, "CODE005", {"train.py": SPREADS.format(device_map=device_map, more=more)}) == expected
+
+
+CHECKPOINTS = """\
+import argparse
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+parser = argparse.ArgumentParser()
+parser.add_argument(
+    "--train_encoder",
+    action="store_true",
+    help="also the encoder",
+)
+
+def main(args, net):
+    if args.train_encoder:
+        checkpoint(net.encoder, torch.ones(2), use_reentrant=True)
+    torch.distributed.init_process_group("nccl")
+    torch.nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)
+"""
+LAUNCHES = "from train import main, parser\n\nmain(parser.parse_args([{}]), build())\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, ["error"]),
+        ({"run.sh": "torchrun train.py --lr 3\n"}, []),
+        ({"launch.py": LAUNCHES.format("'--lr=3'")}, ["info"]),
+        ({"launch.py": LAUNCHES.format("'--lr=3', '--train_encoder'")}, ["error"]),
+        ({"launch.py": LAUNCHES.format("'--lr=3', '--train-encoder'")}, ["error"]),
+        ({"launch.py": LAUNCHES.format("")}, ["error"]),
+        ({"run.sh": "torchrun train.py --lr 3\n", "all.sh": "torchrun train.py --train_encoder\n"}, ["error"]),
+    ],
+)
+def test_checkpointing_below_an_option_that_no_start_gives(tmp_path, files, expected):
+    assert found(tmp_path, "CODE018", {"train.py": CHECKPOINTS, **files}) == expected
+
+
+MEASURES = """\
+import time
+import torch
+from work import build, evaluate, loss_of
+
+def {name}({given}, images, target):
+    {made}
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    began = time.time()
+    for _ in range(100):
+        loss_of(net(images), target).backward()
+        optimizer.step()
+    print(time.time() - began)
+    {after}
+
+def main(net):
+    net.eval()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "made", "after", "severity"),
+    [
+        ("benchmark_steps", "size", "net = build(size)", "pass", "info"),
+        ("model_speed_test", "size", "net = build(size)", "return", "info"),
+        ("measure_speed", "size", "net = build(size)", "pass", "info"),
+        ("train", "size", "net = build(size)", "pass", "error"),
+        ("speed_up", "size", "net = build(size)", "pass", "error"),
+        ("benchmark_steps", "net", "pass", "pass", "error"),
+        ("benchmark_steps", "size", "net = build(size)", "return net", "error"),
+        ("benchmark_steps", "size", "net = build(size)", "torch.save(net.state_dict(), 'last.pt')", "error"),
+    ],
+)
+def test_gradients_of_a_model_that_is_made_to_be_measured(tmp_path, name, given, made, after, severity):
+    text = MEASURES.format(name=name, given=given, made=made, after=after)
+    assert found(tmp_path, "CODE042", {"train.py": text}) == [severity]
