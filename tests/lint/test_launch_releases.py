@@ -156,6 +156,23 @@ def test_an_old_torch_cuts_a_port(tmp_path, files, severity):
     assert found(tmp_path, {"train.py": PORT, **files}) == [("ENV007", severity)]
 
 
+OF_LAUNCHER = "python -m torch.distributed.launch --nproc_per_node=8 --master_port=66667 train.py\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "severity"),
+    [
+        ({"requirements.txt": "torch==1.8.0+cu111\n"}, "warning"),
+        ({"README.md": "## Software\n\nPytorch: 1.7.1\n"}, "warning"),
+        ({"README.md": "- **PyTorch** 1.7.1\n"}, "warning"),
+        ({"requirements.txt": "torch==1.10.2\n"}, "error"),
+        ({}, "error"),
+    ],
+)
+def test_an_old_torch_cuts_the_port_of_a_launcher(tmp_path, files, severity):
+    assert found(tmp_path, {"run.sh": OF_LAUNCHER, **files}) == [("ENV007", severity)]
+
+
 SUBMITS = "export NCCL_DEBUG=DEBUG\nray job submit --address=$HEAD \\\n  -- python -m team.train lr=1 2>&1 | tee log\n"
 STARTS = "import ray\n\nray.init(runtime_env={'env_vars': {'HF_HOME': '/data', 'NCCL_DEBUG': 'WARN'}})\n"
 IN_COMMAND = SUBMITS.replace("--address", '--runtime-env-json=\'{"env_vars": {"NCCL_DEBUG": "WARN"}}\' --address')

@@ -61,18 +61,25 @@ def master_port_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]
                 + (", unless another module replaces it" if replaced else ""),
                 evidence=(("value", setting.known_value),),
                 severity=Severity.WARNING if replaced or cut else None,
-                effect=f"The torch of the project uses port {cut}, and a newer one does not start." if cut else "",
+                effect=_effect_of_cut(cut),
             )
     for start in starts_of(file) if isinstance(file, LaunchFile) else ():
         given = start.launch.known_option(start.launch.command.port)
         if given and not _is_port(given):
+            cut = _cut_port(file, given)
             yield Violation(
                 start.launch.place,
                 f"{given} is not a valid master port (1-65535)",
                 fix="Use the same port from 1024 to 32767 in all commands of the job, for example "
                 f"`{option_name(start.launch, start.launch.command.port)}=29500`.",
                 evidence=(("value", given),),
+                severity=Severity.WARNING if cut else None,
+                effect=_effect_of_cut(cut),
             )
+
+
+def _effect_of_cut(port: int) -> str:
+    return f"The torch of the project uses port {port}, and a newer one does not start." if port else ""
 
 
 _JOINS = re.compile(r"init_process_group|init_device_mesh|Accelerator\(|deepspeed|Trainer\(|Fabric\(|spawn\(")
