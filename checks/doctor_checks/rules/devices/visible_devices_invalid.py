@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from doctor.analysis.visible_devices import parse_visible_devices
+from doctor.analysis.visible_devices import VisibleList, VisibleListFault, parse_visible_devices
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
@@ -42,9 +42,29 @@ def visible_devices_invalid_in_files(file: EnvironmentSource) -> Iterator[Violat
                 setting.place,
                 f"{shown_list(value or '')} {fault_text(fault, 0)}",
                 fix=fix_of_fault(fault, value or ""),
-                severity=Severity.INFO if listed.entries and _needs_one(file) else None,
+                severity=_severity_of(file, listed),
                 evidence=(("value", value),),
+                effect=_LOST if _reads_all(fault) else "",
             )
+
+
+_LOST = (
+    "CUDA shows the devices as intended, because it reads the digits that an entry begins with; what follows them is "
+    "lost, such as a variable behind a backslash without a blank."
+)
+_ANOTHER_DEVICE = re.compile(r"[+-]?\d+(?:[\s.;:/|&+_-]+|to|and)[+-]?\d")
+"""An entry that means more devices than the first number: ``0-3``, ``0 1``, ``4.5``."""
+
+
+def _reads_all(fault: VisibleListFault) -> bool:
+    """Whether CUDA reads every device that is meant: an entry with a number has something else behind it."""
+    return fault.kind == "partly read" and _ANOTHER_DEVICE.match(fault.entry) is None
+
+
+def _severity_of(file: EnvironmentSource, listed: VisibleList) -> Severity | None:
+    if listed.entries and _needs_one(file):
+        return Severity.INFO
+    return Severity.WARNING if listed.fault is not None and _reads_all(listed.fault) else None
 
 
 _SEVERAL = re.compile(

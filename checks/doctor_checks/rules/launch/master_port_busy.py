@@ -118,19 +118,25 @@ def master_port_busy_in_files(file: LaunchFile) -> Iterator[Violation]:
     """
     if isinstance(file, ShellFile):
         before: list[ProcessLaunch] = []
-        for start in starts_of(file):
+        starts = list(starts_of(file))
+        for start in starts:
             port = _fixed_port(start)
-            if port is None or (hosts_of(start.launch) or 1) > 1:
+            if port is None or not _may_be_bound(port) or (hosts_of(start.launch) or 1) > 1:
                 continue
             line = start.launch.place.line
             before = [one for one in before if not _waits(file, one.launch.place.line, line)]
-            why = _in_array(file, start) or _in_loop(file, start) or _beside(start, before)
-            if why:
+            first = _beside(start, before)
+            beside = f"the run in line {first.launch.place.line} uses it too" if first is not None else ""
+            alone = _in_array(file, start) or _in_loop(file, start)
+            if why := alone or beside:
+                may_have_ended = not alone and first is not None and _is_after_another(starts, first, start)
                 yield Violation(
                     start.launch.place,
                     f"Port {port} is fixed, and {why}",
                     fix=_fix(start.launch, port, in_array="array" in why),
                     evidence=(("port", port),),
+                    severity=Severity.INFO if may_have_ended else None,
+                    preview=may_have_ended,
                 )
             if start.launch.in_background:
                 before.append(start)
@@ -194,10 +200,24 @@ def _in_loop(file: ShellFile, start: ProcessLaunch) -> str:
     return "the loop starts the next run before this one ends"
 
 
-def _beside(start: ProcessLaunch, before: list[ProcessLaunch]) -> str:
+def _beside(start: ProcessLaunch, before: list[ProcessLaunch]) -> ProcessLaunch | None:
+    """The run in the background that uses the port of another one on this host."""
     port = _fixed_port(start)
     for one in before:
         if _fixed_port(one) == port and not (one.launch.in_branch or start.launch.in_branch):
             if _is_local(one) and _is_local(start):
-                return f"the run in line {one.launch.place.line} uses it too"
-    return ""
+                return one
+    return None
+
+
+def _may_be_bound(port: str) -> bool:
+    """Whether a run gets as far as its port: ENV007 reports one that torch rejects."""
+    return not port.isdigit() or int(port) <= 65535
+
+
+def _is_after_another(starts: list[ProcessLaunch], first: ProcessLaunch, start: ProcessLaunch) -> bool:
+    """Whether a run in the foreground, which the shell waits for, is between two others: the first one has probably
+    ended then."""
+    lines = first.launch.place.line, start.launch.place.line
+    between = (one.launch for one in starts if lines[0] < one.launch.place.line < lines[1])
+    return any(one.is_agent and not one.in_background for one in between)
