@@ -78,7 +78,7 @@ def is_imported_nowhere(script: Script) -> bool:
     modules, place = script.modules, PurePath(script.location)
     if modules is None or modules.is_one_file or not script.location or is_program(script):
         return False
-    if place.stem == "__init__" or (_imports_by_name(modules) and not _finds_by_configuration(modules)):
+    if place.stem == "__init__" or (_imports_by_name(script, modules) and not _finds_by_configuration(modules)):
         return False
     named = re.compile(
         rf"\b{re.escape(place.parent.name)}[./\\]{re.escape(place.stem)}\b|[\w./-]*\b{re.escape(place.stem)}\.py\b"
@@ -172,15 +172,32 @@ _OF_OTHERS = re.compile(
 )
 
 
-def _imports_by_name(modules: ProjectModules) -> bool:
-    """Whether a program imports modules whose names no text has: attributes that are found by name are of a module that
-    is imported, and names of other distributions are not of the project."""
+_OF_ITS_PACKAGE = re.compile(
+    r"import_module\(\s*(?:[\"']\.[\"']\s*\+|f[\"']\.(?=\{))[^\n]*,\s*(?:package\s*=\s*)?(?:__name__|__package__)\s*\)"
+)
+"""Imports of modules beside a file: ``import_module("." + name, __name__)``."""
+_ANYWHERE = "*"
+_COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
+
+
+def _imports_by_name(script: Script, modules: ProjectModules) -> bool:
+    """Whether a program imports modules whose names no text has, and a script may be one: attributes that are found by
+    name are of a module that is imported, and names of other distributions are not of the project."""
     key = ("imports by name",)
     if key not in modules.memo:
-        texts = {text for word in (*_OF_IMPORTS, "exec(") for _, text in modules.mentioning(word)}
-        modules.memo[key] = any(_IMPORTS_BY_NAME.search(_OF_OTHERS.sub("", text)) for text in texts)
-    found: bool = modules.memo[key]
-    return found
+        texts = dict(one for word in (*_OF_IMPORTS, "exec(") for one in modules.mentioning(word))
+        modules.memo[key] = tuple(filter(None, (_imported_from(shown, text) for shown, text in texts.items())))
+    return any(one == _ANYWHERE or PurePath(script.path).is_relative_to(one) for one in modules.memo[key])
+
+
+def _imported_from(shown: str, text: str) -> str:
+    """The folder whose modules a file imports by computed names; empty if it imports none."""
+    plain = _OF_OTHERS.sub("", _COMMENT.sub("", text))
+    if "def exec(" in plain:  # a function of the file
+        plain = plain.replace("exec(", "")
+    if _IMPORTS_BY_NAME.search(_OF_ITS_PACKAGE.sub("", plain)):
+        return _ANYWHERE
+    return str(PurePath(shown).parent) if _OF_ITS_PACKAGE.search(plain) else ""
 
 
 @per_script
