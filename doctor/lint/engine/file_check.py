@@ -30,7 +30,8 @@ from doctor.lint.engine.registry import Rulebook
 from doctor.lint.engine.releases import Releases
 from doctor.lint.engine.rule import FlowStep, Rule, SourceLocation, Violation
 from doctor.lint.engine.suppressions import UNUSED_SUPPRESSION, SuppressionComment, Suppressions, comments_in
-from doctor.lint.launch.launch_file import EnvironmentSource
+from doctor.lint.launch.launch_file import EnvironmentSource, LaunchFile
+from doctor.lint.launch.stale_commands import as_launched
 from doctor.lint.python.notebooks import Notebook, read_notebook
 from doctor.lint.python.project.one_process import as_placed
 from doctor.lint.python.script import Script, parsed
@@ -224,9 +225,13 @@ class FileChecker:
 
 
 def _violations(rule: Rule, source: Any) -> Iterator[Violation]:
-    """The violations of a rule, in scripts without those that cannot happen where they are."""
+    """The violations of a rule, without those that cannot happen where they are."""
     for found in rule.violations(source):
-        violation = as_placed(source, rule.id, rule.severity, found) if isinstance(source, Script) else found
+        violation: Violation | None = found
+        if isinstance(source, Script):
+            violation = as_placed(source, rule.id, rule.severity, found)
+        elif isinstance(source, LaunchFile):
+            violation = as_launched(source, found)
         if violation is not None:
             yield violation
 

@@ -244,7 +244,7 @@ class ProjectFiles:
                             or self._is_plainly_out_of_reach(location, module)
                             or self._is_missing_beside(location, module)
                         ),
-                        "",
+                        self._of_another_copy(location, text),
                     ),
                 )
         return bool(self.memo[key])
@@ -395,6 +395,82 @@ class ProjectFiles:
             or any(may_give(head, text) for text in texts)
             or may_appear(Path(folder), root, head)
         )
+
+    def _of_another_copy(self, importer: str, text: str) -> str:
+        """The first module that a copy of a program lacks: it imports other modules of the nearest package of that name
+        above it, and only packages of that name in folders that no line adds to the path have this one."""
+        wanted = modules_at_top(text)
+        wanted += [f"{module}.{name}" for module, names in imports_at_top(text) for name in names]
+        for module in wanted:
+            head, _, inner = module.partition(".")
+            place, inside, _ = importer.rpartition(f"{os.sep}{head}{os.sep}")
+            if not inner or not inside or module.startswith(".") or self._locate(importer, module) is not None:
+                continue
+            own = [one for one in wanted if one.startswith(f"{head}.") and self._is_below(importer, one, place)]
+            copies = self._alike(module)
+            if own and copies and not self._may_reach(importer, place, module, copies):
+                return module
+        return ""
+
+    def _is_below(self, importer: str, module: str, folder: str) -> bool:
+        found = self._locate(importer, module)
+        return found is not None and found.startswith(f"{folder}{os.sep}")
+
+    def _may_reach(self, importer: str, place: str, module: str, copies: list[str]) -> bool:
+        """Whether modules of other folders than ``place`` may be imported in it: a line adds one of these folders to
+        the path, they are installed, or the module is built or left out. So may all in what a launch file there
+        starts, since its author will repair it."""
+        tail = f"{os.sep}{module.replace('.', os.sep)}"
+        target, root = self._targets[importer], Path(os.path.abspath(self._targets[importer].root))  # noqa: PTH100
+        folders = {os.path.basename(one[: one.rindex(tail)]) for one in copies}  # noqa: PTH119 - as above
+        texts = [self._text(importer), *map(self._text, self._scanned(importer)[1])]
+        texts += [text for _, text in self.mentioning("PYTHONPATH")] + list(pages_of(target.path, target.root))
+        lines = (line for text in texts for line in text.splitlines() if _ADDS_TO_PATH.search(line))
+        named = re.compile(rf"(?<![\w-]){re.escape(os.path.basename(importer))}\b")  # noqa: PTH119
+        below = f"{place}{os.sep}"
+        launches = (one for one in self._texts if one.kind != "python")
+        beside = (one for one in launches if os.path.abspath(one.path).startswith(below))  # noqa: PTH100
+        package = Path(place, *module.split(".")[:-1])
+        return (
+            any(folder in line for line in lines for folder in folders)
+            or any(is_installed(self._targets[one].path, root) for one in (importer, *copies))
+            or any(named.search(_text_of(one)) for one in beside)
+            or may_appear(package, root, module.rpartition(".")[2])
+        )
+
+    def is_script_of_whole(self, shown: str) -> bool:
+        """Whether the file that is shown by this path is a shell script, and all of its repository is linted, with
+        several modules."""
+        target = self._shown.get(shown)
+        is_script = target is not None and target.kind == "shell" and not target.is_named
+        return target is not None and is_script and is_root(target.root) and not self.is_one_file
+
+    def has_folder(self, folder: str) -> bool:
+        """Whether a relative path may be of a folder with scripts or launch files of the project."""
+        key = ("folders",)
+        if key not in self.memo:
+            self.memo[key] = {f"{os.sep}{os.path.dirname(os.path.abspath(one.path))}{os.sep}" for one in self._texts}  # noqa: PTH100, PTH120
+        tail = "".join(f"{os.sep}{one}" for one in folder.split("/") if one not in ("", ".", ".."))
+        return any(f"{tail}{os.sep}" in one for one in self.memo[key])
+
+    def lacks_file(self, shown: str, path: str) -> bool:
+        """Whether a file that the launch file at ``shown`` names by a relative path is surely not in the project, which
+        has its folder: Git leaves out none of that name, and no script names it, which may write it."""
+        parts = [one for one in path.split("/") if one not in ("", ".", "..")]
+        if not parts or (len(parts) > 1 and not self.has_folder("/".join(parts[:-1]))):
+            return False
+        root = Path(os.path.abspath(self._shown[shown].root))  # noqa: PTH100 - as above
+        place = Path(os.path.abspath(self._shown[shown].path)).parent  # noqa: PTH100 - as above
+        named = [one.joinpath(*parts) for one in (place, *place.parents) if one.is_relative_to(root)]
+        tail = "".join(f"{os.sep}{one}" for one in parts)
+        if any(one.exists() for one in named) or any(
+            os.path.abspath(one.path).endswith(tail)  # noqa: PTH100 - as above
+            for one in self._texts
+        ):
+            return False
+        stem = PurePath(path).stem
+        may_come = any(one.parent.is_dir() and may_appear(one.parent, root, stem) for one in named)
+        return not may_come and not any(name.endswith(".py") for name, _ in self.mentioning(parts[-1]))
 
     def runs_alone(self, script: str) -> bool:
         """Whether a program that a launch file names is a file of the project, and neither it nor the modules that it

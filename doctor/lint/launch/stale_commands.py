@@ -1,0 +1,81 @@
+"""Commands of launch files that no longer fit their project: the program or a configuration that they name is gone."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from doctor.core.finding import Severity
+from doctor.lint.engine.rule import Violation
+from doctor.lint.launch.launch_file import Launch, LaunchFile
+from doctor.lint.launch.partial_text import is_known, is_placeholder
+
+if TYPE_CHECKING:
+    from doctor.lint.engine.project_files import ProjectFiles
+
+_BRINGS_FILES = re.compile(
+    r"\bgit\s+(?:clone|submodule|checkout|pull)\b|\b(?:wget|curl|rsync|scp|unzip|tar|gsutil|docker|podman|singularity|"
+    r"apptainer|enroot|pyxis|sky)\b|--container|^\s*(?:[^#\n]*[;&|]\s*)?(?:cp|mv|ln|pushd)\s|\bs3\s+(?:cp|sync)\b",
+    re.MULTILINE,
+)
+"""Commands after which the files are not those of the project."""
+_CHANGES_FOLDER = re.compile(
+    r"^[^#\n]*?\bcd\s+(?P<folder>[^\s;&|)]+)|--(?:chdir|workdir)\b|#SBATCH\s+-D\b", re.MULTILINE
+)
+_OF_CONFIGURATION = re.compile(
+    r"--?(?:\w+[-_])?(?:config|cfg|deepspeed|ds[-_]config|yaml)(?:[-_](?:file|path|yaml|json))?", re.IGNORECASE
+)
+_CONFIGURATIONS = (".yaml", ".yml", ".json")
+
+
+def as_launched(file: LaunchFile, violation: Violation) -> Violation:
+    """The violation in a launch file, as information in preview if it is of commands alone whose program or
+    configuration does not exist in the project: who starts them gets that error first."""
+    modules, line = file.modules, violation.place.line
+    if modules is None or not file.launches or not modules.is_script_of_whole(file.path):
+        return violation
+    meant = [one for one in file.launches if _has_line(one, line)] or list(file.launches)
+    is_stale = all(_is_stale(file, modules, one) for one in meant)
+    return replace(violation, severity=Severity.INFO, preview=True) if is_stale else violation
+
+
+def _has_line(launch: Launch, line: int) -> bool:
+    return launch.place.line <= line <= (launch.place.end_line or launch.place.line)
+
+
+def _is_stale(file: LaunchFile, modules: ProjectFiles, launch: Launch) -> bool:
+    """Whether the program that a command starts, or a configuration that it reads, is surely not in the project."""
+    last = list(launch.chain())[-1]
+    if last.program == "other" or not _is_plain(last.script) or not last.script.endswith(".py"):
+        return False
+    text = modules.text_at(file.path)
+    entered = _CHANGES_FOLDER.finditer(text)
+    if _BRINGS_FILES.search(text) or not all(_is_inside(modules, one["folder"]) for one in entered):
+        return False
+    if modules.lacks_file(file.path, last.script):
+        return True
+    return any(modules.lacks_file(file.path, one) for one in _configurations(last) if _is_plain(one))
+
+
+def _is_inside(modules: ProjectFiles, folder: str | None) -> bool:
+    """Whether a folder that a script enters is of the project, by its name."""
+    plain = (folder or "").strip("\"'").rstrip("/")
+    return bool(re.fullmatch(r"(?:\.\.?/?)+", plain)) or (_is_plain(plain) and modules.has_folder(plain))
+
+
+def _is_plain(path: str) -> bool:
+    """Whether a path is relative, and all of it is known."""
+    known = bool(path) and is_known(path) and not is_placeholder("file", path)
+    return known and re.fullmatch(r"[\w./-]+", path) is not None and not path.startswith(("/", "-"))
+
+
+def _configurations(launch: Launch) -> Iterator[str]:
+    """The files that options for configurations name, of a launcher or a program."""
+    given = [(f"--{name}", value) for name, value in launch.options.items()]
+    words = launch.arguments
+    given += [(name, value) for word in words for name, equals, value in [word.partition("=")] if equals]
+    given += itertools.pairwise(words)
+    yield from (value for name, value in given if _OF_CONFIGURATION.fullmatch(name) and value.endswith(_CONFIGURATIONS))
