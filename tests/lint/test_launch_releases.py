@@ -190,3 +190,31 @@ IN_COMMAND = SUBMITS.replace("--address", '--runtime-env-json=\'{"env_vars": {"N
 )
 def test_a_job_of_ray_may_set_a_variable_itself(tmp_path, job, program, expected):
     assert found(tmp_path, {"job.sh": job, "team/train.py": program}) == expected
+
+
+JOINS = """\
+import os
+
+import torch.distributed as dist
+
+
+def enable(*, timeout=False):
+    if timeout:
+        os.environ["NCCL_ASYNC_ERROR_HANDLING"] = "1"
+    dist.init_process_group("nccl")
+"""
+JOINED = [("NCCL004", "info")]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"train.py": "from job import enable\n\nenable()\n"}, []),
+        ({"train.py": "import job\n\njob.enable()\n", "conf.yaml": "amp: {enable: true}\n"}, []),
+        ({"train.py": "import job\n\njob.enable(timeout=True)\n"}, JOINED),
+        ({"train.py": "import job\n\njob.enable()\n", "conf.yaml": "{_target_: job.enable, timeout: true}\n"}, JOINED),
+        ({"train.py": "import job\n\njob.enable(**options)\n"}, JOINED),
+    ],
+)
+def test_a_variable_below_an_argument_that_no_call_gives(tmp_path, files, expected):
+    assert found(tmp_path, {"job.py": JOINS, "requirements.txt": "torch==2.6.0\n", **files}) == expected

@@ -418,7 +418,8 @@ def _is_left(script: Script, name: str, parameter: str, place: int) -> bool:
     if modules is None or any(name in text for text in modules.notebooks(name)):
         return False
     word = re.compile(rf"\b{re.escape(name)}\b")
-    others = [text for _, text in modules.mentioning(name, launches=True)]
+    gives = re.compile(rf"\b(?:{re.escape(name)}\(|{re.escape(parameter)}\b|_args_\b)")
+    others = [text for _, text in modules.mentioning(name, launches=True) if gives.search(text)]
     pages = modules.pages(script.location) if script.location else ()
     others += [text for text in pages if re.search(rf"\b{re.escape(parameter)}\s?[=:]", text)]
     if any(map(word.search, others)):

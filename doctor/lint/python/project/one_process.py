@@ -57,7 +57,10 @@ def as_placed(script: Script, rule: str, severity: Severity, violation: Violatio
     if shows_bug(script, violation.place.line):
         return replace(violation, severity=Severity.INFO, preview=True)
     if not isinstance(violation.at, ast.AST):
-        return violation
+        written = (*script.all(ast.Assign), *script.all(ast.Expr))
+        statements = (one for one in written if one.lineno == violation.place.line)
+        is_left = any(never_runs(script, one) for one in statements)
+        return replace(violation, severity=Severity.INFO, preview=True) if is_left else violation
     return _as_started(script, rule, severity, violation, violation.at)
 
 
