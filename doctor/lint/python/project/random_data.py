@@ -108,7 +108,7 @@ def _above(script: Script, value: ast.expr, line: int, depth: int = 4) -> Iterat
     for node in ast.walk(value):
         yield node
         for one in script.values_of(node) if depth and isinstance(node, ast.Name) else ():
-            if one is not value and one.lineno <= line:
+            if one is not value and getattr(one, "lineno", 0) <= line:
                 yield from _above(script, one, line, depth - 1)
 
 
