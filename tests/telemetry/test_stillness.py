@@ -8,6 +8,8 @@ import pytest
 
 from doctor.monitor.telemetry.stacks.stillness import Stillness
 
+pytestmark = pytest.mark.real_time
+
 
 def test_a_thread_in_a_lock_is_still():
     lock = threading.Lock()

@@ -12,6 +12,8 @@ import torch
 
 from doctor.monitor.telemetry.stacks.tight_loops import TightLoop
 
+pytestmark = pytest.mark.real_time
+
 
 class Endless:
     """Work that goes on until it is told to stop."""
