@@ -91,4 +91,4 @@ class LaunchedRanks:
         except OSError:
             return None
         value = next((one[len(self._name) :] for one in given.split(b"\0") if one.startswith(self._name)), b"")
-        return int(value) if value.isdigit() else None
+        return parse_int(value.decode(errors="replace"))

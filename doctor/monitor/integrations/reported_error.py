@@ -1,4 +1,4 @@
-"""Tells torchrun that the process has reported the error that ends it, so that nobody has to observe its end."""
+"""Tells torchrun that the process has reported the error that ends it, so that its end need not be observed."""
 
 from __future__ import annotations
 
