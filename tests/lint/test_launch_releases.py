@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
-from doctor.core.settings import Settings
 from doctor.lint.engine.registry import Rulebook, builtin_rules
-from doctor.lint.engine.releases import Releases
-from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
+from tests.lint.linted import severities_in
 
 BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("NCCL004", "NCCL002", "ENV007")))
 RENAMED = "export NCCL_ASYNC_ERROR_HANDLING=1\n"
@@ -18,12 +14,7 @@ OLD_START = "python -m torch.distributed.launch --nproc_per_node=8 train.py\n"
 
 
 def found(folder, files):
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    asked = LintRequest(BOOK, Settings(), {one.id: one.family for one in BOOK.rules}, Releases({}))
-    report = build_report(lint_paths([folder], asked), asked, started=time.time())
-    return [(one.id, hit.severity.value) for one in report.results for hit in one.findings]
+    return severities_in(folder, files, BOOK)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
-from doctor.core.settings import Settings
 from doctor.lint.engine.registry import Rulebook, builtin_rules
-from doctor.lint.engine.releases import Releases
-from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
+from tests.lint.linted import severities_in
 
 RULES = (
     "CODE001",
@@ -34,12 +30,7 @@ HANG = "if dist.get_rank() == 0:\n    dist.barrier()\n"
 
 
 def found(folder, files):
-    for name, text in files.items():
-        (folder / name).write_text(text)
-    asked = LintRequest(BOOK, Settings(preview=True), {one.id: one.family for one in BOOK.rules}, Releases({}))
-    report = build_report(lint_paths([folder], asked), asked, started=time.time())
-    assert not [result for result in report.results if result.crash]
-    return [(result.id, one.severity.value) for result in report.results for one in result.findings]
+    return severities_in(folder, files, BOOK, preview=True)
 
 
 def indented(text, by=4):

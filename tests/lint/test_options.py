@@ -10,6 +10,7 @@ from doctor.core.settings import Settings
 from doctor.lint.engine.registry import Rulebook, builtin_rules
 from doctor.lint.engine.releases import Releases
 from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
+from tests.lint.linted import severities_in
 
 BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("CODE011", "CODE015", "CODE018", "CODE032")))
 ACCUMULATES = """\
@@ -45,13 +46,7 @@ train(build(), read(), parser.parse_args().num_epochs)
 
 
 def found(folder, files):
-    for name, text in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
-    asked = LintRequest(BOOK, Settings(preview=True), {one.id: one.family for one in BOOK.rules}, Releases({}))
-    report = build_report(lint_paths([folder], asked), asked, started=time.time())
-    assert not [result for result in report.results if result.crash]
-    return [(result.id, one.severity.value) for result in report.results for one in result.findings]
+    return severities_in(folder, files, BOOK, preview=True)
 
 
 @pytest.mark.parametrize(

@@ -3,24 +3,15 @@ of models that a program discards."""
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
-from doctor.core.settings import Settings
 from doctor.lint.engine.registry import Rulebook, builtin_rules
-from doctor.lint.engine.releases import Releases
-from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
+from tests.lint.linted import severities_in
 
 
 def found(folder, rule, files):
-    for name, text in files.items():
-        (folder / name).write_text(text)
     book = Rulebook(tuple(one for one in builtin_rules() if one.id == rule))
-    asked = LintRequest(book, Settings(preview=True), {one.id: one.family for one in book.rules}, Releases({}))
-    report = build_report(lint_paths([folder], asked), asked, started=time.time())
-    assert not [result for result in report.results if result.crash]
-    return [one.severity.value for result in report.results for one in result.findings]
+    return [severity for _, severity in severities_in(folder, files, book, preview=True)]
 
 
 SHARDS = """\

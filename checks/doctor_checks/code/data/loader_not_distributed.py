@@ -128,6 +128,7 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
         passes("a data set that may be a stream", _script("DataLoader(load_corpus(), batch_size=64)")),
         passes("a caller gives each rank its own file", _OF_OWN_FILE),
         passes("a caller lets another process make it", _OF_OWN_FILE.replace("make(files", "pool.submit(make, files")),
+        fails("ranks that the file spawns", _SPAWNED),
         fails(
             "a caller gives all ranks one file",
             _OF_OWN_FILE.replace("files[dist.get_rank()]", "files[0]").replace("(rows))", "(rows))  # !"),
