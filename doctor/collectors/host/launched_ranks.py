@@ -70,8 +70,9 @@ class LaunchedRanks:
             if rank in self.expected:
                 self._found.setdefault(rank, LaunchedRank(pid, process_start_time(pid)))
             elif pid not in known and pid != os.getpid():
-                ended += [pid] if process_state(pid, None)[0] == GONE else []
-                others += process_state(pid, None)[0] != GONE
+                is_gone = process_state(pid, None)[0] == GONE
+                ended += [pid] if is_gone else []
+                others += not is_gone
         missing = sorted(self.expected - self._found.keys())
         if not self._eliminates or children is None or others or len(ended) not in (0, len(missing)):
             return self._found

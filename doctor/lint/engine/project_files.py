@@ -442,8 +442,9 @@ class ProjectFiles:
         """Whether the file that is shown by this path is a shell script, and all of its repository is linted, with
         several modules."""
         target = self._shown.get(shown)
-        is_script = target is not None and target.kind == "shell" and not target.is_named
-        return target is not None and is_script and is_root(target.root) and not self.is_one_file
+        if target is None or target.kind != "shell" or target.is_named:
+            return False
+        return is_root(target.root) and not self.is_one_file
 
     def has_folder(self, folder: str) -> bool:
         """Whether a relative path may be of a folder with scripts or launch files of the project."""

@@ -75,10 +75,10 @@ def _is_one_gpu(script: Script, value: ast.expr) -> bool:
     found = bound.names[value.value.id] if bound is not None else []
     if len(found) == 1 and isinstance(found[0], str):
         return _is_constant_of(script, found[0], value.attr)
+    if lists_one(script, value.attr):
+        return True
     given = given_in_commands(script, value.attr)
-    return lists_one(script, value.attr) or (
-        given is not None and all(_ONE_GPU.match(str(one)) is not None for one in given)
-    )
+    return given is not None and all(_ONE_GPU.match(str(one)) is not None for one in given)
 
 
 def _is_constant_of(script: Script, module: str, name: str) -> bool:

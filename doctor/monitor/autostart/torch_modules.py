@@ -309,15 +309,19 @@ def _wrapped(model: Any) -> None:
 def _begin_beside(thread: int, native_id: int) -> None:
     """Begin a run beside a thread that nothing watches, also after a Trainer's; random states are the program's."""
     try:
-        if is_disabled() or _failures:
+        if _is_off():
             return
         _opened().begin_beside(thread, native_id)
     except Exception as error:  # noqa: BLE001 - the program must not be affected
         _failed(error)
 
 
+def _is_off() -> bool:
+    return is_disabled() or bool(_failures)
+
+
 def _may_watch() -> bool:
-    return not (is_disabled() or _failures or getattr(_class_in(ADAPTER, "Adapter"), "claimed", False))
+    return not (_is_off() or getattr(_class_in(ADAPTER, "Adapter"), "claimed", False))
 
 
 def _failed(error: Exception) -> None:
@@ -350,7 +354,7 @@ def await_late_start() -> None:
 def _await_late_start(module: Any) -> None:
     """Have this rank watched once another one waits for it, or it for others."""
     try:
-        if is_disabled() or _failures:
+        if _is_off():
             return
         if module.get_world_size() > 1 if module.is_initialized() else awaits_group():
             _end_late_start()
@@ -378,7 +382,7 @@ def _observe_exceptions() -> None:
 def _report_failure(error: Exception) -> None:
     try:
         _end_late_start()
-        if not (is_disabled() or _failures):
+        if not _is_off():
             _opened().failed(error)
     except Exception as own:  # noqa: BLE001 - the program must not be affected
         _failed(own)

@@ -163,7 +163,7 @@ _FUNCTIONS: dict[str, Callable[..., object]] = {
 }
 _ENVIRONMENT = ("os.environ.get", "os.getenv", "os.environ.setdefault")
 MOST_VALUES = 24
-"""Values of an expression that are told apart."""
+"""Values of an expression that are kept; with more, they count as unknown."""
 
 
 def shown_numbers(script: Script, node: ast.expr, depth: int = 2 * DEPTH) -> Values:
@@ -292,7 +292,7 @@ def _given_by_calls(script: Script, parameter: ast.arg, depth: int) -> Iterator[
     is_bound = isinstance(owner, ast.ClassDef) and not any(
         last_name(one) == "staticmethod" for one in function.decorator_list
     )
-    own = [one for one in script.all(ast.Call) if last_name(one.func) == name]
+    own = {ast.unparse(one): one for one in reversed(script.all(ast.Call)) if last_name(one.func) == name}
     yield from _given_by_spawns(script, function, place, depth)
     for uses in _uses_of(script, name):
         for call in uses.calls[name] if uses is not None else ():
@@ -303,8 +303,7 @@ def _given_by_calls(script: Script, parameter: ast.arg, depth: int) -> Iterator[
                 yield from shown_numbers(script, default, depth) if default is not None else [UNKNOWN]
             elif isinstance(given, ast.Constant):
                 yield given.value
-            elif any(ast.unparse(one) == ast.unparse(call) for one in own):
-                same = next(one for one in own if ast.unparse(one) == ast.unparse(call))
+            elif (same := own.get(ast.unparse(call))) is not None:
                 yield from shown_numbers(script, _argument(same, parameter.arg, place - is_bound) or given, depth)
             else:
                 yield from numbers_of(script, last_name(given)) or [UNKNOWN]

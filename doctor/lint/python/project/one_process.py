@@ -248,7 +248,7 @@ _BOUND_BY_LAUNCH = re.compile(
 """Options of Slurm, and variables, that let each task see one GPU: srun(1) on ``--gpus-per-task``, which implies
 ``--gpu-bind=per_task``."""
 _OF_NAMES = "CODE043"
-"""The rule about ranks that lack a name, for which that is no reason to leave it out."""
+"""The rule that reports ranks without a name: their failure does not hide it."""
 _OF_SHARED_FOLDERS = "CODE029"
 _RUNS_PYTHON = re.compile(r"\bpython|torchrun|launch|\bsrun\b|mpirun|deepspeed")
 _SEES_ONE = re.compile(r"CUDA_VISIBLE_DEVICES=[\"']?(?:\$\{?\w+\}?|\d)[\"']?(?=\s|$)", re.MULTILINE)
