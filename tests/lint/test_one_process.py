@@ -212,6 +212,22 @@ def test_pages_say_how_many_processes_a_script_has(tmp_path, page, severity, nam
     assert found(tmp_path, {"train.py": HEAD + JOINS + HANG}) == [("CODE005", severity)]
 
 
+@pytest.mark.parametrize(
+    ("command", "severity"),
+    [
+        ("", "info"),
+        ("python check.py\n", "info"),
+        ("torchrun --nproc_per_node=1 check.py\n", "info"),
+        ("torchrun check.py\n", "error"),
+        ("torchrun --nproc_per_node=8 check.py\n", "error"),
+    ],
+)
+def test_a_program_that_gives_itself_one_rank_needs_a_launcher_for_more(tmp_path, command, severity):
+    own = 'import os\n\nos.environ.setdefault("RANK", "0")\nos.environ.setdefault("WORLD_SIZE", "1")\n'
+    files = {"check.py": own + HEAD + JOINS + HANG, "train.py": HEAD + JOINS, "run.sh": f"#!/bin/bash\n{command}"}
+    assert found(tmp_path, files) == [("CODE005", severity)]
+
+
 BY_MODULE = "deepspeed --num_gpus=1 -m jobs.train --lr 3\n"
 
 

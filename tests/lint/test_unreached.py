@@ -60,6 +60,11 @@ REACHED = {
     "what a page shows": {"net.py": NET, "train.py": "print()\n", "README.md": "Give `net.Net` to a Trainer.\n"},
 }
 NOT_REACHED = {
+    "a copy that nothing imports and that says what it is": {
+        "own.py": f'{COPY}\nif __name__ == "__main__":\n    print("plugins")\n',
+        "train.py": "print()\n",
+        "requirements.txt": "lightning\n",
+    },
     "a module in a project without a Trainer": {
         "net.py": NET,
         "use.py": "from net import Net\n\nif __name__ == '__main__':\n    print(Net())\n",

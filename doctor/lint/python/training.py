@@ -66,10 +66,15 @@ def several_ranks(script: Script) -> ast.Call | None:
     """The first call that shows that a script is made for several ranks; ``None`` if there is none."""
     if groups_have_one_rank(script):
         return None
-    first = next(script.calls(*_BY_ITSELF), None)
+    first = next((call for call in script.calls(*_BY_ITSELF) if not _is_of_one_shard(script, call)), None)
     trainers = (call for call in script.calls(TRAINER, FABRIC) if trains_on_several(script, call))
     found = [call for call in (first, next(trainers, None)) if call is not None]
     return min(found, key=lambda call: call.lineno, default=None)
+
+
+def _is_of_one_shard(script: Script, call: ast.Call) -> bool:
+    """``DistributedSampler(dataset, num_replicas=1, rank=0)``: what is left of a program for several ranks."""
+    return script.name(call.func) == SAMPLER and script.value(script.argument(call, "num_replicas", 1)) == 1
 
 
 @per_script

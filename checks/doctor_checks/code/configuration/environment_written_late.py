@@ -22,6 +22,7 @@ from doctor.testing.script_cases import fails, passes
 @rule(
     id="CODE026",
     severity=Severity.WARNING,
+    state="preview",
     reads=Script,
     mentions=("environ", "putenv"),
     foreshadows=("NCCL003", "ENV005", "GPU001", "GPU002", "MEM006"),
@@ -50,6 +51,11 @@ from doctor.testing.script_cases import fails, passes
         passes("in another branch", _BRANCHES),
         passes("a variable that is read when it is used", _AT_USE),
         passes("read again, and the value that it had before", _READ_AGAIN),
+        passes("for the groups that follow, whose communicators read it again", _FOR_OTHER_GROUPS),
+        fails(
+            "for the groups that follow, but kept from the first one",
+            _FOR_OTHER_GROUPS.replace("COLLNET_ENABLE", "SOCKET_IFNAME").replace('"0"', '"eth1"  # !'),
+        ),
         passes("a group that meets by a URL, for other programs", _BY_URL),
         fails("the rank, after a group that reads it", _RANK),
         passes(
@@ -84,6 +90,8 @@ def environment_written_late(script: Script) -> Iterator[Violation]:
         reader = _reader(variable)
         started = _started_before(script, at, reader) if reader is not None else None
         if reader is None or started is None or _is_for_later(script, at):
+            continue
+        if variable in _READ_BY_EACH_COMMUNICATOR and _makes_groups(script):
             continue
         if _is_read_again(script, at, variable) or _has_the_value(script, at, variable, started):
             continue
@@ -130,8 +138,22 @@ def _may_count(script: Script, variable: str) -> bool:
     that the project creates, which read the variables of PyTorch again."""
     if script.path.endswith(".ipynb"):
         return True
-    if not variable.startswith(_READ_BY_TORCH):
-        return False
+    return variable.startswith(_READ_BY_TORCH) and _makes_groups(script)
+
+
+_READ_BY_EACH_COMMUNICATOR = frozenset(
+    {
+        *("NCCL_ALGO", "NCCL_PROTO", "NCCL_COLLNET_ENABLE", "NCCL_NET", "NCCL_TOPO_FILE", "NCCL_GRAPH_FILE"),
+        *("NCCL_CTA_POLICY", "NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_DUMP_FILE", "NCCL_CHECK_MODE", "NCCL_LAUNCH_MODE"),
+    }
+)
+"""Variables that NCCL reads again for each new communicator (``ncclGetEnv`` in src/init.cc, src/graph/tuning.cc and
+src/graph/topo.cc), unlike those that ``NCCL_PARAM`` keeps: a program may set them between two groups on purpose, as
+Megatron-LM does to restrict SHARP to one of them."""
+
+
+def _makes_groups(script: Script) -> bool:
+    """Whether the script or its project makes groups besides the first one."""
     texts = [script.text]
     if script.modules is not None:
         texts += [text for word in _MAKES_GROUPS for _, text in script.modules.mentioning(word)]
@@ -435,6 +457,19 @@ dist.init_process_group("gloo")
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["WANDB_MODE"] = "offline"
 print(os.environ["MASTER_ADDR"])
+"""
+_FOR_OTHER_GROUPS = """\
+import torch.distributed as dist
+
+def make_groups(create):
+    dist.barrier(group=first_group())
+    os.environ["NCCL_COLLNET_ENABLE"] = "0"
+    return [create(ranks) for ranks in parts()]
+
+def create(ranks):
+    return dist.new_group(ranks)
+
+make_groups(create)
 """
 _READ_AGAIN = """\
 def main(rank, world):

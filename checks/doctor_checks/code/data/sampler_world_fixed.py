@@ -51,6 +51,14 @@ _HOSTS = re.compile(r"n_?nodes|num_(?:nodes|machines)|node_rank|machine_rank|SLU
         passes("asked for", _script("num_replicas=world_size, rank=dist.get_rank()")),
         passes("every rank is to read everything", _script("num_replicas=1, rank=0, shuffle=True")),
         passes(
+            "the rank, from those of the host and on the host",
+            _script("num_replicas=world_size, rank=host * per_host + local_rank"),
+        ),
+        passes(
+            "the same with other names",
+            _script('num_replicas=world_size, rank=int(os.environ["GROUP_RANK"]) * 8 + int(os.environ["LOCAL_RANK"])'),
+        ),
+        passes(
             "ranks of one node, which the script starts",
             _script("num_replicas=world_size, rank=local_rank").replace(
                 "dist.get_world_size()", "torch.cuda.device_count()"
@@ -105,6 +113,8 @@ def _mixes(script: Script, replicas: ast.expr, rank: ast.expr) -> bool:
     """A local rank with the number of all ranks; one that is derived from this node's devices is fine."""
     if not _LOCAL.search(script.text_of(rank)) or not _WORLD.search(script.text_of(replicas)):
         return False
+    if any(isinstance(one, ast.BinOp) and isinstance(one.op, ast.Add) for one in ast.walk(rank)):
+        return False  # host * ranks_per_host + local_rank
     if any(script.name(call.func) in _STARTS or _joins_as(script, call, rank) for call in script.all(ast.Call)):
         return False
     behind = words_behind(script, replicas) | words_behind(script, rank)

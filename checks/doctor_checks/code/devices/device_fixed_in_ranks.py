@@ -208,7 +208,19 @@ def _is_device_of_all(script: Script, call: ast.Call) -> bool:
     statement = script.statement_of(call)
     if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], (ast.Name, ast.Attribute)):
         return isinstance(script.parent(call), ast.Call)
-    return len(script.values_of(statement.targets[0])) == 1
+    target = statement.targets[0]
+    return len(script.values_of(target)) == 1 and not _is_unread(script, target)
+
+
+def _is_unread(script: Script, target: ast.expr) -> bool:
+    """Whether nothing reads a variable of a function: a device that was replaced by that of an Accelerator."""
+    if not isinstance(target, ast.Name) or script.function_of(target) is None:
+        return False
+    scope = script.scope_of(target, target.id)
+    return not any(
+        one.id == target.id and isinstance(one.ctx, ast.Load) and script.scope_of(one, one.id) is scope
+        for one in script.all(ast.Name)
+    )
 
 
 def _is_first_device(script: Script, call: ast.Call) -> bool:

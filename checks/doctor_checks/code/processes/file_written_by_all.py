@@ -204,6 +204,13 @@ _OPTIMIZES = re.compile(r"optim|[Tt]rainer|train_one_epoch|\.train\(|\btrain\(",
             _script("log.write(str(loss))", _LOG_OF_MODELS.replace('"w")', '"w")  # !')),
         ),
         fails("a log into which all ranks print", _script("print(loss, file=log)", f"{_LOG}  # !")),
+        passes("a file that rank 0 alone fills, by the name of one that was read", _script(_FILLED_ON_FIRST)),
+        fails(
+            "a file that all ranks fill, by the name of one that was read",
+            _script(_FILLED_ON_FIRST.replace("rank == 0", "predictions").replace("as out:", "as out:  # !", 2)).replace(
+                "as out:  # !", "as out:", 1
+            ),
+        ),
         passes(
             "a branch that the calls of all ranks do not take",
             _BRANCH.replace("  # !", "").replace("1 > epoch", "True"),
@@ -487,9 +494,11 @@ def _uses_of_file(script: Script, call: ast.Call) -> list[ast.expr] | None:
     file = file_of(script, call)
     if isinstance(file, ast.Name):
         scope = script.scope_of(file, file.id)
+        block = script.parent(script.parent(call) or call)  # another file may have the name outside of it
+        names = script.inside(block, ast.Name) if isinstance(block, ast.With) else script.all(ast.Name)
         return [
             one
-            for one in script.all(ast.Name)
+            for one in names
             if one.id == file.id and isinstance(one.ctx, ast.Load) and script.scope_of(one, one.id) is scope
         ]
     if isinstance(file, ast.Attribute) and isinstance(file.value, ast.Name) and file.value.id == "self":
@@ -588,6 +597,13 @@ for epoch in range(10):
 """
 
 
+_FILLED_ON_FIRST = """with open("questions.txt") as out:
+        question = out.readline()
+    with open(OUT + "/answers.txt", "w") as out:
+        answer = model(question)
+        if rank == 0:
+            out.write(question)
+            out.write(str(predictions))"""
 _LOG = 'log = open(OUT + "/log.txt", "w")'
 _LOG_OF_MODELS: str = f"{_LOG}\nSGD(model.parameters(), lr=0.1)\nlog.write(str(model) + '\\n')\nlog.write(f'{{model}}')"
 _BRANCH = """\

@@ -17,13 +17,19 @@ from doctor.lint.python.project.failing_calls import (
     makes_no_trainer,
     training_fails,
 )
-from doctor.lint.python.project.launch_counts import LAUNCHERS, STARTS_RANKS, is_started_as_one, lines_naming
+from doctor.lint.python.project.launch_counts import (
+    LAUNCHERS,
+    STARTS_RANKS,
+    is_started_as_one,
+    lines_naming,
+    shown_counts,
+)
 from doctor.lint.python.project.left_defaults import outcome
 from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
 from doctor.lint.python.project.option_values import numbers_of
 from doctor.lint.python.project.own_folders import has_folder_of_its_own
 from doctor.lint.python.project.own_start import is_demonstration, is_of_own_main, shows_bug
-from doctor.lint.python.project.unreached import unreached
+from doctor.lint.python.project.unreached import is_program, unreached
 from doctor.lint.python.project.wrapped_model import fails_to_wrap, uses_past_wrapper
 from doctor.lint.python.rank_branches import BLOCKS, block_of, statements_above, statements_before
 from doctor.lint.python.script import FunctionNode, Script, per_script
@@ -394,7 +400,7 @@ def is_made_for_one(script: Script) -> bool:
         return True
     if _leaves_models_apart(script) or _is_run_with_one(script) or _has_one_worker(script) or _divides_never(script):
         return True
-    if _has_one_device(script):
+    if _has_one_device(script) or _sets_one_rank(script):
         return True
     if script.modules is None or STARTS_RANKS.search(script.text):
         return False
@@ -464,6 +470,16 @@ def _has_one_device(script: Script) -> bool:
     if any(script.is_given(one, "num_nodes") for one in trainers) or not all(named):
         return False
     return bool(named) and all(numbers_of(script, one) == {1} for one in named)
+
+
+def _sets_one_rank(script: Script) -> bool:
+    """Whether a program gives itself what a launcher would, for one process, and nothing in the project starts it with
+    several: ``os.environ.setdefault("WORLD_SIZE", "1")``."""
+    if script.modules is None or STARTS_RANKS.search(script.text) or not is_program(script):
+        return False
+    given = [call.args for call in script.calls("os.environ.setdefault") if len(call.args) == 2]
+    is_one = any(script.value(name) == "WORLD_SIZE" and script.value(size) == "1" for name, size in given)
+    return is_one and all(count == 1 for count in shown_counts(script))
 
 
 def _is_one_in_configurations(script: Script, given: ast.expr | None) -> bool:

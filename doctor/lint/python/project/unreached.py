@@ -140,7 +140,7 @@ def _is_installed_as(script: Script, place: PurePath) -> bool:
 def is_program(script: Script) -> bool:
     """Whether a file does something when started: ``if __name__ == "__main__":``, calls or loops of the module, also
     loops in its branches."""
-    if script.path.endswith(".ipynb") or "__main__" in script.text:
+    if script.path.endswith(".ipynb") or ("__main__" in script.text and not _only_says(script)):
         return True
     return any(
         any(isinstance(inner, _STARTS) for inner in _in_branches(one))
@@ -150,6 +150,24 @@ def is_program(script: Script) -> bool:
             and _PREPARES.match(script.text_of(one.value.func)) is None
         )
         for one in script.tree.body
+    )
+
+
+def _only_says(script: Script) -> bool:
+    """Whether the only block for a start, ``if __name__ == "__main__":``, prints the name of a module."""
+    blocks = [one for one in script.tree.body if isinstance(one, ast.If) and "__main__" in ast.unparse(one.test)]
+    if len(blocks) != 1 or script.text.count("__main__") != 1:
+        return False
+    return all(
+        isinstance(one, ast.Pass)
+        or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
+        or (
+            isinstance(one, ast.Expr)
+            and isinstance(one.value, ast.Call)
+            and script.text_of(one.value.func) == "print"
+            and all(isinstance(part, ast.Constant) for part in one.value.args)
+        )
+        for one in blocks[0].body
     )
 
 
