@@ -38,6 +38,7 @@ Part: TypeAlias = Literal[
     "thirteenth",
     "fourteenth",
     "fifteenth",
+    "sixteenth",
     "development",
 ]
 Half: TypeAlias = Literal["tuned", "held"] | Part
