@@ -148,7 +148,7 @@ def _line(name: str, row: Row) -> str:
 
 def _words(found: dict[str, Any]) -> str:
     if found["id"] is None:
-        return "**not found**"
+        return f"**by {', '.join(found['all'])} only**" if found["all"] else "**not found**"
     ranks = ", ".join(map(str, found["ranks"]))
     named = f"{found['id']}, rank {ranks}" if found["ranks"] == [1] else f"{found['id']}, **rank {ranks or 'unknown'}**"
     return f"{named}, {found['seconds']} s" if found["seconds"] is not None else named
