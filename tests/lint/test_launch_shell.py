@@ -38,6 +38,13 @@ def test_words_know_their_lines_and_operators_end_commands():
     assert [one.text for one in found if isinstance(one, Operator)] == [";", "\n"]
 
 
+@pytest.mark.parametrize("opening", ["A=$(cmd", "A=(one", 'A="$(cmd', "A=$((1 +", "A=${B:-one", "cat <(cmd"])
+def test_lines_continued_within_brackets_count(opening):
+    closing = {"A=$((1 +": "2))", "A=${B:-one": "}", 'A="$(cmd': ')"'}.get(opening, ")")
+    found = list(tokens(f"{opening} \\\n --a \\\n --b {closing}\nlast\n"))
+    assert found[-2].line == 4
+
+
 def test_variables_are_filled_in_as_far_as_the_file_sets_them():
     launch = last(
         "GPUS=8",

@@ -242,8 +242,9 @@ class _Lexer:
             char = found[0]
             if opening == "(" and self._skip_quoted(char):
                 continue
-            self._line += char == "\n"
-            self._at += 2 if char == "\\" else 1
+            passed = self._text[self._at : self._at + (2 if char == "\\" else 1)]
+            self._at += len(passed)
+            self._line += passed.count("\n")
             level += (char == opening) - (char == closing)
             if level == 0:
                 return
