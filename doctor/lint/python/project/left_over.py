@@ -9,9 +9,11 @@ from pathlib import PurePath
 from doctor.lint.python.script import ProjectModules, Script, per_script
 
 _OLD = re.compile(
-    r"^_?(?:archived?s?|old|olds|legacy|deprecated|depreciated|obsolete|outdated|unused|useless|backups?|bak|attic|graveyard|"
-    r"trash|dont_use|do_not_use)(?:[_-]?(?:code|codes|scripts?|versions?|files?|experiments?|stuff|src|models?))?$|"
-    r"^(?:code|codes|scripts?|versions?|files?|experiments?|src)[_-]?(?:old|archived?|backup|bak|legacy|deprecated)$",
+    r"^_?(?:archived?s?|old|olds|older|elder|legacy|deprecated|depreciated|obsolete|outdated|unused|useless|backups?|bak|"
+    r"attic|graveyard|trash|junk|abandoned|discarded|retired|superseded|failed|dont_use|do_not_use)"
+    r"(?:[_-]?(?:code|codes|scripts?|shells?|versions?|files?|experiments?|attempts?|runs?|stuff|src|models?))?$|"
+    r"^(?:code|codes|scripts?|versions?|files?|experiments?|src)[_-]?(?:old|archived?|backup|bak|legacy|deprecated)$|"
+    r"^\w[\w-]*[_-](?:old|elder|backup|bak|legacy|deprecated|obsolete)$",
     re.IGNORECASE,
 )
 """Names of folders that say that what is in them is kept for reference."""
