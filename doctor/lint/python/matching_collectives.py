@@ -12,6 +12,9 @@ from doctor.lint.python.gpu_use import runs_alone
 from doctor.lint.python.project.left_defaults import given_by_all
 from doctor.lint.python.rank_branches import (
     RankCondition,
+    asks_for_one,
+    is_of_the_job,
+    is_rank,
     is_rank_test,
     rank_condition,
     rank_conditions,
@@ -173,7 +176,19 @@ def _is_for_all(script: Script, collective: CollectiveCall, condition: RankCondi
     if not isinstance(where.test, ast.BoolOp) or not isinstance(where.test.op, ast.Or):
         return False
     in_body = not set(script.around(collective.call)).isdisjoint(where.body)
-    return in_body and any(not is_rank_test(script, one) for one in where.test.values)
+    reasons = (one for one in where.test.values if not is_rank_test(script, one))
+    return in_body and any(not _asks_for_no_job(script, one) for one in reasons)
+
+
+def _asks_for_no_job(script: Script, test: ast.expr) -> bool:
+    """``local_rank == -1``, ``rank is None``, ``not dist.is_initialized()``: a test that holds on no rank of a job of
+    several, and so lets none of them in."""
+    if is_of_the_job(script, test):
+        return asks_for_one(test)
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not is_rank(script, test.left):
+        return False
+    value = script.value(test.comparators[0])
+    return (type(test.ops[0]), value) in ((ast.Eq, -1), (ast.Eq, None), (ast.Is, None), (ast.Lt, 0))
 
 
 def _is_asked_by_all(script: Script, test: ast.expr, depth: int = 4) -> bool:

@@ -80,6 +80,7 @@ from doctor.testing.script_cases import fails, passes
         passes("one rank, or all of them if the state is sharded", _OR_ALL),
         passes("ranks of two kinds", _KINDS),
         passes("no job of several ranks: -1 is no rank", _NO_JOB),
+        fails("a job without ranks, or rank 0", _NO_JOB_OR_FIRST),
         passes("all ranks create the groups that loops over rank numbers select", _GROUPS_OF_LOOPS),
         fails(
             "the loop does not hide the rank",
@@ -940,6 +941,20 @@ def reduce(loss, args, rank=None):
         dist.barrier()
     if args.local_rank >= 0:
         dist.barrier()
+"""
+_NO_JOB_OR_FIRST = """\
+import torch.distributed as dist
+
+def save(model, args):
+    if args.local_rank == -1 or dist.get_rank() == 0:
+        write(model)
+        dist.barrier()  # !
+    if not dist.is_initialized() or args.rank == 0:
+        dist.barrier()  # !
+    if args.rank is None or args.rank == 0:
+        dist.barrier()  # !
+    if dist.get_world_size() == 1 or args.rank == 0:
+        dist.barrier()  # !
 """
 _GROUP = """\
 def reduce(loss, rank, ranks, tp_rank):
