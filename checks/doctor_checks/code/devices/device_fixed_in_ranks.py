@@ -48,6 +48,7 @@ _BY_NAME = ("torch.", "transformers.")
             ),
         ),
         passes("chosen anew where there are ranks", _CHOSEN_AGAIN),
+        passes("a device that nothing reads, beside that of Accelerate", _UNREAD),
         passes("one process, or one model over several GPUs", _ONE_PROCESS),
         passes("layers of one model on two GPUs, and every rank sees its own GPU alone", _LAYERS),
         passes("a group of one rank", _GROUP),
@@ -299,6 +300,13 @@ dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
 model = DDP(Net().cuda(), device_ids=[local_rank])
 for x, y in loader:
     criterion(model(x.to(f"cuda:{local_rank}")), y.cuda(local_rank)).backward()
+"""
+_UNREAD = """\
+def main():
+    device = torch.device("cuda:0")
+    accelerator = Accelerator()
+    model, optimizer = accelerator.prepare(Net(), make_optimizer())
+    model.to(accelerator.device)
 """
 _CHOSEN_AGAIN = """\
 def main(args):
