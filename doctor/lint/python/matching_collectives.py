@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 
 from doctor.lint.engine.rule import FlowStep
@@ -16,6 +17,8 @@ from doctor.lint.python.rank_branches import (
     is_of_the_job,
     is_rank,
     is_rank_test,
+    parsed_test,
+    plain_test,
     rank_condition,
     rank_conditions,
     statements_before,
@@ -402,4 +405,22 @@ def _parts_work(script: Script, condition: RankCondition) -> bool:
 
 def _asks_otherwise(one: RankCondition, other: RankCondition) -> bool:
     tests = [getattr(condition.where, "test", condition.where) for condition in (one, other)]
-    return one.test != other.test or ast.dump(tests[0]) != ast.dump(tests[1])
+    is_other = one.test != other.test or ast.dump(tests[0]) != ast.dump(tests[1])
+    return is_other and not (_selects_first(one) and _selects_first(other))
+
+
+_MAIN = re.compile(r"(?:^|\.)(?:is_)?(?:main|master|chief)(?:_?(?:process|rank|proc|node))?(?:\(\))?$", re.IGNORECASE)
+
+
+def _selects_first(condition: RankCondition) -> bool:
+    """Whether a condition selects rank 0, in any words: ``rank == 0``, ``not rank``, ``is_main_process()``. Two such
+    conditions leave the same ranks out."""
+    test = plain_test(condition.test)
+    if _MAIN.search(test):
+        return True
+    node = parsed_test(test)
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq):
+        sides = (node.left, node.comparators[0])
+        return any(isinstance(side, ast.Constant) and side.value == 0 and side.value is not False for side in sides)
+    denied = ast.unparse(node.operand) if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) else ""
+    return denied.lower().endswith(("rank", "rank()"))

@@ -63,7 +63,7 @@ class RankCondition(NamedTuple):
 
 def plain_test(test: str) -> str:
     """A test without double negation: ``not (rank != 0)`` as ``rank == 0``, ``not (not is_main)`` as ``is_main``."""
-    node = parsed = _parsed(test)
+    node = parsed = parsed_test(test)
     while isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         inner = node.operand
         if isinstance(inner, ast.UnaryOp) and isinstance(inner.op, ast.Not):
@@ -78,9 +78,9 @@ def plain_test(test: str) -> str:
 def denied_test(test: str) -> str:
     """What keeps a rank from a place: ``rank == 0 and done`` of ``not (rank == 0 and done)``; else empty."""
     inner = test.removeprefix("not (").removesuffix(")")
-    if inner == test or isinstance(_parsed(test), ast.BoolOp):
+    if inner == test or isinstance(parsed_test(test), ast.BoolOp):
         return ""
-    return inner if isinstance(_parsed(inner), ast.BoolOp) or "…" in inner else ""
+    return inner if isinstance(parsed_test(inner), ast.BoolOp) or "…" in inner else ""
 
 
 _OPPOSITES: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -93,7 +93,7 @@ _OPPOSITES: dict[type[ast.cmpop], type[ast.cmpop]] = {
 }
 
 
-def _parsed(test: str) -> ast.expr | None:
+def parsed_test(test: str) -> ast.expr | None:
     """The expression; ``None`` for a text that was cut off."""
     try:
         return ast.parse(test, mode="eval").body

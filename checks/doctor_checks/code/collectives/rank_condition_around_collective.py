@@ -81,6 +81,8 @@ from doctor.testing.script_cases import fails, passes
         passes("ranks of two kinds", _KINDS),
         passes("no job of several ranks: -1 is no rank", _NO_JOB),
         fails("a job without ranks, or rank 0", _NO_JOB_OR_FIRST),
+        fails("rank 0 in several words", _FIRST_IN_WORDS),
+        passes("rank 0 in other words, after the others", _OTHERS_FIRST),
         passes("all ranks create the groups that loops over rank numbers select", _GROUPS_OF_LOOPS),
         fails(
             "the loop does not hide the rank",
@@ -942,6 +944,36 @@ def reduce(loss, args, rank=None):
     if args.local_rank >= 0:
         dist.barrier()
 """
+_FIRST_IN_WORDS = """\
+import torch.distributed as dist
+
+def save(model, args):
+    if args.rank == 0:
+        dist.barrier()  # !
+    write(model)
+    if dist.get_rank() == 0:
+        dist.barrier()  # !
+    if not args.local_rank:
+        dist.barrier()  # !
+    if is_main_process():
+        dist.barrier()  # !
+"""
+_OTHERS_FIRST = """\
+import torch.distributed as dist
+
+def load(args):
+    if args.rank != 0:
+        dist.barrier()
+    data = read()
+    if dist.get_rank() == 0:
+        dist.barrier()
+    if not is_main_process():
+        dist.barrier()
+    write(data)
+    if not args.rank:
+        dist.barrier()
+    return data
+"""
 _NO_JOB_OR_FIRST = """\
 import torch.distributed as dist
 
@@ -949,10 +981,16 @@ def save(model, args):
     if args.local_rank == -1 or dist.get_rank() == 0:
         write(model)
         dist.barrier()  # !
+
+def without(args):
     if not dist.is_initialized() or args.rank == 0:
         dist.barrier()  # !
+
+def unset(args):
     if args.rank is None or args.rank == 0:
         dist.barrier()  # !
+
+def alone(args):
     if dist.get_world_size() == 1 or args.rank == 0:
         dist.barrier()  # !
 """
