@@ -39,6 +39,7 @@ Part: TypeAlias = Literal[
     "fourteenth",
     "fifteenth",
     "sixteenth",
+    "seventeenth",
     "development",
 ]
 Half: TypeAlias = Literal["tuned", "held"] | Part
