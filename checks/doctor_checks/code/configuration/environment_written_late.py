@@ -22,7 +22,6 @@ from doctor.testing.script_cases import fails, passes
 @rule(
     id="CODE026",
     severity=Severity.WARNING,
-    state="preview",
     reads=Script,
     mentions=("environ", "putenv"),
     foreshadows=("NCCL003", "ENV005", "GPU001", "GPU002", "MEM006"),

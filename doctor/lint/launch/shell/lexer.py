@@ -242,9 +242,11 @@ class _Lexer:
             char = found[0]
             if opening == "(" and self._skip_quoted(char):
                 continue
-            passed = self._text[self._at : self._at + (2 if char == "\\" else 1)]
-            self._at += len(passed)
-            self._line += passed.count("\n")
+            if char == "\\":
+                self._line += self._text[self._at + 1 : self._at + 2] == "\n"
+                self._at += 1
+            self._line += char == "\n"
+            self._at += 1
             level += (char == opening) - (char == closing)
             if level == 0:
                 return
