@@ -135,9 +135,9 @@ PORT = 'import os\n\nos.environ["MASTER_PORT"] = "80000"\ndist.init_process_grou
 @pytest.mark.parametrize(
     ("files", "severity"),
     [
-        ({"requirements.txt": "torch==1.4.0\n"}, "warning"),
-        ({"README.md": "## Environment\n\n* Python3.6.9\n* pytorch1.2.0\n* numpy1.16.4\n"}, "warning"),
-        ({"README.md": "| package | release |\n|---|---|\n| PyTorch | 1.7.1 |\n"}, "warning"),
+        ({"requirements.txt": "torch==1.4.0\n"}, "info"),
+        ({"README.md": "## Environment\n\n* Python3.6.9\n* pytorch1.2.0\n* numpy1.16.4\n"}, "info"),
+        ({"README.md": "| package | release |\n|---|---|\n| PyTorch | 1.7.1 |\n"}, "info"),
         ({"README.md": "We fixed a bug of PyTorch 1.2.0\n"}, "error"),
         ({"requirements.txt": "torch==1.10.0\n", "README.md": "* pytorch1.2.0\n"}, "error"),
         ({"requirements.txt": "torch\n"}, "error"),
@@ -153,9 +153,9 @@ OF_LAUNCHER = "python -m torch.distributed.launch --nproc_per_node=8 --master_po
 @pytest.mark.parametrize(
     ("files", "severity"),
     [
-        ({"requirements.txt": "torch==1.8.0+cu111\n"}, "warning"),
-        ({"README.md": "## Software\n\nPytorch: 1.7.1\n"}, "warning"),
-        ({"README.md": "- **PyTorch** 1.7.1\n"}, "warning"),
+        ({"requirements.txt": "torch==1.8.0+cu111\n"}, "info"),
+        ({"README.md": "## Software\n\nPytorch: 1.7.1\n"}, "info"),
+        ({"README.md": "- **PyTorch** 1.7.1\n"}, "info"),
         ({"requirements.txt": "torch==1.10.2\n"}, "error"),
         ({}, "error"),
     ],

@@ -60,7 +60,7 @@ def master_port_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]
                 f"MASTER_PORT={setting.known_value} is not a valid port (1-65535)"
                 + (", unless another module replaces it" if replaced else ""),
                 evidence=(("value", setting.known_value),),
-                severity=Severity.WARNING if replaced or cut else None,
+                severity=Severity.INFO if cut else Severity.WARNING if replaced else None,
                 effect=_effect_of_cut(cut),
             )
     for start in starts_of(file) if isinstance(file, LaunchFile) else ():
@@ -73,7 +73,7 @@ def master_port_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]
                 fix="Use the same port from 1024 to 32767 in all commands of the job, for example "
                 f"`{option_name(start.launch, start.launch.command.port)}=29500`.",
                 evidence=(("value", given),),
-                severity=Severity.WARNING if cut else None,
+                severity=Severity.INFO if cut else None,
                 effect=_effect_of_cut(cut),
             )
 
