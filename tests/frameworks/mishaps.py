@@ -242,7 +242,7 @@ class Mishaps:
 
         def reads():
             for number, rows in enumerate(batches):
-                if self.here and number == self.at:
+                if self.name == "prefetch_dead" and self.here and number == self.at:
                     self.note()
                     raise KeyError(f"no label of sample {number}")
                 ahead.put(rows)

@@ -27,12 +27,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import blunders
 import lapses
+import missteps
 import oversights
 import slips
 from accidents import EVERY_STEP, IN_TENTH_STEPS, STRIKE_ON, STRIKE_ONCE, Accidents
 from blunders import Blunders
 from lapses import Lapses
 from mishaps import ON, ON_ALL, ONCE, Mishaps
+from missteps import Missteps
 from oversights import Oversights
 from slips import Slips
 from stumbles import Stumbles
@@ -44,21 +46,23 @@ BETWEEN_STEPS = (
     "lock", "socket", "queue", "retry", "sigstop", "sigkill", "exit", "evaluate", "barrier", "drift", "rate",
     "checkpoint_stuck", "segfault", "abort", "gil", "flock", "child", "send", "momentum", "decay", "fifo",
     *STRIKE_ONCE, *ONCE, *slips.STRIKE_ONCE, *lapses.STRIKE_ONCE, *blunders.STRIKE_ONCE,
-    *oversights.STRIKE_ONCE,
+    *oversights.STRIKE_ONCE, *missteps.STRIKE_ONCE,
 )  # fmt: skip
 """Plants that strike once, after the step ``at``."""
 FROM_THEN_ON = (
     "straggle_sleep", "straggle_compute", "rare", "collect", "checkpoint_slow", "leak", "threads", *STRIKE_ON, *ON,
     *slips.STRIKE_ON, *lapses.STRIKE_ON, *blunders.STRIKE_ON, *oversights.STRIKE_ON,
+    *missteps.STRIKE_ON,
 )  # fmt: skip
 """Plants that strike after each step from ``at`` on."""
 ON_EVERY_STEP = (
     *EVERY_STEP, *ON_ALL, *slips.EVERY_STEP, *lapses.EVERY_STEP, *blunders.EVERY_STEP, *oversights.EVERY_STEP,
+    *missteps.EVERY_STEP,
 )  # fmt: skip
 """What every rank does after each step."""
 
 
-class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Stumbles):
+class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Missteps, Stumbles):
     """The play of one rank."""
 
     def __init__(self, folder, play):
@@ -109,7 +113,8 @@ class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Stumbles):
             if self.name == "worker_lock" and in_worker:
                 self.note()
                 self.lock_of_log.acquire()  # a thread held it when this worker was forked
-        return self.prepared(torch.full((WIDTH,), math.sin(self.each_row(index))))
+        row = self.prepared(torch.full((WIDTH,), math.sin(self.each_row(index))))
+        return getattr(self, self.name)(row) if self.name in missteps.IN_ROW else row
 
     def each_row(self, index):
         """What is done for every row; the number of the row that is read."""
@@ -193,7 +198,7 @@ class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Stumbles):
         if self.name == "slow_first" and self.passes == 1:
             seconds = 10.0 + 2.0 * self.rank
         time.sleep(seconds)
-        if self.name in (*slips.IN_MODEL, *blunders.IN_MODEL):
+        if self.name in (*slips.IN_MODEL, *blunders.IN_MODEL, *missteps.IN_MODEL):
             getattr(self, self.name)()
         if self.strikes("forward_sleep"):
             self.note()
@@ -243,7 +248,9 @@ class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Stumbles):
 
     def accumulates(self, number):
         """Whether gradients are only accumulated in this batch."""
-        return self.name in ("accumulation", "sync_forgotten", "sync_in_third") and number % 3 != 2
+        if self.name in ("accumulation", "sync_forgotten", "sync_in_third"):
+            return number % 3 != 2
+        return self.accumulated(number)
 
     def forgets(self):
         """Whether this rank reduces gradients where it should only accumulate them."""

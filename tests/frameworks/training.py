@@ -52,7 +52,7 @@ class Stream(IterableDataset):
 
     def __iter__(self):
         """As many rows as this rank has."""
-        first = 0 if self.plant.name == "unsharded" else self.plant.rank * 10_000
+        first = self.plant.shard_of() * 10_000
         return (self.plant.row(first + number) for number in range(self.count))
 
 
@@ -66,7 +66,8 @@ class Net(torch.nn.Module):
         self.first, self.second = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
         self.last = torch.nn.Linear(WIDTH, 1)
         self.first.requires_grad_(plant.name != "frozen")
-        self.norm = torch.nn.BatchNorm1d(WIDTH) if plant.name == "buffers_local" else torch.nn.Identity()
+        normalizes = plant.name in ("buffers_local", "evaluates_wrapped")
+        self.norm = torch.nn.BatchNorm1d(WIDTH) if normalizes else torch.nn.Identity()
 
     def forward(self, rows):
         """The output."""
@@ -102,7 +103,7 @@ def loader_of(plant, collate=None):
     if plant.name == "bucket_endless":
         rows = Rows(plant, batches * BATCH, plant.rank * 10_000)
         return DataLoader(rows, batch_sampler=TokenBatches(plant, len(rows)), **options)
-    if plant.name in ("stream", "unsharded", "workers_unsplit"):
+    if plant.name in ("stream", "unsharded", "same_shard", "workers_unsplit"):
         return DataLoader(Stream(plant, batches * BATCH), BATCH, **options)
     if plant.name == "no_sampler":
         return DataLoader(Rows(plant, batches * BATCH), BATCH, shuffle=True, **options)
@@ -150,7 +151,7 @@ def loop(plant, model, loader, backward=None, optimizers=()):
 def rest_of(plant, loader, epoch):
     """The batches that are left: a rank that resumed from another checkpoint skips some."""
     plant.lists_files(epoch)
-    if plant.name == "prefetch_dead":
+    if plant.name in ("prefetch_dead", "reads_ahead"):
         return plant.prefetched(loader)
     if plant.name != "skip_ahead" or not plant.here or epoch:
         return loader
@@ -216,6 +217,7 @@ def start(plant):
     torch.set_num_threads(1)
     plant.begins()
     plant.prepares()
+    plant.serves_metrics()
     plant.reaches("before_group")
     dist.init_process_group("gloo")
     plant.reaches("before_model")
@@ -262,6 +264,10 @@ def ddp(plant):
         "find_unused_parameters": plant.name == "unused_found",
     }
     model = torch.nn.parallel.DistributedDataParallel(Net(plant), **options)
+    if plant.name == "comm_hook":
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+        model.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=10), powerSGD_hook)
     loop(plant, model, loader_of(plant), optimizers=parts_of(plant, model))
     dist.destroy_process_group()
 
@@ -272,29 +278,43 @@ def fsdp2(plant):
 
     start(plant)
     model = Net(plant)
+    mesh = dist.init_device_mesh("cpu", (2, plant.world // 2) if plant.name == "hybrid" else (plant.world,))
     for layer in (model.first, model.second, model):
-        fully_shard(layer, mesh=dist.init_device_mesh("cpu", (plant.world,)))
+        fully_shard(layer, mesh=mesh)
     loop(plant, model, loader_of(plant), optimizers=parts_of(plant, model))
     dist.destroy_process_group()
 
 
 def accelerate(plant):
     """A loop that Accelerate prepared."""
-    from accelerate import Accelerator
+    from accelerate import Accelerator, DataLoaderConfiguration
+    from accelerate.utils import find_executable_batch_size
 
     torch.set_num_threads(1)
     plant.reaches("before_group")
-    plant.accelerator = accelerator = Accelerator(cpu=True)
+    loading = DataLoaderConfiguration(dispatch_batches=True if plant.name == "dispatches" else None)
+    plant.accelerator = accelerator = Accelerator(cpu=True, dataloader_config=loading)
     plant.reaches("before_model")
+    if plant.name == "find_batch_size":
+        find_executable_batch_size(train_accelerated, starting_batch_size=BATCH)(plant, accelerator)
+    else:
+        train_accelerated(BATCH, plant, accelerator)
+    accelerator.end_training()
+
+
+def train_accelerated(batch, plant, accelerator):
+    """The training of a loop that Accelerate prepared, with batches of a size."""
     own = plant.name in ("more", "fewer", "join", "joined_by_minimum")
+    rows = Rows(plant, plant.world * plant.batches() * BATCH)
+    if plant.name == "dispatches":
+        rows = Stream(plant, len(rows))
     loader = loader_of(plant) if own else DataLoader(
-        Rows(plant, plant.world * plant.batches() * BATCH), BATCH, shuffle=True, num_workers=plant.workers
+        rows, batch, shuffle=plant.name != "dispatches", num_workers=plant.workers
     )  # fmt: skip
     model = Net(plant)
     model, optimizer = accelerator.prepare(model, sgd(model))
     loader = loader if own else accelerator.prepare(loader)
     loop(plant, model, loader, accelerator.backward, [optimizer])
-    accelerator.end_training()
 
 
 def fabric(plant):
@@ -343,6 +363,7 @@ def lightning_module(plant, kind):
                 return None
             self.log("loss", loss)
             plant.logs_local(self)
+            plant.logs_by_dataset(self, loss)
             return loss if self.automatic_optimization else step_both(self, loss)
 
         def on_train_batch_end(self, *_):
@@ -354,6 +375,7 @@ def lightning_module(plant, kind):
 
         def on_train_epoch_end(self):
             """What the user does after an epoch."""
+            plant.notes_epoch()
             plant.scores(self)
             if plant.name != "evaluate_everywhere":
                 plant.ended(self.net)
@@ -382,7 +404,7 @@ def lightning(plant):
     validation = loader_of(plant) if plant.name in ("early_stop", "evaluate_everywhere") else None
     if plant.name == "validation_endless":
         validation = DataLoader(Stream(plant, 10**9 if plant.here else 20 * BATCH), BATCH)
-    if plant.name == "validation_uneven":
+    if plant.name in ("validation_uneven", "validates_uneven"):
         validation = DataLoader(Stream(plant, (22 if plant.here else 20) * BATCH), BATCH)
     options = {"limit_train_batches": plant.steps} if plant.name == "joined_by_minimum" else {}
     if plant.name == "early_stop":
@@ -431,6 +453,8 @@ def transformers(plant):
     plant.reaches("before_model")
     if plant.name == "resumes":
         arguments.save_strategy, arguments.save_steps = SaveStrategy.STEPS, 40
+    if plant.name == "rotates":
+        arguments.save_strategy, arguments.save_steps, arguments.save_total_limit = SaveStrategy.STEPS, 10, 2
     plant.maps(arguments)
     start_trainer = partial(
         trainer_of(plant, Trainer),
@@ -456,6 +480,7 @@ def after_steps(plant, kind):
                 plant.note()
                 lr_scheduler.step()
             control.should_training_stop |= plant.leaves()
+            control.should_log |= plant.spikes()
 
         def on_epoch_end(self, arguments, state, control, model=None, **_):
             """After an epoch."""
@@ -536,7 +561,7 @@ def zero2(plant):
     for epoch in range(plant.epochs):
         if hasattr(loader.sampler, "set_epoch"):
             loader.sampler.set_epoch(epoch)
-        for number, rows in enumerate(loader):
+        for number, rows in enumerate(rest_of(plant, loader, epoch)):
             if plant.leaves() or (plant.name == "joined_by_minimum" and number >= plant.steps):
                 break
             engine.backward(plant.loss(engine(rows).square().mean()))
@@ -575,6 +600,7 @@ def trl(plant):
         vocab_size=len(words) + grown, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         max_position_embeddings=64, pad_token_id=0, eos_token_id=1,
     ))  # fmt: skip
+    model.model.requires_grad_(plant.name != "freezes_base")
     model.register_forward_pre_hook(lambda *_: plant.forward() if model.training else plant.evaluated())
     model.register_forward_pre_hook(partial(with_new_word, plant, len(words)), with_kwargs=True)
     evaluates = "epoch" if plant.name == "evaluate_everywhere" else "no"
