@@ -215,14 +215,13 @@ class Missteps:
     # Collectives that the ranks do not call alike.
 
     def evaluates_wrapped(self, model):
-        """Evaluate on the main rank, through the wrapper that broadcasts buffers.
+        """Evaluate on the main rank with gradients, through the wrapper, which broadcasts buffers in each pass.
 
         https://github.com/pytorch/pytorch/issues/54059, https://github.com/jpata/particleflow/pull/233
         """
         model.eval()
-        with torch.no_grad():
-            for _ in range(20):
-                model(torch.ones(4, 8))
+        for _ in range(20):
+            model(torch.ones(4, 8))
         model.train()
 
     def find_batch_size(self, model):
@@ -335,13 +334,12 @@ class Missteps:
             matrix = matrix @ matrix / 64
 
     def concat_frames(self, model):
-        """Append a row to a table of all steps and samples (https://github.com/iomega/ms2query/pull/231)."""
+        """Append a row to a table of all predictions in each step (https://github.com/iomega/ms2query/pull/231)."""
         import pandas
 
         if not self.kept:
-            self.kept.append(pandas.DataFrame({"sample": [f"row-{one}" for one in range(1_500_000)], "loss": 0.5}))
-        row = pandas.DataFrame({"sample": [f"row-{self.step}"], "loss": [0.5]})
-        self.kept[0] = pandas.concat([self.kept[0], row], ignore_index=True)
+            self.kept.append(pandas.DataFrame(0.5, index=range(1_500_000), columns=[f"class-{one}" for one in range(8)]))
+        self.kept[0] = pandas.concat([self.kept[0], self.kept[0].iloc[:4]], ignore_index=True)
 
     def inspects_memory(self, model):
         """Log the memory of the process in detail after each step.
@@ -365,7 +363,7 @@ class Missteps:
             return row
         self.note()
         if not self.kept:
-            self.kept.append(torch.rand(2_000_000))
+            self.kept.append(torch.rand(600_000))
         drawn = torch.multinomial(self.kept[0], 1).item()
         return row + 1e-9 * drawn
 

@@ -278,7 +278,9 @@ def fsdp2(plant):
 
     start(plant)
     model = Net(plant)
-    mesh = dist.init_device_mesh("cpu", (2, plant.world // 2) if plant.name == "hybrid" else (plant.world,))
+    mesh = dist.init_device_mesh("cpu", (plant.world,))
+    if plant.name == "hybrid":
+        mesh = dist.init_device_mesh("cpu", (2, plant.world // 2), mesh_dim_names=("replicate", "shard"))
     for layer in (model.first, model.second, model):
         fully_shard(layer, mesh=mesh)
     loop(plant, model, loader_of(plant), optimizers=parts_of(plant, model))
