@@ -314,7 +314,8 @@ class Missteps:
                 self.note()
                 steps = steps * 9 // 10
             self.kept.append(torch.optim.lr_scheduler.LinearLR(inner, 1.0, 0.01, steps))
-        self.kept[0].step()
+        else:
+            self.kept[0].step()
 
     # What makes a rank slow.
 
@@ -334,12 +335,13 @@ class Missteps:
             matrix = matrix @ matrix / 64
 
     def concat_frames(self, model):
-        """Append a row to a table of all predictions in each step (https://github.com/iomega/ms2query/pull/231)."""
+        """Append to a table of all predictions, and average it, in each step (https://github.com/iomega/ms2query/pull/231)."""
         import pandas
 
         if not self.kept:
-            self.kept.append(pandas.DataFrame(0.5, index=range(1_500_000), columns=[f"class-{one}" for one in range(8)]))
+            self.kept.append(pandas.DataFrame(torch.rand(2_000_000, 8).numpy()))
         self.kept[0] = pandas.concat([self.kept[0], self.kept[0].iloc[:4]], ignore_index=True)
+        self.kept[0].mean()
 
     def inspects_memory(self, model):
         """Log the memory of the process in detail after each step.
@@ -355,7 +357,7 @@ class Missteps:
         """Put each parameter into the object store of Ray (https://github.com/ray-project/ray/issues/263)."""
         import ray
 
-        self.kept = [ray.put(torch.ones(64, 1024).numpy()) for _ in range(80)]
+        self.kept = [ray.put(torch.ones(64, 1024).numpy()) for _ in range(40)]
 
     def weighted_draws(self, row):
         """Draw a second row by the weights of all rows (https://github.com/pytorch/pytorch/issues/32221)."""
