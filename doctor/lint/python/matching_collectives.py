@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Sequence
 
 from doctor.lint.engine.rule import FlowStep
@@ -12,6 +11,8 @@ from doctor.lint.python.collectives import CollectiveCall, collectives_and_forwa
 from doctor.lint.python.gpu_use import runs_alone
 from doctor.lint.python.project.left_defaults import given_by_all
 from doctor.lint.python.rank_branches import (
+    MAIN_NAMES,
+    RANK_NAMES,
     RankCondition,
     asks_for_one,
     is_of_the_job,
@@ -409,18 +410,22 @@ def _asks_otherwise(one: RankCondition, other: RankCondition) -> bool:
     return is_other and not (_selects_first(one) and _selects_first(other))
 
 
-_MAIN = re.compile(r"(?:^|\.)(?:is_)?(?:main|master|chief)(?:_?(?:process|rank|proc|node))?(?:\(\))?$", re.IGNORECASE)
-
-
 def _selects_first(condition: RankCondition) -> bool:
     """Whether a condition selects rank 0, in any words: ``rank == 0``, ``not rank``, ``is_main_process()``. Two such
     conditions leave the same ranks out."""
-    test = plain_test(condition.test)
-    if _MAIN.search(test):
-        return True
-    node = parsed_test(test)
+    node = parsed_test(plain_test(condition.test))
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq):
-        sides = (node.left, node.comparators[0])
-        return any(isinstance(side, ast.Constant) and side.value == 0 and side.value is not False for side in sides)
-    denied = ast.unparse(node.operand) if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) else ""
-    return denied.lower().endswith(("rank", "rank()"))
+        sides = node.left, node.comparators[0]
+        return any(_is_zero(one) and _has_rank_name(other) for one, other in (sides, sides[::-1]))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return _has_rank_name(node.operand)
+    name = last_name(node) if node is not None else ""
+    return MAIN_NAMES.match(name) is not None and "last" not in name
+
+
+def _is_zero(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == 0 and node.value is not False
+
+
+def _has_rank_name(node: ast.expr) -> bool:
+    return RANK_NAMES.search(last_name(node)) is not None
