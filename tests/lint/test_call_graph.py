@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
-from doctor.core.settings import Settings
 from doctor.lint.engine.registry import Rulebook, builtin_rules
-from doctor.lint.engine.releases import Releases
-from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
+from tests.lint.linted import findings_in
 
 BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id == "CODE005"))
 HEAD = "import torch.distributed as dist\n\n"
@@ -26,13 +22,7 @@ METHOD = "class Run:\n    def wait(self):\n" + indented(HANG, 8)
 
 
 def findings(folder, files):
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    asked = LintRequest(BOOK, Settings(preview=True), {one.id: one.family for one in BOOK.rules}, Releases({}))
-    report = build_report(lint_paths([folder], asked), asked, started=time.time())
-    assert not [result for result in report.results if result.crash]
-    return [one for result in report.results for one in result.findings]
+    return [one for _, one in findings_in(folder, files, BOOK, preview=True)]
 
 
 def found(folder, files):

@@ -83,12 +83,7 @@ from doctor.testing.script_cases import fails, passes
         fails("a job without ranks, or rank 0", _NO_JOB_OR_FIRST),
         fails("rank 0 in several words", _FIRST_IN_WORDS),
         passes("rank 0 in other words, after the others", _OTHERS_FIRST),
-        passes(
-            "rank 0 of an Accelerator, after the others",
-            _OTHERS_FIRST.replace("args.rank != 0", "not args.is_main_process").replace(
-                "dist.get_rank() == 0", "args.is_main_process"
-            ),
-        ),
+        passes("rank 0 of an Accelerator, after the others", _OF_ACCELERATOR),
         passes("even ranks, and odd ones", _EVEN_AND_ODD),
         passes("all ranks create the groups that loops over rank numbers select", _GROUPS_OF_LOOPS),
         fails(
@@ -980,6 +975,14 @@ def load(args):
     if not args.rank:
         dist.barrier()
     return data
+"""
+_OF_ACCELERATOR = """\
+accelerator = Accelerator()
+if not accelerator.is_main_process:
+    accelerator.wait_for_everyone()
+data = read()
+if accelerator.is_main_process:
+    accelerator.wait_for_everyone()
 """
 _EVEN_AND_ODD = """\
 import torch.distributed as dist

@@ -442,8 +442,8 @@ def _written(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
 
 def _is_marker(script: Script, call: ast.Call) -> bool:
     """``with open(path, "w") as file: file.write("done")``: the same constant from every rank does no harm."""
-    around = script.parent(script.parent(call) or call)
-    if not isinstance(around, ast.With):
+    around = _block_of(script, call)
+    if around is None:
         return False
     item = next((one for one in around.items if one.context_expr is call), None)
     if all(isinstance(one, ast.Pass) for one in around.body):
@@ -494,8 +494,8 @@ def _uses_of_file(script: Script, call: ast.Call) -> list[ast.expr] | None:
     file = file_of(script, call)
     if isinstance(file, ast.Name):
         scope = script.scope_of(file, file.id)
-        block = script.parent(script.parent(call) or call)  # another file may have the name outside of it
-        names = script.inside(block, ast.Name) if isinstance(block, ast.With) else script.all(ast.Name)
+        block = _block_of(script, call)  # another file may have the name outside of it
+        names = script.inside(block, ast.Name) if block is not None else script.all(ast.Name)
         return [
             one
             for one in names
@@ -504,6 +504,12 @@ def _uses_of_file(script: Script, call: ast.Call) -> list[ast.expr] | None:
     if isinstance(file, ast.Attribute) and isinstance(file.value, ast.Name) and file.value.id == "self":
         return [one for one in script.all(ast.Attribute) if isinstance(one.ctx, ast.Load) and one.attr == file.attr]
     return None
+
+
+def _block_of(script: Script, call: ast.Call) -> ast.With | None:
+    """The block of ``with open(path, "w")``."""
+    block = script.parent(script.parent(call) or call)
+    return block if isinstance(block, ast.With) else None
 
 
 def _only_closes(script: Script, file: ast.expr) -> bool:

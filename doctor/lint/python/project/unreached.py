@@ -10,7 +10,7 @@ from pathlib import PurePath
 from doctor.lint.python.project.call_graph import CallGraph
 from doctor.lint.python.project.failing_start import stopped_before
 from doctor.lint.python.project.left_over import is_old_copy, left_over_folder
-from doctor.lint.python.script import ProjectModules, Script, per_script
+from doctor.lint.python.script import ProjectModules, Script, last_name, per_script
 
 _FINDS_BY_NAME = re.compile(
     r"\b(?:import_module|__import__|walk_packages|iter_modules|LightningCLI|getmembers|load_module|module_from_spec)\b|"
@@ -158,17 +158,15 @@ def _only_says(script: Script) -> bool:
     blocks = [one for one in script.tree.body if isinstance(one, ast.If) and "__main__" in ast.unparse(one.test)]
     if len(blocks) != 1 or script.text.count("__main__") != 1:
         return False
-    return all(
-        isinstance(one, ast.Pass)
-        or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
-        or (
-            isinstance(one, ast.Expr)
-            and isinstance(one.value, ast.Call)
-            and script.text_of(one.value.func) == "print"
-            and all(isinstance(part, ast.Constant) for part in one.value.args)
-        )
-        for one in blocks[0].body
-    )
+    return all(isinstance(one, ast.Pass) or _is_said(one) for one in blocks[0].body)
+
+
+def _is_said(statement: ast.stmt) -> bool:
+    """A text, or ``print()`` of constants."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    if isinstance(value, ast.Call) and last_name(value.func) == "print":
+        return all(isinstance(one, ast.Constant) for one in value.args)
+    return isinstance(value, ast.Constant)
 
 
 def _in_branches(statement: ast.stmt) -> Iterator[ast.stmt]:
