@@ -398,6 +398,15 @@ def test_a_large_job_and_one_rank_of_it():
     assert len(evidence["waiting_ranks"]) == 64
 
 
+def test_the_lock_that_a_collective_waits_in_is_not_told():
+    lock = "a lock of its own process (threading.Lock, or a lock in native code)"
+    found = diagnose_stall(LATE.alter(ProgressFacts, blocked=lock).job())
+    where = stall_evidence(found)["where"]
+    assert "all_reduce" in where["0"]
+    assert "a lock" not in where["0"]
+    assert where["2"].endswith(f"waits for: {lock}")
+
+
 def test_a_diagnosis_is_made_once_a_job():
     job = LATE.job()
     assert diagnose_stall(job) is diagnose_stall(job)

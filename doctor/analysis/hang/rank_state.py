@@ -329,6 +329,17 @@ class RankState(msgspec.Struct, frozen=True, dict=True):
         return None
 
     @property
+    def blocked(self) -> str:
+        """What its thread waits for in the kernel, apart from its collective; empty if unknown.
+
+        In a collective a thread waits for that of the backend on a condition variable, which the kernel shows as a lock
+        (``Work::wait`` in torch's ``ProcessGroup.cpp``, ``UnboundBuffer::waitRecv`` of Gloo).
+        """
+        blocked = self.progress.blocked if self.progress else ""
+        is_of_collective = self.site is not None and self.site.operation and blocked.startswith(OWN_LOCK)
+        return "" if is_of_collective else blocked
+
+    @property
     def place(self) -> str:
         """``training, epoch 1, batch 40``, without the unknown parts."""
         if self.progress is None:

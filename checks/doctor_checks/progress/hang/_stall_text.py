@@ -125,9 +125,9 @@ def stall_location(rank_state: RankState) -> str:
         parts += [f"{verb} {rank_state.site.text}", condition_in_words(rank_state.site.condition)]
     if rank_state.wait is not None:
         parts.append(numbered_call(rank_state.wait, rank_state))
-    if rank_state.progress is not None and rank_state.progress.blocked:
+    if rank_state.blocked:
         kind = "blocked in the kernel" if rank_state.is_sampled else "waits for"
-        parts.append(f"{kind}: {rank_state.progress.blocked}")
+        parts.append(f"{kind}: {rank_state.blocked}")
     if rank_state.progress is not None and rank_state.progress.gpu is not None:
         parts.append(activity_text(rank_state.progress.gpu))
     if rank_state.progress is not None and rank_state.progress.reported:
