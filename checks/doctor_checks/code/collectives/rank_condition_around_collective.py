@@ -176,7 +176,7 @@ def rank_condition_around_collective(script: Script) -> Iterator[Violation]:
             continue
         condition = unmatched_condition(script, one)
         first = main_first(script, one.call) if condition is None else None
-        if condition is not None and one.through is not None and waits_for_nobody(script, one.call, one.word):
+        if condition is not None and waits_for_nobody(script, one.call, one.word):
             continue
         if condition is not None:
             exit_of = (condition.where, condition.test)

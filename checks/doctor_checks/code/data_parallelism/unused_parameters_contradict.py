@@ -10,7 +10,7 @@ from doctor.api import Script, SetArgument, Severity, Violation, is_older, locat
 from doctor.lint.python.lightning_version import known_lightning
 from doctor.lint.python.project.accelerate_jobs import shards_always
 from doctor.lint.python.project.one_process import never_runs
-from doctor.lint.python.project.options import is_left_off
+from doctor.lint.python.project.options import left_off
 from doctor.lint.python.training import DDP, FABRIC, TRAINER, hooks, lightning_modules, trains_on_several
 from doctor.testing.script_cases import fails, passes
 
@@ -82,7 +82,7 @@ def unused_parameters_contradict(script: Script) -> Iterator[Violation]:
                 severity=Severity.INFO,
             )
         elif reentrant is not None and not any(True for _ in script.method_calls("_set_static_graph")):
-            is_off = is_left_off(script, reentrant)
+            is_off = left_off(script, reentrant) != ""
             yield Violation(
                 call,
                 f"{word} conflicts with reentrant checkpointing (line {reentrant.lineno})",

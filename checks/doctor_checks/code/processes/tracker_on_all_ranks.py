@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import mentions_ranks, words_behind
+from doctor.lint.python.project.options import left_off
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import per_script
 from doctor.lint.python.single_rank import may_run_alone
@@ -32,6 +33,10 @@ _PARTED = frozenset(
     }
 )
 """Arguments by which ranks may share a run or have runs on purpose."""
+_OF_TRACKING = re.compile(
+    r"wandb|w_and_b|mlflow|comet|neptune|clearml|swanlab|\baim|trackio|track|log|report", re.IGNORECASE
+)
+"""Options that ask for the tracker itself."""
 _SWITCHES = ("WANDB_MODE", "WANDB_DISABLED", "WANDB_RUN_GROUP", "wandb.setup", "SWANLAB_MODE", "wandb.agent")
 
 
@@ -81,9 +86,13 @@ def tracker_on_all_ranks(script: Script) -> Iterator[Violation]:
             continue
         if function in run_by_all(script) and not may_run_alone(script, call) and not mentions_ranks(words):
             what = _STARTS[script.name(call.func)]
+            option = left_off(script, call)
+            is_off = option != "" and _OF_TRACKING.search(option) is None
             yield Violation(
                 call,
                 f"{script.text_of(call.func)} runs on all ranks, so each of them starts its own {what}",
+                severity=Severity.INFO if is_off else None,
+                preview=is_off,
                 evidence=(("job_started_at_line", ranks.lineno),),
                 fix=_fix(script, call, by_accelerate=script.name(ranks.func) == ACCELERATOR),
             )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterator
 
 from doctor.lint.python.project.imported_functions import called_function
+from doctor.lint.python.rank_branches import BLOCKS, statements_before
 from doctor.lint.python.script import FunctionNode, Script, last_name
 from doctor.lint.python.training import calls_of
 
@@ -15,10 +17,19 @@ _DEPTH = 4
 _MAY_JOIN = re.compile(
     r"process_?group|\bdist(?:ributed)?\b|_dist|_start|ddp|\bfit\b|launch|spawn|accelerat|deepspeed|fabric|trainer|"
     r"\binit|_init|set_?up|\bstart|engine|horovod|hvd|\bray\b|\bjoin_|parallel|\btrain\b|\brun\b|instantiat|"
-    r"import_module|getattr",
+    r"import_module|getattr|Training_?Arg|HfArgumentParser|into_dataclasses|PartialState|AcceleratorState",
     re.IGNORECASE,
 )
-"""Words of calls that may create a process group."""
+"""Words of calls that may create a process group; transformers' ``TrainingArguments`` does when it is made."""
+_JOINS_NONE = re.compile(
+    r"(?:^|[._])(?:(?:model|net|network|encoder|decoder|backbone|module)\.train|"
+    r"(?:dset|dataset|tokenizer|processor|transform|vocab|vocabulary)s?\.\w+)$"
+)
+"""Calls that join no job: ``model.train()``, and methods of data."""
+_ONLY_ASKS = re.compile(
+    r"is_(?:available|initialized|torchelastic_launched|\w+_available)|get_(?:rank|world_size|backend)"
+)
+_OF_SEVERAL_WORDS = re.compile(r"[a-z0-9]{3,}(?:_[a-z0-9]+)+")
 _OF_TORCH = re.compile(r"torch\.(?!distributed\b|multiprocessing\b|nn\b)")
 _OF_OUTPUT = re.compile(r"logg|callback", re.IGNORECASE)
 """Objects of a configuration that join no job."""
@@ -34,7 +45,8 @@ def waits_for_nobody(script: Script, call: ast.Call, word: str) -> bool:
 
 
 def _asks_before(script: Script, function: FunctionNode, word: str) -> bool:
-    """Whether each call of a collective in a function is in a branch for initialized groups."""
+    """Whether each call of a collective in a function is in a branch for initialized groups, or below a ``return`` for
+    others."""
     calls = [one for one in script.inside(function, ast.Call) if last_name(one.func) == word]
     return bool(calls) and all(_is_in_branch(script, one) for one in calls)
 
@@ -42,16 +54,51 @@ def _asks_before(script: Script, function: FunctionNode, word: str) -> bool:
 def _is_in_branch(script: Script, node: ast.AST) -> bool:
     inner = node
     for outer in script.around(node):
-        if isinstance(outer, ast.If) and inner in outer.body and _asks(outer.test):
+        if isinstance(outer, ast.If) and inner in outer.body and _asks(script, outer.test):
+            return True
+        if any(_returns_without_group(script, one) for one in statements_before(outer, inner, BLOCKS)):
             return True
         inner = outer
     return False
 
 
-def _asks(test: ast.expr) -> bool:
-    """``dist.is_initialized()``, alone or with ``and``."""
+def _returns_without_group(script: Script, statement: ast.stmt) -> bool:
+    """``if not dist.is_initialized(): return``, also with other conditions for it."""
+    if not isinstance(statement, ast.If) or not isinstance(statement.body[-1], ast.Return):
+        return False
+    test = statement.test
+    parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) else [test]
+    return any(
+        isinstance(one, ast.UnaryOp) and isinstance(one.op, ast.Not) and _asks(script, one.operand) for one in parts
+    )
+
+
+def _asks(script: Script, test: ast.expr, depth: int = _DEPTH) -> bool:
+    """``dist.is_initialized()``, alone or with ``and``, or a function of the project that returns it."""
     parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
-    return any(isinstance(one, ast.Call) and last_name(one.func) == "is_initialized" for one in parts)
+    calls = [one for one in parts if isinstance(one, ast.Call)]
+    if any(last_name(one.func) == "is_initialized" for one in calls):
+        return True
+    found = [called_function(script, one) for one in calls] if depth else []
+    return any(one is not None and _returns_it(*one, depth - 1) for one in found)
+
+
+def _returns_it(script: Script, function: FunctionNode, depth: int) -> bool:
+    """Whether a function returns true only with a process group."""
+    values = [one.value for one in script.inside(function, ast.Return)]
+    return bool(values) and all(_is_false_without(script, function, one, depth) for one in values)
+
+
+def _is_false_without(script: Script, function: FunctionNode, value: ast.expr | None, depth: int) -> bool:
+    """Whether a value that a function returns is false without a process group: it asks for one, is a constant, or
+    stands below statements that return ``False`` for other processes."""
+    if value is None or (isinstance(value, ast.Constant) and not value.value):
+        return True
+    if _asks(script, value, depth):
+        return True
+    return isinstance(value, ast.Constant) and any(
+        _returns_without_group(script, one) for one in function.body if one.lineno < value.lineno
+    )
 
 
 def _is_before_group(script: Script, node: ast.AST, helper: str, depth: int) -> bool:
@@ -85,6 +132,32 @@ def _may_join(script: Script, call: ast.Call, helper: str, depth: int = _DEPTH) 
         return False
     found = called_function(script, call)
     if found is None or depth == 0:
-        return _MAY_JOIN.search(ast.unparse(call.func)) is not None
+        called = ast.unparse(call.func)
+        if not _MAY_JOIN.search(called) or _JOINS_NONE.search(called) or _ONLY_ASKS.fullmatch(last_name(call.func)):
+            return False
+        methods = list(_methods(script, call)) if depth else []
+        return not methods or any(
+            _may_join(other, one, helper, depth - 1)
+            for other, method in methods
+            for one in other.inside(method, ast.Call)
+        )
     other, function = found
     return any(_may_join(other, one, helper, depth - 1) for one in other.inside(function, ast.Call))
+
+
+def _methods(script: Script, call: ast.Call) -> Iterator[tuple[Script, FunctionNode]]:
+    """The methods of the project that a call on an object may be of: those of a name of several words
+    (``tokenizer.setup_images()``), which no library has as well."""
+    name, modules = last_name(call.func), script.modules
+    if modules is None or not isinstance(call.func, ast.Attribute) or not _OF_SEVERAL_WORDS.fullmatch(name):
+        return
+    for shown, text in modules.mentioning(f"def {name}("):
+        if not shown.endswith(".py"):
+            continue
+        try:
+            other = Script(shown, text, modules=modules, location=os.path.abspath(shown))  # noqa: PTH100 - as given to be linted
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        for one in other.all(ast.FunctionDef):
+            if one.name == name:
+                yield other, one

@@ -88,9 +88,8 @@ class ModuleNames:
                 around = (*around, node)
             else:
                 self._read(node, around)
-            stack += [
-                (one, around) for one in ast.iter_child_nodes(node) if one not in getattr(node, "decorator_list", ())
-            ]
+            left = {*getattr(node, "decorator_list", ()), *_never_taken(node)}
+            stack += [(one, around) for one in ast.iter_child_nodes(node) if one not in left]
 
     def _read(self, node: ast.AST, around: tuple[Definition, ...]) -> None:
         if isinstance(node, ast.Name):
@@ -115,6 +114,38 @@ class ModuleNames:
             for one in node.names:
                 self.imported[one.asname or one.name.rpartition(".")[2]] = one.name
                 self.modules.append(one.name)
+
+
+def _never_taken(node: ast.AST) -> list[ast.AST]:
+    """The statements or the value of a branch that no run takes, because its condition is a constant: those in ``if
+    False:``."""
+    if not isinstance(node, (ast.If, ast.While, ast.IfExp)):
+        return []
+    holds = _constant(node.test)
+    if holds is None or (holds and isinstance(node, ast.While)):
+        return []
+    left = node.orelse if holds else node.body
+    return [*left] if isinstance(left, list) else [left]
+
+
+def _constant(test: ast.expr) -> bool | None:
+    """What a condition is in every run, if it is a constant, or one of its parts decides it."""
+    if isinstance(test, ast.Constant):
+        return bool(test.value)
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        holds = _constant(test.operand)
+        return None if holds is None else not holds
+    if isinstance(test, ast.BoolOp):
+        decides = isinstance(test.op, ast.Or)
+        parts = [_constant(one) for one in test.values]
+        return decides if decides in parts else None
+    return None
+
+
+def folders_in_common(first: str, second: str) -> int:
+    """The number of folders that two paths have in common."""
+    pairs = zip(PurePath(first).parts, PurePath(second).parts, strict=False)
+    return next((count for count, (one, other) in enumerate(pairs) if one != other), 0)
 
 
 class CallGraph:
@@ -360,6 +391,7 @@ class CallGraph:
         files = [shown for shown, _ in self._modules.mentioning(name) if shown.endswith(".py") and shown != path]
         spelled = re.compile(rf"\.\s*{re.escape(name)}\b|[\"']{re.escape(name)}[\"']")
         files = [one for one in files if spelled.search(self._modules.text_at(one))]
+        files = [one for one in files if not self._has_copy(one, path, name)]
         if len(files) > MOST_READ:
             return True
         for shown in (path, *files):
@@ -373,6 +405,16 @@ class CallGraph:
                         return True
                     break
         return False
+
+    def _has_copy(self, shown: str, path: str, method: str) -> bool:
+        """Whether a file is of another copy of the program: a file of the same name and folder as ``path``, with the
+        same method, is nearer to it."""
+        place, near = PurePath(path), folders_in_common(shown, path)
+        others = (PurePath(one) for one, _ in self._modules.mentioning(f"def {method}("))
+        return any(
+            (one.name, one.parent.name) == (place.name, place.parent.name) and folders_in_common(shown, str(one)) > near
+            for one in others
+        )
 
     def _are_bases_known(self, path: str, owner: ast.ClassDef, depth: int) -> bool:
         """Whether all bases of a class are of the project, or call no method that they do not name."""

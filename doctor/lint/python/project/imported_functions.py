@@ -36,12 +36,14 @@ class FunctionSummary(NamedTuple):
 
 class ModuleSummary(NamedTuple):
     """A module: its ``location`` (the absolute path), its ``functions`` by name (``Class().method``), what it
-    ``imports``, whether it ties processes to their GPUs, whether it reads the rank of the process, its namespaces
-    ``of_one_rank`` (``world_size=1``), and its classes of datasets whose items are random numbers."""
+    ``imports``, the modules that it imports all names of (``stars``), whether it ties processes to their GPUs, whether
+    it reads the rank of the process, its namespaces ``of_one_rank`` (``world_size=1``), and its classes of datasets
+    whose items are random numbers."""
 
     location: str
     functions: Mapping[str, FunctionSummary]
     imports: Mapping[str, str]
+    stars: tuple[str, ...]
     binds_device: bool
     reads_rank: bool
     of_one_rank: frozenset[str]
@@ -138,8 +140,12 @@ def _found(
             return ImportedFunction(summary.functions[f"{inner}().__init__"], summary)
         head, separator, rest = inner.replace("()", "\0").partition(".")
         imported = summary.imports.get(head.rstrip("\0"))
-        if imported is None or depth == 0:
+        if depth == 0:
             return None
+        if imported is None:
+            names = (f"{one}{'' if one.endswith('.') else '.'}{inner}" for one in summary.stars)
+            found = (_found(modules, summary.location, one, whole=whole, depth=depth - 1) for one in names)
+            return next(filter(None, found), None)
         ending = "()" if head.endswith("\0") else ""
         name = f"{imported}{ending}{separator}{rest}".replace("\0", "()")
         return _found(modules, summary.location, name, whole=whole, depth=depth - 1)

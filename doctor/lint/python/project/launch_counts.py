@@ -18,6 +18,7 @@ from doctor.lint.launch.process_launches import (
     starts_of,
     visible_devices,
 )
+from doctor.lint.python.project.call_graph import folders_in_common
 from doctor.lint.python.project.unreached import is_program, may_import
 from doctor.lint.python.script import ProjectModules, Script, per_script
 from doctor.lint.python.training import FABRIC, TRAINER
@@ -200,13 +201,7 @@ def is_nearest(modules: ProjectModules, shown: str, path: str) -> bool:
     """Whether of the files with one name, that at ``path`` is as near to a file that names it as any."""
     place = PurePath(path)
     others = (one for one in modules.named(shown, place.stem) if PurePath(one).name == place.name)
-    return all(_common(shown, one) <= _common(shown, path) for one in others)
-
-
-def _common(first: str, second: str) -> int:
-    """The number of folders that two paths have in common."""
-    pairs = zip(PurePath(first).parts, PurePath(second).parts, strict=False)
-    return next((count for count, (one, other) in enumerate(pairs) if one != other), 0)
+    return all(folders_in_common(shown, one) <= folders_in_common(shown, path) for one in others)
 
 
 def _names_other_start(script: Script) -> bool:

@@ -30,11 +30,18 @@ def summary_of(script: Script, modules: ProjectModules) -> ModuleSummary:
         location=script.location,
         functions={name: functions.summary(function) for name, function in named.items()},
         imports={name: found[0] for name, found in bound if len(found) == 1 and isinstance(found[0], str)},
+        stars=_stars(script),
         binds_device=binds_device(script),
         reads_rank=_READS_RANK.search(script.text) is not None,
         of_one_rank=namespaces_of_one_rank(script),
         random_datasets=random_datasets(script),
     )
+
+
+def _stars(script: Script) -> tuple[str, ...]:
+    """The modules of which a script imports all names, the last one first: its names replace those of the others."""
+    imports = [one for one in script.tree.body if isinstance(one, ast.ImportFrom) and one.names[0].name == "*"]
+    return tuple("." * one.level + (one.module or "") for one in reversed(imports))
 
 
 class _Functions:

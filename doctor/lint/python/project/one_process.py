@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -107,6 +108,11 @@ def _is_left_to_others(script: Script, rule: str, at: ast.AST) -> bool:
     return is_made_for_one(script) or cannot_run(script, at) or uses_past_wrapper(script) or fails_to_wrap(script)
 
 
+_MOST_USERS = 4
+"""Other files with the name of a function that are parsed."""
+_COMMENT = re.compile(r"(?<=\s)#[^\n]*$|^#[^\n]*$", re.MULTILINE)
+
+
 def never_runs(script: Script, node: ast.AST, depth: int = _DEPTH, *, options: bool = False) -> bool:
     """Whether a place is in a branch that no run takes, since its condition is constant or depends on arguments that
     every call leaves at their default, below a statement that leaves its block, in a private function of the module
@@ -155,11 +161,33 @@ def _is_used_in_vain(script: Script, function: FunctionNode, depth: int, *, opti
         uses = [one for one in script.all(ast.Attribute) if one.attr == name]
         is_plain = isinstance(owner, ast.ClassDef) and all(ast.unparse(one) in _PLAIN_BASES for one in owner.bases)
         is_known = is_plain and name not in _CALLED_BY_TORCH
-    if not uses or not is_known or len(re.findall(rf"\b{name}\b", script.text)) != len(uses) + 1:
+    if not is_known or len(re.findall(rf"\b{name}\b", script.text)) != len(uses) + 1:
         return False
     if not all(never_runs(script, one, depth - 1, options=options) for one in uses):
         return False
-    return not any(shown != script.path and name in text for shown, text in script.modules.mentioning(name))
+    others = [(shown, text) for shown, text in script.modules.mentioning(name) if shown != script.path]
+    if not (uses or others) or len(others) > _MOST_USERS or (others and script.modules.installs(script.location)):
+        return False
+    return all(_uses_in_vain(script, shown, name, depth - 1, options=options) for shown, _ in others)
+
+
+def _uses_in_vain(script: Script, shown: str, name: str, depth: int, *, options: bool) -> bool:
+    """Whether all places where another file of the project uses a name are such that no run gets there, and there are
+    some."""
+    modules = script.modules
+    if modules is None or not shown.endswith(".py"):
+        return False
+    text = _COMMENT.sub("", modules.text_at(shown))
+    try:
+        other = Script(shown, text, modules=modules, location=os.path.abspath(shown))  # noqa: PTH100 - as given
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    uses: list[ast.expr] = [one for one in other.all(ast.Name) if one.id == name]
+    uses += [one for one in other.all(ast.Attribute) if one.attr == name]
+    imports = [one for node in other.all(ast.ImportFrom) for one in node.names if one.name == name and not one.asname]
+    if not uses or len(re.findall(rf"\b{name}\b", text)) != len(uses) + len(imports):
+        return False
+    return all(never_runs(other, one, depth, options=options) for one in uses)
 
 
 def _leaves(script: Script, statement: ast.stmt, *, options: bool) -> bool:

@@ -45,20 +45,21 @@ def switch_off_by_default(script: Script, test: ast.expr) -> str:
 _GIVES_OPTIONS = re.compile(r"[\"'\s]--\w+")
 
 
-def is_left_off(script: Script, node: ast.AST) -> bool:
-    """Whether a place needs an option that is off by default, and that the commands and programs of the project which
-    start the script with other options do not give."""
+def left_off(script: Script, node: ast.AST) -> str:
+    """The option that a place needs, if it is off by default, and the commands and programs of the project which start
+    the script with other options do not give it: ``--test_only``; empty otherwise."""
     branches = [one for one in script.around(node) if isinstance(one, ast.If)]
     tests = [one.test for one in branches if any(node is part for held in one.body for part in ast.walk(held))]
     option = next(filter(None, (switch_off_by_default(script, one) for one in tests)), "")
     place, modules = PurePath(script.path), script.modules
     if not option or modules is None:
-        return False
+        return ""
     named = re.compile(rf"\b{re.escape(place.stem)}\b")
     texts = [*modules.mentioning(place.stem), *modules.mentioning(place.name, launches=True)]
     starts = [text for shown, text in texts if shown != script.path and named.search(text)]
     given = [text for text in starts if _GIVES_OPTIONS.search(text)]
-    return bool(given) and not any(one in text for one in (option, option.replace("_", "-")) for text in given)
+    is_given = any(one in text for one in (option, option.replace("_", "-")) for text in given)
+    return option if given and not is_given else ""
 
 
 def _entry_of(test: ast.expr) -> str:

@@ -1,0 +1,115 @@
+"""Helpers that ask for a process group, called before a program makes one: they wait for nobody."""
+
+from __future__ import annotations
+
+import pytest
+
+from doctor.lint.engine.registry import Rulebook, builtin_rules
+from tests.lint.linted import severities_in
+
+BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id == "CODE005"))
+WAITS = """\
+import os
+import torch.distributed as dist
+
+
+def is_dist_avail_and_initialized():
+{asks}
+
+
+def get_rank():
+    return int(os.environ.get("RANK", 0))
+
+
+def is_main_process():
+    return get_rank() == 0
+
+
+def barrier():
+{waits}
+"""
+ASKS = "    return dist.is_available() and dist.is_initialized()"
+IN_BRANCH = "    if is_dist_avail_and_initialized():\n        dist.barrier()"
+STAR = "from utils.dist import *\n"
+PROGRAM = """\
+import utils
+from transformers import HfArgumentParser, Trainer, TrainingArguments
+
+from build import Arguments, agent, dataset, model
+
+
+class Tokenizer:
+    def image_setup(self, count):
+        self.count = count
+
+
+def main():
+    tokenizer = Tokenizer()
+{before}
+    if utils.is_main_process():
+        utils.barrier()
+    trainer = Trainer(model, TrainingArguments("out"))
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()
+"""
+OF_TORCH = """\
+    if not dist.is_available():
+        return False
+    if not dist.is_initialized():
+        return False
+    return True"""
+GROUP = "import torch.distributed as dist\nimport torch\n\n\ndef make():\n    dist.init_process_group('nccl')\n"
+
+
+def found(folder, before="    pass", asks=ASKS, waits=IN_BRANCH):
+    files = {
+        "train.py": PROGRAM.format(before=before),
+        "utils/__init__.py": STAR,
+        "utils/dist.py": WAITS.format(asks=asks, waits=waits),
+        "group.py": GROUP,
+        "build.py": "Arguments = agent = dataset = model = object()\n",
+        "start.sh": "torchrun --nproc_per_node=8 train.py\n",
+    }
+    return [severity for _, severity in severities_in(folder, files, BOOK, preview=True)]
+
+
+@pytest.mark.parametrize(
+    ("before", "asks", "waits"),
+    [
+        ("    pass", ASKS, IN_BRANCH),
+        ("    pass", OF_TORCH, IN_BRANCH),
+        ("    pass", ASKS, "    if not is_dist_avail_and_initialized():\n        return\n    dist.barrier()"),
+        (
+            "    pass",
+            ASKS,
+            "    if not dist.is_available() or not dist.is_initialized():\n        return\n    dist.barrier()",
+        ),
+        ("    model.train()", ASKS, IN_BRANCH),
+        ("    dataset.setup()", ASKS, IN_BRANCH),
+        ("    tokenizer.image_setup(2)", ASKS, IN_BRANCH),
+        ("    print(utils.is_dist_avail_and_initialized())", ASKS, IN_BRANCH),
+    ],
+)
+def test_a_barrier_before_the_group_is_made(tmp_path, before, asks, waits):
+    assert found(tmp_path, before, asks, waits) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "asks", "waits"),
+    [
+        ("    from group import make\n    make()", ASKS, IN_BRANCH),
+        ("    agent.train()", ASKS, IN_BRANCH),
+        ("    model.setup()", ASKS, IN_BRANCH),
+        ("    TrainingArguments('out')", ASKS, IN_BRANCH),
+        ("    args = HfArgumentParser(Arguments).parse_args_into_dataclasses()", ASKS, IN_BRANCH),
+        ("    pass", ASKS, "    dist.barrier()"),
+        ("    pass", "    return True", IN_BRANCH),
+        ("    pass", "    return dist.is_available()", IN_BRANCH),
+        ("    pass", ASKS, "    if is_dist_avail_and_initialized():\n        pass\n    dist.barrier()"),
+    ],
+)
+def test_a_barrier_that_may_wait(tmp_path, before, asks, waits):
+    assert found(tmp_path, before, asks, waits) == ["error"]
