@@ -61,7 +61,7 @@ OF_TORCH = """\
     if not dist.is_initialized():
         return False
     return True"""
-GROUP = "import torch.distributed as dist\nimport torch\n\n\ndef make():\n    dist.init_process_group('nccl')\n"
+GROUP = "import torch.distributed as dist\nimport torch\n\n\ndef make():\n    dist.init_process_group('nccl')\n\n\nsetup_distributed = make\n"
 
 
 def found(folder, before="    pass", asks=ASKS, waits=IN_BRANCH):
@@ -113,3 +113,65 @@ def test_a_barrier_before_the_group_is_made(tmp_path, before, asks, waits):
 )
 def test_a_barrier_that_may_wait(tmp_path, before, asks, waits):
     assert found(tmp_path, before, asks, waits) == ["error"]
+
+
+DEVICES = Rulebook(tuple(one for one in builtin_rules() if one.id == "CODE002"))
+BY_MODE = """\
+import argparse
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from group import setup_distributed
+
+
+def run_alone(args):
+    device = torch.device("cuda:0")
+    print(build(args).to(device)(1))
+
+
+def run_ranks(args):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    dist.init_process_group("nccl")
+    model = DistributedDataParallel(build(args).to(local_rank), device_ids=[local_rank])
+    print(model(1))
+
+
+def build(args):
+    return torch.nn.Linear(args.size, 1)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mode", choices=["alone", "ranks"])
+    parser.add_argument("--size", type=int, default=2)
+    args = parser.parse_args()
+{start}
+
+
+if __name__ == "__main__":
+    main()
+"""
+CHOICE = "    if args.mode == 'alone':\n        run_alone(args)\n    else:\n        run_ranks(args)"
+
+
+@pytest.mark.parametrize(
+    ("start", "severity"),
+    [
+        (CHOICE, "info"),
+        ("    if args.mode == 'alone':\n        return run_alone(args)\n    run_ranks(args)", "info"),
+        ("    if args.mode == 'alone':\n        run_alone(args)\n    run_ranks(args)", "error"),
+        ("    run_ranks(args)\n    run_alone(args)", "error"),
+        ("    setup_distributed()\n" + CHOICE, "error"),
+        ("    from group import make\n    make()\n" + CHOICE, "error"),
+        ("    for _ in range(2):\n" + "".join(f"    {line}\n" for line in CHOICE.splitlines()), "error"),
+    ],
+)
+def test_a_branch_that_makes_no_group(tmp_path, start, severity):
+    files = {
+        "train.py": BY_MODE.format(start=start),
+        "group.py": GROUP,
+        "start.sh": "torchrun --nproc_per_node=8 train.py \"$@\"\n",
+    }
+    assert [one for _, one in severities_in(tmp_path, files, DEVICES, preview=True)] == [severity]

@@ -46,6 +46,9 @@ NEVER = {
 }
 REACHED = {
     "a function that is called": of_main(WAIT, "wait()\n"),
+    "one that is called in a loop without end": of_main(WAIT, "while True:\n    wait()\n"),
+    "one that is called under a condition": of_main(WAIT, "if False or args.wait:\n    wait()\n"),
+    "one in the other branch": of_main(WAIT, "if False:\n    pass\nelse:\n    wait()\n"),
     "one that is passed on": of_main(WAIT, "run(wait)\n"),
     "one in a table": of_main(WAIT + "\nTABLE = {'wait': wait}\n"),
     "one that is registered": of_main("@register('wait')\n" + WAIT),
@@ -112,6 +115,54 @@ def test_other_files_may_use_a_function(tmp_path, name):
 @pytest.mark.parametrize("name", NO_USES)
 def test_other_files_may_have_another_one(tmp_path, name):
     assert found(tmp_path, {"train.py": of_main(WAIT), "net.py": "import torch\n"} | NO_USES[name]) == ["info"]
+
+
+CONSTANTS = {
+    "one that is called under a constant": of_main(WAIT, "if False:\n    wait()\n"),
+    "one that is called under a constant and a condition": of_main(WAIT, "if args.wait and not True:\n    wait()\n"),
+    "one in the other branch of a constant": of_main(WAIT, "if 1:\n    pass\nelse:\n    wait()\n"),
+    "one in a loop that is not entered": of_main(WAIT, "while 0:\n    wait()\n"),
+}
+DEAD_CALLERS = [
+    "from train import wait\n\nif False:\n    wait()\n",
+    "from train import wait\n\nif False:  # wait for the others\n    wait()\n",
+    "import train\n\ndef _old():\n    train.wait()\n",
+    "import train\n\ndef main():\n    return\n    train.wait()\n\nmain()\n",
+]
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_calls_that_a_constant_excludes(tmp_path, name):
+    assert found(tmp_path, {"train.py": CONSTANTS[name], "net.py": "import torch\n"}) in ([], ["info"])
+
+
+@pytest.mark.parametrize("text", DEAD_CALLERS)
+def test_callers_in_other_modules_that_no_run_reaches(tmp_path, text):
+    files = {"train.py": of_main(WAIT), "net.py": "import torch\n", "run.py": text}
+    assert found(tmp_path, files) in ([], ["info"])
+    files["more.py"] = "from train import wait\n\nwait()\n"
+    assert found(tmp_path, files) in (["error"], ["warning"])
+
+
+COPIES = {
+    "lib/meter.py": HEAD + METHOD,
+    "run.py": "from lib.meter import Run\n\nif __name__ == '__main__':\n    run = Run()\n",
+    "copy/lib/meter.py": HEAD + METHOD,
+    "copy/run.py": "from lib.meter import Run\n\nRun().wait()\n",
+}
+
+
+def test_a_method_of_a_copy_is_called_by_the_programs_of_that_copy(tmp_path):
+    of_files = {one.source.file.rpartition(tmp_path.name)[2]: one for one in findings(tmp_path, COPIES)}
+    assert {name: one.severity.value for name, one in of_files.items()} == {
+        "/lib/meter.py": "info",
+        "/copy/lib/meter.py": "warning",
+    }
+
+
+def test_a_program_beside_a_copy_may_call_a_method(tmp_path):
+    files = COPIES | {"start.py": "from lib.meter import Run\n\nRun().wait()\n"}
+    assert found(tmp_path, files) == ["warning", "warning"]
 
 
 SETUP = "import setuptools\n\nsetuptools.setup({})\n"

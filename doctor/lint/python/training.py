@@ -25,7 +25,7 @@ CALLBACK = "lightning.pytorch.Callback"
 ACCELERATOR = "accelerate.Accelerator"
 
 GROUP = "torch.distributed.init_process_group"
-_BY_ITSELF = (
+MADE_FOR_RANKS = (
     GROUP,
     "torch.distributed.init_device_mesh",
     "torch.distributed.device_mesh.init_device_mesh",
@@ -66,7 +66,7 @@ def several_ranks(script: Script) -> ast.Call | None:
     """The first call that shows that a script is made for several ranks; ``None`` if there is none."""
     if groups_have_one_rank(script):
         return None
-    first = next((call for call in script.calls(*_BY_ITSELF) if not _is_of_one_shard(script, call)), None)
+    first = next((call for call in script.calls(*MADE_FOR_RANKS) if not _is_of_one_shard(script, call)), None)
     trainers = (call for call in script.calls(TRAINER, FABRIC) if trains_on_several(script, call))
     found = [call for call in (first, next(trainers, None)) if call is not None]
     return min(found, key=lambda call: call.lineno, default=None)

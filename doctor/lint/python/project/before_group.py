@@ -1,4 +1,4 @@
-"""Calls of a program before it joins a job, of helpers that then wait for nobody."""
+"""Parts of a program that are in no job: before it makes a process group, or where it never makes one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from doctor.lint.python.project.imported_functions import called_function
 from doctor.lint.python.rank_branches import BLOCKS, statements_before
 from doctor.lint.python.script import FunctionNode, Script, last_name
-from doctor.lint.python.training import calls_of
+from doctor.lint.python.single_rank import excludes, ways_to
+from doctor.lint.python.training import FABRIC, MADE_FOR_RANKS, TRAINER, calls_of, several_ranks
 
 _DEPTH = 4
 """Callers in a row."""
@@ -42,6 +43,21 @@ def waits_for_nobody(script: Script, call: ast.Call, word: str) -> bool:
     if found is None or not _asks_before(*found, word):
         return False
     return _is_before_group(script, call, last_name(call.func), _DEPTH)
+
+
+def is_apart_from_group(script: Script, node: ast.AST) -> bool:
+    """Whether a place is in a branch that excludes every call which may create a process group, and every one that
+    shows ranks: in ``run_single()`` of ``if mode == "single": run_single()`` with ``else: run_distributed()``."""
+    ways = list(ways_to(script, node))
+    if not all(ways) or several_ranks(script) is None:
+        return False
+    shown = set(script.calls(*MADE_FOR_RANKS, TRAINER, FABRIC))
+
+    def may_meet(call: ast.Call) -> bool:
+        return any(not excludes(way, other) for other in ways_to(script, call) for way in ways)
+
+    others = (one for one in script.all(ast.Call) if script.definition(one.func) is None)  # what they call is there
+    return not any(may_meet(one) for one in others if one in shown or _may_join(script, one, ""))
 
 
 def _asks_before(script: Script, function: FunctionNode, word: str) -> bool:

@@ -11,6 +11,7 @@ from pathlib import PurePath
 
 from doctor.core.finding import Severity
 from doctor.lint.engine.rule import FlowStep, Violation
+from doctor.lint.python.project.before_group import is_apart_from_group
 from doctor.lint.python.project.failing_calls import (
     fails_before,
     fails_with_ranks,
@@ -103,7 +104,7 @@ def _is_left_to_others(script: Script, rule: str, at: ast.AST) -> bool:
         or (rule == _OF_SHARED_FOLDERS and has_folder_of_its_own(script, at))
     ):
         return True
-    if is_demonstration(script) or is_of_own_main(script, at):
+    if is_demonstration(script) or is_of_own_main(script, at) or is_apart_from_group(script, at):
         return True
     return is_made_for_one(script) or cannot_run(script, at) or uses_past_wrapper(script) or fails_to_wrap(script)
 
