@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone
@@ -21,9 +22,10 @@ from doctor.lint.python.loader_calls import (
 )
 from doctor.lint.python.project.imported_functions import imported_function
 from doctor.lint.python.reachable_functions import run_by_all
-from doctor.lint.python.script import UNKNOWN, last_name
+from doctor.lint.python.script import UNKNOWN, last_name, step_at
 from doctor.lint.python.training import SAMPLER, WRAPPERS, loops, shards_loaders_itself, unwrapped
 from doctor.testing.script_cases import fails, passes
+from doctor_checks.code.data._imported_loaders import ImportedLoader, imported_loaders
 
 _MADE_UP = re.compile(
     r"^(?:rand|randn|randint|rand_like|randn_like|fake\w*|dummy\w*|synth\w*|toy\w*|"
@@ -170,6 +172,25 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
                 if _has_other_launch(script, wrapper) or _is_alternative(script, loader.call)
                 else None,
             )
+    for one in imported_loaders(script, trained):
+        if _gives_all(one.made_in, one.loader) and not _may_part(one.made_in, one.loader):
+            yield _of_other_module(script, one, wrapper)
+
+
+def _of_other_module(script: Script, one: ImportedLoader, wrapper: ast.Call) -> Violation:
+    made, place = one.loader.call, PurePath(one.made_in.path).name
+    data = one.made_in.argument(made, "dataset", 0)
+    named = one.made_in.text_of(data, 40) if data is not None else "dataset"
+    given = named if isinstance(data, (ast.Name, ast.Attribute)) else "dataset"
+    return Violation(
+        one.call,
+        f"{one.name} has no distributed sampler ({place}:{made.lineno}): each rank trains on all of {named}",
+        fix=f"Pass `sampler=DistributedSampler({given})` to the loader at line {made.lineno} of {place}"
+        f"{_instead_of(one.made_in, made)}, and call `{one.name}.sampler.set_epoch(epoch)` at the start of each epoch.",
+        evidence=(("wrapped_at_line", wrapper.lineno),),
+        flow=(step_at(one.made_in, made),),
+        severity=Severity.WARNING if _has_other_launch(script, wrapper) else None,
+    )
 
 
 def _instead_of(script: Script, loader: ast.Call) -> str:

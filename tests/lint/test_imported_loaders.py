@@ -1,0 +1,108 @@
+"""Training loaders that a function of another module of the project makes (CODE010)."""
+
+from __future__ import annotations
+
+import pytest
+
+from doctor.lint.engine.registry import Rulebook, builtin_rules
+from tests.lint.linted import findings_in
+
+BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id == "CODE010"))
+DATA = """\
+import torch
+from torch.utils.data import DataLoader
+
+
+class Texts(torch.utils.data.Dataset):
+    def __init__(self, path):
+        self.lines = open(path).read().splitlines()
+
+    def __len__(self):
+        return len(self.lines)
+
+    def __getitem__(self, index):
+        return self.lines[index]
+
+
+def prepare(path):
+    train_set = Texts(path)
+    train_loader = DataLoader(train_set, batch_size=8, shuffle=True)
+    val_loader = DataLoader(Texts(path), batch_size=8)
+    return train_loader, val_loader
+"""
+TRAIN = """\
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from data import prepare
+
+
+def main(path):
+    dist.init_process_group("nccl")
+    local_rank = int(os.environ["LOCAL_RANK"])
+    train_loader, val_loader = prepare(path)
+    model = DistributedDataParallel(torch.nn.Linear(8, 1).to(local_rank), device_ids=[local_rank])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in train_loader:
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    main("corpus.txt")
+"""
+START = {"start.sh": "torchrun --nproc_per_node=8 train.py\n"}
+
+
+def found(folder, train=TRAIN, data=DATA):
+    return [one for _, one in findings_in(folder, {"train.py": train, "data.py": data, **START}, BOOK, preview=True)]
+
+
+def test_a_loader_of_another_module_that_gives_all_ranks_everything(tmp_path):
+    (one,) = found(tmp_path)
+    assert (one.severity.value, one.source.line) == ("error", 11)
+    assert one.summary == (
+        "train_loader has no distributed sampler (data.py:18): each rank trains on all of train_set"
+    )
+    assert "at line 18 of data.py instead of `shuffle=True`" in one.fix
+
+
+def test_a_function_that_returns_the_loader_alone(tmp_path):
+    data = DATA.replace("return train_loader, val_loader", "return train_loader")
+    train = TRAIN.replace("train_loader, val_loader =", "train_loader =")
+    assert [one.severity.value for one in found(tmp_path, train, data)] == ["error"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("shuffle=True", "sampler=DistributedSampler(train_set)"),
+        ("    return train", "    train_loader = shard(train_loader)\n    return train"),
+        ("return train_loader, val_loader", "return val_loader, train_loader"),
+        ("Texts(path)\n    train_loader", "Texts(path)[dist.get_rank() :: 8]\n    train_loader"),
+        ("return train_loader, val_loader", "return build(train_loader, val_loader)"),
+    ],
+)
+def test_a_module_that_may_divide_the_data(tmp_path, before, after):
+    assert found(tmp_path, data=DATA.replace(before, after)) == []
+
+
+def test_a_stream(tmp_path):
+    data = DATA.replace("data.Dataset)", "data.IterableDataset)").replace(", shuffle=True", "")
+    assert found(tmp_path, data=data) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("prepare(path)", "prepare(path[local_rank])"),
+        ("    model =", "    train_loader = part(train_loader, local_rank)\n    model ="),
+        ("    train_loader, val", "    if dist.get_rank() == 0:\n        train_loader, val"),
+        ("from data import prepare", "from other_data import prepare"),
+        ("in train_loader:", "in val_loader:"),
+    ],
+)
+def test_a_program_that_may_give_each_rank_its_part(tmp_path, before, after):
+    assert found(tmp_path, TRAIN.replace(before, after)) == []
