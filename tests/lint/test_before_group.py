@@ -172,6 +172,6 @@ def test_a_branch_that_makes_no_group(tmp_path, start, severity):
     files = {
         "train.py": BY_MODE.format(start=start),
         "group.py": GROUP,
-        "start.sh": "torchrun --nproc_per_node=8 train.py \"$@\"\n",
+        "start.sh": 'torchrun --nproc_per_node=8 train.py "$@"\n',
     }
     assert [one for _, one in severities_in(tmp_path, files, DEVICES, preview=True)] == [severity]

@@ -374,6 +374,39 @@ def test_programs_of_copied_projects_that_are_only_imported(tmp_path, files, exp
     assert found(tmp_path, files) == expected
 
 
+INSTALLED = {
+    "libs/other-main/examples/example.py": of_main(HANG),
+    "libs/other-main/other/__init__.py": "",
+    "libs/other-main/setup.py": "from setuptools import setup\n\nsetup(packages=['other'])\n",
+    "libs/other-main/LICENSE": "MIT\n",
+    "use.py": "from other import Net\n\nNet()\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"README.md": "```\npip install -e libs/other-main\n```\n"}, ["info"]),
+        ({"README.md": "```\npip install -e ./libs/other-main/\n```\n"}, ["info"]),
+        ({"install.sh": "#!/bin/bash\npip install 'libs/other-main[all]'\n"}, ["info"]),
+        ({"README.md": "```\npip install other\n```\n"}, ["error"]),
+        (
+            {"README.md": "```\npip install -e libs/other-main\ntorchrun libs/other-main/examples/example.py\n```\n"},
+            ["error"],
+        ),
+        (
+            {
+                "README.md": "```\npip install -e libs/other-main\n```\n",
+                "run.sh": "#!/bin/bash\ntorchrun $D/example.py\n",
+            },
+            ["error"],
+        ),
+    ],
+)
+def test_programs_beside_the_package_of_a_copied_project(tmp_path, files, expected):
+    assert found(tmp_path, INSTALLED | files) == expected
+
+
 NEEDS = {"nets/train.py": "from losses import Loss\n" + of_main(HANG), "common/losses.py": "class Loss:\n    pass\n"}
 
 

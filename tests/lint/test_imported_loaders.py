@@ -63,9 +63,7 @@ def found(folder, train=TRAIN, data=DATA):
 def test_a_loader_of_another_module_that_gives_all_ranks_everything(tmp_path):
     (one,) = found(tmp_path)
     assert (one.severity.value, one.source.line) == ("error", 11)
-    assert one.summary == (
-        "train_loader has no distributed sampler (data.py:18): each rank trains on all of train_set"
-    )
+    assert one.summary == ("train_loader has no distributed sampler (data.py:18): each rank trains on all of train_set")
     assert "at line 18 of data.py instead of `shuffle=True`" in one.fix
 
 

@@ -599,3 +599,34 @@ def test_the_configuration_that_a_script_opens_has_the_size_of_a_batch(tmp_path,
     (other / "own.yml").write_text("train:\n  size: 4\n")
     files = {"train.py": text, "run.sh": f"{command}\n", "conf/own.yml": entries}
     assert [one for name, one in found(tmp_path, files) if name == "CODE015"] == expected
+
+
+TRACKERS = Rulebook(tuple(one for one in builtin_rules() if one.id == "CODE041"))
+TRACKED = """\
+import argparse
+import torch
+import wandb
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--{name}", action="store_true")
+parser.add_argument("--epochs", type=int)
+args = parser.parse_args()
+torch.distributed.init_process_group("nccl")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+if args.{name}:
+    wandb.init(project="runs")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "severity"),
+    [
+        ("test_only", "torchrun train.py --epochs 3 ${@:2}", "info"),
+        ("test_only", "torchrun train.py --epochs 3 --test_only", "warning"),
+        ("test_only", "torchrun train.py", "warning"),
+        ("use_wandb", "torchrun train.py --epochs 3 ${@:2}", "warning"),
+    ],
+)
+def test_a_tracker_behind_an_option_that_no_start_gives(tmp_path, name, start, severity):
+    files = {"train.py": TRACKED.format(name=name), "run.sh": f"#!/bin/bash\n{start}\n"}
+    assert severities_in(tmp_path, files, TRACKERS, preview=True) == [("CODE041", severity)]
