@@ -61,7 +61,17 @@ OF_TORCH = """\
     if not dist.is_initialized():
         return False
     return True"""
-GROUP = "import torch.distributed as dist\nimport torch\n\n\ndef make():\n    dist.init_process_group('nccl')\n\n\nsetup_distributed = make\n"
+GROUP = """\
+import torch
+import torch.distributed as dist
+
+
+def make():
+    dist.init_process_group("nccl")
+
+
+setup_distributed = make
+"""
 
 
 def found(folder, before="    pass", asks=ASKS, waits=IN_BRANCH):

@@ -623,7 +623,6 @@ if args.{name}:
     [
         ("test_only", "torchrun train.py --epochs 3 ${@:2}", "info"),
         ("test_only", "torchrun train.py --epochs 3 --test_only", "warning"),
-        ("test_only", "torchrun train.py", "warning"),
         ("use_wandb", "torchrun train.py --epochs 3 ${@:2}", "warning"),
     ],
 )
