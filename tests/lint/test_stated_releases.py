@@ -11,6 +11,7 @@ from doctor.core.settings import Settings
 from doctor.lint.engine.registry import Rulebook, builtin_rules
 from doctor.lint.engine.releases import NEWEST_LIGHTNING, Releases
 from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
+from tests.lint.linted import severities_in
 
 BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("CODE018", "CODE022", "CODE038")))
 HEAD = "import pytorch_lightning as pl\n\n"
@@ -206,3 +207,36 @@ def test_strategies_that_search_depend_on_the_release(tmp_path, requirement, sev
 def test_the_transformers_of_this_interpreter_is_not_that_of_a_project(tmp_path, requirement, expected):
     write(tmp_path, {"train.py": REENTRANT, "requirements.txt": f"{requirement}\n"})
     assert severities(tmp_path) == expected
+
+
+LIGHTNING = Rulebook(tuple(one for one in builtin_rules() if one.id == "CODE022"))
+ASIDE = """\
+import pytorch_lightning as pl
+
+
+class Net(pl.LightningModule):
+    def training_epoch_end(self, outputs):
+        print(outputs)
+
+
+if __name__ == "__main__":
+    pl.Trainer(max_epochs=3).fit(Net())
+"""
+PAGE = {"README.md": "```\ntorchrun --nproc-per-node=8 train.py\n```\n", "train.py": "import torch\n\nprint(torch)\n"}
+LISTED = {"requirements.txt": "torch\nnumpy\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "severity"),
+    [
+        (PAGE | LISTED, "info"),
+        (PAGE, "warning"),
+        (LISTED, "warning"),
+        (PAGE | {"requirements.txt": "torch\npytorch-lightning\n"}, "error"),
+        (PAGE | LISTED | {"run.sh": "#!/bin/bash\npython tools/light_net.py\n"}, "warning"),
+        (PAGE | LISTED | {"docs/use.md": "`python tools/light_net.py`\n"}, "warning"),
+    ],
+)
+def test_a_program_beside_those_that_a_project_starts(tmp_path, files, severity):
+    found = severities_in(tmp_path, {"tools/light_net.py": ASIDE} | files, LIGHTNING, preview=True)
+    assert found == [("CODE022", severity)]
