@@ -275,6 +275,35 @@ file.close()
 _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
 
 
+_STEP_AND_TEST = """\
+model = DDP(net)
+for batch in loader:
+    loss = model(batch).sum()
+    loss.backward()
+    optimizer.step()
+    if {test}:
+        {leave}
+"""
+_TEST_AND_STEP = """\
+model = DDP(net)
+for batch in loader:
+    loss = model(batch).sum()
+    if torch.isnan(loss):
+        break
+    loss.backward()
+    optimizer.step()
+"""
+_SCALED = """\
+model = DDP(net)
+for batch in loader:
+    loss = model(batch).sum()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    if torch.isnan(loss):
+        break
+"""
+
+
 @pytest.mark.parametrize(
     ("id_", "text", "severity"),
     [
@@ -392,6 +421,11 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         ("CODE029", _RANKS.format(write=_WRITTEN_BELOW.format(value="vars(args)")), Severity.INFO),
         ("CODE029", _RANKS.format(write=_WRITTEN_BELOW.format(value="history")), Severity.WARNING),
         ("CODE007", _PLATEAU, Severity.ERROR),
+        ("CODE016", _STEP_AND_TEST.format(test="torch.isnan(loss)", leave="break"), Severity.WARNING),
+        ("CODE016", _STEP_AND_TEST.format(test="not math.isfinite(loss.item())", leave="break"), Severity.WARNING),
+        ("CODE016", _STEP_AND_TEST.format(test="loss > 5", leave="break"), Severity.ERROR),
+        ("CODE016", _TEST_AND_STEP, Severity.ERROR),
+        ("CODE016", _SCALED, Severity.ERROR),
         ("CODE016", _TRIED_SAVE, Severity.INFO),
         ("CODE016", _TRIED_GATHER, Severity.INFO),
         ("CODE016", _TRIED_GATHER.replace("accelerator.g", "prepare(net); accelerator.g"), Severity.WARNING),

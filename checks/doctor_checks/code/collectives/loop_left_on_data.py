@@ -117,7 +117,31 @@ def _left(script: Script, statement: _Leaving, calls: dict[ast.Call, str]) -> Vi
     if any(one is branch for call in missed for one in script.around(call)):
         return None  # A collective in the branch that leaves: ranks may agree there.
     word = "skips the rest of the step" if isinstance(statement, ast.Continue) else "ends the loop"
-    return _hit(script, statement, f"`{script.text_of(test, 45)}` (line {test.lineno})", word, missed[0], why)
+    found = _hit(script, statement, f"`{script.text_of(test, 45)}` (line {test.lineno})", word, missed[0], why)
+    if not isinstance(statement, ast.Continue) and _has_spread(script, branch, test, loop, calls):
+        return replace(found, severity=Severity.WARNING, effect=_LOST)
+    return found
+
+
+_NOT_FINITE = re.compile(r"\bis_?(?:nan|inf|finite)\b|\bisnan\b|\bnan\b", re.IGNORECASE)
+_LOST = (
+    "The backward pass above has spread the NaN to the weights of all ranks, so the run is lost: instead of ending, the "
+    "other ranks wait in the next step until the timeout."
+)
+
+
+def _has_spread(
+    script: Script, branch: ast.AST | None, test: ast.expr, loop: ast.AST | None, calls: dict[ast.Call, str]
+) -> bool:
+    """Whether a test for NaN is below the backward pass of its own step, which has averaged the gradients. A gradient
+    scaler would have skipped the step on all ranks."""
+    if not isinstance(loop, _LOOPS) or _NOT_FINITE.search(ast.unparse(test)) is None:
+        return False
+    if not isinstance(branch, ast.stmt) or branch not in loop.body or "scale" in ast.unparse(loop):
+        return False
+    above = loop.body[: loop.body.index(branch)]
+    plain = (one.value for one in above if isinstance(one, ast.Expr))
+    return any(isinstance(one, ast.Call) and calls.get(one) == "backward" for one in plain)
 
 
 def _asked(script: Script, statement: ast.stmt, loop: ast.AST | None) -> tuple[ast.expr, str] | None:
