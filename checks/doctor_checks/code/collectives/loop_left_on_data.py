@@ -125,8 +125,8 @@ def _left(script: Script, statement: _Leaving, calls: dict[ast.Call, str]) -> Vi
 
 _NOT_FINITE = re.compile(r"\bis_?(?:nan|inf|finite)\b|\bisnan\b|\bnan\b", re.IGNORECASE)
 _LOST = (
-    "The backward pass above has spread the NaN to the weights of all ranks, so the run is lost: instead of ending, the "
-    "other ranks wait in the next step until the timeout."
+    "The backward pass above has spread the NaN to the weights of all ranks, so the run is lost: the "
+    "other ranks wait in the next step until the timeout instead of ending."
 )
 
 
