@@ -51,13 +51,14 @@ def is_apart_from_group(script: Script, node: ast.AST) -> bool:
     ways = list(ways_to(script, node))
     if not all(ways) or several_ranks(script) is None:
         return False
-    shown = set(script.calls(*MADE_FOR_RANKS, TRAINER, FABRIC))
 
     def may_meet(call: ast.Call) -> bool:
         return any(not excludes(way, other) for other in ways_to(script, call) for way in ways)
 
+    if any(map(may_meet, script.calls(*MADE_FOR_RANKS, TRAINER, FABRIC))):
+        return False  # most do; to follow all other calls takes long
     others = (one for one in script.all(ast.Call) if script.definition(one.func) is None)  # what they call is there
-    return not any(may_meet(one) for one in others if one in shown or _may_join(script, one, ""))
+    return not any(may_meet(one) for one in others if _may_join(script, one, ""))
 
 
 def _asks_before(script: Script, function: FunctionNode, word: str) -> bool:
