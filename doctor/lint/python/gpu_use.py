@@ -15,7 +15,7 @@ from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER, has_one_ra
 _ASKS_FOR_RANKS = re.compile(r"distributed|\bddp\b|multi_?gpu|world_?size|n_?gpus?|num_gpus|device_count|nprocs")
 _OF_LAUNCHERS = re.compile(r"(?:^|_)(?:RANK|PROCID|WORLD_SIZE|LOCAL_SIZE|NTASKS|COMM_SIZE)$")
 _OFF = frozenset({"off", "no", "none", "false", "single", ""})
-_MAKERS = (
+MAKES_RANKS = (
     "torch.distributed.init_process_group",
     "deepspeed.initialize",
     "deepspeed.init_distributed",
@@ -204,7 +204,7 @@ def _option_of(test: ast.expr, holds: bool) -> tuple[str, bool]:
 def _switches_of_ranks(script: Script) -> frozenset[str]:
     """The options without which a script has no ranks: it makes them where the option is on, and whatever else it does
     with ranks is there too. Scripts with an engine that makes ranks on its own have none."""
-    makers = list(script.calls(*_MAKERS))
+    makers = list(script.calls(*MAKES_RANKS))
     if not makers or any(True for _ in script.calls(TRAINER, FABRIC, ACCELERATOR)):
         return frozenset()
     named = [one for one in (*script.all(ast.Name), *script.all(ast.Attribute)) if _OF_RANKS.search(last_name(one))]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from doctor.lint.python.collective_paths import ends_process
-from doctor.lint.python.gpu_use import asks_for_several, runs_alone
+from doctor.lint.python.gpu_use import MAKES_RANKS, asks_for_several, runs_alone
 from doctor.lint.python.loader_calls import branches_on_ranks, depends_on_ranks
 from doctor.lint.python.rank_branches import (
     BLOCKS,
@@ -20,7 +20,7 @@ from doctor.lint.python.rank_branches import (
 )
 from doctor.lint.python.reachable_functions import RUNS_ON_ONE
 from doctor.lint.python.script import FunctionNode, Script, last_name, per_script
-from doctor.lint.python.training import calls_of
+from doctor.lint.python.training import MADE_FOR_RANKS, calls_of
 
 _ROLES = re.compile(
     r"(?:^|_)(?:main|master|primary|chief|zero|leader?|coordinator|writer?|logger|verbose|summary_writer)(?:_|$)|"
@@ -44,7 +44,7 @@ _DEVICES = re.compile(
 def may_run_alone(script: Script, node: ast.AST, depth: int = 4) -> bool:
     """Whether one rank may be the only one that runs it: a certain or possible rank condition is around it, or a branch
     for one process, or around every call of its function. In doubt true, which keeps rules silent."""
-    if rank_condition(script, node) is not None or runs_alone(script, node):
+    if rank_condition(script, node) is not None or runs_alone(script, node) or _is_without_job(script, node):
         return True
     if not all(_is_for_several(*one) for one in branches_on_ranks(script, node)):
         return True
@@ -83,7 +83,7 @@ _ROLE = re.compile(
 def is_of_one_rank(script: Script, node: ast.AST, depth: int = 4) -> bool:
     """Whether one rank alone is meant to run it, by the names of roles too: ``if self.main:``, ``if gpu == 0:``,
     ``@run_on_master``. More certain than :func:`may_run_alone`."""
-    if rank_condition(script, node) is not None or runs_alone(script, node):
+    if rank_condition(script, node) is not None or runs_alone(script, node) or _is_without_job(script, node):
         return True
     inner = node
     for outer in script.around(node):
@@ -319,6 +319,45 @@ def ways_to(script: Script, node: ast.AST, depth: int = _DEPTH) -> Iterator[Way]
 def excludes(one: Way, other: Way) -> bool:
     """Whether two ways need different answers of the same test."""
     return any((branch, not holds) in other for branch, holds in one)
+
+
+_MAY_JOIN = re.compile(
+    r"(?:^|_)(?:dist|ddp|distributed|process_group|slurm|mpi)(?:_|$)|^(?:spawn|launch)$", re.IGNORECASE
+)
+"""Functions that may make a job of several ranks, or start one."""
+
+
+def _is_without_job(script: Script, node: ast.AST) -> bool:
+    """Whether no run of a script that gets to a place has ranks: its mode is another one than that which joins a
+    process group, ``if args.mode == "single": run_alone() else: run_ranks()``."""
+    joining = _joining_job(script)
+    if not joining or _is_handed_on(script, node):
+        return False
+    own = list(ways_to(script, node))
+    return all(own) and all(excludes(one, other) for one in own for found in joining for other in found)
+
+
+def _is_handed_on(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
+    """Whether a function around a place, or one that calls it, is given to a call, as to one that starts ranks."""
+    function = script.function_of(node)
+    if function is None or depth == 0:
+        return False
+    return function in _handed_on(script) or any(
+        _is_handed_on(script, call, depth - 1) for call in calls_of(script, function)
+    )
+
+
+@per_script
+def _joining_job(script: Script) -> list[list[Way]]:
+    """The ways to each call that makes or shows a job of several ranks, if the script joins a process group itself."""
+    if not any(True for _ in script.calls(*MAKES_RANKS)):
+        return []
+    shown = [
+        one
+        for one in script.all(ast.Call)
+        if script.name(one.func) in MADE_FOR_RANKS or _MAY_JOIN.search(last_name(one.func))
+    ]
+    return [list(ways_to(script, one)) for one in shown]
 
 
 def _branches(script: Script, node: ast.AST) -> Way:

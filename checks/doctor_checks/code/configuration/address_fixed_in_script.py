@@ -61,6 +61,8 @@ _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
     cases=lambda: (
         fails("port and address of the tutorial, started by a launcher", _PORT_IN_ADDRESS),
         fails("an interface that other hosts need not have", _INTERFACE),
+        fails("the loopback interface, whose ranks may be on several hosts", _LOOPBACK.replace("MASTER_ADDR", "ADDR")),
+        passes("the loopback interface of ranks on one host", _LOOPBACK.replace("  # !", "")),
         fails("one host's address in the call", _HOST_ADDRESS),
         fails("a port of one's own for spawned ranks", _OWN_PORT),
         passes("only where nothing is given", _AS_DEFAULT),
@@ -102,6 +104,8 @@ def address_fixed_in_script(script: Script) -> Iterator[Violation]:
             continue
         if write.name in (_PORT, _ADDRESS) and (are_unread or _is_one_rank(script, write.at, writes)):
             continue
+        if _is_loopback(write) and any(one.name == _ADDRESS and one.value in _HERE for one in writes):
+            continue  # all ranks are on this host, and each host has the loopback interface
         if hit := _judge(write, given, starts):
             in_branch = script.nearest(write.at, ast.If) is not None
             fits = (is_local and write.name == _ADDRESS and write.value in _HERE) or (has_port and write.name == _PORT)
@@ -294,6 +298,10 @@ def _is_put_aside(script: Script, at: ast.AST, name: str) -> bool:
     )
 
 
+def _is_loopback(write: _Write) -> bool:
+    return write.name in _INTERFACES and write.value.strip().lstrip("=") == "lo"
+
+
 def _judge(write: _Write, given: bool, starts: bool) -> Violation | None:
     if write.name in _INTERFACES:
         value = write.value.strip()
@@ -301,9 +309,11 @@ def _judge(write: _Write, given: bool, starts: bool) -> Violation | None:
             return None
         what = "adapter" if "HCA" in write.name or "UCX" in write.name else "interface"
         do = "cannot use RDMA" if what == "adapter" else "cannot join"
+        which = f"hosts whose {what} has another name {do}"
         return Violation(
             write.at,
-            f'{write.name}="{value}" is hard-coded: hosts whose {what} has another name {do}',
+            f'{write.name}="{value}" is hard-coded: '
+            + ("ranks of several hosts cannot connect" if _is_loopback(write) else which),
             fix=f"Set {write.name} in the environment of the cluster instead.",
             severity=Severity.INFO,
             confidence=0.8,
@@ -378,6 +388,15 @@ os.environ["TP_SOCKET_IFNAME"] = "ens5"  # !
 os.environ["UCX_NET_DEVICES"] = "mlx5_0:1"  # !
 os.environ.update({"NCCL_IB_HCA": "mlx5_0"})  # !
 dist.init_process_group("nccl")
+"""
+_LOOPBACK = """\
+def worker(rank, size):
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    os.environ["MASTER_PORT"] = str(find_free_port())
+    os.environ["NCCL_SOCKET_IFNAME"] = "lo"  # !
+    dist.init_process_group("nccl", rank=rank, world_size=size)
+
+mp.spawn(worker, args=(8,), nprocs=8)
 """
 _HOST_ADDRESS = """\
 import torch.distributed as dist

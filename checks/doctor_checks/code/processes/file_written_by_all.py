@@ -189,6 +189,17 @@ _OPTIMIZES = re.compile(r"optim|[Tt]rainer|train_one_epoch|\.train\(|\btrain\(",
         passes("saved by accelerate", _ACCELERATE),
         passes("a marker with the same constant from all ranks", _script(_MARKER)),
         fails("a marker that holds the epoch", _script(_MARKER_OF_EPOCH)),
+        passes("in the mode that joins no group, and by rank 0 in the other one", _MODES),
+        fails(
+            "in a mode, after all modes have joined a group",
+            _MODES.replace("    if args", "    dist.init_process_group('nccl')\n    if args").replace(
+                'npz", summary)', 'npz", summary)  # !'
+            ),
+        ),
+        fails(
+            "by all ranks of the other mode",
+            _MODES.replace("if rank == 0", "if args.keep").replace('npz", summary)', 'npz", summary)  # !'),
+        ),
         passes("a group of one rank", _OF_ONE),
         passes("in a function that refuses jobs of several ranks", _REFUSES),
         fails("settings that all ranks read from one file", _SETTINGS),
@@ -796,6 +807,30 @@ def snapshot(model, path):
 
 import torch
 main()
+"""
+_MODES = """\
+import numpy as np
+
+def run_single(args):
+    save(args, forward(args))
+
+def run_ranks(args):
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+    found = forward(args)
+    if rank == 0:
+        save(args, found)
+
+def save(args, summary):
+    np.savez(f"{args.mode}.npz", summary)
+
+def main(args):
+    if args.mode == "single":
+        run_single(args)
+    else:
+        run_ranks(args)
+
+main(parse_args())
 """
 _OF_ONE = """\
 import argparse

@@ -34,12 +34,17 @@ LAUNCHERS = re.compile(
 _NAMES_LAUNCHER = re.compile(
     rf"{LAUNCHERS.pattern}|horovodrun|mpiexec|sbatch|\blaunch(?:er)?\b|submitit|deepspeed|\bjsrun\b|\baprun\b"
 )
+_SHOWS_GPUS = re.compile(r"CUDA_VISIBLE_DEVICES=[\"']?\d+,")
 _ASKS_FOR_MORE = re.compile(
-    r"CUDA_VISIBLE_DEVICES=[\"']?\d+,|"
-    r"(?<![\w.-])--?[\w.-]{0,40}?(?:gpu|nproc|world|ddp|dist|devices|nodes|launcher|parallel)[\w-]{0,40}"
+    r"(?<![\w.-])--?(?![\w.-]{0,60}batch)[\w.-]{0,40}?"
+    r"(?:gpu|nproc|world|ddp|dist(?!ill|anc|rib(?!uted))|devices|nodes|launcher|parallel)[\w-]{0,40}"
     r"(?:[ =](?!(?:1|0|false|False|none)\b)|$)"
 )
-"""A command that asks a program for more ranks than one."""
+"""A command that asks a program for more ranks than one. A batch for each GPU does not (``--per_gpu_batch_size``)."""
+_STARTS_ON_ITS_OWN = re.compile(r"\b(?:Trainer|Fabric|LightningCLI|launch|Popen|check_call)\(|subprocess\.run\(")
+"""What may start a rank for each GPU that a program sees."""
+_USES_ALL_GPUS = re.compile(r"(?<![\w])(?:nn\.)?DataParallel\(")
+"""One process that uses all GPUs that it sees."""
 
 
 MOST_PROGRAMS = 12
@@ -154,7 +159,7 @@ def _counts_of_pages(script: Script, path: str, *, is_own: bool = True) -> Itera
             if _NAMES_LAUNCHER.search(line):
                 yield _count_of_command(script.modules, line, name)
             elif plain.search(line):
-                is_one = is_own and _ASKS_FOR_MORE.search(line) is None and not _names_other_start(script)
+                is_one = is_own and not _asks_for_more(script, line) and not _names_other_start(script)
                 yield 1 if is_one else None
 
 
@@ -176,7 +181,24 @@ def _counts_of_python(script: Script, modules: ProjectModules) -> Iterator[int |
         lines = [one for one in joined_lines(text) if name in one and plain.search(one)]
         for line in lines:
             if runs.search(line) and not _NAMES_LAUNCHER.search(line):
-                yield None if _ASKS_FOR_MORE.search(line) or may_start_ranks(script, modules) else 1
+                yield None if _asks_for_more(script, line) or may_start_ranks(script, modules) else 1
+
+
+def _asks_for_more(script: Script, line: str) -> bool:
+    """Whether a command of ``python`` asks for several ranks by an option, or lets a program see several GPUs that does
+    not use them with DataParallel, or may start a rank for each of them."""
+    if _ASKS_FOR_MORE.search(line):
+        return True
+    return _SHOWS_GPUS.search(line) is not None and not _uses_all_gpus(script)
+
+
+@per_script
+def _uses_all_gpus(script: Script) -> bool:
+    """Whether a program uses all GPUs that it sees in its one process, and starts no other."""
+    if script.modules is None or not script.location or may_start_ranks(script, script.modules):
+        return False
+    texts = (script.text, *script.modules.texts_around(script.location))
+    return _USES_ALL_GPUS.search(script.text) is not None and not any(map(_STARTS_ON_ITS_OWN.search, texts))
 
 
 _RUNS_COMMAND = re.compile(r"\bos\.system\(|\bsubprocess\.|\bPopen\(|\bcheck_call\(|\brun\(")
