@@ -13,7 +13,7 @@ from doctor.lint.python.project.left_defaults import shown_numbers
 from doctor.lint.python.project.option_values import lists_one, values_in_commands
 from doctor.lint.python.project.options import switch_off_by_default
 from doctor.lint.python.project.own_start import measures_speed
-from doctor.lint.python.script import UNKNOWN, last_name
+from doctor.lint.python.script import UNKNOWN, FunctionNode, last_name
 from doctor.lint.python.training import has_backward, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
 
@@ -188,7 +188,9 @@ def _statements_above(script: Script, node: ast.AST) -> Iterator[ast.stmt]:
 def _is_trained(script: Script, name: ast.Name) -> bool:
     """Whether it is given to a call that trains, or to one that may."""
     call = script.nearest(name, ast.Call)
-    return call is not None and re.search(r"eval|infer|predict|save|load", script.text_of(call.func)) is None
+    return (
+        call is not None and re.search(r"eval|infer|predict|save|load|\btest|valid", script.text_of(call.func)) is None
+    )
 
 
 def _only_evaluates(script: Script, call: ast.Call) -> bool:
@@ -218,7 +220,7 @@ def _only_evaluates(script: Script, call: ast.Call) -> bool:
 _OF_TRAINING = re.compile(r"optim|\btrain|[Tt]rainer|\.fit\b|backward|schedul", re.IGNORECASE)
 
 
-def _runs_backward(script: Script, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+def _runs_backward(script: Script, function: FunctionNode) -> bool:
     """Whether a function, or one that it calls, runs a backward pass, also in loops."""
     seen: list[ast.AST] = [function]
     for one in seen:
@@ -259,11 +261,22 @@ def _is_only_evaluated(script: Script, call: ast.Call) -> bool:
     """Whether each use of the wrapped model in the function around it evaluates the model, although the function also
     makes what belongs to training: an optimizer whose state is read from a checkpoint."""
     function, kept = script.function_of(call), _targets_of(script, call)
-    if function is None or not kept or _runs_backward(script, function):
+    if function is None or not kept or _trains_below(script, function, call):
         return False
     names = (one for one in script.inside(function, ast.Name) if one.id in kept and one.lineno > call.lineno)
     uses = [one for one in names if isinstance(one.ctx, ast.Load)]
     return bool(uses) and not any(_is_trained(script, one) or _is_returned(script, one) for one in uses)
+
+
+def _trains_below(script: Script, function: FunctionNode, wrapped: ast.Call) -> bool:
+    """Whether a function runs a backward pass after it has wrapped the model, also in a later round of a loop."""
+    loop = script.nearest(wrapped, ast.For, ast.While)
+    begin = wrapped.lineno if loop is None or script.function_of(loop) is not function else loop.lineno
+    below = [one for one in script.inside(function, ast.Call) if one.lineno >= begin]
+    called = (script.definition(one.func) for one in below)
+    return any(has_backward(script, one) for one in below) or any(
+        one is not None and _runs_backward(script, one) for one in called
+    )
 
 
 def _is_returned(script: Script, name: ast.Name) -> bool:

@@ -11,7 +11,7 @@ from doctor.api import Script, SetArgument, Severity, Violation, location_of, ru
 from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.cuda import shows_one_gpu, shows_own_gpu
 from doctor.lint.python.gpu_use import simulates_ranks, uses_gpus
-from doctor.lint.python.project.option_values import option_values
+from doctor.lint.python.project.option_values import is_given_nowhere, option_values
 from doctor.lint.python.project.saved_values import is_saved_without_gpu
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import run_by_all
@@ -286,13 +286,20 @@ _OF_HUB = re.compile(r"(?:^|/)(?:diffusion_|open_clip_)?pytorch_model(?:-\d+-of-
 _OF_OWN_RUNS = re.compile(r"ckpt|check_?point|resum|restor|continu|snapshot|last|best|load|run", re.IGNORECASE)
 
 
+_OF_WEIGHTS = re.compile(r"pre_?train|weight|init|backbone|finetune|teacher", re.IGNORECASE)
+"""Options for weights to start from."""
+
+
 def _is_from_elsewhere(script: Script, call: ast.Call) -> bool:
     """Whether the path is an option or a setting for weights that another project has saved, on a device that nothing
     shows: one that no start of the project gives, or the file of a published model. States to resume from, which the
     project saves itself, are not meant (``option_values``)."""
     given = script.values_of(call.args[0]) if call.args and isinstance(call.args[0], ast.Name) else call.args[:1]
-    settings = [one for made in given for one in ast.walk(made) if isinstance(one, ast.Attribute)]
-    settings = [one for one in settings if isinstance(one.value, ast.Name) and not _OF_OWN_RUNS.search(one.attr)]
+    named = [one for made in given for one in ast.walk(made) if isinstance(one, ast.Attribute)]
+    named = [one for one in named if not _OF_OWN_RUNS.search(one.attr)]
+    if any(_OF_WEIGHTS.search(one.attr) and is_given_nowhere(script, one) for one in named):
+        return True
+    settings = [one for one in named if isinstance(one.value, ast.Name)]
     values = [option_values(script, one, restarts=True) for one in settings]
     return any(
         bool(given) and all(not one or (isinstance(one, str) and _OF_HUB.search(one)) for one in given)

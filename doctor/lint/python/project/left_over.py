@@ -106,7 +106,8 @@ def _is_used_from_outside(script: Script, folder: str, *, pages: bool) -> bool:
 
 
 def _is_library(script: Script, folder: str) -> bool:
-    """Whether a copied project is only imported from outside, and not started there."""
+    """Whether a copied project is only imported from outside, or installed to be (``pip install -e copied/``), and no
+    page or file there starts or imports the script."""
     modules = script.modules
     if modules is None:
         return False
@@ -114,8 +115,10 @@ def _is_library(script: Script, folder: str) -> bool:
     place = PurePath(script.location)
     own = re.compile(rf"(?<![\w-]){re.escape(place.name)}\b|\b{re.escape(folder)}\.[\w.]*\b{re.escape(place.stem)}\b")
     imported = re.compile(rf"^\s*(?:from|import)\s+\.*{re.escape(folder)}\b", re.MULTILINE)
+    installed = re.compile(rf"\bpip\d? install\b[^\n]*(?<![\w-]){re.escape(folder)}(?![\w-])")
     starts = map(_STARTS.search, (*pages, *_outside(modules, folder, ".py", launches=True)))
-    if not any(starts) or not any(map(imported.search, _outside(modules, folder, folder))):
+    uses = (*map(imported.search, _outside(modules, folder, folder)), *map(installed.search, pages))
+    if not any(starts) or not any(uses):
         return False
     named = (*_outside(modules, folder, place.stem), *pages, *modules.notebooks(place.stem))
     return not any(map(own.search, named))

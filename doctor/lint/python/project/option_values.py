@@ -389,10 +389,21 @@ def _is_named_elsewhere(
     others = [(shown, text) for shown, text in _naming(modules, name) if shown != script.path]
     for shown, text in (*others, *(("", text) for text in (*modules.notebooks(name), *texts.pages))):
         starts = set(starts_in(program, [text]))
+        starts |= {one for one in joined_lines(text) if _starts_other_with(modules, one, program, spelled)}
         rest = "\n".join(one for one in joined_lines(text) if one not in starts)
         if named.search(_DECLARES.sub("", rest) if shown.endswith(".py") else rest):
             return True
     return False
+
+
+def _starts_other_with(modules: ProjectModules, line: str, program: str, spelled: str) -> bool:
+    """Whether a line starts another program of the project, which declares an option of that name itself."""
+    names = {PurePath(one).name for one in re.findall(r"[\w./-]+\.py\b", line)}
+    if _STARTS_OTHER.search(line) is None or len(names) != 1 or program in names:
+        return False
+    declares = re.compile(rf"\badd_argument\(\s*(?:[\"']-\w[\"'],\s*)?[\"'](?:{spelled})[\"']")
+    others = [text for shown, text in modules.mentioning("add_argument") if PurePath(shown).name in names]
+    return bool(others) and all(map(declares.search, others))
 
 
 _DECLARES = re.compile(r"\badd_argument\([^)\n]*")
@@ -431,6 +442,60 @@ def _of_project(script: Script, modules: ProjectModules, name: str) -> Values | 
     if not (is_configured or (is_declared and _shows_starts(script, modules))):
         return None
     return frozenset(values) if _is_known(values) else None
+
+
+def is_given_nowhere(script: Script, node: ast.expr) -> bool:
+    """Whether an option that is empty by default, or an entry of a section of configurations (``cfg.model.weights``),
+    has a value in no start, configuration or program that the project shows, if it shows any."""
+    owner, name = _setting(node)
+    modules = script.modules
+    if modules is None or modules.is_one_file or not owner or not name.isidentifier():
+        return False
+    key = ("given nowhere", script.path, ast.unparse(node))
+    if key not in modules.memo:
+        sections = _entries_of_section(modules, node)
+        modules.memo[key] = (
+            not any(re.search(rf"(?:^|[\s,{{]){name}[\"']?[ \t]*:", one) for one in sections)
+            if sections
+            else _is_empty_everywhere(script, modules, name)
+        )
+    found: bool = modules.memo[key]
+    return found
+
+
+def _entries_of_section(modules: ProjectModules, node: ast.expr) -> list[str]:
+    """What each configuration of the project has in the section of an entry: of ``cfg.model.encoder.weights``, the
+    lines below ``encoder:``. None if a text sets the entry by its path: ``encoder.weights=last.pt``."""
+    base = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
+    base = base or getattr(node, "value", None)
+    section, name = last_name(base) if isinstance(base, ast.Attribute) else "", _setting(node)[1]
+    if not section or _SETTINGS.match(section):
+        return []
+    if any(
+        re.search(rf"\b{section}[.\"'\]\[]+{name}[\"'\]]*\s?=(?!=)", text) for _, text in modules.mentioning(section)
+    ):
+        return []
+    texts = [text for _, text in modules.mentioning(section, launches=True)]
+    below = re.compile(
+        rf"^(?P<indent>[ \t]*){section}:[ \t]*(?:#.*)?\n(?P<lines>(?:(?P=indent)[ \t]+.*\n|[ \t]*\n)+)", re.M
+    )
+    return [one["lines"] for text in texts for one in below.finditer(f"{text}\n")]
+
+
+def _is_empty_everywhere(script: Script, modules: ProjectModules, name: str) -> bool:
+    programs = [one for one in _naming(modules, name) if one[0].endswith(".py")]
+    settings = [_settings_in(modules, shown, text) for shown, text in programs[: MOST_READ + 1]]
+    if len(settings) > MOST_READ or None in settings or not _shows_starts(script, modules):
+        return False
+    known = [one for one in settings if one is not None]
+    given: list[object] = [option.default for one in known for option in one.declared.get(name, ())]
+    is_declared = bool(given)
+    given += [_literal(part) for one in known for part in one.written.get(name, ()) if not _is_copy(part, name)]
+    commands = [text for one in known for text in one.commands]
+    given += [value for text in commands for value in _given_anywhere(text, name, _scalar, is_page=False)]
+    for _, text, is_page in _other_texts(script, modules, name):
+        given += _given_anywhere(text, name, _scalar, is_page=is_page)
+    return is_declared and all(one is None or one == "" for one in given)
 
 
 def _is_known(values: Iterable[object]) -> bool:

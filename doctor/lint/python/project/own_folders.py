@@ -61,11 +61,14 @@ def _has_one_process(text: str) -> bool:
     """Whether the pods of a manifest have one process each: as it says, or one for each of their single GPUs."""
     counts = set(_PER_POD.findall(text))
     has_one_gpu = set(_GPUS.findall(text)) == {"1"}
-    return (
-        _POD.search(text) is not None
-        and bool(counts)
-        and (counts == {"1"} or (counts <= {"1", "auto"} and has_one_gpu))
-    )
+    if not counts:
+        return has_one_gpu and _OF_OPERATOR.search(text) is not None and _STARTS_MORE.search(text) is None
+    return _POD.search(text) is not None and (counts == {"1"} or (counts <= {"1", "auto"} and has_one_gpu))
+
+
+_OF_OPERATOR = re.compile(r"^[ \t]*kind:[ \t]*[\"']?PyTorchJob\b", re.MULTILINE)
+"""A job whose operator gives each pod a rank (kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch)."""
+_STARTS_MORE = re.compile(r"torchrun|torch\.distributed|deepspeed|accelerate|mpirun|horovodrun|elasticPolicy")
 
 
 @per_script
@@ -77,7 +80,7 @@ def _manifests(script: Script) -> list[str]:
     named = [
         text for shown, text in modules.mentioning(place.name, launches=True) if is_nearest(modules, shown, script.path)
     ]
-    beside = [
-        text for shown, text in modules.mentioning("kind:", launches=True) if PurePath(shown).parent == place.parent
-    ]
-    return named or [text for text in beside if _PER_POD.search(text)]
+    jobs = [(PurePath(shown).parent, text) for shown, text in modules.mentioning("kind:", launches=True)]
+    beside = [text for folder, text in jobs if folder == place.parent and _PER_POD.search(text)]
+    below = [text for folder, text in jobs if folder.is_relative_to(place.parent) and _OF_OPERATOR.search(text)]
+    return named or beside or below

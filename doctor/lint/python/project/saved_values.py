@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from doctor.lint.python.rank_branches import statements_above
 from doctor.lint.python.script import Script, last_name
 from doctor.lint.python.training import TRAINER
 from doctor.lint.python.value_flow import handed_in
@@ -70,6 +71,8 @@ def file_name(script: Script, path: ast.expr) -> str:
     for _ in range(3):
         if isinstance(last, ast.Name) and len(values := script.values_of(last)) == 1:
             last = values[0]
+        elif isinstance(last, ast.Name) and (value := _bound_above(script, last)) is not None:
+            last = value
         elif isinstance(last, ast.Name):
             last = _default_of(script, last) or last
         if isinstance(last, ast.JoinedStr) and last.values:
@@ -80,6 +83,17 @@ def file_name(script: Script, path: ast.expr) -> str:
             last = last.args[-1]
     known = script.value(last)
     return known.rpartition("/")[2] if isinstance(known, str) else ""
+
+
+def _bound_above(script: Script, name: ast.Name) -> ast.expr | None:
+    """The value that the nearest statement above a name, in its block or one around it, gives it, unless another
+    statement between the two may do so."""
+    for one in sorted(statements_above(script, name), key=lambda above: -above.lineno):
+        stored = [part for part in ast.walk(one) if isinstance(part, ast.Name) and part.id == name.id]
+        if any(isinstance(part.ctx, ast.Store) for part in stored):
+            is_plain = isinstance(one, ast.Assign) and len(one.targets) == 1 and isinstance(one.targets[0], ast.Name)
+            return one.value if is_plain and isinstance(one, ast.Assign) else None
+    return None
 
 
 def _default_of(script: Script, name: ast.Name) -> ast.expr | None:

@@ -1,0 +1,229 @@
+"""Weights to start from, and commands that start one process: what a project shows of them decides what is certain."""
+
+from __future__ import annotations
+
+import pytest
+
+from doctor.lint.engine.registry import Rulebook, builtin_rules
+from tests.lint.linted import severities_in
+
+BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("CODE001", "CODE009", "CODE025", "CODE029")))
+LOADS = """\
+import argparse
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--encoder_weights", default=None)
+parser.add_argument("--lr", type=float)
+args = parser.parse_args()
+torch.distributed.init_process_group("nccl")
+model = build().cuda()
+if {test}:
+    model.load_state_dict(torch.load({path}))
+model = DDP(model)
+train(model)
+"""
+
+
+def found(folder, files):
+    return severities_in(folder, files, BOOK, preview=True)
+
+
+STARTED = {"net.py": "print()\n", "run.sh": "torchrun --nproc_per_node=8 train.py --lr 3\n"}
+OPTION = LOADS.format(test="args.encoder_weights", path='f"{args.encoder_weights}/model.bin"')
+
+
+@pytest.mark.parametrize(
+    ("train", "files", "severity"),
+    [
+        (OPTION, STARTED, "info"),
+        (OPTION, {"run.sh": STARTED["run.sh"].replace("--lr", "--encoder_weights runs --lr")}, "warning"),
+        (OPTION, STARTED | {"README.md": "Give `--encoder_weights` the folder of a run.\n"}, "warning"),
+        (OPTION, STARTED | {"more.py": "args.encoder_weights = 'runs'\n"}, "warning"),
+        (OPTION.replace("default=None", 'default="runs"'), STARTED, "warning"),
+        (OPTION.replace("encoder_weights", "resume"), STARTED, "warning"),
+        (OPTION, {"other.py": "print()\n"}, "warning"),
+    ],
+)
+def test_weights_that_no_start_gives_may_be_from_anywhere(tmp_path, train, files, severity):
+    assert found(tmp_path, {"train.py": train, **files}) == [("CODE001", severity)]
+
+
+SETTING = LOADS.format(test='config.model.coder.get("weights_path")', path="config.model.coder.weights_path")
+
+
+@pytest.mark.parametrize(
+    ("entries", "command", "severity"),
+    [
+        ("  coder:\n    name: vq\n  decoder:\n    weights_path: last.pt\n", "", "info"),
+        ("  coder:\n    name: vq\n    weights_path: last.pt\n  decoder:\n    size: 3\n", "", "warning"),
+        ("  coder: {weights_path: last.pt}\n", "", "warning"),
+        ("  coder:\n    name: vq\n", "model.coder.weights_path=last.pt", "warning"),
+        ("  decoder:\n    size: 3\n", "", "warning"),
+    ],
+)
+def test_weights_that_no_configuration_has_in_their_section(tmp_path, entries, command, severity):
+    files = {"net.py": "print()\n", "conf.yaml": f"model:\n{entries}", "run.sh": f"torchrun --nproc_per_node=8 train.py {command}\n"}
+    assert found(tmp_path, {"train.py": SETTING, **files}) == [("CODE001", severity)]
+
+
+@pytest.mark.parametrize(
+    ("above", "expected"),
+    [
+        ('path = "models/resnet50-19c8e357.pth"', []),
+        ('path = "models/resnet50-19c8e357.pth"\n    if small:\n        path = "models/small.pth"', ["warning"]),
+        ('path = "models/small.pth"', ["warning"]),
+    ],
+)
+def test_the_path_is_the_one_of_the_branch(tmp_path, above, expected):
+    train = LOADS.format(test="args.lr", path="path").replace("    model.load", f"    {above}\n    model.load")
+    train = train.replace("model = DDP", 'else:\n    path = "models/other.pth"\nmodel = DDP')
+    assert [one for _, one in found(tmp_path, {"train.py": train})] == expected
+
+
+BESIDE = LOADS.format(test="args.lr", path='"last.pt"').replace(
+    "model = DDP(model)", "model = DDP(model) if args.local_rank != -1 else torch.nn.DataParallel(model)"
+)
+
+
+@pytest.mark.parametrize(
+    ("train", "command", "severity"),
+    [
+        (BESIDE, "python train.py --per_gpu_train_batch_size 8", "info"),
+        (BESIDE, "python train.py --distill_weight 8", "info"),
+        (BESIDE, "python train.py --gpus 8", "warning"),
+        (BESIDE, "python train.py --distributed", "warning"),
+        (BESIDE, "CUDA_VISIBLE_DEVICES=0,1 python train.py", "info"),
+        (
+            BESIDE.replace("torch.nn.DataParallel(model)", "model"),
+            "CUDA_VISIBLE_DEVICES=0,1 python train.py",
+            "warning",
+        ),
+        (f"{BESIDE}trainer = Trainer(model)\n", "CUDA_VISIBLE_DEVICES=0,1 python train.py", "warning"),
+        (BESIDE, "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=2 train.py", "warning"),
+    ],
+)
+def test_one_process_may_use_several_gpus(tmp_path, train, command, severity):
+    assert ("CODE001", severity) in found(tmp_path, {"train.py": train, "run.sh": f"{command}\n"})
+
+
+SCORES = """\
+import argparse
+import json
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--score_only", action="store_true")
+args = parser.parse_args()
+torch.distributed.init_process_group("nccl")
+if args.score_only:
+    with open("scores.json", "w") as file:
+        json.dump(score(build()), file)
+"""
+RUNS = "torchrun --nproc_per_node=8 train.py\n"
+SCORES_HANDS = "torchrun --nproc_per_node=8 hands.py --score_only\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "severity"),
+    [
+        ({"hands.py": SCORES.replace("open(", "read("), "run.sh": RUNS + SCORES_HANDS}, "info"),
+        ({"hands.py": "print()\n", "run.sh": RUNS + SCORES_HANDS}, "warning"),
+        ({"hands.py": SCORES.replace("open(", "read("), "run.sh": f"{RUNS}--score_only\n{SCORES_HANDS}"}, "warning"),
+        ({"run.sh": f"{RUNS}{SCORES_HANDS.replace('hands', 'train')}"}, "warning"),
+    ],
+)
+def test_another_program_has_an_option_of_the_same_name(tmp_path, files, severity):
+    assert ("CODE029", severity) in found(tmp_path, {"train.py": SCORES, **files})
+
+
+DOWNLOADS = """\
+import torch
+from torchvision.datasets import MNIST
+
+torch.distributed.init_process_group("gloo")
+data = MNIST("../data", download=True)
+"""
+JOB = """\
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+spec:
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: 2
+      template:
+        spec:
+          containers:
+            - name: pytorch
+              image: mnist:1.0
+              resources:
+                limits:
+                  nvidia.com/gpu: 1
+"""
+CLAIM = "          volumes:\n            - persistentVolumeClaim:\n                claimName: all\n"
+
+
+@pytest.mark.parametrize(
+    ("job", "severity"),
+    [
+        (JOB, "info"),
+        (JOB.replace("gpu: 1", "gpu: 8"), "warning"),
+        (JOB.replace("image:", "command: [torchrun, train.py]\n              image:"), "warning"),
+        (JOB.replace("kind: PyTorchJob", "kind: Job"), "warning"),
+        (JOB + CLAIM, "warning"),
+    ],
+)
+def test_the_operator_starts_one_rank_in_each_pod(tmp_path, job, severity):
+    files = {"mnist/train.py": DOWNLOADS, "mnist/v1/job.yaml": job}
+    assert found(tmp_path, files) == [("CODE029", severity)]
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("pip install -e parts/other-main\ntorchrun --nproc-per-node=8 main.py\n", ["info"]),
+        ("torchrun --nproc-per-node=8 main.py\n", ["warning"]),
+        ("pip install -e parts/other-main\ntorchrun --nproc-per-node=8 parts/other-main/examples/train.py\n", ["warning"]),
+    ],
+)
+def test_examples_of_a_copied_project_that_is_installed(tmp_path, page, expected):
+    copied = {"parts/other-main/LICENSE": "MIT\n", "parts/other-main/other/net.py": "class Net:\n    pass\n"}
+    train = LOADS.format(test="args.lr", path='"last.pt"') + 'if __name__ == "__main__":\n    print()\n'
+    main = 'import other\n\nif __name__ == "__main__":\n    other.run()\n'
+    (tmp_path / ".git").mkdir()
+    files = {"parts/other-main/examples/train.py": train, "main.py": main, "README.md": page, **copied}
+    assert [one for _, one in found(tmp_path, files)] == expected
+
+
+WRAPS = """\
+import torch
+
+def train(model, loader):
+    for x in loader:
+        model(x).sum().backward()
+
+def test(model, loader):
+    return [model(x) for x in loader]
+
+def main(loader):
+    model = build()
+    {above}
+    model = torch.nn.DataParallel(build())
+    {below}
+
+main(load())
+"""
+
+
+@pytest.mark.parametrize(
+    ("above", "below", "severity"),
+    [
+        ("train(model, loader)", "save(test(model, loader))", "info"),
+        ("pass", "train(model, loader)", "warning"),
+        ("train(model, loader)", "train(model, loader)", "warning"),
+        ("train(model, loader)", "test(model, loader).sum().backward()", "warning"),
+    ],
+)
+def test_threads_that_evaluate_after_the_training(tmp_path, above, below, severity):
+    assert found(tmp_path, {"train.py": WRAPS.format(above=above, below=below)}) == [("CODE009", severity)]
