@@ -64,7 +64,11 @@ SETTING = LOADS.format(test='config.model.coder.get("weights_path")', path="conf
     ],
 )
 def test_weights_that_no_configuration_has_in_their_section(tmp_path, entries, command, severity):
-    files = {"net.py": "print()\n", "conf.yaml": f"model:\n{entries}", "run.sh": f"torchrun --nproc_per_node=8 train.py {command}\n"}
+    files = {
+        "net.py": "print()\n",
+        "conf.yaml": f"model:\n{entries}",
+        "run.sh": f"torchrun --nproc_per_node=8 train.py {command}\n",
+    }
     assert found(tmp_path, {"train.py": SETTING, **files}) == [("CODE001", severity)]
 
 
@@ -80,6 +84,21 @@ def test_the_path_is_the_one_of_the_branch(tmp_path, above, expected):
     train = LOADS.format(test="args.lr", path="path").replace("    model.load", f"    {above}\n    model.load")
     train = train.replace("model = DDP", 'else:\n    path = "models/other.pth"\nmodel = DDP')
     assert [one for _, one in found(tmp_path, {"train.py": train})] == expected
+
+
+EVALUATES = """\
+import torch
+import lightning.pytorch as pl
+
+net = build()
+net.load_state_dict(torch.load("runs/last.ckpt")["state_dict"])
+pl.Trainer(devices=8, strategy="ddp").{stage}(net, loader)
+"""
+
+
+@pytest.mark.parametrize(("stage", "severity"), [("validate", "info"), ("test", "info"), ("fit", "warning")])
+def test_an_evaluation_has_no_gradients_on_the_first_gpu(tmp_path, stage, severity):
+    assert found(tmp_path, {"score.py": EVALUATES.format(stage=stage)}) == [("CODE001", severity)]
 
 
 BESIDE = LOADS.format(test="args.lr", path='"last.pt"').replace(
@@ -183,8 +202,12 @@ def test_the_operator_starts_one_rank_in_each_pod(tmp_path, job, severity):
     ("page", "expected"),
     [
         ("pip install -e parts/other-main\ntorchrun --nproc-per-node=8 main.py\n", ["info"]),
+        ("cd parts/other-main\npip install -e .\ncd ../..\ntorchrun --nproc-per-node=8 main.py\n", ["info"]),
         ("torchrun --nproc-per-node=8 main.py\n", ["warning"]),
-        ("pip install -e parts/other-main\ntorchrun --nproc-per-node=8 parts/other-main/examples/train.py\n", ["warning"]),
+        (
+            "pip install -e parts/other-main\ntorchrun --nproc-per-node=8 parts/other-main/examples/train.py\n",
+            ["warning"],
+        ),
     ],
 )
 def test_examples_of_a_copied_project_that_is_installed(tmp_path, page, expected):

@@ -183,14 +183,20 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
         if where is None or script.value(where) is None:
             if _is_checkpoint(script, call) and (_is_of_optimizer(script, call) or not _saves_from_cpu(script)):
                 found = _unmapped(script, call, shown)
-                is_unknown = _is_from_elsewhere(script, call)
-                yield replace(found, severity=Severity.INFO, preview=True) if is_unknown else found
+                is_less = _is_from_elsewhere(script, call) or _only_evaluates(script, shown)
+                yield replace(found, severity=Severity.INFO, preview=True) if is_less else found
         elif fixed := _first_gpu(script, where):
             yield Violation(
                 call,
                 f"Every rank loads {_source(script, call)} onto GPU 0 (map_location={fixed})",
                 fix='Use `map_location="cpu"`, or `map_location=f"cuda:{local_rank}"` for the GPU of each rank.',
             )
+
+
+def _only_evaluates(script: Script, shown: ast.Call) -> bool:
+    """Whether a Trainer is the reason for several ranks and trains nothing: no gradients and no states of an optimizer
+    are on GPU 0 beside the weights."""
+    return script.name(shown.func) == TRAINER and next(script.method_calls("fit"), None) is None
 
 
 def _unmapped(script: Script, call: ast.Call, shown: ast.Call) -> Violation:

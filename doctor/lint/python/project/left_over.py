@@ -115,9 +115,11 @@ def _is_library(script: Script, folder: str) -> bool:
     place = PurePath(script.location)
     own = re.compile(rf"(?<![\w-]){re.escape(place.name)}\b|\b{re.escape(folder)}\.[\w.]*\b{re.escape(place.stem)}\b")
     imported = re.compile(rf"^\s*(?:from|import)\s+\.*{re.escape(folder)}\b", re.MULTILINE)
-    installed = re.compile(rf"\bpip\d? install\b[^\n]*(?<![\w-]){re.escape(folder)}(?![\w-])")
+    word = rf"(?<![\w-]){re.escape(folder)}(?![\w-])"
+    installed = re.compile(rf"\bpip\d? install\b[^\n]*{word}|\bcd[ \t][^\n]*{word}[\w./-]*\s+pip\d? install\b")
     starts = map(_STARTS.search, (*pages, *_outside(modules, folder, ".py", launches=True)))
-    uses = (*map(imported.search, _outside(modules, folder, folder)), *map(installed.search, pages))
+    installs = (*pages, *_outside(modules, folder, folder, launches=True))
+    uses = (*map(imported.search, _outside(modules, folder, folder)), *map(installed.search, installs))
     if not any(starts) or not any(uses):
         return False
     named = (*_outside(modules, folder, place.stem), *pages, *modules.notebooks(place.stem))
