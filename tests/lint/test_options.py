@@ -354,6 +354,15 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 _PARSES = "import argparse\nparser = argparse.ArgumentParser()\n{}\nargs = parser.parse_args()"
 _REQUIRED = _PARSES.format("parser.add_argument('--steps', type=int, required=True)")
 _OF_TWO = _PARSES.format("parser.add_argument('--steps', type=int, default=2)")
+_OF_BATCHES = (
+    _PARSES.format("parser.add_argument('--batch', type=int, default=16)")
+    + """
+args.whole_batch = args.batch
+args.batch = args.whole_batch // int(os.environ["WORLD_SIZE"])
+whole_batch = args.whole_batch
+accumulate = max(round(64 / whole_batch), 1)
+"""
+)
 RUN = {"run.sh": "torchrun --nproc_per_node 8 train.py\n"}
 
 
@@ -420,6 +429,14 @@ WAYS = {
     "what is left of a larger batch": lambda n: counted(
         "steps", f"BATCH = 8\nMICRO = {8 // n}\nsteps = max(1, BATCH // MICRO)"
     ),
+    "what is left of the batch of an option, which is divided below": lambda n: {
+        **counted("accumulate", _OF_BATCHES),
+        "run.sh": f"torchrun --nproc_per_node 8 train.py --batch {64 // n}\n",
+        "other.py": "def test(batch=16, whole_batch=2):\n    print(batch)\n",
+    },
+    "a number that rises during the first steps": lambda n: counted(
+        "steps", f"import numpy as np\nsteps = max(1, np.interp(3, [0, 8], [1, {n}]).round())"
+    ),
     "one unless it is given": lambda n: counted(
         "(args.steps or 1)",
         _PARSES.format(f"parser.add_argument('--steps', type=int{'' if n == 1 else ', default=4'})"),
@@ -466,6 +483,16 @@ def test_ways_to_give_a_number(tmp_path, way):
         (tmp_path / folder).mkdir()
         hits = found(tmp_path / folder, {**RUN, **WAYS[way](number)})
         assert [severity for name, severity in hits if name == "CODE032"] in severities, folder
+
+
+def test_a_copy_of_an_option_that_is_computed_above(tmp_path):
+    divides, copies = "args.batch //= 8\n", "args.whole_batch = args.batch\n"
+    for folder, lines, severity in (("copy", copies, "info"), ("divided", divides + copies, "warning")):
+        (tmp_path / folder).mkdir()
+        parsed = _OF_BATCHES.partition("args.whole_batch")[0]
+        files = counted("accumulate", f"{parsed}{lines}accumulate = max(round(64 / args.whole_batch), 1)")
+        run = {"run.sh": "torchrun --nproc_per_node 8 train.py --batch 64\n"}
+        assert found(tmp_path / folder, {**files, **run}) == [("CODE032", severity)], folder
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,8 @@ _FUNCTIONS: dict[str, Callable[..., object]] = {
     "ceil": math.ceil,
     "floor": math.floor,
 }
+_OF_NUMBERS: dict[str, Callable[..., object]] = {"round": round, "item": lambda number: number}
+"""Methods of the numbers that numpy gives."""
 _ENVIRONMENT = ("os.environ.get", "os.getenv", "os.environ.setdefault")
 MOST_VALUES = 24
 """Values of an expression that are kept; with more, they count as unknown."""
@@ -223,6 +225,11 @@ def _numbers_of_call(script: Script, call: ast.Call, depth: int) -> Iterable[obj
     if last_name(call.func) == "get" and call.args and isinstance(entry := script.value(call.args[0]), str):
         default = shown_numbers(script, call.args[1], depth) if len(call.args) > 1 else frozenset()
         return numbers_of(script, entry) | default
+    if last_name(call.func) == "interp" and len(call.args) == 3 and isinstance(call.args[2], (ast.List, ast.Tuple)):
+        # numpy.interp: what is between these numbers; of whole ones that are the same, this one
+        return frozenset().union(*(shown_numbers(script, one, depth) for one in call.args[2].elts))
+    if isinstance(call.func, ast.Attribute) and call.func.attr in _OF_NUMBERS and not call.args:
+        return _computed(_OF_NUMBERS[call.func.attr], [shown_numbers(script, call.func.value, depth)])
     function = _FUNCTIONS.get(name.rpartition(".")[2])
     if function is None or call.keywords or any(isinstance(one, ast.Starred) for one in call.args):
         return ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import PurePath
 from typing import NamedTuple
@@ -73,16 +73,19 @@ class DeclaredOption(NamedTuple):
 
 class NamedValues:
     """What a file declares and sets by name: options of parsers, fields with a default, and other values; ``replaced``:
-    settings that get a computed value; ``commands``: texts with options, of commands or a part of one."""
+    settings that get a computed value; ``copied``: those of them that get what another one has at first;
+    ``commands``: texts with options, of commands or a part of one."""
 
     def __init__(self, text: str) -> None:
         self.declared: dict[str, list[DeclaredOption]] = defaultdict(list)
         self.written: dict[str, list[ast.expr]] = defaultdict(list)
         self.replaced: set[str] = set()
+        self.copied: dict[str, str] = {}
         self.commands: list[str] = []
         declaring: set[ast.AST] = set()
         nodes = list(ast.walk(parsed(text)))
         keeps = any(isinstance(one, ast.ClassDef) and _KEEPS.search(one.name) for one in nodes)
+        replacing: dict[str, list[ast.Assign]] = defaultdict(list)
         for node in nodes:
             if isinstance(node, ast.Call) and (read := _DECLARATIONS.get(last_name(node.func))) is not None:
                 declaring.update(ast.walk(node))
@@ -94,9 +97,24 @@ class NamedValues:
             elif isinstance(node, ast.ClassDef):
                 declaring.update(self._read_fields(node))
             elif node not in declaring and (keeps or not _is_of_self(node)):
-                self.replaced.update(_replaced_by(node))
+                for name in _replaced_by(node):
+                    replacing[name] += [node] if isinstance(node, ast.Assign) else []
                 for name, value in _written_by(node):
                     self.written[name].append(value)
+        self.replaced = set(replacing)
+        self._read_copies(replacing, [one for one in nodes if isinstance(one, (ast.Assign, ast.AugAssign))])
+
+    def _read_copies(
+        self, replacing: Mapping[str, Sequence[ast.Assign]], nodes: Sequence[ast.Assign | ast.AugAssign]
+    ) -> None:
+        """``opt.total = opt.batch_size``, unless a line above gives the other one a value."""
+        for name, (copy, *others) in replacing.items():
+            other = _setting(copy.value)[1] if isinstance(copy.value, ast.Attribute) else ""
+            values = [one for one in self.written[name] if one is not copy.value]
+            if not other or others or not all(_is_copy(one, name) for one in values):
+                continue
+            if not any(one.lineno < copy.lineno and _sets(one, other) for one in nodes):
+                self.copied[name] = other
 
     def _read_fields(self, owner: ast.ClassDef) -> Iterator[ast.AnnAssign]:
         for one in owner.body:
@@ -165,6 +183,9 @@ def _numbers(script: Script, modules: ProjectModules, name: str) -> set[object]:
     given = re.compile(rf"(?<![\w-])(?:--)?(?:\w+\.)*{spelled}[\"']?(?:\s?[:=]\s?|[ \t]+)[\"']?([^\s\"',;}})]+)")
     stated = re.compile(rf"(?<![\w-])(?:--)?(?:\w+\.)*{spelled}[\"'`]?(?:\s?[:=]\s?|[ \t]+)[\"'`]?(\d+)")
     texts, naming = texts_of_starts(script), dict(_naming(modules, name))
+    own = _settings_in(modules, script.path, script.text)
+    if own is not None and name in own.copied and (copied := given_in_commands(script, own.copied[name])) is not None:
+        return set(copied)
     declared = _declared_at(modules, script.path, script.text, name)
     is_own = bool(declared) and (texts.own or any(one.default == 1 for one in declared))
     launches = texts.launches
@@ -603,6 +624,11 @@ def _replaced_by(node: ast.AST) -> Iterator[str]:
         if owner and isinstance(node, ast.Assign) and _literal(node.value) is UNKNOWN:
             if not any(_is_copy(part, name) for part in ast.walk(node.value) if isinstance(part, ast.expr)):
                 yield name
+
+
+def _sets(node: ast.Assign | ast.AugAssign, name: str) -> bool:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return any(isinstance(one, (ast.Attribute, ast.Subscript)) and _setting(one)[1] == name for one in targets)
 
 
 def _is_of_self(node: ast.AST) -> bool:
