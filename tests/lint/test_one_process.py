@@ -148,6 +148,12 @@ def test_a_function_that_another_file_imports_may_run_there(tmp_path):
     assert ("CODE005", "error") in found(tmp_path, {"run.py": "from train import wait\nwait()\n"})
 
 
+@pytest.mark.parametrize(("uses", "severity"), [("torch.nn.DataParallel(net)", "info"), ("net.cuda()", "error")])
+def test_one_process_uses_several_gpus_by_threads(tmp_path, uses, severity):
+    files = {"train.py": f"{HEAD}{uses}\n{HANG}", "run.sh": "CUDA_VISIBLE_DEVICES=3,1 python3 train.py --lr 3\n"}
+    assert found(tmp_path, files) == [("CODE005", severity)]
+
+
 CONFIGURED = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_machines: 1\nnum_processes: {}\n"
 
 
@@ -177,6 +183,9 @@ CONFIGURED = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nn
         (["torchrun --nproc_per_node=1 other.py"], "error"),
         (["python train.py"], "info"),
         (["python train.py --gpus 4"], "error"),
+        (["python train.py --per_gpu_train_batch_size $SIZE --gpu_memory_share 0.5"], "info"),
+        (["python train.py --per_gpu_train_batch_size 8 --n_gpu 4"], "error"),
+        (["CUDA_VISIBLE_DEVICES=0,1 python train.py"], "error"),
         (["srun bash inner.sh\npython train.py"], "error"),
         (["# python train.py"], "error"),
         (["python train.py", "torchrun train.py"], "error"),
@@ -1268,6 +1277,9 @@ JOB = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gres=gpu:v100:1\nsrun start tra
         (JOB, "info"),
         (JOB.replace("v100:1", "v100:4"), "error"),
         (JOB.replace("nodes=1", "nodes=2"), "error"),
+        (JOB.replace("--nodes=1", "-N 1\n#SBATCH -n 1"), "info"),
+        (JOB.replace("--nodes=1", "-N 2"), "error"),
+        (JOB.replace("--nodes=1", "-N1\n#SBATCH -n4"), "error"),
         (JOB.replace("#SBATCH --nodes=1", "#SBATCH --ntasks=4"), "error"),
         (JOB.replace("srun start", "torchrun --nproc_per_node=2"), "error"),
     ],

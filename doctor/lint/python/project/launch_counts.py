@@ -36,11 +36,11 @@ _NAMES_LAUNCHER = re.compile(
 )
 _SHOWS_GPUS = re.compile(r"CUDA_VISIBLE_DEVICES=[\"']?\d+,")
 _ASKS_FOR_MORE = re.compile(
-    r"(?<![\w.-])--?(?![\w.-]{0,60}batch)[\w.-]{0,40}?"
+    r"(?<![\w.-])--?(?![\w.-]{0,60}(?:batch|memory))[\w.-]{0,40}?"
     r"(?:gpu|nproc|world|ddp|dist(?!ill|anc|rib(?!uted))|devices|nodes|launcher|parallel)[\w-]{0,40}"
     r"(?:[ =](?!(?:1|0|false|False|none)\b)|$)"
 )
-"""A command that asks a program for more ranks than one. A batch for each GPU does not (``--per_gpu_batch_size``)."""
+"""A command that asks a program for more ranks than one; ``--per_gpu_batch_size 8`` does not."""
 _STARTS_ON_ITS_OWN = re.compile(r"\b(?:Trainer|Fabric|LightningCLI|launch|Popen|check_call)\(|subprocess\.run\(")
 """What may start a rank for each GPU that a program sees."""
 _USES_ALL_GPUS = re.compile(r"(?<![\w])(?:nn\.)?DataParallel\(")
@@ -313,7 +313,7 @@ _ONE_GPU_OF_JOB = re.compile(
     re.MULTILINE,
 )
 _SEVERAL_OF_JOB = re.compile(
-    r"^#SBATCH\s+(?:--(?:nodes|ntasks|ntasks-per-node)[= ]|-[Nn]\s?)(?!0{0,3}1\s*$)|\$\{?GPUS|"
+    r"^#SBATCH\s+(?:--(?:nodes|ntasks|ntasks-per-node)[= ]|-[Nn])(?!\s?0{0,3}1\s*$)|\$\{?GPUS|"
     r"(?:nproc[_-]per[_-]node|num[_-]processes|-np)[= ](?![\"']?1\b)",
     re.MULTILINE,
 )
