@@ -462,6 +462,14 @@ WAYS = {
         **counted("args.steps", _PARSES.format(f"parser.add_argument('--steps', type=int, default={n})")),
         "README.md": "    python train.py --steps 16\n",
     },
+    "a comment that names it": lambda n: {
+        **counted("args.steps", _PARSES.format("parser.add_argument('--steps', type=int, default=1)")),
+        "run.sh": f"# whole batch = steps * size\ntorchrun train.py --steps {n}\n",
+    },
+    "a number in a comment": lambda n: {
+        **counted("args.steps", _PARSES.format("parser.add_argument('--steps', type=int, default=1)")),
+        "run.sh": f"# with less memory: --steps {n}\ntorchrun train.py --steps 1\n",
+    },
     "a command for another file of the name": lambda n: {
         "second/train.py": counted(
             "args.steps", _PARSES.format(f"parser.add_argument('--steps', type=int, default={n})")

@@ -198,7 +198,7 @@ def _numbers(script: Script, modules: ProjectModules, name: str) -> set[object]:
     launches, pages = (
         [_without_others(script, text, is_own=is_own) for text in one] for one in (launches, texts.pages)
     )
-    found = {_number(number_in(one, text)) for text in launches for one in given.findall(text)}
+    found = {_number(number_in(one, text)) for text in launches for one in _given_in(given, text)}
     found |= {_number(one) for text in pages for one in stated.findall(text)}
     defaults: set[object] = set()
     for shown, text in programs.items():
@@ -266,6 +266,14 @@ _STARTS_OTHER = re.compile(r"\b(?:python[\d.]*|torchrun|launch|deepspeed|srun)\b
 _OF_ONE_PROCESS = re.compile(
     r"^(?!.*nnodes)(?!.*num_machines).*(?:nproc[_-]per[_-]node|num[_-]processes|num_gpus)[= ]1(?!\S)"
 )
+
+
+def _given_in(given: re.Pattern[str], text: str) -> Iterator[str]:
+    """What a launch file gives; of its comments, numbers alone: ``# steps * batch_size`` gives none."""
+    for one in given.finditer(text):
+        start = text[text.rfind("\n", 0, one.start()) + 1 : one.start()].lstrip()
+        if not start.startswith("#") or one[1][0].isdigit():
+            yield one[1]
 
 
 def _declared_at(modules: ProjectModules, shown: str, text: str, name: str) -> list[DeclaredOption]:
