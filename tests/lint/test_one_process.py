@@ -1072,7 +1072,7 @@ SPAWNS = "import torch.multiprocessing as mp\n\nmp.spawn(work, nprocs=4)\n"
     ],
 )
 def test_tasks_may_reserve_the_cpus_of_one_process(tmp_path, program, layers, nodes, expected):
-    options = "".join(f"#SBATCH --{one}\n" for one in (f"nodes={nodes}", "ntasks-per-node=8", "gres=gpu:2"))
+    options = "".join(f"#SBATCH --{one}\n" for one in (f"nodes={nodes}", "ntasks-per-node=8", "gres=gpu:8"))
     batch = f"#!/bin/bash\n{options}\npython -u train.py --gpu 0 1\n"
     hits = found(tmp_path, {"job.sh": batch, "train.py": program, "layers.py": layers})
     assert [one for one in hits if one[0] == "ENV014"] == expected

@@ -99,7 +99,9 @@ def _judge_python(file: ShellFile, launch: Launch, job: Allocation) -> Iterator[
     is_lightning = any(trainer_option(launch, name) for name in ("devices", "num_nodes", "strategy", "accelerator"))
     if tasks < 2 or gpus < 2 or (job.number("ntasks-per-node") is None and nodes < 2):
         return
-    is_seen = is_lightning or nodes > 1 or file.modules is None or file.modules.takes_tasks(launch.script)
+    is_known = file.modules is None or file.modules.takes_tasks(launch.script)
+    # More tasks than GPUs on one host reserve CPUs: ranks would share a GPU
+    is_seen = is_lightning or nodes > 1 or (is_known and tasks <= gpus)
     where = f"on {nodes} hosts" if nodes > 1 else "on one host"
     yield Violation(
         launch.place,

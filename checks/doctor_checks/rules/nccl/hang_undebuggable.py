@@ -34,6 +34,9 @@ _FIXES = {
 }
 _RECORDS = "2.2"
 """The first torch with a flight recorder (ProcessGroupNCCL.cpp of v2.2.0: TORCH_NCCL_TRACE_BUFFER_SIZE)."""
+_RECORDS_BY_DEFAULT = "2.11"
+"""FlightRecorder.hpp: 2,000 entries by default, none in earlier releases unless a variable asks for them."""
+_BUFFERS = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
 _CAPTURED = """\
 os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
 dist.init_process_group("nccl")
@@ -66,11 +69,23 @@ _NO_DUMP_TOO = ('"0"\n', '"0"\nos.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"  #
             name="job.sbatch",
             releases=(("torch", "1.12"),),
         ),
-        FileFails(
-            "wait() blocks in a torch with one",
-            "NCCL_BLOCKING_WAIT=1 torchrun train.py  # !\n",
+        FilePasses(
+            "wait() blocks in a torch whose flight recorder is off by default",
+            "export NCCL_BLOCKING_WAIT=1\ntorchrun train.py\n",
             name="job.sbatch",
             releases=(("torch", "2.2"),),
+        ),
+        FileFails(
+            "wait() blocks in such a torch, and the flight recorder is on",
+            "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000\nNCCL_BLOCKING_WAIT=1 torchrun train.py  # !\n",
+            name="job.sbatch",
+            releases=(("torch", "2.2"),),
+        ),
+        FileFails(
+            "wait() blocks in a torch whose flight recorder is on",
+            "NCCL_BLOCKING_WAIT=1 torchrun train.py  # !\n",
+            name="job.sbatch",
+            releases=(("torch", "2.11"),),
         ),
         shell_passes("from outside", "export TORCH_NCCL_BLOCKING_WAIT=$WAIT", "torchrun train.py"),
     ),
@@ -81,7 +96,8 @@ def hang_undebuggable_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     Fix: Remove the variable.
     """
     captures = isinstance(file, Script) and any(True for _ in file.calls(*_CAPTURES))
-    records = is_older(file.releases.get("torch", ""), _RECORDS) is not True
+    asks = any(one.name in _BUFFERS and one.value != "0" for one in file.settings)
+    records = is_older(file.releases.get("torch", ""), _RECORDS if asks else _RECORDS_BY_DEFAULT) is not True
     for setting in file.settings:
         if not records and setting.name.endswith("BLOCKING_WAIT"):
             continue

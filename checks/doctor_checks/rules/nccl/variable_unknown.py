@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
 from doctor.knowledge.environment_variables import misspelled
 from doctor.knowledge.environment_variables import nearest as nearest_variable
-from doctor.lint.launch.launch_file import EnvironmentSource
+from doctor.lint.launch.launch_file import EnvironmentSetting, EnvironmentSource
 from doctor.lint.python.training import several_ranks
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 from doctor_checks.nccl.variable_unknown import is_unknown_variable, unknown_summary, variable_unknown
@@ -29,6 +30,10 @@ spec:
     cases=lambda: (
         fails("in a script", 'os.environ["NCCL_DEBGU"] = "INFO"  # !\n'),
         fails("visible GPUs, with a letter too many", 'os.environ["CUDA_VISIABLE_DEVICES"] = "0"  # !\n'),
+        fails(
+            "visible GPUs, after the GPU is chosen, as an info",
+            'def work(gpu):\n    torch.cuda.set_device(gpu)\n    os.environ["CUDA_VISIBLE_DEVICE"] = str(gpu)  # !\n',
+        ),
         passes("in a script, for a library of the project", 'os.environ["MYLIB_DEBGU"] = "INFO"\n'),
         shell_fails("a letter is missing", "export NCCL_SOKET_IFNAME=eth0  # !", "torchrun train.py"),
         shell_fails("zeroes of Gloo", "export GL00_SOCKET_IFNAME=bond0  # !", "torchrun train.py"),
@@ -68,7 +73,9 @@ def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
                 unknown_summary(name, near),
                 fix=f"Replace `{name}` with `{near}`.",
                 severity=Severity.INFO
-                if (near, setting.known_value) in exported or _is_the_default(file, near, setting.known_value)
+                if (near, setting.known_value) in exported
+                or _is_the_default(file, near, setting.known_value)
+                or _is_set_before(file, near, setting)
                 else None,
             )
 
@@ -78,3 +85,15 @@ def _is_the_default(file: EnvironmentSource, variable: str, value: str | None) -
     return (
         variable == "CUDA_VISIBLE_DEVICES" and value == "0" and isinstance(file, Script) and several_ranks(file) is None
     )
+
+
+def _is_set_before(file: EnvironmentSource, variable: str, setting: EnvironmentSetting) -> bool:
+    """Whether the function that means to choose the GPU has already chosen it: ``torch.cuda.set_device(gpu)``, after
+    which CUDA does not read the variable."""
+    if variable != "CUDA_VISIBLE_DEVICES" or not isinstance(file, Script):
+        return False
+    line = setting.place.line
+    around = [one for one in file.all(ast.FunctionDef) if one.lineno <= line <= (one.end_lineno or one.lineno)]
+    inner = around[-1] if around else None
+    calls = file.calls("torch.cuda.set_device")
+    return any(one.lineno < line and file.function_of(one) is inner for one in calls)

@@ -115,12 +115,9 @@ def _is_library(script: Script, folder: str) -> bool:
     place = PurePath(script.location)
     own = re.compile(rf"(?<![\w-]){re.escape(place.name)}\b|\b{re.escape(folder)}\.[\w.]*\b{re.escape(place.stem)}\b")
     imported = re.compile(rf"^\s*(?:from|import)\s+\.*{re.escape(folder)}\b", re.MULTILINE)
-    word = rf"(?<![\w-]){re.escape(folder)}(?![\w-])"
-    installed = re.compile(rf"\bpip\d? install\b[^\n]*{word}|\bcd[ \t][^\n]*{word}[\w./-]*\s+pip\d? install\b")
     starts = map(_STARTS.search, (*pages, *_outside(modules, folder, ".py", launches=True)))
-    installs = (*pages, *_outside(modules, folder, folder, launches=True))
-    uses = (*map(imported.search, _outside(modules, folder, folder)), *map(installed.search, installs))
-    if not any(starts) or not any(uses):
+    is_imported = any(map(imported.search, _outside(modules, folder, folder)))
+    if not any(starts) or not (is_imported or _is_installed(script, modules, folder)):
         return False
     named = (*_outside(modules, folder, place.stem), *pages, *modules.notebooks(place.stem))
     return not any(map(own.search, named))
@@ -132,10 +129,20 @@ def _is_beside_package(script: Script, folder: str) -> bool:
     modules = script.modules
     if modules is None:
         return False
-    place, word = PurePath(script.location), re.escape(folder)
-    installs = re.compile(rf"\bpip3?[ \t]+install\b[^\n]*[\s/\"']{word}(?:[/\"'\[][^\n]*)?[ \t]*$", re.MULTILINE)
-    pages = modules.pages_at_root(script.location)
-    if not any(map(installs.search, (*pages, *_outside(modules, folder, folder, launches=True)))):
+    if not _is_installed(script, modules, folder):
         return False
+    place, pages = PurePath(script.location), modules.pages_at_root(script.location)
     own = re.compile(rf"(?<![\w-]){re.escape(place.stem)}\b")
     return not any(map(own.search, (*_outside(modules, folder, place.stem), *pages, *modules.notebooks(place.stem))))
+
+
+def _is_installed(script: Script, modules: ProjectModules, folder: str) -> bool:
+    """Whether a page or launch file of a project installs what is in a folder: ``pip install -e ./copied``, or ``cd
+    copied`` and ``pip install .``; not a package of that name, nor a repository at an address."""
+    word, install = rf"(?<![\w-]){re.escape(folder)}(?![\w.-])", r"\bpip\d?[ \t]+install\b"
+    of_folder = re.compile(
+        rf"{install}(?:(?!://)[^\n])*(?:(?:-e|--editable)[ \t=]+[\"']?|/){word}|{install}[^\n]*[\s\"']{word}/|"
+        rf"\bcd[ \t][^\n]*{word}[\w./-]*\s*(?:&&|;)?\s*(?:\w+[ \t]+-m[ \t]+)?{install}"
+    )
+    pages = modules.pages_at_root(script.location)
+    return any(map(of_folder.search, (*pages, *_outside(modules, folder, folder, launches=True))))
