@@ -528,15 +528,23 @@ def test_the_address_of_the_host_fits_a_script_that_can_only_be_of_one_host(addr
 
 
 @pytest.mark.parametrize(
-    ("value", "severity"), [("str(1)", Severity.INFO), ('"1"', Severity.INFO), ('"0"', None), ("str(2)", None)]
+    ("variable", "severity"),
+    [
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", Severity.INFO),
+        ("NCCL_BLOCKING_WAIT", Severity.INFO),
+        ("NCCL_MIN_NCHANNELS", Severity.INFO),
+        ("NCCL_SOCKET_IFNAME", None),
+        ("NCCL_IB_HCA", None),
+        ("NCCL_P2P_DISABLE", None),
+    ],
 )
-def test_a_late_value_that_the_launcher_has_given_costs_nothing(value, severity):
+def test_a_job_that_starts_does_without_a_late_setting(variable, severity):
     text = f"""import os
 import torch.distributed as dist
 
-rank = int(os.environ["LOCAL_RANK"])
 dist.init_process_group("nccl")
-os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = {value}
+dist.barrier()
+os.environ["{variable}"] = sys.argv[1]
 """
     rule = next(one for one in builtin_rules() if one.id == "CODE026")
     assert [hit.severity for hit in rule.violations(Script("train.py", text))] == [severity]
@@ -549,7 +557,7 @@ import torch.distributed as dist
 
 dist.init_process_group("nccl")
 dist.barrier()
-os.environ["NCCL_IGNORE_CPU_AFFINITY"] = "{value}"
+os.environ["NCCL_IB_DISABLE"] = "{value}"
 """
     rule = next(one for one in builtin_rules() if one.id == "CODE026")
     assert [hit.severity for hit in rule.violations(Script("train.py", text))] == [severity]

@@ -7,7 +7,7 @@ import pytest
 from doctor.lint.engine.registry import Rulebook, builtin_rules
 from tests.lint.linted import severities_in
 
-RULES = ("ENV007", "ENV008", "GPU003", "CODE005", "CODE022")
+RULES = ("ENV007", "ENV008", "GPU003", "CODE005", "CODE022", "CODE035")
 BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in RULES))
 PROGRAM = "import torch\n\nif __name__ == '__main__':\n    torch.zeros(1)\n"
 PROGRAMS = {"train.py": PROGRAM, "tools/test.py": PROGRAM}
@@ -179,3 +179,27 @@ OWN = "import importlib\n\nfor name in names:\n    importlib.import_module({}, _
 def test_a_package_that_imports_its_own_modules_by_name(tmp_path, finder, place, expected):
     files = {"net/utils/seed.py": SEED, f"net/{place}": finder, "requirements.txt": "pytorch-lightning==2.1.3\n"}
     assert found(tmp_path, files | {"train.py": f"import net.model\n\n{PROGRAM}"}) == expected
+
+
+OFFLOADS = '{"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}'
+
+
+@pytest.mark.parametrize(
+    ("files", "severity"),
+    [
+        ({}, "info"),
+        ({"run.sh": "deepspeed train.py --deepspeed conf/zero2_offload_large.json\n"}, "info"),
+        ({"run.sh": "deepspeed train.py --deepspeed conf/zero2_offload.json\n"}, "warning"),
+        ({"README.md": "With less memory, take `conf/zero2_offload.json`.\n"}, "warning"),
+        ({"more.py": "settings = TrainingArguments(deepspeed='conf/zero2_offload.json')\n"}, "warning"),
+    ],
+)
+def test_a_configuration_that_nothing_names_may_not_be_in_use(tmp_path, files, severity):
+    (tmp_path / ".git").mkdir()
+    assert found(tmp_path, {**PROGRAMS, "conf/zero2_offload.json": OFFLOADS, **files}) == [("CODE035", severity)]
+
+
+def test_a_configuration_of_a_part_of_a_project_may_be_in_use(tmp_path):
+    (tmp_path / ".git").mkdir()
+    files = {**PROGRAMS, "conf/zero2_offload.json": OFFLOADS}
+    assert found(tmp_path / "part", files) == [("CODE035", "warning")]

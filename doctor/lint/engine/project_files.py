@@ -446,6 +446,16 @@ class ProjectFiles:
             return False
         return is_root(target.root) and not self.is_one_file
 
+    def is_unnamed(self, shown: str) -> bool:
+        """Whether all of a repository is linted, and no other file, page or notebook in it has the name of a file."""
+        target, stem = self._shown.get(shown), PurePath(shown).stem
+        if target is None or target.is_named or not is_root(target.root) or self.is_one_file:
+            return False
+        word = re.compile(rf"(?<![\w-]){re.escape(stem)}(?![\w-])")
+        texts = [text for other, text in self.mentioning(stem) if other != shown]
+        texts += (*self.notebooks(stem), *pages_of(Path(target.path), Path(target.root)))
+        return not any(map(word.search, texts))
+
     def has_folder(self, folder: str) -> bool:
         """Whether a relative path may be of a folder with scripts or launch files of the project."""
         key = ("folders",)

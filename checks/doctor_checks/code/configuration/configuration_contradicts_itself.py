@@ -213,6 +213,7 @@ def configuration_contradicts_itself(file: Manifest) -> Iterator[Violation]:
     Why it hurts: the program fails at startup on every rank.
     Fix: Keep one of the two settings, and remove the other one or set it to "auto".
     """
+    is_unnamed = file.modules is not None and file.modules.is_unnamed(file.path)
     for config in file.configs:
         for found in contradictions_in(config):
             if "is ignored, because distributed_type" in found.claim and _is_asked_for(file, found.claim):
@@ -221,7 +222,8 @@ def configuration_contradicts_itself(file: Manifest) -> Iterator[Violation]:
                 found.at.place,
                 found.claim,
                 fix=found.fix,
-                severity=None if found.is_refused else Severity.WARNING,
+                # Nothing shows that a job reads it
+                severity=None if found.is_refused else Severity.INFO if is_unnamed else Severity.WARNING,
                 confidence=found.confidence,
                 evidence=(
                     ("configuration_of", config.kind),

@@ -5,11 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
-from itertools import chain
 from typing import NamedTuple
 
 from doctor.api import Script, Severity, Violation, rule
-from doctor.knowledge.launchers import LAUNCHERS
 from doctor.knowledge.variable_values import effective
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.cuda import initializes_cuda, joins
@@ -100,10 +98,24 @@ def environment_written_late(script: Script) -> Iterator[Violation]:
             at,
             f"{variable} is set too late: {reader.words} in `{script.text_of(started, 29)}` (line {started.lineno})",
             fix=f"Set {variable} above line {started.lineno}, or in the environment of the launcher.",
-            severity=Severity.INFO if _is_in_use(script, at, variable) or _may_count(script, variable) else None,
+            # The cells of a notebook run in any order
+            severity=Severity.INFO
+            if script.path.endswith(".ipynb") or _is_setting(variable) or _is_in_use(script, at, variable)
+            else None,
             evidence=(("variable", variable), ("read_at_line", started.lineno), ("foreshadows", _in_a_run(variable))),
             confidence=0.85,
         )
+
+
+def _is_setting(variable: str) -> bool:
+    """Whether a job that starts works without it, as its project does: it tunes NCCL, the allocator or what PyTorch
+    does at a timeout. Without an interface or a transport, ranks may not find each other."""
+    return (
+        variable in _READ_BY_ALLOCATOR
+        or variable.startswith(_READ_BY_TORCH)
+        or variable in _READ_BY_CUDA[2:]
+        or (variable.startswith("NCCL_") and not variable.endswith(("_IFNAME", "_HCA", "_DISABLE")))
+    )
 
 
 def _changes_nothing(script: Script, at: ast.stmt, variable: str) -> bool:
@@ -132,14 +144,6 @@ def _changes_nothing(script: Script, at: ast.stmt, variable: str) -> bool:
 _MAKES_GROUPS = ("new_group", "init_device_mesh", "DeviceMesh(")
 
 
-def _may_count(script: Script, variable: str) -> bool:
-    """Whether a late value may still take effect: in a notebook, whose cells run in any order, and for further groups
-    that the project creates, which read the variables of PyTorch again."""
-    if script.path.endswith(".ipynb"):
-        return True
-    return variable.startswith(_READ_BY_TORCH) and _makes_groups(script)
-
-
 _READ_BY_EACH_COMMUNICATOR = frozenset(
     {
         *("NCCL_ALGO", "NCCL_PROTO", "NCCL_COLLNET_ENABLE", "NCCL_NET", "NCCL_TOPO_FILE", "NCCL_GRAPH_FILE"),
@@ -165,19 +169,14 @@ def _is_for_one_gpu(script: Script) -> bool:
 
 
 def _is_in_use(script: Script, at: ast.stmt, variable: str) -> bool:
-    """Whether the value is the default of the variable, or a launcher has given the processes the same one, in a script
-    that reads what only launchers set."""
+    """Whether the value is the default of the variable."""
     value = at.value if isinstance(at, ast.Assign) else None
     if isinstance(value, ast.Call) and script.text_of(value.func) == "str" and len(value.args) == 1:
         value = value.args[0]
     known = script.value(value) if value is not None else UNKNOWN
     if not isinstance(known, (str, int)):
         return False
-    is_default = (default := effective(variable, None)) is not None and effective(variable, str(known)) == default
-    return is_default or ("LOCAL_RANK" in script.text and f"{variable}={known}" in _EXPORTED)
-
-
-_EXPORTED = frozenset(chain.from_iterable(row.exports for row in LAUNCHERS))
+    return (default := effective(variable, None)) is not None and effective(variable, str(known)) == default
 
 
 def _choosing_by_rank(script: Script) -> Iterator[ast.Call]:
