@@ -371,6 +371,9 @@ def counted(steps, imports="", *, below="main()", parameters="", above=""):
     return {"train.py": COUNTED.format(**parts)}
 
 
+_AS_MAIN = 'if __name__ == "__main__":\n    main()'
+
+
 WAYS = {
     "a default in several lines": lambda n: counted(
         "args.steps",
@@ -461,6 +464,12 @@ WAYS = {
     "a page with a command of one process": lambda n: {
         **counted("args.steps", _PARSES.format(f"parser.add_argument('--steps', type=int, default={n})")),
         "README.md": "    python train.py --steps 16\n",
+    },
+    "a value that the program gives itself": lambda n: {
+        **counted(
+            "args.steps", "import argparse", above=f"args = argparse.Namespace()\nargs.steps = {n}\n", below=_AS_MAIN
+        ),
+        "other.py": "import argparse\n\nargs = argparse.Namespace()\nargs.steps = 2\n",
     },
     "a comment that names it": lambda n: {
         **counted("args.steps", _PARSES.format("parser.add_argument('--steps', type=int, default=1)")),

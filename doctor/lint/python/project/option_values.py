@@ -74,13 +74,15 @@ class DeclaredOption(NamedTuple):
 class NamedValues:
     """What a file declares and sets by name: options of parsers, fields with a default, and other values; ``replaced``:
     settings that get a computed value; ``copied``: those of them that get what another one has at first;
-    ``commands``: texts with options, of commands or a part of one."""
+    ``fixed``: those that get 1 from the program itself, and no other value: ``args.steps = 1``; ``commands``: texts
+    with options, of commands or a part of one."""
 
     def __init__(self, text: str) -> None:
         self.declared: dict[str, list[DeclaredOption]] = defaultdict(list)
         self.written: dict[str, list[ast.expr]] = defaultdict(list)
         self.replaced: set[str] = set()
         self.copied: dict[str, str] = {}
+        self.fixed: set[str] = set()
         self.commands: list[str] = []
         declaring: set[ast.AST] = set()
         nodes = list(ast.walk(parsed(text)))
@@ -102,7 +104,15 @@ class NamedValues:
                 for name, value in _written_by(node):
                     self.written[name].append(value)
         self.replaced = set(replacing)
-        self._read_copies(replacing, [one for one in nodes if isinstance(one, (ast.Assign, ast.AugAssign))])
+        assigning = [one for one in nodes if isinstance(one, (ast.Assign, ast.AugAssign))]
+        self._read_copies(replacing, assigning)
+        self._read_fixed(assigning)
+
+    def _read_fixed(self, nodes: Sequence[ast.Assign | ast.AugAssign]) -> None:
+        for name in {_setting(target)[1] for one in nodes if isinstance(one, ast.Assign) for target in one.targets}:
+            values = [_literal(one) for one in self.written[name] if not _is_copy(one, name)] if name else []
+            if values == [1] and name not in self.declared:
+                self.fixed.add(name)
 
     def _read_copies(
         self, replacing: Mapping[str, Sequence[ast.Assign]], nodes: Sequence[ast.Assign | ast.AugAssign]
@@ -188,6 +198,7 @@ def _numbers(script: Script, modules: ProjectModules, name: str) -> set[object]:
         return set(copied)
     declared = _declared_at(modules, script.path, script.text, name)
     is_own = bool(declared) and (texts.own or any(one.default == 1 for one in declared))
+    is_own = is_own or (own is not None and name in own.fixed and is_program(script))
     launches = texts.launches
     if not is_own:
         launches = _of_selected(script, modules, {one: naming[one] for one in naming if not one.endswith(".py")})
