@@ -51,6 +51,7 @@ def texts_of(id_, case_name, *replaced):
         ("CODE029", "a download in a hook of each rank", "(per job with `self.prepare_data_per_node = False`, for a"),
         ("CODE038", "in a function that is given the engine", "Call `model.backward(out.loss)` instead of"),
         ("CODE038", "an old release", "Call `engine.backward(loss)` instead of `(loss / 4).backward()`"),
+        ("ENV001", "a comment after a backslash ends the command", "what follows the backslash of line 4: the command"),
         ("ENV006", "accelerate", "Use `--main_process_ip a` in the command of host 1."),
         ("ENV006", "another port on the second host", "Use `--master-port 29500` in the command of host 1."),
     ],

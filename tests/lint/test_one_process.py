@@ -1486,3 +1486,43 @@ def test_an_attribute_that_the_function_sets_decides_its_branches(tmp_path, valu
         HEAD + "def run(args):\n    " + JOINS + sets + "    if args.waits:\n" + indented(HANG, by=8) + "\nrun(read())\n"
     )
     assert found(tmp_path, {"train.py": train}) == [("CODE005", severity)]
+
+
+SPAWNS_IF_ASKED = """\
+import argparse
+
+import torch
+import torch.distributed as dist
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--multiprocessing-distributed", action="store_true", help="one process for each GPU")
+
+
+def work(rank):
+    dist.init_process_group("nccl", rank=rank, world_size=8)
+    if rank == 0:
+        dist.barrier()
+
+
+args = parser.parse_args()
+if args.multiprocessing_distributed:
+    torch.multiprocessing.spawn(work, nprocs=8)
+else:
+    work(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "severity"),
+    [
+        ({"README.md": "    python train.py --lr 3\n"}, "info"),
+        ({"run.sh": "python train.py --batch-size 256\n"}, "info"),
+        ({"README.md": "    python train.py --multiprocessing-distributed\n"}, "error"),
+        ({"run.sh": "python train.py\n", "README.md": "Add `--multiprocessing-distributed` for more GPUs.\n"}, "error"),
+        ({"run.sh": "python train.py --world-size 8 --rank $RANK\n"}, "error"),
+        ({"run.sh": "torchrun --nproc_per_node=8 train.py\n"}, "error"),
+        ({}, "error"),
+    ],
+)
+def test_a_switch_that_no_command_gives_starts_no_processes(tmp_path, files, severity):
+    assert found(tmp_path, {"train.py": SPAWNS_IF_ASKED, **files}) == [("CODE005", severity)]

@@ -72,6 +72,12 @@ _BATCH = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1")
             "MASTER_ADDR='address of the first host'",
             "torchrun --nnodes 2 --nproc_per_node 8 --master_addr $MASTER_ADDR train.py  # !",
         ),
+        shell_fails(
+            "a comment after a backslash ends the command",
+            *_BATCH,
+            "srun torchrun --nnodes=2 \\  # of the job  # !",
+            "--rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py",
+        ),
         shell_passes("one host", "torchrun --nproc_per_node=8 train.py"),
     ),
 )
@@ -103,12 +109,23 @@ def _violation(start: ProcessLaunch, hosts: int) -> Violation:
         "rank 0"
         if launch.option(command.host_port)
         else f"{launch.program} starts on {hosts} hosts without {number}, so each host uses node rank 0",
-        fix=_rendezvous(launch)
+        fix=_cut_off(launch)
+        if launch.script and not launch.script.strip()
+        else _rendezvous(launch)
         if start.step is not None and command.rendezvous
         else f"Set {number} to a different number on each host, starting at 0.",
         severity=None if start.step is not None else Severity.WARNING,
         confidence=1.0 if start.step is not None else 0.7,
         evidence=(("hosts", hosts),),
+    )
+
+
+def _cut_off(launch: Launch) -> str:
+    """For a command whose program is an escaped space: a backslash with a comment or a space after it does not
+    continue the line."""
+    return (
+        f"Remove what follows the backslash of line {launch.place.end_line}: the command ends there, so the options in "
+        "the lines below are not passed."
     )
 
 

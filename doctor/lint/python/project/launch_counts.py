@@ -159,7 +159,7 @@ def _counts_of_pages(script: Script, path: str, *, is_own: bool = True) -> Itera
             if _NAMES_LAUNCHER.search(line):
                 yield _count_of_command(script.modules, line, name)
             elif plain.search(line):
-                is_one = is_own and not _asks_for_more(script, line) and not _names_other_start(script)
+                is_one = is_own and not asks_for_more(script, line) and not _names_other_start(script)
                 yield 1 if is_one else None
 
 
@@ -181,10 +181,10 @@ def _counts_of_python(script: Script, modules: ProjectModules) -> Iterator[int |
         lines = [one for one in joined_lines(text) if name in one and plain.search(one)]
         for line in lines:
             if runs.search(line) and not _NAMES_LAUNCHER.search(line):
-                yield None if _asks_for_more(script, line) or may_start_ranks(script, modules) else 1
+                yield None if asks_for_more(script, line) or may_start_ranks(script, modules) else 1
 
 
-def _asks_for_more(script: Script, line: str) -> bool:
+def asks_for_more(script: Script, line: str) -> bool:
     """Whether a command of ``python`` asks for several ranks by an option, or lets a program see several GPUs that does
     not use them with DataParallel, or may start a rank for each of them."""
     if _ASKS_FOR_MORE.search(line):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import PurePath
 
@@ -22,6 +22,7 @@ from doctor.lint.python.project.failing_calls import (
 from doctor.lint.python.project.launch_counts import (
     LAUNCHERS,
     STARTS_RANKS,
+    asks_for_more,
     is_started_as_one,
     lines_naming,
     shown_counts,
@@ -29,6 +30,7 @@ from doctor.lint.python.project.launch_counts import (
 from doctor.lint.python.project.left_defaults import outcome
 from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
 from doctor.lint.python.project.option_values import numbers_of
+from doctor.lint.python.project.options import own_starts, switch_off_by_default, texts_of_starts
 from doctor.lint.python.project.own_folders import has_folder_of_its_own
 from doctor.lint.python.project.own_start import is_demonstration, is_of_own_main, shows_bug
 from doctor.lint.python.project.unreached import is_program, unreached
@@ -425,7 +427,7 @@ def is_made_for_one(script: Script) -> bool:
     if accelerators and all(script.value(script.argument(one, "cpu")) is True for one in accelerators):
         return True
     spawned = list(script.calls(*_SPAWNS))
-    if spawned and all(_starts_one(script, one) for one in spawned):
+    if spawned and (all(_starts_one(script, one) for one in spawned) or _spawns_never(script, spawned)):
         return True
     if _leaves_models_apart(script) or _is_run_with_one(script) or _has_one_worker(script) or _divides_never(script):
         return True
@@ -443,6 +445,25 @@ _SPAWNS = {
     "pyspark.ml.torch.distributor.TorchDistributor": ("num_processes", 0, True),
 }
 """Calls that start processes: the argument with their number, its place, and whether it is 1 by default."""
+
+
+def _spawns_never(script: Script, spawned: Iterable[ast.Call]) -> bool:
+    """Whether only an option starts processes which is off by default and which no command or page of the project
+    gives, though they start the script: ``if args.multiprocessing_distributed: mp.spawn(...)``."""
+    if script.modules is None or not all(_is_behind_switch(script, one) for one in spawned):
+        return False
+    texts = texts_of_starts(script)
+    starts = own_starts(script, (*texts.launches, *texts.pages))
+    return bool(starts) and not any(LAUNCHERS.search(one) or asks_for_more(script, one) for one in starts)
+
+
+def _is_behind_switch(script: Script, call: ast.Call) -> bool:
+    inner: ast.AST = call
+    for outer in script.around(call):
+        if isinstance(outer, ast.If) and inner in outer.body and switch_off_by_default(script, outer.test):
+            return True
+        inner = outer
+    return False
 
 
 def _starts_one(script: Script, call: ast.Call) -> bool:
