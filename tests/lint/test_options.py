@@ -632,6 +632,8 @@ def test_what_depends_on_the_samples_that_an_evaluation_drops(tmp_path, size, re
         ("train:\n  size: 9\n", "torchrun train.py", ["warning"]),
         ("train:\n  size: 1\n", "torchrun train.py --size 9", ["warning"]),
         ("train:\n  size: 1\ntest:\n  size: 9\n", "torchrun train.py", ["warning"]),
+        ("train:\n  size: 4\n", "size=6\ntorchrun train.py --size $size", ["info"]),
+        ("train:\n  size: 4\n", "size=64\ntorchrun train.py --size $size", ["warning"]),
     ],
 )
 def test_the_configuration_that_a_script_opens_has_the_size_of_a_batch(tmp_path, entries, command, expected):

@@ -22,11 +22,11 @@ from doctor.lint.python.loader_calls import (
 )
 from doctor.lint.python.project.left_defaults import shown_numbers
 from doctor.lint.python.project.one_process import never_runs
-from doctor.lint.python.project.option_values import value_in_own_file
+from doctor.lint.python.project.option_values import values_in_own_file
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import run_by_all
-from doctor.lint.python.script import UNKNOWN
-from doctor.lint.python.training import SAMPLER, is_test, several_ranks
+from doctor.lint.python.script import last_name
+from doctor.lint.python.training import ACCELERATOR, SAMPLER, is_test, several_ranks
 from doctor.lint.python.value_flow import handed_in
 from doctor.testing.script_cases import fails, passes
 
@@ -55,6 +55,18 @@ _DECIDES = re.compile(
     preview_infos=True,
     cases=lambda: (
         fails("the loader of the test", _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)  # !")),
+        fails("a loader that Accelerate divides", _PREPARED),
+        passes(
+            "a loader that Accelerate is not given",
+            _PREPARED.replace("  # !", "").replace(
+                "loader, test_loader = accelerator.prepare(model, loader, test_loader)",
+                "loader = accelerator.prepare(model, loader)",
+            ),
+        ),
+        fails(
+            "a loader that other code may give it",
+            _PREPARED.replace("(model, loader, test_loader)", "(*parts)"),
+        ),
         fails("returned by a function, where the names of the data say nothing", _FUNCTION),
         fails(
             "its sampler",
@@ -214,7 +226,22 @@ def _is_divided(script: Script, loader: ast.Call) -> bool:
     that the project shows, all read the same, and drop the same tail however many they are."""
     samplers = (script.argument(loader, name) for name in ("sampler", "batch_sampler"))
     given = any(one is not None and not _knows_no_ranks(script, one) for one in samplers)
-    return given or script.is_open(loader) or is_sharded_by_framework(script, loader)
+    is_sharded = is_sharded_by_framework(script, loader) and not _is_left_out(script, loader)
+    return given or script.is_open(loader) or is_sharded
+
+
+def _is_left_out(script: Script, loader: ast.Call) -> bool:
+    """Whether the function that makes a loader hands others to ``Accelerator.prepare``, by name, but not this one:
+    then each rank reads all of it."""
+    function, name = script.function_of(loader), target_name(script, loader)
+    made = next(script.calls(ACCELERATOR), None)
+    calls = [
+        one for one in script.method_calls("prepare", "prepare_data_loader") if script.function_of(one) is function
+    ]
+    given = [one for call in calls for one in (*call.args, *(word.value for word in call.keywords))]
+    if made is None or not name or not given or not all(isinstance(one, (ast.Name, ast.Attribute)) for one in given):
+        return False
+    return not belongs_to_lightning(script, loader) and name not in map(last_name, given)
 
 
 def _knows_no_ranks(script: Script, sampler: ast.expr) -> bool:
@@ -252,8 +279,7 @@ def _is_whole(script: Script, loader: ast.Call) -> bool:
 
 def _sizes(script: Script, size: ast.expr) -> frozenset[object]:
     """The sizes of a batch that the project shows."""
-    own = value_in_own_file(script, size)
-    return shown_numbers(script, size) if own is UNKNOWN else frozenset({own})
+    return values_in_own_file(script, size) or shown_numbers(script, size)
 
 
 def _costs_little(script: Script, loader: LoaderCall) -> bool:
@@ -294,6 +320,18 @@ def _samplers_of(script: Script, loader: ast.Call) -> list[ast.expr]:
 def _is_made_up_for(script: Script) -> bool:
     subsets = (script.argument(call, "dataset", 0) for call in script.calls("torch.utils.data.Subset"))
     return any(one is not None and evaluates(script.text_of(one)) for one in subsets)
+
+
+_PREPARED = """\
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+accelerator = Accelerator()
+train_set, test_set = load()
+loader = DataLoader(train_set, 64, shuffle=True)
+test_loader = DataLoader(test_set, 64, drop_last=True)  # !
+model, loader, test_loader = accelerator.prepare(model, loader, test_loader)
+"""
 
 
 def _script(loader: str, before: str = "pass") -> str:

@@ -157,20 +157,23 @@ def option_values(script: Script, node: ast.expr, *, restarts: bool = False) -> 
     return values
 
 
-def value_in_own_file(script: Script, node: ast.expr) -> object:
-    """The value of an entry in the only configuration that a script opens by a fixed name, if that has one entry of the
-    name, and no other text of its folder names the option; else :data:`UNKNOWN`."""
+def values_in_own_file(script: Script, node: ast.expr) -> Values:
+    """The values of an entry in the only configuration that a script opens by a fixed name, if that has one entry of the
+    name, and in the shell scripts of its folder that give it; empty if another text of the folder has the name."""
     name, modules = _setting(node)[1], script.modules
     calls = (one for one in script.all(ast.Call) if last_name(one.func) == "open")
     opened = {script.value(script.argument(one, "file", 0)) for one in calls}
     paths = [one for one in opened if isinstance(one, str) and one.endswith(_CONFIGURATIONS)]
     if modules is None or not name or len(paths) != 1:
-        return UNKNOWN
+        return frozenset()
     folder = PurePath(script.path).parent
     own = str(folder / paths[0])
     given = _given_anywhere(modules.text_at(own), name, _scalar, is_page=False)
-    others = [shown for shown, _ in _naming(modules, name) if PurePath(shown).parent == folder]
-    return given[0] if len(given) == 1 and set(others) <= {own, script.path} else UNKNOWN
+    beside = {shown: text for shown, text in _naming(modules, name) if PurePath(shown).parent == folder}
+    others = {shown: text for shown, text in beside.items() if shown not in (own, script.path)}
+    if len(given) != 1 or not all(shown.endswith(".sh") for shown in others):
+        return frozenset()
+    return frozenset(given).union(*(_given_anywhere(text, name, _scalar, is_page=False) for text in others.values()))
 
 
 def numbers_of(script: Script, name: str) -> Values:
