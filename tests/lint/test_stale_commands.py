@@ -203,3 +203,29 @@ def test_a_configuration_of_a_part_of_a_project_may_be_in_use(tmp_path):
     (tmp_path / ".git").mkdir()
     files = {**PROGRAMS, "conf/zero2_offload.json": OFFLOADS}
     assert found(tmp_path / "part", files) == [("CODE035", "warning")]
+
+
+HANG = "import torch.distributed as dist\n\ndist.init_process_group()\nif dist.get_rank() == 0:\n    dist.barrier()\n"
+INSTALLED = {
+    "main.py": "import toolkit\n\nif __name__ == '__main__':\n    toolkit.run()\n",
+    "libs/toolkit-main/LICENSE": "Apache License\n",
+    "libs/toolkit-main/setup.py": "from setuptools import setup\nsetup(packages=['toolkit'])\n",
+    "libs/toolkit-main/examples/hang.py": HANG,
+}
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("    pip install -e libs/toolkit-main\n    python main.py\n", []),
+        ("    pip install libs/toolkit-main/\n    python main.py\n", []),
+        ("    pip install toolkit\n    python main.py\n", [("CODE005", "error")]),
+        (
+            "    pip install -e libs/toolkit-main\n    torchrun libs/toolkit-main/examples/hang.py\n",
+            [("CODE005", "error")],
+        ),
+        ("    pip install -e libs/toolkit-main\n", [("CODE005", "error")]),
+    ],
+)
+def test_examples_of_an_installed_copy_of_another_project_are_left_over(tmp_path, page, expected):
+    assert found(tmp_path, {**INSTALLED, "README.md": page}) == expected
