@@ -6,6 +6,7 @@ are seconds since the epoch (UTC); all other times are durations in seconds. Siz
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar, Literal
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from doctor.core.facts.devices import GpuProcess
 from doctor.core.facts.section import Level, Origin, Section, Variable
 from doctor.core.facts.time_spans import TimeSpan
+from doctor.core.text import lazy_compile
 
 TORCH_SEED = "torch.initial_seed()"
 """The argument of a plain loop that holds the seed of torch's generator when the model is passed."""
@@ -77,6 +79,15 @@ class TrainingFacts(WatchedSection, frozen=True, kw_only=True):
     def argument(self, name: str) -> str | None:
         """The setting ``name``, or ``None`` if it has its default."""
         return next((one.value for one in self.arguments if one.name == name), None)
+
+    @property
+    def waits_within_step(self) -> bool:
+        """Whether the strategy shards parameters, so that ranks wait for one another in the middle of a forward and a
+        backward pass, where only their stacks show it."""
+        return bool(_SHARDED.search(self.strategy or ""))
+
+
+_SHARDED = lazy_compile(r"fsdp|fully_shard|deepspeed|zero", re.IGNORECASE)
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

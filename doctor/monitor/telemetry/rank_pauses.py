@@ -13,6 +13,9 @@ from doctor.core.facts import RankPausesFacts
 
 LEAST_DELAY = 0.5
 """Seconds by which a wait must end late to count: threads of a busy host are scheduled late by tenths of that."""
+HINT, HINT_LASTS = 0.1, 60.0
+"""Seconds by which a wait must end late to suggest more delays, and seconds for which it does: what begins in the
+middle of a wait seems shorter by the rest of that wait, so that waits are then short."""
 
 
 class RankPauses:
@@ -24,6 +27,7 @@ class RankPauses:
         self._before: CgroupLimits | None = None
         self._delays = 0
         self._delayed = 0.0
+        self._likely_until = 0.0
 
     def open(self) -> None:
         """Read the counters at the start."""
@@ -31,9 +35,16 @@ class RankPauses:
 
     def note_delay(self, seconds: float) -> None:
         """Record by how many seconds a wait of the watchdog's thread ended late."""
+        if seconds >= HINT:
+            self._likely_until = monotonic() + HINT_LASTS
         if seconds >= LEAST_DELAY:
             self._delays += 1
             self._delayed += seconds
+
+    @property
+    def are_likely(self) -> bool:
+        """Whether a wait ended late recently, so that the watchdog's thread should wait for short times only."""
+        return monotonic() < self._likely_until
 
     def facts(self) -> RankPausesFacts:
         """Return the pauses until now. Reads some files of /proc and /sys."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import traceback
 from collections.abc import Callable
@@ -261,8 +262,11 @@ class RankTelemetry:
     def sample(self) -> float:
         """Look whether the training thread waits for other ranks; return the seconds until the next look.
 
-        For the watchdog's thread.
+        For the watchdog's thread. Without a strategy whose ranks wait within a step, no check compares these waits, and
+        the thread is woken between two ticks only while its own delays have to be timed more exactly.
         """
+        if not self.training.waits_within_step:
+            return self.waits.pause() if self.pauses.are_likely else math.inf
         now = self._progress
         is_in_step = now.stage == "train" and now.point not in ("epoch-end", "epoch-start", "checkpoint")
         self.waits.sample(now.training_thread, trains=is_in_step and now.state == "running")

@@ -18,7 +18,7 @@ from doctor.cluster.transport.signing import RejectedMessages, Secret
 from doctor.cluster.transport.store import StoreLost, UntrustedStore
 from doctor.collectors.base import Machine
 from doctor.collectors.host.host_identity import host_identity
-from doctor.core.background import BackgroundCall, start_thread
+from doctor.core.background import BackgroundCall, WakeUp, start_thread
 from doctor.core.clock import monotonic
 from doctor.core.files.own_folder import OwnFolder
 from doctor.core.job import Job
@@ -94,7 +94,7 @@ class Watchdog:
         self._training_thread = threading.get_ident() if training_thread is None else training_thread
         self._pid = os.getpid()
         self._requests: queue.SimpleQueue[RoundRequest] = queue.SimpleQueue()
-        self._wake = threading.Event()
+        self._wake = WakeUp()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._context: WatchdogContext | None = None
@@ -197,7 +197,6 @@ class Watchdog:
             with self._guard(loop.give_up):
                 pause = loop.tick(self._take_requests(), monotonic())
             self._wait(pause)
-            self._wake.clear()
         for request in self._take_requests():
             request.answer(None)
         with self._guard():

@@ -25,6 +25,9 @@ FAST_JOIN = 10.0
 """Seconds for which a rank that has not joined, or awaits others, uses fast ticks."""
 JOIN_GRACE = 1.5
 """Seconds from the start within which healthy ranks have joined."""
+LATE_JOINS = 5.0
+"""Seconds between two looks for further requests to join, once all ranks have joined and a fast start is over: only a
+connection that was lost and opened again has any."""
 RECORD_AFTER = 15.0
 """Seconds after which a rank that has not joined starts its record alone."""
 
@@ -37,6 +40,7 @@ class WatchdogLoop:
         self._began = now
         self._admission = AdmissionRequest(context.rank, context.world_size, context.namespace, now, context.rejected)
         self._leader: AdmissionLeader | None = None
+        self._late_joins_due = now
         self._incidents = IncidentHandler(context, on_hang)
         self._requested = RequestedRounds(context, self._incidents)
         self._rounds = PeriodicRounds(context, round_seconds, now)
@@ -85,7 +89,7 @@ class WatchdogLoop:
     def _join_peers(self, now: float) -> None:
         context = self._context
         if self._leader is not None:
-            self._leader.step(context.store.reading)
+            self._admit(self._leader, now)
         if context.is_joined:
             return
         alone = context.world_size == 1
@@ -97,6 +101,14 @@ class WatchdogLoop:
             self._record_due = now
             context.update_local_state()
             context.post_card()
+
+    def _admit(self, leader: AdmissionLeader, now: float) -> None:
+        context = self._context
+        if now - self._began < FAST_JOIN or leader.admitted < context.world_size - 1:
+            leader.step(context.store.reading)
+        elif now >= self._late_joins_due:
+            self._late_joins_due = now + LATE_JOINS
+            leader.step(context.store.usable(now))
 
     def _keep_record(self, now: float) -> None:
         """Write the record periodically; move those of earlier runs that their ranks did not move."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from statistics import fmean, median
@@ -592,16 +591,14 @@ def _outside_steps(ranks: tuple[Rank, ...], share: float) -> Iterator[Finding]:
 _SLOTS, _LEAST_LESS, _LESS_IN_EACH = 4, 0.2, 0.1
 """The newest periods in which waits were sampled, by how much less a rank waits than all of its peers, and in each
 period. A share of 50 samples has a standard deviation of up to 0.07."""
-_SHARDED = re.compile(r"fsdp|fully_shard|deepspeed|zero", re.IGNORECASE)
-"""Strategies whose ranks wait within the forward or the backward pass, where their stacks show it."""
 
 
 def _hardly_waiting(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
     """A rank that hardly waits for its peers, while all of these wait, in parts that are equally long on all."""
-    strategies = [found.strategy or "" for rank in ranks if (found := rank.find(TrainingFacts))]
+    trainings = [found for rank in ranks if (found := rank.find(TrainingFacts))]
     shares = {rank.number: one.waiting for rank in ranks if (one := rank.find(RankPausesFacts)) and one.waiting}
     recent = {number: own[-_SLOTS:] for number, own in shares.items() if len(own) >= _SLOTS}
-    if len(recent) < max(2, len(shares)) or not all(map(_SHARDED.search, strategies)):
+    if len(recent) < max(2, len(shares)) or not all(one.waits_within_step for one in trainings):
         return
     for number, own in recent.items():
         others = [one for rank, one in recent.items() if rank != number]
