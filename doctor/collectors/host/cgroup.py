@@ -45,8 +45,30 @@ class CgroupLimits(msgspec.Struct, frozen=True):
 def read_cgroup(machine: Machine, controllers: Iterable[Controller] = ("cpu", "memory", "pids")) -> CgroupLimits:
     """Return the limits of this process by ``controllers``; those of groups that are not mounted here are in
     ``hidden``."""
-    groups, mounts = list(_own_groups(machine)), read_mounts(machine)
-    found = {one: _tightest(_folders(machine, one, groups, mounts), one) for one in controllers}
+    return CgroupReader(machine, controllers).read()
+
+
+class CgroupReader:
+    """Reads the limits of this process again and again, from the folders found the first time unless the process has
+    moved to another group since: the mounts of a host are many."""
+
+    def __init__(self, machine: Machine, controllers: Iterable[Controller] = ("cpu", "memory", "pids")) -> None:
+        self._machine = machine
+        self._controllers = tuple(controllers)
+        self._groups: str | None = None
+        self._folders: dict[Controller, tuple[int, list[Path]]] = {}
+
+    def read(self) -> CgroupLimits:
+        """Return the limits and uses now; see :func:`read_cgroup`."""
+        text = read_text(self._machine.proc / "self" / "cgroup") or ""
+        if text != self._groups:
+            groups, mounts = list(_own_groups(text)), read_mounts(self._machine)
+            self._folders = {one: _folders(self._machine, one, groups, mounts) for one in self._controllers}
+            self._groups = text
+        return _limits({one: _tightest(found, one) for one, found in self._folders.items()})
+
+
+def _limits(found: dict[Controller, tuple[float | None, Path | None]]) -> CgroupLimits:
     cpu, cpu_folder = found.get("cpu", (None, None))
     memory, memory_folder = found.get("memory", (None, None))
     pids, pids_folder = found.get("pids", (None, None))
@@ -90,9 +112,9 @@ def _folders(
     return 2, []
 
 
-def _own_groups(machine: Machine) -> Iterator[tuple[list[str], str]]:
+def _own_groups(text: str) -> Iterator[tuple[list[str], str]]:
     """Return controllers and path of every line of /proc/self/cgroup; version 2 has one empty name."""
-    for line in (read_text(machine.proc / "self" / "cgroup") or "").splitlines():
+    for line in text.splitlines():
         _, first, rest = line.partition(":")
         controllers, second, path = rest.partition(":")
         if first and second:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final, Literal
 
-from doctor.collectors.base import parse_int, read_pairs
+from doctor.collectors.base import parse_int, read_bytes, read_pairs
 from doctor.core.process import KILLS
 
 State = Literal["gone", "stopped", "silent"]
@@ -70,9 +70,6 @@ def process_start_time(pid: int | None = None) -> float | None:
 
 def _fields(pid: int) -> list[str] | None:
     """Return the fields after the name, which may itself contain blanks and brackets."""
-    try:
-        text = (Path("/proc") / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
+    data = read_bytes(f"/proc/{pid}/stat") or b""
+    fields = data.decode("utf-8", "replace").rpartition(")")[2].split()
     return fields if len(fields) > _START_TIME else None

@@ -6,13 +6,14 @@ Reads files of /proc, so never call it on the step path.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import psutil
 
-from doctor.collectors.base import listed, parse_int, read_text
+from doctor.collectors.base import listed, parse_int, read_bytes, read_text
 from doctor.collectors.launch.rank_variables import RANK_VARIABLES
 from doctor.core.clock import monotonic
 from doctor.core.facts import ChildProcess
@@ -93,14 +94,14 @@ def child_processes(pid: int | None = None, *, proc: Path = PROC) -> tuple[Child
     Other ranks and their children are left out. A child that ended and was not waited for has state ``Z``.
     """
     parent = os.getpid() if pid is None else pid
-    environments = (_environ(proc / str(parent)), os.environ if pid is None else {})
-    own = {name: {one[name] for one in environments if name in one} or {"0"} for name in RANK_VARIABLES}
+    own: dict[str, set[str]] = {}
     found: dict[int, ChildProcess] = {}
     waiting = [parent]
     while waiting and len(found) < MOST:
         for child in _children(waiting.pop(), proc):
             if child in found:
                 continue
+            own = own or _own_ranks(proc / str(parent), os.environ if pid is None else {})
             # One that was started as another rank (by Lightning's launcher); a mere fork shows its parent's number.
             started = _environ(proc / str(child))
             is_other_rank = any(started[name] not in own[name] for name in RANK_VARIABLES if name in started)
@@ -109,6 +110,12 @@ def child_processes(pid: int | None = None, *, proc: Path = PROC) -> tuple[Child
                 found[child] = one
                 waiting.append(child)
     return tuple(found[child] for child in sorted(found)[:MOST])
+
+
+def _own_ranks(folder: Path, environ: Mapping[str, str]) -> dict[str, set[str]]:
+    """Return the values by which the parent may be known as a rank, in its first environment or the present one."""
+    environments = (_environ(folder), environ)
+    return {name: {one[name] for one in environments if name in one} or {"0"} for name in RANK_VARIABLES}
 
 
 def _read_child(proc: Path, pid: int) -> ChildProcess | None:
@@ -142,9 +149,10 @@ def _children(pid: int, proc: Path) -> list[int]:
     From the kernel's own list if it has one (CONFIG_PROC_CHILDREN); else every process is asked for its parent, which
     takes a tenth of a second on a host with thousands.
     """
-    lists = [read_text(proc / str(pid) / "task" / thread / "children") for thread in listed(proc / str(pid) / "task")]
+    threads = proc / str(pid) / "task"
+    lists = [read_bytes(f"{threads}/{thread}/children") for thread in listed(threads)]
     if any(one is not None for one in lists):
-        return [child for one in lists for word in (one or "").split() if (child := parse_int(word)) is not None]
+        return [int(word) for one in lists for word in (one or b"").split() if word.isdigit()]
     try:
         return [child.pid for child in psutil.Process(pid).children()]
     except psutil.Error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from doctor.collectors.base import Machine, parse_int, read_text
-from doctor.collectors.host.cgroup import read_cgroup
+from doctor.collectors.host.cgroup import CgroupReader
 from doctor.collectors.network.routes import read_segments
 from doctor.core.clock import monotonic
 from doctor.core.facts import HostUseFacts
@@ -21,11 +21,12 @@ class HostCounters:
     def __init__(self, machine: Machine | None = None) -> None:
         self._machine = machine or Machine()
         self._since = monotonic()
-        self._before = _read_counters(self._machine)
+        self._cgroup = CgroupReader(self._machine, ("cpu",))
+        self._before = _read_counters(self._machine, self._cgroup)
 
     def facts(self) -> HostUseFacts:
         """Return the increase since then. Reads some files of /proc and /sys; not for the step path."""
-        before, now = self._before, _read_counters(self._machine)
+        before, now = self._before, _read_counters(self._machine, self._cgroup)
         return HostUseFacts(
             seconds=round(monotonic() - self._since, 3),
             cpu_periods=_increase(before.cpu_periods, now.cpu_periods),
@@ -49,8 +50,8 @@ class _Readings(msgspec.Struct, frozen=True):
     receive_drops: dict[str, int]
 
 
-def _read_counters(machine: Machine) -> _Readings:
-    group = read_cgroup(machine, ("cpu",))
+def _read_counters(machine: Machine, cgroup: CgroupReader) -> _Readings:
+    group = cgroup.read()
     segments, again = read_segments(machine)
     errors, drops = {}, {}
     for line in (read_text(machine.proc / "net" / "dev") or "").splitlines():

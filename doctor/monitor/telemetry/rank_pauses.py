@@ -7,7 +7,7 @@ own waits, which end late if native code or another thread keeps the interpreter
 from __future__ import annotations
 
 from doctor.collectors.base import Machine
-from doctor.collectors.host.cgroup import CgroupLimits, read_cgroup
+from doctor.collectors.host.cgroup import CgroupLimits, CgroupReader
 from doctor.core.clock import monotonic
 from doctor.core.facts import RankPausesFacts
 
@@ -22,7 +22,7 @@ class RankPauses:
     """The pauses of this rank since creation."""
 
     def __init__(self, machine: Machine | None = None) -> None:
-        self._machine = machine or Machine()
+        self._cgroup = CgroupReader(machine or Machine(), ("cpu",))
         self._since = monotonic()
         self._before: CgroupLimits | None = None
         self._delays = 0
@@ -31,7 +31,7 @@ class RankPauses:
 
     def open(self) -> None:
         """Read the counters at the start."""
-        self._before = read_cgroup(self._machine, ("cpu",))
+        self._before = self._cgroup.read()
 
     def note_delay(self, seconds: float) -> None:
         """Record by how many seconds a wait of the watchdog's thread ended late."""
@@ -48,7 +48,7 @@ class RankPauses:
 
     def facts(self) -> RankPausesFacts:
         """Return the pauses until now. Reads some files of /proc and /sys."""
-        before, now = self._before or CgroupLimits(), read_cgroup(self._machine, ("cpu",))
+        before, now = self._before or CgroupLimits(), self._cgroup.read()
         return RankPausesFacts(
             seconds=round(monotonic() - self._since, 3),
             cpu_quota=now.cpu_quota,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -10,8 +11,8 @@ from typing import Any
 import msgspec
 
 from doctor.collectors.base import Machine, parse_int, read_text
-from doctor.collectors.host.cgroup import read_cgroup
-from doctor.core.clock import time
+from doctor.collectors.host.cgroup import CgroupReader
+from doctor.core.clock import monotonic, time
 from doctor.core.facts import ChildProcess, MemorySample, RunMemoryFacts
 from doctor.monitor.telemetry.child_processes import child_processes, resident_bytes
 from doctor.monitor.telemetry.memory.cuda_device import CudaDeviceMemory, PeakTracker
@@ -20,6 +21,8 @@ MOST = 256
 """Maximum number of samples; beyond that, neighboring samples are merged in pairs."""
 UNREAD = 1024
 """Maximum number of samples that wait for a reader; later ones displace the oldest."""
+REUSED = 1.0
+"""Seconds for which children that were just looked at are not looked at again: their memory takes long to add up."""
 LOOK_SHARE, LOOK_MOST = 1 / 8, 5.0
 """Seconds between two looks, as a share of the time since the first one and at most: reading /proc takes a millisecond,
 and a sample of every half second is no better than one of every five when only :data:`MOST` are kept."""
@@ -36,6 +39,7 @@ class MemorySampler:
 
     def __init__(self, machine: Machine | None = None) -> None:
         self._machine = machine or Machine()
+        self._cgroup = CgroupReader(self._machine, ("memory",))
         self._device: CudaDeviceMemory | None = None
         self._name: str | None = None
         self.lower_bound: int | None = None
@@ -46,6 +50,8 @@ class MemorySampler:
         self._reading = threading.Lock()
         self._first_look: float | None = None
         self._look_due = 0.0
+        self._children: tuple[ChildProcess, ...] = ()
+        self._children_at = -math.inf
 
     def use_device(self, device: Any) -> None:
         """Sample this :class:`torch.device`, too, if it is a CUDA device; ``None`` for none."""
@@ -70,11 +76,13 @@ class MemorySampler:
             if self._first_look is None:
                 self._first_look = now
             self._look_due = now + min(LOOK_MOST, LOOK_SHARE * (now - self._first_look))
-            self._read(child_processes(), None)
+            self._children, self._children_at = child_processes(), now
+            self._read(self._children, None)
 
     def facts(self) -> RunMemoryFacts:
         """Return all samples and the current state, read from /proc and the runtime with a deadline."""
-        children = child_processes()
+        is_fresh = monotonic() - self._children_at < REUSED
+        children = self._children if is_fresh else child_processes()
         device = self._device
         size = device.free_and_total() if device else None
         rest, samples = self._read(children, size)
@@ -112,7 +120,7 @@ class MemorySampler:
             device_used=size[1] - size[0] if size else None,
             resident=resident_bytes(self._machine.proc / "self"),
             workers=sum(child.private if child.private is not None else child.memory or 0 for child in children),
-            host_available=host_available(self._machine),
+            host_available=host_available(self._machine, self._cgroup),
         )
         with self._reading:
             # The training thread may add more meanwhile.
@@ -170,9 +178,9 @@ def merge_samples(first: MemorySample, second: MemorySample) -> MemorySample:
     return msgspec.structs.replace(first, **known)
 
 
-def host_available(machine: Machine) -> int | None:
-    """Return the bytes available to the host and to the cgroup of this process."""
-    group = read_cgroup(machine, ("memory",))
+def host_available(machine: Machine, cgroup: CgroupReader | None = None) -> int | None:
+    """Return the bytes available to the host and to the cgroup of this process. ``cgroup``: reads its memory."""
+    group = (cgroup or CgroupReader(machine, ("memory",))).read()
     sizes = []
     if group.memory_limit is not None and group.memory_used is not None:
         sizes.append(group.memory_limit - group.memory_used)
