@@ -122,8 +122,29 @@ class Capture(msgspec.Struct, frozen=True):
         )
 
 
-def to_document(job: Job, created: datetime.datetime | None = None) -> dict[str, Any]:
-    """Return the job as builtins with secrets masked. ``created``: by default when its facts were collected, or now."""
+class EncodedSections:
+    """Sections as JSON with secrets masked, which are encoded again only if they differ from those of the last time.
+
+    For a document of one process that is written again and again: most of its facts never change.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Section | Missing, msgspec.Raw]] = {}
+
+    def encoded(self, key: str, section: Section | Missing) -> msgspec.Raw:
+        """Return the section under that key as JSON."""
+        known = self._known.get(key)
+        if known is None or (known[0] is not section and known[0] != section):
+            shown = section if not holds_secret([section]) else masked_builtins(section)
+            known = self._known[key] = section, msgspec.Raw(msgspec.json.encode(shown))
+        return known[1]
+
+
+def to_document(
+    job: Job, created: datetime.datetime | None = None, encoded: EncodedSections | None = None
+) -> dict[str, Any]:
+    """Return the job as builtins with secrets masked. ``created``: by default when its facts were collected, or now.
+    ``encoded``: of a job of one process, which has each section once; they are returned as JSON then."""
     moment = created or datetime.datetime.fromtimestamp(time(), datetime.timezone.utc)
     collected = job.captured if created is None else ""
     head = {
@@ -139,8 +160,10 @@ def to_document(job: Job, created: datetime.datetime | None = None) -> dict[str,
     names = [{"name": host.name, "boot_id": host.boot_id, "machine_id": host.machine_id} for host in job.hosts]
     return {
         **mask_document(head),
-        "hosts": [mask_document(name) | _section_data(host) for name, host in zip(names, job.hosts, strict=True)],
-        "ranks": [{"rank": rank.number, "host": rank.host.index, **_section_data(rank)} for rank in job.ranks],
+        "hosts": [
+            mask_document(name) | _section_data(host, encoded) for name, host in zip(names, job.hosts, strict=True)
+        ],
+        "ranks": [{"rank": rank.number, "host": rank.host.index, **_section_data(rank, encoded)} for rank in job.ranks],
         **({"expected": to_document(job.expected)} if job.expected else {}),
         **({"evidence": masked_builtins(job.evidence)} if job.evidence else {}),
     }
@@ -163,12 +186,17 @@ def same_run(one: str, other: str) -> bool:
     return one == other or (not apart and bool(one) and one.partition("-")[0] == other.partition("-")[0])
 
 
-def _section_data(bearer: SectionHolder) -> dict[str, Any]:
+def _section_data(bearer: SectionHolder, encoded: EncodedSections | None) -> dict[str, Any]:
     sections = bearer.sections.items()
+    shown = _masked if encoded is None else encoded.encoded
     return {
-        "facts": {key: masked_builtins(value) for key, value in sections if isinstance(value, Section)},
-        "missing": {key: masked_builtins(value) for key, value in sections if isinstance(value, Missing)},
+        "facts": {key: shown(key, value) for key, value in sections if isinstance(value, Section)},
+        "missing": {key: shown(key, value) for key, value in sections if isinstance(value, Missing)},
     }
+
+
+def _masked(_: str, section: Section | Missing) -> Any:
+    return masked_builtins(section)
 
 
 def encode_document(document: Mapping[str, Any]) -> bytes:

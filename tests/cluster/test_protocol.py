@@ -1,7 +1,9 @@
 """What ranks tell one another: what is written is what is read, and nothing else is."""
 
+import copy
 import math
 import random
+import re
 import zlib
 
 import msgspec
@@ -10,7 +12,8 @@ import pytest
 from doctor.cluster.gather.protocol import TOKEN_PREFIX_BYTES, GatherVerdict, MemberFacts, ProbeResult
 from doctor.cluster.membership.protocol import JoinRequest, LeaderAnnouncement
 from doctor.cluster.transport.codec import MalformedMessage, decode, encode, pack_member, unpack_capture
-from doctor.core.capture import FILE_LIMIT
+from doctor.core import capture
+from doctor.core.capture import FILE_LIMIT, EncodedSections
 from doctor.core.facts import Variable
 from doctor.facts import EnvironmentFacts
 from doctor.testing import healthy
@@ -94,6 +97,33 @@ def test_facts_survive_the_round_trip():
     [arrived] = unpack_capture(pack_member(MEMBER), "facts").members
     assert arrived.rank == MEMBER.rank
     assert arrived.sections == MEMBER.sections
+
+
+def plain(packed):
+    """A packed capture without the second at which it was created."""
+    return re.sub(rb'"created":"[^"]*"', b"", zlib.decompress(packed))
+
+
+def test_sections_packed_before_make_no_difference():
+    encoded = EncodedSections()
+    for value in ("1", "1", "2", "hf_" + "a1B2" * 9):
+        sections = {**MEMBER.sections, EnvironmentFacts.key: EnvironmentFacts(variables=(Variable("NCCL_X", value),))}
+        member = MEMBER._replace(sections=sections)
+        packed = plain(pack_member(member, encoded))
+        assert packed == plain(pack_member(member))
+        assert (value.encode() in packed) is (len(value) == 1)  # the last one is a secret
+
+
+def test_equal_sections_are_encoded_once(monkeypatch):
+    encoded, searched = EncodedSections(), []
+    monkeypatch.setattr(capture, "holds_secret", lambda records: searched.extend(records) or False)
+    pack_member(MEMBER, encoded)
+    assert searched
+    searched.clear()
+    changed = EnvironmentFacts(variables=(Variable("NCCL_X", "1"),))
+    equal = {key: copy.copy(section) for key, section in MEMBER.sections.items()}
+    pack_member(MEMBER._replace(sections={**equal, EnvironmentFacts.key: changed}), encoded)
+    assert searched == [changed]
 
 
 def test_large_facts_survive_the_round_trip():

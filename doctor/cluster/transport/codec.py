@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from doctor.core.capture import FILE_LIMIT, Capture, parse_capture, to_document
+from doctor.core.capture import FILE_LIMIT, Capture, EncodedSections, parse_capture, to_document
 from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
 from doctor.core.job import Member, build_job
@@ -54,9 +54,9 @@ def decode_all(entries: Iterable[bytes], kind: type[M]) -> list[M]:
     return [message for data in entries if (message := decode_or_none(data, kind)) is not None]
 
 
-def pack_member(member: Member) -> bytes:
-    """The facts of one process, as its capture, compressed."""
-    return zlib.compress(msgspec.json.encode(to_document(build_job([member]))), 1)
+def pack_member(member: Member, encoded: EncodedSections | None = None) -> bytes:
+    """The facts of one process, as its capture, compressed. ``encoded``: sections that were packed before."""
+    return zlib.compress(msgspec.json.encode(to_document(build_job([member]), encoded=encoded)), 1)
 
 
 def unpack_capture(data: bytes, name: str) -> Capture:

@@ -6,6 +6,7 @@ import msgspec
 
 from doctor.cluster.transport.codec import pack_member
 from doctor.collectors.host.host_identity import Identity
+from doctor.core.capture import EncodedSections
 from doctor.core.facts import ProgressFacts, RecorderFacts
 from doctor.core.job import Member
 from doctor.monitor.telemetry.rank_telemetry import Sections
@@ -20,6 +21,7 @@ class LocalState:
         self._startup_facts: Sections = {}
         self._position: Sections = {}
         self._newest: Sections = {}
+        self._encoded = EncodedSections()
 
     def set_startup_facts(self, sections: Sections) -> None:
         """Replace everything by the facts known before the first batch."""
@@ -68,4 +70,4 @@ class LocalState:
 
     def packed(self) -> bytes:
         """Return this rank as a compressed capture."""
-        return pack_member(self.member)
+        return pack_member(self.member, self._encoded)

@@ -57,6 +57,7 @@ class LocalPeerProbe:
         self._known: dict[int, PeerProcess] = {}
         self._unannounced: dict[int, PeerProcess] = {}
         self._looked = 0.0
+        self._knows_launched = False
         self._announcements: Mailbox | None = None
         self._sizes: dict[int, int] = {}
         self._terminated: dict[int, float] = {}
@@ -76,13 +77,14 @@ class LocalPeerProbe:
     def _look(self) -> None:
         """Look which processes the ranks are that have not announced themselves."""
         now = monotonic()
-        if LOCAL_RANK not in os.environ or now - self._looked < LOOK_EVERY:
+        if self._knows_launched or now - self._looked < LOOK_EVERY or LOCAL_RANK not in os.environ:
             return
         from doctor.collectors.host.launched_ranks import launched_ranks  # other launchers need nothing of it
 
         self._looked = now
         launched = launched_ranks()
         if launched.expected <= self._known.keys():
+            self._knows_launched = bool(launched.expected)
             return
         for rank, one in launched.look().items():
             self._unannounced[rank] = PeerProcess(rank, one.pid, one.started)
