@@ -199,6 +199,10 @@ class WatchSession:
             self._prometheus.own_facts(sections)
         return sections
 
+    def look_facts(self) -> Sections:
+        """Return what a look compares; everything where a scrape may read it meanwhile."""
+        return self.telemetry.look_facts() if self._prometheus is None else self.current_facts()
+
     def position(self) -> Sections:
         """Return the facts with stacks, children and the newest collectives."""
         storage = self._static_facts.storage() if self._static_facts else {}

@@ -74,6 +74,10 @@ class ScriptedSource:
         )
         return {"progress": facts}
 
+    def look_facts(self) -> Sections:
+        """The same."""
+        return self.current_facts()
+
     def position(self) -> Sections:
         """The same with its stack."""
         facts = self.current_facts()["progress"]

@@ -56,8 +56,9 @@ def test_what_does_not_wait_for_a_round(sketch, expected):
 class Ranks:
     """What a round uses of the watchdog of rank 0, with news in each look."""
 
-    def __init__(self, world_size=3):
-        self.rank, self.world_size, self.posted, self.evaluated = 0, world_size, 0, []
+    def __init__(self, world_size=3, rank=0):
+        self.rank, self.world_size, self.evaluated = rank, world_size, []
+        self.posted = self.posted_some = 0
         self.sketch = with_rank_1(SAME)
         self.local_peers = SimpleNamespace(read_announcements=lambda: None)
         self.peer_table = SimpleNamespace(read=lambda connections: True, job=lambda: self.sketch.job())
@@ -67,6 +68,9 @@ class Ranks:
 
     def update_local_state(self):
         self.posted += 1
+
+    def update_for_look(self):
+        self.posted_some += 1
 
     def refresh_card(self):
         pass
@@ -93,11 +97,28 @@ def test_an_alarm_is_evaluated_at_the_next_look_and_once():
     assert ranks.evaluated == ["round"]
 
 
+def test_an_alarm_between_rounds_is_evaluated_with_all_facts_of_this_rank():
+    ranks = Ranks()
+    rounds = played(ranks, 9)
+    assert (ranks.evaluated, ranks.posted, ranks.posted_some) == (["round"], 1, 1)
+    ranks.sketch = with_rank_1(OTHER)
+    played(ranks, LOOK, rounds, since=9)
+    assert (ranks.evaluated, ranks.posted, ranks.posted_some) == (["round"] * 2, 2, 2)
+
+
+def test_a_rank_that_another_evaluates_posts_all_facts_shortly_before_each_round():
+    posted, ranks = [], Ranks(rank=1)
+    ranks.update_local_state, ranks.update_for_look = lambda: posted.append("all"), lambda: posted.append("some")
+    played(ranks, 40)
+    assert posted == ["all", "all", "some", "all", "all", "some", "all", "all"]
+    assert not ranks.evaluated
+
+
 def test_a_healthy_run_is_evaluated_in_rounds_only():
     ranks = Ranks()
     played(ranks, 60)
     assert ranks.evaluated == ["round"] * 4
-    assert ranks.posted == 12
+    assert (ranks.posted, ranks.posted_some) == (4, 8)
 
 
 def test_a_rank_alone_has_rounds_only():

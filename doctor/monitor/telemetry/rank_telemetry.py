@@ -274,7 +274,21 @@ class RankTelemetry:
 
     def current_facts(self) -> Sections:
         """Return everything known of this rank without disturbing it."""
+        readers: dict[str, Callable[[], Section]] = {
+            "steps": self.steps.facts,
+            "run-memory": self.memory.facts,
+            "pauses": lambda: msgspec.structs.replace(self.pauses.facts(), waiting=self.waits.facts()),
+        }
+        if self.progress.state != "running":  # ranks may have called different collectives without an error
+            readers["flight-recorder"] = lambda: read_recorder(stacks=False)
+        return {**self._replica_facts(), **{key: _read_section(key, read) for key, read in readers.items()}}
 
+    def look_facts(self) -> Sections:
+        """Return what a look between two rounds compares and what explains it: everything of a rank that is not running
+        normally, else all but durations and measurements, which take most of the time and matter to rounds alone."""
+        return self._replica_facts() if self.progress.state == "running" else self.current_facts()
+
+    def _replica_facts(self) -> Sections:
         def progress() -> Section:
             found = self.progress.facts()
             return (
@@ -285,14 +299,9 @@ class RankTelemetry:
             "training": lambda: self.training,
             "progress": progress,
             "loaders": self.loaders.facts,
-            "steps": self.steps.facts,
-            "run-memory": self.memory.facts,
             "model": self.replica.model,
             "replica": self.replica.facts,
-            "pauses": lambda: msgspec.structs.replace(self.pauses.facts(), waiting=self.waits.facts()),
         }
-        if self.progress.state != "running":  # ranks may have called different collectives without an error
-            readers["flight-recorder"] = lambda: read_recorder(stacks=False)
         return {key: _read_section(key, read) for key, read in readers.items()}
 
     def position(self) -> Sections:

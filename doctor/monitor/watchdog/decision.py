@@ -32,6 +32,9 @@ class RankSource(Protocol):
     def current_facts(self) -> Sections:
         """Return what changes during the run."""
 
+    def look_facts(self) -> Sections:
+        """Return those of them that a look between two rounds compares, and what explains these."""
+
     def position(self) -> Sections:
         """Return the facts with stack and newest collectives."""
 

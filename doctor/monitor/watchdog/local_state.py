@@ -63,6 +63,15 @@ class LocalState:
         else:
             self._position, self._newest = {}, sections
 
+    def update_some(self, sections: Sections) -> None:
+        """Update these sections of a rank without a position; the others stay as they are."""
+        self.update({**self._newest, **sections})
+
+    @property
+    def has_position(self) -> bool:
+        """Whether the sections are those of a stalled rank, or were when they were updated last."""
+        return bool(self._position)
+
     @property
     def member(self) -> Member:
         """This rank as a member of the job."""

@@ -167,6 +167,13 @@ class WatchdogContext(msgspec.Struct):
         """Update the state of this rank by its current facts."""
         self.local_state.update(self.source.current_facts())
 
+    def update_for_look(self) -> None:
+        """Update what a look compares, or everything while this rank keeps the position of a stall."""
+        if self.local_state.has_position:
+            self.update_local_state()
+        else:
+            self.local_state.update_some(self.source.look_facts())
+
     @property
     def has_failed(self) -> bool:
         """Whether an exception has ended this rank."""

@@ -16,7 +16,9 @@ PER_RANK = 0.05
 """Seconds by which each rank lengthens the interval: reading its facts takes half a millisecond, and evaluation should
 take a hundredth of the time."""
 LOOK = 5.0
-"""Seconds between two looks, in which ranks post their facts as in a round."""
+"""Seconds between two looks. In those, ranks post what a look compares with the other facts of the last round. In the
+look before a round, ranks that another one evaluates post all facts, so that none in its round are older than this,
+even if it begins a little before their own."""
 FIRST = 8.0
 """Seconds until the first round at most: what differs from the start is in the facts of the first batches."""
 MISSED, IN_TURN = 3, 8
@@ -46,11 +48,15 @@ class PeriodicRounds:
         if not is_round and (now < self._look_due or context.world_size == 1):
             return
         self._look_due = now + self._look_every
-        context.update_local_state()
+        is_full = is_round or (not self._evaluates and self._look_due >= self._due)
+        if is_full:
+            context.update_local_state()
+        else:
+            context.update_for_look()
         context.refresh_card()
         context.local_peers.read_announcements()
         if is_round:
-            self._due = now + self._every
+            self._due = max(self._due + self._every, now + self._look_every)  # ranks stay in step
             self._evaluates = self._is_evaluator()
         if not self._evaluates:
             return
@@ -62,6 +68,9 @@ class PeriodicRounds:
         job = context.peer_table.job()
         alarms = alarms_of(job)
         if is_round or alarms - self._alarms:
+            if not is_full:
+                context.update_local_state()
+                job = context.peer_table.job()
             self._has_news = False
             self._alarms = alarms
             context.evaluate(job, "round")
