@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median
 
 import msgspec
@@ -497,12 +497,10 @@ def _rarely_slow(
     shared = sorted(set.intersection(*(set(own) for own in windows.values())))
     steps = [step for step in shared if all(own[step].means for own in windows.values())]
     excess: dict[int, dict[str, list[float]]] = {rank: {name: [] for name in PHASES} for rank in windows}
-    usual: dict[str, list[float]] = {name: [] for name in PHASES}
     for step in steps:
         for place, name in enumerate(PHASES):
             means = {rank: own[step].means[place] for rank, own in windows.items()}
             peers = PeerValues(means.values())
-            usual[name].append(median(parts_of(own[step])[name] for own in windows.values()))
             for rank, mean in means.items():
                 excess[rank][name].append((mean - peers.median(mean)) * windows[rank][step].steps)
     for rank, parts in excess.items():
@@ -517,6 +515,7 @@ def _rarely_slow(
         if max(costs) > 0.5 * lost or order.index(wait) >= order.index(part):
             continue
         compared = sum(windows[rank][step].steps for step in steps)
+        usual = fmean(median(parts_of(own[step])[part] for own in windows.values()) for step in steps)
         longest = sorted(zip(costs, steps, strict=True), reverse=True)[: min(_SHOWN_WINDOWS, len(times))]
         slowest = max((windows[rank][step].slowest or 0.0) for step in steps)
         yield Finding(
@@ -524,7 +523,7 @@ def _rarely_slow(
             ranks=(rank,),
             evidence={
                 "steps_compared": compared,
-                "median_step": f"{milliseconds(fmean(usual[part]))} {PHASES[part]}",
+                "median_step": f"{milliseconds(usual)} {PHASES[part]}",
                 "extra_time_of_the_rank": ", ".join(
                     f"{milliseconds(cost)} in steps {step}-{step + windows[rank][step].steps - 1}"
                     for cost, step in sorted(longest, key=lambda one: one[1])
@@ -563,16 +562,16 @@ def _outside_steps(ranks: tuple[Rank, ...], share: float) -> Iterator[Finding]:
     rows = [first for first in shared if len({found[first].batches for found in own.values()}) == 1]
     for number, found in own.items():
         peers = [other for rank, other in own.items() if rank != number]
-        excess = {
-            part: [found[at].part(part) - median(other[at].part(part) for other in peers) for at in rows]
-            for part in TIME_PARTS
-        }
+        excess = {part: _excess(part, found, peers, rows) for part in _OUTSIDE}
         part = max(_OUTSIDE, key=lambda name: sum(excess[name]))
         costs = excess[part]
-        lost, waited = sum(costs), -sum(min(0.0, sum(one)) for one in excess.values())
-        whole = sum(sum(found[at].seconds) for at in rows)
+        lost, whole = sum(costs), sum(sum(found[at].seconds) for at in rows)
+        if lost < max(_LEAST_LOST, share * whole):  # of most ranks: their other parts need not be compared
+            continue
+        excess |= {other: _excess(other, found, peers, rows) for other in TIME_PARTS if other not in excess}
+        waited = -sum(min(0.0, sum(one)) for one in excess.values())
         times = [one for one in costs if one > 0.2 * lost / max(1, len(costs))]
-        if lost < max(_LEAST_LOST, share * whole) or waited < NEAR * lost or len(times) < _LEAST_TIMES:
+        if waited < NEAR * lost or len(times) < _LEAST_TIMES:
             continue
         if max(costs) <= 0.5 * lost:
             yield Finding(
@@ -586,6 +585,13 @@ def _outside_steps(ranks: tuple[Rank, ...], share: float) -> Iterator[Finding]:
                 "or starting data workers, and do it once before the run.",
                 explains=("RUN013",),
             )
+
+
+def _excess(
+    part: str, found: Mapping[int, TimeSpan], peers: Sequence[Mapping[int, TimeSpan]], rows: Sequence[int]
+) -> list[float]:
+    """The seconds of a rank in one part of each span above the median of its peers."""
+    return [found[at].part(part) - median(other[at].part(part) for other in peers) for at in rows]
 
 
 _SLOTS, _LEAST_LESS, _LESS_IN_EACH = 4, 0.2, 0.1
