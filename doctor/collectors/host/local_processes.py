@@ -44,8 +44,11 @@ def zombie_exit_code(pid: int, started: float) -> int | None:
 
     ``None`` if it is none, or if it belongs to another user: the kernel then shows 0 (proc(5), field 52).
     """
-    fields = _fields(pid)
-    if fields is None or len(fields) <= _EXIT_CODE or fields[0] != "Z":
+    data = read_bytes(f"/proc/{pid}/stat") or b""
+    if not data.rpartition(b")")[2].startswith(b" Z"):  # of most, because each watchdog looks at one twice a second
+        return None
+    fields = _fields_in(data)
+    if fields is None or len(fields) <= _EXIT_CODE:
         return None
     if abs(int(fields[_START_TIME]) / _TICKS - started) > _SAME:
         return None
@@ -70,6 +73,9 @@ def process_start_time(pid: int | None = None) -> float | None:
 
 def _fields(pid: int) -> list[str] | None:
     """Return the fields after the name, which may itself contain blanks and brackets."""
-    data = read_bytes(f"/proc/{pid}/stat") or b""
+    return _fields_in(read_bytes(f"/proc/{pid}/stat") or b"")
+
+
+def _fields_in(data: bytes) -> list[str] | None:
     fields = data.decode("utf-8", "replace").rpartition(")")[2].split()
     return fields if len(fields) > _START_TIME else None
