@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from doctor.collectors.base import Machine
-from doctor.collectors.host.cgroup import read_cgroup
+from doctor.collectors.host.cgroup import CgroupReader, read_cgroup
 from tests.collectors.recorded import machine_at, plant
 from tests.lab.speed import patience
 
@@ -25,6 +25,19 @@ def test_version_2_in_a_pod(tmp_path):
     assert limits.memory_used == (40 << 30) - (9 << 30), "page cache that can be dropped is no use"
     assert (limits.pids_limit, limits.pids_used) == (4096, 3901)
     assert limits.hidden == ()
+
+
+def test_a_reader_reads_new_counts_and_follows_the_process(tmp_path):
+    machine = plant("cgroup-v2-pod", tmp_path)
+    reader, folder = CgroupReader(machine, ("cpu",)), tmp_path / "sys/fs/cgroup"
+    assert reader.read().cpu_quota == 6.5
+    (folder / "cpu.max").write_text("200000 100000\n")
+    (folder / "cpu.stat").write_text("nr_periods 91900\nnr_throttled 20411\n")
+    assert (reader.read().cpu_quota, reader.read().cpu_periods) == (2.0, 91900)
+    (folder / "moved").mkdir()
+    (folder / "moved/cpu.max").write_text("100000 100000\n")
+    (tmp_path / "proc/self/cgroup").write_text("0::/moved\n")
+    assert reader.read().cpu_quota == read_cgroup(machine).cpu_quota
 
 
 def test_version_2_takes_the_tightest_of_all_parents(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 from doctor.collectors.base import Machine
 from doctor.collectors.host.cgroup import read_cgroup
 from doctor.core.facts import Gpu, GpuFacts, GpuProcess, MemorySample, Missing, MissingReason
-from doctor.monitor.telemetry.memory import cuda_device
+from doctor.monitor.telemetry.memory import cuda_device, memory_samples
 from doctor.monitor.telemetry.memory.cuda_device import (
     AllocatorStats,
     DriverMemory,
@@ -26,6 +26,7 @@ from doctor.monitor.telemetry.memory.cuda_device import (
 from doctor.monitor.telemetry.memory.memory_samples import (
     LOOK_MOST,
     MOST,
+    REUSED,
     UNREAD,
     MemorySampler,
     MemorySamples,
@@ -71,6 +72,20 @@ def test_a_process_that_grows_is_seen_to_grow():
     assert samples[-1].step == 100
     assert samples[-1].resident - before >= 60 * MIB
     assert samples[0].resident == before, "what was read stays with its step"
+
+
+def test_children_that_were_just_looked_at_are_not_looked_at_again(monkeypatch):
+    looks, now = [], [1000.0]
+    monkeypatch.setattr(memory_samples, "child_processes", lambda: looks.append(now[0]) or ())
+    monkeypatch.setattr(memory_samples, "monotonic", lambda: now[0])
+    memory = MemorySampler()
+    memory.sample(50, None)
+    memory.look(now[0])
+    memory.facts()
+    assert len(looks) == 1
+    now[0] += REUSED
+    memory.facts()
+    assert len(looks) == 2
 
 
 def test_a_sample_touches_no_file():

@@ -1,8 +1,13 @@
 """The share of the time in which a thread waits in a collective, from samples of its stack."""
 
+import math
+
 import pytest
 
-from doctor.monitor.telemetry import wait_shares
+from doctor.core.facts import TrainingFacts
+from doctor.monitor.telemetry import rank_pauses, wait_shares
+from doctor.monitor.telemetry.rank_pauses import HINT, HINT_LASTS, LEAST_DELAY
+from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
 from doctor.monitor.telemetry.wait_shares import EVERY, KEPT, SLOT, WaitShares
 
 
@@ -30,3 +35,30 @@ def test_a_slot_of_which_most_is_not_training_does_not_count(clock):
         clock[0] = number * EVERY
         shares.sample(1, trains=number % 4 == 0)
     assert shares.facts() == ()
+
+
+@pytest.mark.parametrize("strategy", ["FSDPStrategy", "fully_shard", "DeepSpeedStrategy"])
+def test_a_sharded_rank_is_sampled_between_ticks(strategy):
+    telemetry = RankTelemetry()
+    telemetry.training = TrainingFacts(strategy=strategy)
+    assert telemetry.sample() < 2 * EVERY
+
+
+@pytest.mark.parametrize("strategy", [None, "ddp", "DistributedDataParallel"])
+def test_another_rank_is_looked_at_in_ticks_unless_its_waits_end_late(strategy, monkeypatch):
+    """What begins in the middle of a long wait seems shorter, so that delays are timed by short waits."""
+    now = [1000.0]
+    monkeypatch.setattr(rank_pauses, "monotonic", lambda: now[0])
+    telemetry = RankTelemetry()
+    telemetry.training = TrainingFacts(strategy=strategy)
+    assert telemetry.sample() == math.inf
+    telemetry.pauses.note_delay(HINT / 2)
+    assert telemetry.sample() == math.inf
+    telemetry.pauses.note_delay(HINT)
+    assert telemetry.sample() < 2 * EVERY
+    assert telemetry.pauses.facts().delays == 0
+    now[0] += HINT_LASTS
+    assert telemetry.sample() == math.inf
+    telemetry.pauses.note_delay(LEAST_DELAY)
+    assert telemetry.pauses.facts().delays == 1
+    assert telemetry.waits.facts() == ()

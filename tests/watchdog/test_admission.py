@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from doctor.cluster.transport.file_store import FileStoreBackend
 from doctor.monitor.watchdog import admission
 from doctor.monitor.watchdog.admission import AdmissionLeader, AdmissionRequest, own_namespace
 from doctor.monitor.watchdog.protocol import MemberList
+from doctor.monitor.watchdog.watchdog_loop import FAST_JOIN, LATE_JOINS, WatchdogLoop
 from tests.lab.speed import patience, slowness
 
 WORLD = 3
@@ -109,3 +111,19 @@ def test_a_leader_whose_announcement_was_removed_announces_itself_again(tmp_path
     late = Newcomer(1, tmp_path)
     places = settled(first, late)
     assert places[0].name == places[1].name
+
+
+def test_a_leader_that_admitted_all_looks_for_late_joins_less_often_and_on_all_connections():
+    store = SimpleNamespace(reading=("first",), usable=lambda now: ("first", "second"))
+    context = SimpleNamespace(rank=0, world_size=3, namespace=None, rejected=None, store=store)
+    loop, looks = WatchdogLoop(context, "report", 15.0, 0.0), []
+    leader = SimpleNamespace(admitted=1, step=looks.append)
+    loop._admit(leader, FAST_JOIN + 1.0)
+    loop._admit(leader, FAST_JOIN + 1.5)
+    leader.admitted = 2
+    loop._admit(leader, FAST_JOIN - 0.5)
+    assert looks == [("first",)] * 3
+    looks.clear()
+    for tick in range(40):
+        loop._admit(leader, FAST_JOIN + tick / 2)
+    assert looks == [("first", "second")] * int(20 / LATE_JOINS)
