@@ -32,6 +32,7 @@ class TimeSpans:
         self._size = BATCHES
         self._rows: dict[int, _Row] = {}
         self._row = _Row()
+        self._entered = -1
         self._part = 0
         self._stage = "setup"
         self._batch = -1
@@ -45,6 +46,7 @@ class TimeSpans:
             self._stage,
             self._row.seconds,
         )
+        places: dict[str, int] = {}  # of the points of this stage
         for at, point, detail in events:
             if last is not None:
                 seconds[part] += at - last
@@ -53,13 +55,16 @@ class TimeSpans:
                 if detail is ENDED or point in WORK_IS_DONE:
                     seconds = self._after_work()
             elif isinstance(detail, StageEntered):
-                stage = detail.stage
+                stage, places = detail.stage, {}
                 if stage != "train":
                     seconds = self._after_work()
             elif detail[2] >= 0:  # type: ignore[index]  # bool is ENDED alone
-                stage, last = "train", at if last is None and self._batch < 0 else last
+                if stage != "train":
+                    stage, places = "train", {}
+                last = at if last is None and self._batch < 0 else last
                 seconds = self._begin(detail[2])  # type: ignore[index]
-            part = _place(stage, point)
+            found = places.get(point)
+            part = places[point] = _place(stage, point) if found is None else found
         self._part, self._at, self._stage = part, last, stage
 
     def stop(self, now: float) -> None:
@@ -102,6 +107,8 @@ class TimeSpans:
         return self._enter(self._batch + 1) if self._batch >= 0 else self._row.seconds
 
     def _enter(self, batch: int) -> list[float]:
+        if batch // self._size == self._entered:
+            return self._row.seconds
         while batch // self._size >= MOST_SPANS:
             self._size *= 2
             merged: dict[int, _Row] = {}
@@ -111,7 +118,7 @@ class TimeSpans:
         place = batch // self._size
         if place not in self._rows:
             self._rows[place] = _Row()
-        self._row = self._rows[place]
+        self._row, self._entered = self._rows[place], place
         return self._row.seconds
 
 
