@@ -6,8 +6,9 @@ import functools
 import itertools
 import os
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType, TracebackType
+from typing import Any
 
 from doctor.core.facts import Frame
 from doctor.core.text import lazy_compile
@@ -149,7 +150,20 @@ def root_in(innermost: FrameType | None) -> int | None:
         return None
     given = innermost.f_locals
     root = given.get("group_src", given.get("group_dst"))
+    if root is None and innermost.f_code.co_name == "recv":
+        root = _source_in_group(given, innermost.f_globals)
     return root if isinstance(root, int) else None
+
+
+def _source_in_group(given: Mapping[str, Any], names: Mapping[str, Any]) -> object:
+    """The source of a receive, which is numbered in the job and may be any rank, within its group."""
+    source, group, number_of = given.get("src"), given.get("group"), names.get("get_group_rank")
+    if source is None or group is None or number_of is None:
+        return source
+    try:
+        return number_of(group, source)
+    except (ValueError, KeyError, RuntimeError):  # a group that was destroyed meanwhile
+        return None
 
 
 def _without_forwards(innermost: FrameType | None) -> FrameType | None:

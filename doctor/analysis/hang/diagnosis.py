@@ -42,7 +42,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
     ``within_limit``: the ranks that the others wait for have not exceeded their own limit. Some kinds have details:
     ``ending`` (died; left, if others lost a connection by it), ``uneven`` (loader-ended), ``left`` (left),
     ``divergence`` (differ, one-sided), ``one_sided`` (one-sided), ``work`` (busy), ``behind`` (missing: those of
-    ``ranks`` that reached the call, which their device does not finish)."""
+    ``ranks`` that reached the call, which their device does not finish), ``awaited_by`` (deadlock: ranks in a send or
+    receive for which one of ``ranks`` has no counterpart)."""
 
     states: JobState
     kind: Kind
@@ -56,6 +57,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     one_sided: OneSidedCall | None = None
     work: LocalWork | None = None
     behind: tuple[int, ...] = ()
+    awaited_by: tuple[int, ...] = ()
 
     @property
     def known(self) -> tuple[RankState, ...]:

@@ -20,7 +20,7 @@ from doctor.analysis.hang.one_sided_calls import OneSidedCall, one_sided_call
 from doctor.analysis.hang.rank_state import JobState, RankState
 from doctor.analysis.hang.uneven_loaders import is_past_training_epoch, uneven_of_calls
 from doctor.analysis.hang.uneven_stacks import uneven_of_stacks
-from doctor.analysis.hang.wait_graph import roots_of
+from doctor.analysis.hang.wait_graph import peer_by_stack, roots_of
 from doctor.core.facts import Collective, ProgressFacts
 from doctor.core.stack_dumps.native_calls import DEVICE_WAIT
 from doctor.knowledge.waiting_functions import ANY_COLLECTIVE
@@ -152,8 +152,22 @@ def of_cycle(states: JobState, cycle: Sequence[int]) -> Diagnosis:
         one_sided = one_sided_call(divergence) if len(divergence.variants) > 1 else None
         if one_sided is not None and (one_sided.call.site.condition or not one_sided.call.is_usual):
             return _of_divergence(states, divergence, one_sided)
+    if (left_out := _left_out(states, ranks)) is not None:
+        return left_out
     odd = _odd_of_cycle(cycle, ranks)
     return Diagnosis(states, "deadlock", odd, BY_MAJORITY) if odd else Diagnosis(states, "deadlock", tuple(cycle), 0.9)
+
+
+def _left_out(states: JobState, ranks: Sequence[RankState]) -> Diagnosis | None:
+    """Ranks of a cycle that wait in a collective, while others wait in a send or receive for just these, by stacks.
+
+    Which rank left a call out, and which made one too many, no recorder shows: the one that is awaited went on."""
+    peers = {one.rank: peer_by_stack(states, one) for one in ranks if one.stack_wait in POINT_TO_POINT}
+    awaited = {peer for peer in peers.values() if peer is not None}
+    known = {one.rank for one in ranks if one.wait is not None and not one.wait.is_p2p}
+    if not awaited or None in peers.values() or not awaited <= known:
+        return None
+    return Diagnosis(states, "deadlock", tuple(sorted(awaited)), 0.7, awaited_by=tuple(sorted(peers)))
 
 
 def _odd_of_cycle(cycle: Sequence[int], ranks: Sequence[RankState]) -> tuple[int, ...]:

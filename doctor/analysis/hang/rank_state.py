@@ -22,6 +22,7 @@ from doctor.core.facts.telemetry import (
     A_SLEEP,
     DEFAULT_GROUPS,
     ENDLESS,
+    FAILING,
     FAR,
     IDLE,
     OWN_LOCK,
@@ -382,6 +383,7 @@ def _blocked_at_last(progress: ProgressFacts) -> str:
 def _waits_for_still_child(progress: ProgressFacts) -> bool:
     """Whether a rank waits in training, or before, for a child process, and none has run of late."""
     waits = progress.blocked == _END_OF_CHILD or progress.blocked.startswith((_FROM_PIPE, _FULL_PIPE))
+    waits = waits or FAILING in progress.blocked
     trains = progress.stage == "train" and progress.point in _OF_STEP | _AFTER_STEP
     return (
         waits
@@ -450,6 +452,8 @@ def _stands_while_loading(progress: ProgressFacts) -> bool:
 def _waits_without_end(progress: ProgressFacts) -> bool:
     blocked = progress.blocked
     is_of_user = _caller(progress.stack)[1].user
+    if FAILING in blocked:
+        return True
     if blocked.endswith((ENDLESS, IDLE)) or blocked.startswith(_QUEUES):
         return is_of_user
     if WHOSE_THREAD in blocked and _blocked_at_last(progress).startswith(_OF_OTHERS):

@@ -68,7 +68,8 @@ def wait_graph(states: JobState) -> Graph:
     """The graph with edges from a rank to the collectives that it waits in, from these to the members that have not
     entered them, and from a rank to the peer of a send or receive.
 
-    The peer of a transfer that no recorder shows, as over Gloo, may be any rank that is not in a call."""
+    The peer of a transfer that no recorder shows, as over Gloo, may be any rank that is not in a call, if the stack does
+    not show which it is."""
     graph: dict[Node, list[Node]] = {rank: [] for rank in (*states.ranks, *states.unseen)}
     late: dict[CollectiveNode, list[int]] = {}
     elsewhere = [rank for rank, one in states.ranks.items() if one.is_elsewhere] if states.has_recorder else []
@@ -82,7 +83,11 @@ def wait_graph(states: JobState) -> Graph:
             if late[call]:
                 graph[rank].append(call)
         if rank_state.stack_wait in POINT_TO_POINT and rank_state.wait is None:
-            graph[rank] += elsewhere
+            peer = peer_by_stack(states, rank_state) if states.has_recorder else None
+            if peer is None:
+                graph[rank] += elsewhere
+            elif not _answers(states, rank, peer):
+                graph[rank].append(peer)
         graph[rank] += unmatched_peers(states, rank, rank_state.transfers, lambda theirs: theirs.transfers)
     for call, ranks in late.items():
         if ranks:
@@ -122,6 +127,26 @@ def unmatched_peers(
         if not any(_peer_of(one, members) == rank for one in opposite):
             found.append(peer)
     return found
+
+
+def peer_by_stack(states: JobState, rank_state: RankState) -> int | None:
+    """The peer of the send or receive that a rank is in, as its stack shows it within the group; ``None`` if the rank
+    is in several groups in which that number is another rank."""
+    number = rank_state.progress.root if rank_state.progress else None
+    members = {group.name: states.members.get(group.name, ()) for group in rank_state.groups}
+    groups = [found for found in members.values() if rank_state.rank in found]
+    peers = {found[number] if number is not None and 0 <= number < len(found) else None for found in groups}
+    peer = peers.pop() if len(peers) == 1 else None
+    return None if peer == rank_state.rank else peer
+
+
+def _answers(states: JobState, rank: int, peer: int) -> bool:
+    """Whether a peer may be in the send or receive that fits to the one that a rank is in, as stacks show them."""
+    one, other = states.ranks[rank], states.ranks.get(peer)
+    if other is None or other.stack_wait not in POINT_TO_POINT:
+        return False
+    both_send_or_receive = one.stack_wait[:4] == other.stack_wait[:4]
+    return not both_send_or_receive and peer_by_stack(states, other) in (None, rank)
 
 
 def _peer_of(entry: Collective, members: Sequence[int]) -> int | None:

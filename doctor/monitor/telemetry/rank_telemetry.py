@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from doctor.core.masking import mask_text
 from doctor.monitor.telemetry.child_processes import ChildStillness
 from doctor.monitor.telemetry.data.loader_history import LoaderHistories
 from doctor.monitor.telemetry.event_log import ENDED, EventLog, StageEntered
+from doctor.monitor.telemetry.failing_processes import FailingProcesses
 from doctor.monitor.telemetry.flight_recorder import read_recorder
 from doctor.monitor.telemetry.memory.memory_samples import MemorySampler
 from doctor.monitor.telemetry.progress import Progress, Stall
@@ -26,6 +28,7 @@ from doctor.monitor.telemetry.rank_pauses import RankPauses
 from doctor.monitor.telemetry.replica.replica_tracker import ReplicaTracker
 from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
 from doctor.monitor.telemetry.stacks.endless_waits import shown_by_threads
+from doctor.monitor.telemetry.stacks.folder_walks import walk_in_words
 from doctor.monitor.telemetry.stacks.live_stacks import named_root, thread_stack, with_statements
 from doctor.monitor.telemetry.step_clock import GRADIENTS, WAITED, StepClock
 from doctor.monitor.telemetry.wait_shares import WaitShares
@@ -65,6 +68,7 @@ class RankTelemetry:
         self._batches_trained = 0
         self._optimizer_steps = 0
         self._children = ChildStillness()
+        self._failing = FailingProcesses()
         self._paused_at = -1
 
     @property
@@ -253,11 +257,18 @@ class RankTelemetry:
         return self.progress.stall()
 
     def _look_at_children(self) -> None:
-        """Begin to measure for how long children have not run, once in each pause between two points."""
+        """Begin to measure for how long children have not run, once in each pause between two points.
+
+        Look each time whether processes that ended were replaced.
+        """
         progress = self.progress
-        if progress.passed != self._paused_at and monotonic() - progress.since > CHILD_LOOK:
+        if monotonic() - progress.since <= CHILD_LOOK:
+            return
+        if progress.passed != self._paused_at:
             self._paused_at = progress.passed
             self._children.look()
+            self._failing.restart()
+        self._failing.look()
 
     def sample(self) -> float:
         """Look whether the training thread waits for other ranks; return the seconds until the next look.
@@ -312,14 +323,17 @@ class RankTelemetry:
             stack = thread_stack(thread)
             is_over = progress.state not in ("running", "stalled")  # its thread then waits for the doctor
             blocked = "" if is_over or waits_in(stack) else blocking_call(self.progress.native_id, stack)
+            children, failing = self._children.look(), self._failing.words() if blocked else ""
+            if not (blocked or is_over or waits_in(stack)):
+                blocked = walk_in_words(sys._current_frames().get(thread))
             return msgspec.structs.replace(
                 progress,
                 left=with_statements(progress.left),
                 stack=stack,
-                blocked=blocked + shown_by_threads(thread, blocked),
+                blocked=blocked + (failing or shown_by_threads(thread, blocked)),
                 root=None if is_over else named_root(thread),
                 stack_from="interpreter",
-                children=self._children.look(),
+                children=self._failing.without_progress(children) if failing else children,
             )
 
         return {

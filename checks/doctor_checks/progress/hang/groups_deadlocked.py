@@ -45,6 +45,9 @@ def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
     needs_peers=True,
     impacts={
         r"without a matching send": "The rank waits until the timeout for a message that no rank sends.",
+        r", but ranks? [-\d, and]+ in .* for its (?:send|recv)$": (
+            "The ranks wait for each other until the timeout, which ends the job."
+        ),
         r"without a matching recv": "The rank waits until the timeout for a rank that receives its message.",
     },
     cases=lambda: (
@@ -119,15 +122,31 @@ def groups_deadlocked(job: Job) -> Iterator[Verdict]:
     found = diagnose_stall(job)
     if found is not None and found.kind == "deadlock":
         transfers = any(one.transfers or one.stack_wait in POINT_TO_POINT for one in found.known)
+        claim, fix = _of_awaited(found) or (_claim(found, transfers), _fix(found, transfers))
         yield Finding(
-            _claim(found, transfers),
+            claim,
             ranks=found.ranks,
             evidence=stall_evidence(found),
-            fix=_fix(found, transfers),
+            fix=fix,
             confidence=found.confidence,
             explains=("RUN001", "RUN004", "RUN012"),
             source=stall_source(found),
         )
+
+
+def _of_awaited(found: Diagnosis) -> tuple[str, str] | None:
+    """Claim and fix if ranks wait in a send or receive for others that went on to a collective."""
+    waiting = [found.states.ranks[rank] for rank in found.awaited_by]
+    first, site = found.first, waiting[0].site if waiting else None
+    if first is None or first.site is None or site is None:
+        return None
+    other = _counterpart(site)
+    who, wait, them = ranks_in_words(found.ranks), "waits" if len(found.ranks) == 1 else "wait", ranks_in_words(
+        found.awaited_by
+    )
+    claim = f"{who[:1].upper()}{who[1:]} {wait} in {_short(first.site)}, but {them} in {_short(site)} for its {other}"
+    fix = f"Add the {other} on {who} that belongs to the {_short(site)} of {them}, or remove that call."
+    return claim, fix
 
 
 def _claim(found: Diagnosis, transfers: bool, most: int = 4) -> str:

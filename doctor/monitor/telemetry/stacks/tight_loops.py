@@ -25,8 +25,12 @@ BUSY = 0.8
 OTHERS, OTHERS_SECONDS = 0.2, 0.3
 """CPU time of the other threads of the process, as a share of the time and beside that, up to which they are idle."""
 _SAVES = "/torch/serialization.py"
-_INNER = lazy_compile(r"/lib(?:64)?/python\d+\.\d+/(?!site-packages|dist-packages)|/torch/(?:_tensor|functional)\.py$")
-"""Files that may be called from these lines: Python's own library, and Python code of operators of torch."""
+_INNER = lazy_compile(
+    r"/lib(?:64)?/python\d+\.\d+/(?!site-packages|dist-packages)|/torch/(?:_tensor|functional)\.py$"
+    r"|^<frozen (?!importlib|zipimport|runpy)"
+)
+"""Files that may be called from these lines: Python's own library, of which some modules are frozen into the interpreter
+(``os``, ``posixpath``), and Python code of operators of torch."""
 
 
 class TightLoop:
@@ -41,14 +45,25 @@ class TightLoop:
         self._positions: set[Hashable] = set()
         self._endless: Hashable = None
         self._endless_since, self._others = 0.0, 0.0
+        self._folders: Hashable = None
+        self._folders_since = 0.0
 
     def look(self, *, computes: bool = True) -> float:
         """Return the seconds for which the thread has been in a loop; takes some microseconds, once its source is read.
 
         Not ``computes``: only in one that may sleep.
         """
-        seconds = self._look_at_source(computes=computes)
+        seconds = max(self._look_at_source(computes=computes), self._look_at_folders())
         return max(seconds, self._look_at_stack()) if computes else seconds
+
+    def _look_at_folders(self) -> float:
+        """Return the seconds for which the thread has walked through a folder that contains itself."""
+        from doctor.monitor.telemetry.stacks.folder_walks import folder_loop  # no healthy step needs it
+
+        now, loop = monotonic(), folder_loop(sys._current_frames().get(self._thread))
+        if loop is None or loop.folder != self._folders:
+            self._folders, self._folders_since = None if loop is None else loop.folder, now
+        return now - self._folders_since
 
     def _look_at_source(self, *, computes: bool) -> float:
         from doctor.monitor.telemetry.stacks.endless_loops import endless_loop  # no healthy step needs it
