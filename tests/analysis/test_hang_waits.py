@@ -7,7 +7,7 @@ from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.hang.rank_state import LONG_STILL, JobState, RankState
 from doctor.analysis.hang.wait_graph import CollectiveNode, missing_from, roots_of, strong_components, wait_graph
 from doctor.core.facts import Frame
-from doctor.core.facts.telemetry import ENDLESS, IDLE, WHOSE_THREAD, WITH_TIMEOUT
+from doctor.core.facts.telemetry import ENDLESS, FAILING, IDLE, WALK, WHOSE_THREAD, WITH_TIMEOUT
 from doctor.core.job import Member, build_job
 from doctor.facts import ChildProcess, Collective, ProcessGroup, ProgressFacts, RecorderFacts
 from doctor.monitor.telemetry.stacks.blocking_call import OF_THREADS
@@ -141,6 +141,46 @@ def test_a_receive_that_no_recorder_shows_may_be_from_a_rank_that_is_in_no_call(
     assert roots(job) == expected
 
 
+def shown(calls, peers, groups=(("0", (0, 1, 2)),)):
+    """Three ranks that wait: what stacks show that they are in, with peers of those in a send or receive."""
+    members = []
+    for rank, (name, peer) in enumerate(zip(calls, peers, strict=True)):
+        reduced = () if name in ("send", "recv") else (Collective("0", 5, name, "gloo", at=1.0),)
+        progress = msgspec.structs.replace(in_call(name), root=peer)
+        members.append(Member(rank, {"progress": progress, "flight-recorder": recorder(*reduced, groups=groups)}))
+    return build_job(members, world_size=3)
+
+
+REDUCE = "all_reduce"
+
+
+@pytest.mark.parametrize(
+    ("calls", "peers", "expected"),
+    [
+        (("recv", REDUCE, REDUCE), (2, None, None), (2,)),  # rank 2 has left its send out
+        (("send", REDUCE, REDUCE), (1, None, None), (1,)),
+        (("recv", "recv", REDUCE), (2, 2, None), (2,)),
+        (("recv", REDUCE, REDUCE), (None, None, None), (0,)),  # of an unknown rank
+        (("recv", "recv", REDUCE), (1, 0, None), (0, 1)),  # they wait for each other
+        (("recv", "recv", "recv"), (1, 2, 0), (0, 1, 2)),
+    ],
+)
+def test_a_transfer_whose_peer_went_on_is_missing_on_the_peer(calls, peers, expected):
+    found = diagnose_stall(shown(calls, peers))
+    assert (found.kind, found.ranks) == ("deadlock", expected)
+
+
+def test_a_transfer_of_a_rank_in_several_groups_may_be_in_any_of_them():
+    groups = (("0", (0, 1, 2)), ("1", (0, 2)))
+    found = diagnose_stall(shown(("recv", REDUCE, REDUCE), (1, None, None), groups))
+    assert found.ranks == (0,)
+
+
+def test_a_send_is_answered_by_a_receive_from_its_rank():
+    graph = wait_graph(JobState(shown(("send", "recv", REDUCE), (1, 0, None))))
+    assert graph[0] == graph[1] == []
+
+
 def test_counters_tell_of_calls_that_were_overwritten():
     waiting = recorder(("0", 7), groups=ALL)
     counted = RecorderFacts(groups=(ProcessGroup("0", "", ALL[0][1], enqueued=7),), wrapped=True)
@@ -268,6 +308,9 @@ COMMAND = {"stack": (Frame("/usr/lib/python3.11/subprocess.py", 2004, "_try_wait
 COMMAND |= {"blocked": "the end of a child process"}
 WORKS = ChildProcess(7, "S", "aws", still=2.0)
 BATON = Frame("/env/site-packages/torch/utils/file_baton.py", 50, "wait")
+POOL = Frame("/usr/lib/python3.11/multiprocessing/pool.py", 768, "get")
+FAILED = f"{FAILING} (8 of them, with exit code 1)"
+REPLACED = {"children": (ChildProcess(11, "R", "python", still=7.0),)}
 PROCESSES = Frame("/usr/lib/python3.11/multiprocessing/queues.py", 90, "put")
 FULL = "room in a queue (multiprocessing.Queue.put)"
 BETWEEN_STEPS = [
@@ -303,6 +346,12 @@ BETWEEN_STEPS = [
     ("attempts to receive until a timeout", {"blocked": ANSWER + WITH_TIMEOUT}, True),
     ("an event of processes", {"blocked": LOCK, "stack": (SEMAPHORE, OWN)}, True),
     ("a handler of a logger", {"blocked": LOCK, "stack": (LOGGING, OWN)}, True),
+    ("a pool whose processes fail", {"blocked": EVENT + FAILED, "stack": (CONDITION, POOL, OWN), **REPLACED}, True),
+    ("the same in a library", {"blocked": EVENT + FAILED, "stack": (CONDITION, POOL, LIBRARY, OWN), **REPLACED}, True),
+    ("the same while another child works", {"blocked": EVENT + FAILED, "children": (WORKS,)}, False),
+    ("the same before the first batch", {"blocked": EVENT + FAILED, "stage": "setup", **REPLACED}, True),
+    ("a pool whose processes work", {"blocked": EVENT, "stack": (CONDITION, POOL, OWN), **REPLACED}, False),
+    ("a walk through many folders", {"blocked": f"{WALK}/data/7"}, False),
     ("a library that waits for a device", {"blocked": LOCK, "stack": (DEVICE, OWN)}, False),
     ("an import that waits", {"blocked": LOCK, "stack": (IMPORT, OWN)}, False),
     ("an event, and all other threads sleep", {"blocked": EVENT + IDLE, "stack": (CONDITION, OWN)}, True),

@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import sys
 import textwrap
 import threading
 import time
@@ -17,6 +18,7 @@ from doctor.core.frames import (
     frames_of_stack,
     frames_of_traceback,
     is_user_code,
+    root_in,
     shorten_stack,
     waits_in,
     waits_now,
@@ -55,6 +57,23 @@ def test_the_root_of_a_call_is_read_while_a_rank_waits_in_it(function, name):
     thread.join()
     assert 2 in roots
     assert named_root(thread.ident) is None
+
+
+@pytest.mark.parametrize(
+    ("group", "source", "expected"), [(None, 2, 2), ("pipeline", 6, 1), ("pipeline", 5, None), ("pipeline", None, None)]
+)
+def test_the_source_of_a_receive_is_numbered_in_its_group(group, source, expected):
+    ranks = {"pipeline": {4: 0, 6: 1}}
+    named = {"get_group_rank": lambda group, rank: ranks[group][rank]}
+    text = "def recv(wait, src, group, group_src=None):\n    wait()"
+    exec(compile(text, "/env/site-packages/torch/distributed/distributed_c10d.py", "exec"), named)
+    thread, go = _waiting_thread(lambda wait: named["recv"](wait, source, group))
+    frame = sys._current_frames()[thread.ident]
+    while frame.f_code.co_name != "recv":
+        frame = frame.f_back
+    assert root_in(frame) == expected
+    go.set()
+    thread.join()
 
 
 def test_the_installed_torch_computes_the_root_before_it_waits():

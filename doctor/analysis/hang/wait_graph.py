@@ -68,8 +68,8 @@ def wait_graph(states: JobState) -> Graph:
     """The graph with edges from a rank to the collectives that it waits in, from these to the members that have not
     entered them, and from a rank to the peer of a send or receive.
 
-    The peer of a transfer that no recorder shows, as over Gloo, may be any rank that is not in a call, if the stack does
-    not show which it is."""
+    The peer of a transfer that no recorder shows, as over Gloo, is the one that the stack shows; else it may be any
+    rank that is not in a call."""
     graph: dict[Node, list[Node]] = {rank: [] for rank in (*states.ranks, *states.unseen)}
     late: dict[CollectiveNode, list[int]] = {}
     elsewhere = [rank for rank, one in states.ranks.items() if one.is_elsewhere] if states.has_recorder else []
@@ -83,11 +83,7 @@ def wait_graph(states: JobState) -> Graph:
             if late[call]:
                 graph[rank].append(call)
         if rank_state.stack_wait in POINT_TO_POINT and rank_state.wait is None:
-            peer = peer_by_stack(states, rank_state) if states.has_recorder else None
-            if peer is None:
-                graph[rank] += elsewhere
-            elif not _answers(states, rank, peer):
-                graph[rank].append(peer)
+            graph[rank] += _peers_by_stack(states, rank_state, elsewhere)
         graph[rank] += unmatched_peers(states, rank, rank_state.transfers, lambda theirs: theirs.transfers)
     for call, ranks in late.items():
         if ranks:
@@ -138,6 +134,14 @@ def peer_by_stack(states: JobState, rank_state: RankState) -> int | None:
     peers = {found[number] if number is not None and 0 <= number < len(found) else None for found in groups}
     peer = peers.pop() if len(peers) == 1 else None
     return None if peer == rank_state.rank else peer
+
+
+def _peers_by_stack(states: JobState, rank_state: RankState, elsewhere: Sequence[int]) -> Sequence[int]:
+    """The peer that the stack shows, unless it may be in the call that fits; else those that may be the peer."""
+    peer = peer_by_stack(states, rank_state) if states.has_recorder else None
+    if peer is None:
+        return elsewhere
+    return [] if _answers(states, rank_state.rank, peer) else [peer]
 
 
 def _answers(states: JobState, rank: int, peer: int) -> bool:

@@ -104,6 +104,18 @@ def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
             ranks=(1,),
         ),
         Fails(
+            "a receive from a rank that went on to a collective, over Gloo",
+            with_late_ranks(
+                stalled(1, 3),
+                (1,),
+                package_frame("torch/distributed/distributed_c10d.py", 2500, "recv"),
+                user_frame(30),
+                root=2,
+                at=None,
+            ),
+            ranks=(2,),
+        ),
+        Fails(
             "two receives, and no recorder",
             without_recorders(stalled()).alter(
                 ProgressFacts,
@@ -141,8 +153,10 @@ def _of_awaited(found: Diagnosis) -> tuple[str, str] | None:
     if first is None or first.site is None or site is None:
         return None
     other = _counterpart(site)
-    who, wait, them = ranks_in_words(found.ranks), "waits" if len(found.ranks) == 1 else "wait", ranks_in_words(
-        found.awaited_by
+    who, wait, them = (
+        ranks_in_words(found.ranks),
+        "waits" if len(found.ranks) == 1 else "wait",
+        ranks_in_words(found.awaited_by),
     )
     claim = f"{who[:1].upper()}{who[1:]} {wait} in {_short(first.site)}, but {them} in {_short(site)} for its {other}"
     fix = f"Add the {other} on {who} that belongs to the {_short(site)} of {them}, or remove that call."

@@ -70,7 +70,7 @@ def _paths_in(frame: FrameType) -> list[str]:
     """Return the absolute paths among the variables of a frame: texts, paths, and entries of a folder."""
     with variables_of(frame) as variables:
         values = list(itertools.islice(variables.values(), _MOST_VARIABLES))
-    return [path for value in values if (path := _path_of(value)).startswith(os.sep) and len(path) > 1]
+    return [path for value in values if (path := _path_of(value)).startswith("/") and len(path) > 1]
 
 
 def _path_of(value: Any) -> str:
@@ -83,15 +83,15 @@ def _path_of(value: Any) -> str:
 
 
 def _repeats(path: str) -> bool:
-    return path.count(os.sep) >= 2 * OFTEN and max(collections.Counter(path.split(os.sep)).values()) >= OFTEN
+    return path.count("/") >= 2 * OFTEN and max(collections.Counter(path.split("/")).values()) >= OFTEN
 
 
 def _loop_on(path: str) -> FolderLoop | None:
     """Return the first folder on the way to a path that is one of those before it."""
     seen: dict[Hashable, str] = {}
-    parts = path.split(os.sep)
+    parts = path.split("/")
     for end in range(2, len(parts) + 1):
-        folder = os.sep.join(parts[:end])
+        folder = "/".join(parts[:end])
         try:
             found = os.stat(folder)  # noqa: PTH116 - a text of any length
         except (OSError, ValueError):

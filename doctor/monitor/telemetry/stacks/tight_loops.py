@@ -3,7 +3,7 @@
 Either it computes in a few lines of one function: a search that never converges, or a wait that asks again and again
 without a pause. An evaluation, the generation of texts or a metric calls modules of torch, other libraries or functions
 of the user, which its stack shows sooner or later. Or its source shows a loop of :mod:`.endless_loops`, while no other
-thread of the process computes.
+thread of the process computes; or it walks through a folder that contains itself (:mod:`.folder_walks`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _INNER = lazy_compile(
     r"/lib(?:64)?/python\d+\.\d+/(?!site-packages|dist-packages)|/torch/(?:_tensor|functional)\.py$"
     r"|^<frozen (?!importlib|zipimport|runpy)"
 )
-"""Files that may be called from these lines: Python's own library, of which some modules are frozen into the interpreter
-(``os``, ``posixpath``), and Python code of operators of torch."""
+"""Files that may be called from these lines: Python's own library, of which some modules (``os``, ``posixpath``) are
+frozen into the interpreter, and Python code of operators of torch."""
 
 
 class TightLoop:
