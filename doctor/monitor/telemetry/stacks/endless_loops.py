@@ -18,6 +18,12 @@ from typing import Any, NamedTuple
 from doctor.core.frames import is_user_code
 from doctor.core.stack_dumps.rank_conditions import innermost_loop
 from doctor.core.text import lazy_compile
+from doctor.monitor.telemetry.stacks.asyncio_tasks import (
+    coroutine_frames,
+    event_loop_in,
+    unfinished_tasks,
+    waits_for_tasks,
+)
 from doctor.monitor.telemetry.stacks.loop_exits import user_frames, variables_of
 from doctor.monitor.telemetry.stacks.rank_conditions import source_tree
 
@@ -73,21 +79,43 @@ class EndlessLoop(NamedTuple):
 def endless_loop(frame: FrameType | None) -> EndlessLoop | None:
     """Return the loop that the stack ending in ``frame`` is in; ``None`` if it is in none of this kind.
 
-    Reads a source file once, with a deadline.
+    In an event loop of :mod:`asyncio`, all of its tasks have to be in such a loop, or wait for one that is. Reads a
+    source file once, with a deadline.
     """
+    inner = event_loop_in(frame)
+    if inner is not None:
+        return _of_tasks(inner)
     found = None
     for one in itertools.islice(user_frames(frame, _MOST_FRAMES), _MOST_USER_FRAMES):
-        tree = source_tree(one.f_code.co_filename)
-        loop = None if tree is None else innermost_loop(tree, one.f_lineno)
-        if loop is None or isinstance(loop, ast.AsyncFor):
-            continue
-        with variables_of(one) as variables:
-            kinds = _Calls({**one.f_globals, **variables}).kinds(
-                [loop.test if isinstance(loop, ast.While) else loop.iter, *loop.body]
-            )
-        if kinds is not None and _may_last(loop, kinds):
-            found = EndlessLoop((id(one), id(one.f_code), loop.lineno), "pause" in kinds)
+        found = _loop_at(one) or found
     return found
+
+
+def _of_tasks(loop: object) -> EndlessLoop | None:
+    tasks = unfinished_tasks(loop)
+    found: dict[int, EndlessLoop | None] = {}
+    for task in tasks:
+        frames = [one for one in coroutine_frames(task) if is_user_code(one.f_code.co_filename)][:_MOST_USER_FRAMES]
+        found[id(task)] = next(filter(None, map(_loop_at, frames)), None)
+    loops = [one for one in found.values() if one is not None]
+    waits = all(found[id(task)] is not None or waits_for_tasks(task, tasks) for task in tasks)
+    return (
+        EndlessLoop(frozenset(one.key for one in loops), all(one.pauses for one in loops)) if loops and waits else None
+    )
+
+
+def _loop_at(frame: FrameType) -> EndlessLoop | None:
+    tree = source_tree(frame.f_code.co_filename)
+    loop = None if tree is None else innermost_loop(tree, frame.f_lineno)
+    if loop is None or isinstance(loop, ast.AsyncFor):
+        return None
+    with variables_of(frame) as variables:
+        kinds = _Calls({**frame.f_globals, **variables}).kinds(
+            [loop.test if isinstance(loop, ast.While) else loop.iter, *loop.body]
+        )
+    if kinds is None or not _may_last(loop, kinds):
+        return None
+    return EndlessLoop((id(frame), id(frame.f_code), loop.lineno), "pause" in kinds)
 
 
 def _may_last(loop: ast.For | ast.While, kinds: set[str]) -> bool:
@@ -112,7 +140,9 @@ class _Calls:
         """Return ``pause``, ``question`` and ``operation`` as far as they occur; ``None`` if any call is another."""
         found: set[str] = set()
         for node in _nodes(statements):
-            if isinstance(node, (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)):
+            if isinstance(node, (ast.Yield, ast.YieldFrom, ast.AsyncFor, ast.AsyncWith)):
+                return None
+            if isinstance(node, ast.Await) and not isinstance(node.value, ast.Call):
                 return None
             if isinstance(node, ast.Call):
                 kinds = self._of_call(node)
