@@ -56,6 +56,11 @@ class Tasks:
         """Do something unknown."""
         await asyncio.get_running_loop().run_in_executor(None, time.sleep, 0.01)
 
+    def runs(self):
+        """Run an event loop again and again."""
+        while not self.stop:
+            asyncio.run(asyncio.sleep(0.05))
+
 
 def loops_of(work, looks=60):
     tasks = Tasks()
@@ -85,6 +90,21 @@ def test_tasks_that_only_ask(work):
 def test_tasks_one_of_which_may_come_to_an_end(work):
     found = loops_of(work)
     assert found.count(None) > 50
+
+
+def test_a_loop_around_an_event_loop():
+    tasks = Tasks()
+    thread = threading.Thread(target=tasks.runs, daemon=True)
+    thread.start()
+    time.sleep(0.3)
+    found = []
+    for _ in range(40):
+        found.append(endless_loop(sys._current_frames()[thread.ident]))
+        time.sleep(0.01)
+    tasks.stop = True
+    thread.join(10)
+    assert None not in found
+    assert len({one.key for one in found}) == 1
 
 
 def test_a_thread_without_an_event_loop():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import inspect
 import itertools
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
@@ -82,13 +83,12 @@ def endless_loop(frame: FrameType | None) -> EndlessLoop | None:
     In an event loop of :mod:`asyncio`, all of its tasks have to be in such a loop, or wait for one that is. Reads a
     source file once, with a deadline.
     """
-    inner = event_loop_in(frame)
-    if inner is not None:
-        return _of_tasks(inner)
     found = None
     for one in itertools.islice(user_frames(frame, _MOST_FRAMES), _MOST_USER_FRAMES):
-        found = _loop_at(one) or found
-    return found
+        if not one.f_code.co_flags & inspect.CO_COROUTINE:  # in which other tasks may do something meanwhile
+            found = _loop_at(one) or found
+    inner = event_loop_in(frame) if found is None else None
+    return found if inner is None else _of_tasks(inner)
 
 
 def _of_tasks(loop: object) -> EndlessLoop | None:
