@@ -26,6 +26,7 @@ from doctor.core.facts.telemetry import (
     FAR,
     IDLE,
     OWN_LOCK,
+    WALK,
     WHOSE_THREAD,
     WITH_TIMEOUT,
     group_in_words,
@@ -349,6 +350,11 @@ class RankState(msgspec.Struct, frozen=True, dict=True):
         parts += [f"epoch {self.progress.epoch}"] if self.progress.epoch is not None else []
         parts += [f"batch {self.progress.batch}"] if self.progress.batch is not None else []
         return ", ".join(part for part in parts if part)
+
+
+def walked_folder(progress: ProgressFacts) -> str:
+    """``/data, which contains itself as /data/train``: the folder that a rank walks through; empty if it does not."""
+    return progress.blocked.removeprefix(WALK) if progress.blocked.startswith(WALK) else ""
 
 
 def _may_have_work_done(progress: ProgressFacts) -> bool:

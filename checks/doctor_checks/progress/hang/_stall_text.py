@@ -9,9 +9,8 @@ from math import prod
 from doctor.analysis.gpu_activity import activity_text
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.exits import nature_of
-from doctor.analysis.hang.rank_state import LEAST_STILL, JobState, RankState
+from doctor.analysis.hang.rank_state import LEAST_STILL, JobState, RankState, walked_folder
 from doctor.api import Source, ranks_in_words
-from doctor.core.facts.telemetry import WALK
 from doctor.facts import Collective
 
 MOST_SITES = 3
@@ -149,9 +148,8 @@ def condition_in_words(condition: str) -> str:
 def blocked_text(found: Diagnosis) -> str:
     """`` and waits for a lock on /data/x, held by rank 0 (PID 12)``: what the kernel shows of the first faulty rank."""
     progress = found.first.progress if found.first else None
-    if progress is not None and progress.blocked.startswith(WALK):
-        long = f" for {progress.loops:.0f} s" if progress.loops else ""
-        return f" and has walked{long} through {progress.blocked.removeprefix(WALK)}"
+    if progress is not None and (folder := walked_folder(progress)):
+        return f" and has walked{f' for {progress.loops:.0f} s' if progress.loops else ''} through {folder}"
     if progress is not None and (progress.loops or 0.0) >= LEAST_STILL:
         return f" and has been in a loop of a few lines for {progress.loops:.0f} s"
     if progress is None or progress.sampled or not progress.blocked:

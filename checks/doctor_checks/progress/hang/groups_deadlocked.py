@@ -147,20 +147,17 @@ def groups_deadlocked(job: Job) -> Iterator[Verdict]:
 
 
 def _of_awaited(found: Diagnosis) -> tuple[str, str] | None:
-    """Claim and fix if ranks wait in a send or receive for others that went on to a collective."""
+    """Claim and fix if ranks wait in a send or receive for others that wait in a collective."""
     waiting = [found.states.ranks[rank] for rank in found.awaited_by]
     first, site = found.first, waiting[0].site if waiting else None
     if first is None or first.site is None or site is None:
         return None
-    other = _counterpart(site)
-    who, wait, them = (
-        ranks_in_words(found.ranks),
-        "waits" if len(found.ranks) == 1 else "wait",
-        ranks_in_words(found.awaited_by),
+    call, who, them = _counterpart(site), ranks_in_words(found.ranks), ranks_in_words(found.awaited_by)
+    wait = "waits" if len(found.ranks) == 1 else "wait"
+    return (
+        f"{who[:1].upper()}{who[1:]} {wait} in {_short(first.site)}, but {them} in {_short(site)} for its {call}",
+        f"Add the {call} on {who} that belongs to the {_short(site)} of {them}, or remove that call.",
     )
-    claim = f"{who[:1].upper()}{who[1:]} {wait} in {_short(first.site)}, but {them} in {_short(site)} for its {other}"
-    fix = f"Add the {other} on {who} that belongs to the {_short(site)} of {them}, or remove that call."
-    return claim, fix
 
 
 def _claim(found: Diagnosis, transfers: bool, most: int = 4) -> str:
