@@ -397,14 +397,14 @@ INSTALLED = {
         (
             {
                 "README.md": "```\npip install -e libs/other-main\n```\n",
-                "run.sh": "#!/bin/bash\ntorchrun $D/example.py\n",
+                "eval.sh": "#!/bin/bash\ntorchrun $D/example.py\n",
             },
             ["error"],
         ),
     ],
 )
 def test_programs_beside_the_package_of_a_copied_project(tmp_path, files, expected):
-    assert found(tmp_path, INSTALLED | files) == expected
+    assert found(tmp_path, LAUNCHES | INSTALLED | files) == expected
 
 
 NEEDS = {"nets/train.py": "from losses import Loss\n" + of_main(HANG), "common/losses.py": "class Loss:\n    pass\n"}

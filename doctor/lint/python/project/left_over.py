@@ -41,9 +41,8 @@ _STARTS = re.compile(r"(?:\bpython[\d.]*\b|torchrun|launch|deepspeed|\bsrun\b)[^
 @per_script
 def left_over_folder(script: Script) -> str:
     """The folder of a script that nothing outside it starts or imports, if its name says that it is old; or that of a
-    copied project, whose modules are imported, if nothing outside it starts the script, though pages or launch files of
-    the project start other programs, or whose package the project installs, if nothing outside it names the script.
-    Empty otherwise."""
+    copied project, whose modules are imported or which is installed, if nothing outside it starts the script, though
+    pages or launch files of the project start other programs. Empty otherwise."""
     modules = script.modules
     if modules is None or not script.location:
         return ""
@@ -56,9 +55,7 @@ def left_over_folder(script: Script) -> str:
         if _OLD.match(name):
             says_so = _says_old(script, "/".join((root, *folders[:depth])))
             return name if not _is_used_from_outside(script, name, pages=not says_so) else ""
-        if not modules.is_copied_project("/".join((root, *folders[:depth])), root):
-            continue
-        if _is_library(script, name) or (not modules.installs(script.location) and _is_beside_package(script, name)):
+        if modules.is_copied_project("/".join((root, *folders[:depth])), root) and _is_library(script, name):
             return name
     return ""
 
@@ -121,19 +118,6 @@ def _is_library(script: Script, folder: str) -> bool:
         return False
     named = (*_outside(modules, folder, place.stem), *pages, *modules.notebooks(place.stem))
     return not any(map(own.search, named))
-
-
-def _is_beside_package(script: Script, folder: str) -> bool:
-    """Whether pages or launch files of a project install the package of a copied one, ``pip install -e transformers/``,
-    and nothing outside it names the script."""
-    modules = script.modules
-    if modules is None:
-        return False
-    if not _is_installed(script, modules, folder):
-        return False
-    place, pages = PurePath(script.location), modules.pages_at_root(script.location)
-    own = re.compile(rf"(?<![\w-]){re.escape(place.stem)}\b")
-    return not any(map(own.search, (*_outside(modules, folder, place.stem), *pages, *modules.notebooks(place.stem))))
 
 
 def _is_installed(script: Script, modules: ProjectModules, folder: str) -> bool:

@@ -158,8 +158,8 @@ def option_values(script: Script, node: ast.expr, *, restarts: bool = False) -> 
 
 
 def values_in_own_file(script: Script, node: ast.expr) -> Values:
-    """The values of an entry in the only configuration that a script opens by a fixed name, if that has one entry of the
-    name, and in the shell scripts of its folder that give it; empty if another text of the folder has the name."""
+    """The values of an entry in the only configuration that a script opens by a fixed name, if that has one such entry,
+    and in the shell scripts of its folder that give it; empty if another text of the folder has the name."""
     name, modules = _setting(node)[1], script.modules
     calls = (one for one in script.all(ast.Call) if last_name(one.func) == "open")
     opened = {script.value(script.argument(one, "file", 0)) for one in calls}
