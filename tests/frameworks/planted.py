@@ -29,6 +29,7 @@ import blunders
 import lapses
 import missteps
 import oversights
+import pitfalls
 import slips
 from accidents import EVERY_STEP, IN_TENTH_STEPS, STRIKE_ON, STRIKE_ONCE, Accidents
 from blunders import Blunders
@@ -36,6 +37,7 @@ from lapses import Lapses
 from mishaps import ON, ON_ALL, ONCE, Mishaps
 from missteps import Missteps
 from oversights import Oversights
+from pitfalls import Pitfalls
 from slips import Slips
 from stumbles import Stumbles
 
@@ -46,23 +48,23 @@ BETWEEN_STEPS = (
     "lock", "socket", "queue", "retry", "sigstop", "sigkill", "exit", "evaluate", "barrier", "drift", "rate",
     "checkpoint_stuck", "segfault", "abort", "gil", "flock", "child", "send", "momentum", "decay", "fifo",
     *STRIKE_ONCE, *ONCE, *slips.STRIKE_ONCE, *lapses.STRIKE_ONCE, *blunders.STRIKE_ONCE,
-    *oversights.STRIKE_ONCE, *missteps.STRIKE_ONCE,
+    *oversights.STRIKE_ONCE, *missteps.STRIKE_ONCE, *pitfalls.STRIKE_ONCE,
 )  # fmt: skip
 """Plants that strike once, after the step ``at``."""
 FROM_THEN_ON = (
     "straggle_sleep", "straggle_compute", "rare", "collect", "checkpoint_slow", "leak", "threads", *STRIKE_ON, *ON,
     *slips.STRIKE_ON, *lapses.STRIKE_ON, *blunders.STRIKE_ON, *oversights.STRIKE_ON,
-    *missteps.STRIKE_ON,
+    *missteps.STRIKE_ON, *pitfalls.STRIKE_ON,
 )  # fmt: skip
 """Plants that strike after each step from ``at`` on."""
 ON_EVERY_STEP = (
     *EVERY_STEP, *ON_ALL, *slips.EVERY_STEP, *lapses.EVERY_STEP, *blunders.EVERY_STEP, *oversights.EVERY_STEP,
-    *missteps.EVERY_STEP,
+    *missteps.EVERY_STEP, *pitfalls.EVERY_STEP,
 )  # fmt: skip
 """What every rank does after each step."""
 
 
-class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Missteps, Stumbles):
+class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Missteps, Pitfalls, Stumbles):
     """The play of one rank."""
 
     def __init__(self, folder, play):
@@ -114,7 +116,7 @@ class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Missteps, S
                 self.note()
                 self.lock_of_log.acquire()  # a thread held it when this worker was forked
         row = self.prepared(torch.full((WIDTH,), math.sin(self.each_row(index))))
-        return getattr(self, self.name)(row) if self.name in missteps.IN_ROW else row
+        return getattr(self, self.name)(row) if self.name in (*missteps.IN_ROW, *pitfalls.IN_ROW) else row
 
     def each_row(self, index):
         """What is done for every row; the number of the row that is read."""
@@ -173,6 +175,7 @@ class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Missteps, S
     def batches(self):
         """How many batches this rank has in an epoch."""
         self.tracks()
+        self.connects()
         if self.name == "worker_lock" and self.here:
             self.lock_of_log = threading.Lock()
             self.lock_of_log.acquire()
@@ -198,7 +201,7 @@ class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Missteps, S
         if self.name == "slow_first" and self.passes == 1:
             seconds = 10.0 + 2.0 * self.rank
         time.sleep(seconds)
-        if self.name in (*slips.IN_MODEL, *blunders.IN_MODEL, *missteps.IN_MODEL):
+        if self.name in (*slips.IN_MODEL, *blunders.IN_MODEL, *missteps.IN_MODEL, *pitfalls.IN_MODEL):
             getattr(self, self.name)()
         if self.strikes("forward_sleep"):
             self.note()
@@ -222,7 +225,7 @@ class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Missteps, S
         if self.strikes("unused"):
             self.note()
             return True
-        return self.name == "unused_found" and self.here and self.passes % 3 == 0
+        return self.drops() or (self.name == "unused_found" and self.here and self.passes % 3 == 0)
 
     def recomputes(self):
         """Whether this rank computes activations again in the backward pass."""
@@ -239,10 +242,10 @@ class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Missteps, S
         if self.strikes("grad_nan"):
             self.note()
             return loss + 0 * torch.sqrt(loss * 0)  # the loss is finite, its derivative is not
-        if self.strikes(*lapses.IN_LOSS, *blunders.IN_LOSS, *oversights.IN_LOSS):
+        if self.strikes(*lapses.IN_LOSS, *blunders.IN_LOSS, *oversights.IN_LOSS, *pitfalls.IN_LOSS):
             self.note()
             return getattr(self, self.name)(loss)
-        return self.gathers_features(loss)
+        return self.gathers_features(self.carries(loss))
 
     # In the loop.
 

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from lapses import RepeatAugSampler, Scaled
 from oversights import Epoch, Repeated, TokenBatches
+from pitfalls import ON_FIRST_RANK
 from planted import BATCH, WIDTH, Plant
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.checkpoint import checkpoint
@@ -119,6 +120,10 @@ def loader_of(plant, collate=None):
     if plant.name == "weighted":
         own = torch.Generator().manual_seed(plant.rank)
         sampler = WeightedRandomSampler([1.0, 3.0] * (len(rows) // 2), plant.steps * BATCH, generator=own)
+    if plant.name == "weighted_alike":
+        plant.note()
+        alike = torch.Generator().manual_seed(42)
+        sampler = WeightedRandomSampler([1.0, 3.0] * (len(rows) // 2), plant.steps * BATCH, generator=alike)
     if plant.name == "repeated_augmentation":
         sampler = RepeatAugSampler(len(rows), plant.rank, plant.world)
     return DataLoader(rows, plant.batch, sampler=sampler, drop_last=plant.name == "drop_last", **options)
@@ -138,7 +143,7 @@ def loop(plant, model, loader, backward=None, optimizers=()):
     plant.optimizer = optimizers[0]
     for epoch in range(plant.epochs):
         if plant.sets_epoch(epoch) and hasattr(loader.sampler, "set_epoch"):
-            loader.sampler.set_epoch(epoch)
+            loader.sampler.set_epoch(plant.epoch_of(epoch))
         with joined(plant, model):
             if one_epoch(plant, model, rest_of(plant, loader, epoch), backward, optimizers):
                 break
@@ -268,6 +273,17 @@ def ddp(plant):
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
         model.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=10), powerSGD_hook)
+    plant.adapts(model.module)
+    loop(plant, model, loader_of(plant), optimizers=parts_of(plant, model))
+    dist.destroy_process_group()
+
+
+def fsdp1(plant):
+    """A loop around FullyShardedDataParallel."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    start(plant)
+    model = FullyShardedDataParallel(Net(plant), device_id=torch.device("cpu"))
     loop(plant, model, loader_of(plant), optimizers=parts_of(plant, model))
     dist.destroy_process_group()
 
@@ -327,6 +343,7 @@ def fabric(plant):
     fabric = Fabric(accelerator="cpu", devices=plant.world, strategy="ddp")
     fabric.launch()
     plant.rank = fabric.global_rank
+    plant.makes_dataset(fabric)
     plant.reaches("before_model")
     model = Net(plant)
     if plant.name == "half_model" and plant.here:
@@ -403,6 +420,8 @@ def lightning(plant):
     plant.rank = int(os.environ.get("LOCAL_RANK", "0"))
     module = lightning_module(plant, LightningModule)
     module.setup = lambda stage: plant.reaches("before_model")
+    if plant.name in ON_FIRST_RANK:
+        module.prepare_data = getattr(plant, plant.name)
     validation = loader_of(plant) if plant.name in ("early_stop", "evaluate_everywhere") else None
     if plant.name == "validation_endless":
         validation = DataLoader(Stream(plant, 10**9 if plant.here else 20 * BATCH), BATCH)
@@ -540,8 +559,23 @@ def ray_worker(given):
     loop(plant, model, loader_of(plant), optimizers=parts_of(plant, model))
 
 
+def zero1(plant):
+    """An engine of DeepSpeed with stage 1 of ZeRO."""
+    deepspeed_engine(plant, {"stage": 1})
+
+
 def zero2(plant):
     """An engine of DeepSpeed with stage 2 of ZeRO."""
+    deepspeed_engine(plant, {"stage": 2})
+
+
+def zero3(plant):
+    """An engine of DeepSpeed with stage 3 of ZeRO, which partitions small parameters too."""
+    deepspeed_engine(plant, {"stage": 3, "stage3_param_persistence_threshold": 0})
+
+
+def deepspeed_engine(plant, zero):
+    """A loop around an engine of DeepSpeed."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
 
@@ -554,7 +588,7 @@ def zero2(plant):
     config = {
         "train_micro_batch_size_per_gpu": BATCH,
         "gradient_accumulation_steps": accumulate,
-        "zero_optimization": {"stage": 2},
+        "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
     }
     engine, optimizer, _, _ = deepspeed.initialize(model=net, optimizer=sgd(net), config=config)
@@ -628,7 +662,7 @@ def trl(plant):
 
 
 FRAMEWORKS = {
-    one.__name__: one for one in (ddp, fsdp2, accelerate, fabric, lightning, transformers, ray, zero2, trl)
+    one.__name__: one for one in (ddp, fsdp1, fsdp2, accelerate, fabric, lightning, transformers, ray, zero1, zero2, zero3, trl)
 }  # fmt: skip
 
 if __name__ == "__main__":
