@@ -327,7 +327,7 @@ class Pitfalls:
         decayed = self.here and self.passes > self.at
         if decayed:
             self.note()
-        state, weight = torch.full((224, 224), 1e-39 if decayed else 1.0), torch.full((224, 224), 1e-3)
+        state, weight = torch.full((288, 288), 1e-39 if decayed else 1.0), torch.full((288, 288), 1e-3)
         print(f"state {(weight @ state).mean():.1e}")
 
     def recreates_iterator(self, model):
@@ -359,7 +359,7 @@ class Pitfalls:
 
     def logs_callers(self, model):
         """Log with the whole stack of the caller (https://github.com/mlcommons/logging/pull/18)."""
-        for name in ("loss", "rate", "norm", "samples"):
+        for name in ("loss", "rate", "norm", "samples") * 4:
             frame = inspect.stack(context=5)[1]
             print(f"{frame.filename}:{frame.lineno} {name} {self.step}")
 
@@ -399,7 +399,7 @@ class Pitfalls:
             self.summons(model, 3)
 
     def gathers_everywhere(self, model):
-        """Gather partitioned parameters on all ranks in every thirtieth step; the first one writes for three seconds."""
+        """Gather partitioned parameters on all ranks in every thirtieth step; the first writes for three seconds."""
         if self.step % 30:
             return
         import deepspeed

@@ -662,7 +662,8 @@ def trl(plant):
 
 
 FRAMEWORKS = {
-    one.__name__: one for one in (ddp, fsdp1, fsdp2, accelerate, fabric, lightning, transformers, ray, zero1, zero2, zero3, trl)
+    one.__name__: one
+    for one in (ddp, fsdp1, fsdp2, accelerate, fabric, lightning, transformers, ray, zero1, zero2, zero3, trl)
 }  # fmt: skip
 
 if __name__ == "__main__":
