@@ -60,12 +60,17 @@ class FailingProcesses:
         code = f", with exit code {next(iter(self._codes))}" if len(self._codes) == 1 else ""
         return f"{FAILING} ({self._failed} of them{code})"
 
+    @property
+    def seconds(self) -> float:
+        """Seconds since the rank began to wait."""
+        return round(monotonic() - self._since, 3)
+
     def without_progress(self, children: Iterable[ChildProcess]) -> tuple[ChildProcess, ...]:
         """Return the children, with those that replaced a failed one as still as long as the rank has waited.
 
         For :meth:`words` that are not empty. A child that has ended since it was read is one of them.
         """
-        still = round(monotonic() - self._since, 3)
+        still = self.seconds
         replacements = {*self._running, *_running()} - (self._known or frozenset())
         return tuple(
             msgspec.structs.replace(one, still=still) if one.pid in replacements or _is_gone(one.pid) else one

@@ -334,6 +334,8 @@ class RankTelemetry:
                 root=None if is_over else named_root(thread),
                 stack_from="interpreter",
                 children=self._failing.without_progress(children) if failing else children,
+                # The forks of a pool use CPU time, so that the thread that waits for it does not seem still.
+                still=max(progress.still or 0.0, self._failing.seconds) if failing else progress.still,
             )
 
         return {
