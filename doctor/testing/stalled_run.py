@@ -15,9 +15,11 @@ LINES = "/home/me/train.py"
 _CALLS = "torch/distributed/distributed_c10d.py"
 
 
-def user_frame(number: int, function: str = "training_step", condition: str = "", file: str = LINES) -> Frame:
-    """Return a frame of user code."""
-    return Frame(file, number, function, user=True, condition=condition)
+def user_frame(
+    number: int, function: str = "training_step", condition: str = "", file: str = LINES, *, answered: bool = False
+) -> Frame:
+    """Return a frame of user code. ``answered``: it sends or receives, and its function does the other, too."""
+    return Frame(file, number, function, user=True, condition=condition, answered=answered)
 
 
 def package_frame(file: str, number: int, function: str) -> Frame:

@@ -110,8 +110,8 @@ def test_peers_are_counted_in_their_group():
     assert roots(job_of(ranks)) == [(3,)]
 
 
-def in_call(name, file="torch/distributed/distributed_c10d.py"):
-    own = Frame("train.py", 30, "train", user=True)
+def in_call(name, file="torch/distributed/distributed_c10d.py", *, answered=False):
+    own = Frame("train.py", 30, "train", user=True, answered=answered)
     return ProgressFacts(
         state="stalled",
         stage="train",
@@ -141,12 +141,13 @@ def test_a_receive_that_no_recorder_shows_may_be_from_a_rank_that_is_in_no_call(
     assert roots(job) == expected
 
 
-def shown(calls, peers, groups=(("0", (0, 1, 2)),)):
-    """Three ranks that wait: what stacks show that they are in, with peers of those in a send or receive."""
+def shown(calls, peers, groups=(("0", (0, 1, 2)),), *, answered=True):
+    """Three ranks that wait: what stacks show that they are in, with peers of those in a send or receive, whose
+    function also has the other part of the exchange if it is ``answered``."""
     members = []
     for rank, (name, peer) in enumerate(zip(calls, peers, strict=True)):
         reduced = () if name in ("send", "recv") else (Collective("0", 5, name, "gloo", at=1.0),)
-        progress = msgspec.structs.replace(in_call(name), root=peer)
+        progress = msgspec.structs.replace(in_call(name, answered=answered), root=peer)
         members.append(Member(rank, {"progress": progress, "flight-recorder": recorder(*reduced, groups=groups)}))
     return build_job(members, world_size=3)
 
@@ -168,6 +169,12 @@ REDUCE = "all_reduce"
 def test_a_transfer_whose_peer_went_on_is_missing_on_the_peer(calls, peers, expected):
     found = diagnose_stall(shown(calls, peers))
     assert (found.kind, found.ranks) == ("deadlock", expected)
+
+
+@pytest.mark.parametrize("call", ["send", "recv"])
+def test_a_transfer_without_another_part_in_its_function_is_one_too_many(call):
+    found = diagnose_stall(shown((call, REDUCE, REDUCE), (2, None, None), answered=False))
+    assert (found.kind, found.ranks) == ("deadlock", (0,))
 
 
 def test_a_transfer_of_a_rank_in_several_groups_may_be_in_any_of_them():

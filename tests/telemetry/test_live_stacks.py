@@ -1,5 +1,6 @@
 """Stacks: of running threads, of errors, and the conditions that lead there."""
 
+import ast
 import inspect
 import json
 import os
@@ -23,7 +24,7 @@ from doctor.core.frames import (
     waits_in,
     waits_now,
 )
-from doctor.core.stack_dumps.rank_conditions import rank_condition
+from doctor.core.stack_dumps.rank_conditions import is_answered, rank_condition
 from doctor.monitor.telemetry.stacks import rank_conditions
 from doctor.monitor.telemetry.stacks.live_stacks import named_root, thread_stack
 from tests.lab.speed import NEVER
@@ -268,3 +269,28 @@ def test_a_running_stack_is_seen_to_wait_as_its_frames_are(calls, waits):
         inner = named[function]
     inner()
     assert seen == [(waits, waits)]
+
+
+EXCHANGE = """
+def collects(rank):
+    if rank == 0:
+        dist.recv(buffer, 1)
+    else:
+        send(buffer, 0)
+def receives(link):
+    dist.recv(
+        buffer,
+    )
+    link.close()
+def relays(rank):
+    for peer in peers:
+        works = [dist.irecv(buffer, peer), dist.isend(buffer, peer)]
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"), [(4, True), (6, True), (3, False), (8, False), (9, False), (11, False), (14, True)]
+)
+def test_an_exchange_has_both_of_its_calls_in_one_function(line, expected):
+    assert is_answered(ast.parse(EXCHANGE), line) is expected

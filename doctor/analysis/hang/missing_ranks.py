@@ -20,7 +20,7 @@ from doctor.analysis.hang.one_sided_calls import OneSidedCall, one_sided_call
 from doctor.analysis.hang.rank_state import JobState, RankState
 from doctor.analysis.hang.uneven_loaders import is_past_training_epoch, uneven_of_calls
 from doctor.analysis.hang.uneven_stacks import uneven_of_stacks
-from doctor.analysis.hang.wait_graph import peer_by_stack, roots_of
+from doctor.analysis.hang.wait_graph import is_answered, peer_by_stack, roots_of
 from doctor.core.facts import Collective, ProgressFacts
 from doctor.core.stack_dumps.native_calls import DEVICE_WAIT
 from doctor.knowledge.waiting_functions import ANY_COLLECTIVE
@@ -161,8 +161,10 @@ def of_cycle(states: JobState, cycle: Sequence[int]) -> Diagnosis:
 def _left_out(states: JobState, ranks: Sequence[RankState]) -> Diagnosis | None:
     """Ranks of a cycle that wait in a collective, while others wait in a send or receive for just these, by stacks.
 
-    Which rank left a call out, and which made one too many, no recorder shows: the one that is awaited went on."""
-    peers = {one.rank: peer_by_stack(states, one) for one in ranks if one.stack_wait in POINT_TO_POINT}
+    No recorder shows whether a rank left a call out or another made one too many: if the function that sends or
+    receives has the other part of it too, for the peers, the peer that is awaited went on without it."""
+    transfers = [one for one in ranks if one.stack_wait in POINT_TO_POINT]
+    peers = {one.rank: peer_by_stack(states, one) if is_answered(one) else None for one in transfers}
     awaited = {peer for peer in peers.values() if peer is not None}
     known = {one.rank for one in ranks if one.wait is not None and not one.wait.is_p2p}
     if not awaited or None in peers.values() or not awaited <= known:

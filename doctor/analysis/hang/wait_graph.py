@@ -68,8 +68,8 @@ def wait_graph(states: JobState) -> Graph:
     """The graph with edges from a rank to the collectives that it waits in, from these to the members that have not
     entered them, and from a rank to the peer of a send or receive.
 
-    The peer of a transfer that no recorder shows, as over Gloo, is the one that the stack shows; else it may be any
-    rank that is not in a call."""
+    The peer of a transfer that no recorder shows, as over Gloo, is the one that the stack shows, unless that is in a
+    collective and perhaps has no part in it; else it may be any rank that is not in a call."""
     graph: dict[Node, list[Node]] = {rank: [] for rank in (*states.ranks, *states.unseen)}
     late: dict[CollectiveNode, list[int]] = {}
     elsewhere = [rank for rank, one in states.ranks.items() if one.is_elsewhere] if states.has_recorder else []
@@ -136,10 +136,15 @@ def peer_by_stack(states: JobState, rank_state: RankState) -> int | None:
     return None if peer == rank_state.rank else peer
 
 
+def is_answered(rank_state: RankState) -> bool:
+    """Whether the function in which a rank sends or receives has the other part of the exchange, too."""
+    return any(frame.answered for frame in rank_state.stack)
+
+
 def _peers_by_stack(states: JobState, rank_state: RankState, elsewhere: Sequence[int]) -> Sequence[int]:
     """The peer that the stack shows, unless it may be in the call that fits; else those that may be the peer."""
     peer = peer_by_stack(states, rank_state) if states.has_recorder else None
-    if peer is None:
+    if peer is None or (peer not in elsewhere and not is_answered(rank_state)):
         return elsewhere
     return [] if _answers(states, rank_state.rank, peer) else [peer]
 

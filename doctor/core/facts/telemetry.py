@@ -29,7 +29,8 @@ class WatchedSection(Section, frozen=True, kw_only=True):
 class Frame(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A line of Python on a stack. ``user``: it is in neither the standard library nor an installed package.
     ``condition``: the condition that only some ranks meet, if the source shows one (``if self.global_rank == 0, line
-    56``, ``else of if rank == 0, line 56``, ``@rank_zero_only``); branches of one ``if`` name the same line. ``loop``:
+    56``, ``else of if rank == 0, line 56``, ``@rank_zero_only``); branches of one ``if`` name the same line.
+    ``answered``: the line sends or receives, and its function also makes the other of the two calls. ``loop``:
     first and last line of the innermost loop around it in its function, where its source was read for that;
     ``loop_data``: what that loop iterates over, if it is not a range of numbers and only its end leaves the loop."""
 
@@ -38,6 +39,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     function: str = ""
     user: bool = False
     condition: str = ""
+    answered: bool = False
     loop: tuple[int, ...] = ()
     loop_data: str = ""
 

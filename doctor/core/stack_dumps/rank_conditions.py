@@ -29,6 +29,11 @@ _COLLECTIVES = frozenset(
     """.split()  # noqa: SIM905 - fifteen lines otherwise
 )
 """Functions of ``torch.distributed`` that return handles."""
+_TRANSFERS = (
+    frozenset(("send", "isend", "send_object_list")),
+    frozenset(("recv", "irecv", "recv_object_list")),
+)
+"""Functions of ``torch.distributed`` that send, and those that receive."""
 _COPIES = ("item", "cpu", "tolist", "numpy", "synchronize")
 """Methods of tensors and streams that wait for the device."""
 _COUNTERS = ("range", "trange", "count", "islice", "itertools.count", "itertools.islice", "tqdm.trange")
@@ -82,6 +87,22 @@ def awaited_call(tree: ast.Module, line: int) -> str:
             if node.lineno <= line <= (node.end_lineno or node.lineno) and name != "os":
                 return _collective_in(_function_around(tree, line), name) or ANY_COLLECTIVE
     return DEVICE_WAIT if _copies_from_device(tree, line) else ""
+
+
+def is_answered(tree: ast.Module, line: int) -> bool:
+    """Return whether the function around a line that sends or receives also makes the other of the two calls.
+
+    Its ranks then exchange messages there, each with its part of the calls.
+    """
+    function = _function_around(tree, line)
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+    here = {_last_name(one) for one in calls if one.lineno <= line <= (one.end_lineno or one.lineno)}
+    made = {_last_name(one) for one in calls}
+    return any(here & ours and made & theirs for ours, theirs in (_TRANSFERS, _TRANSFERS[::-1]))
+
+
+def _last_name(call: ast.Call) -> str:
+    return call.func.id if isinstance(call.func, ast.Name) else _name_of_call(call)
 
 
 def _copies_from_device(tree: ast.Module, line: int) -> bool:

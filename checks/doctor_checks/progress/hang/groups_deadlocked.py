@@ -104,7 +104,19 @@ def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
             ranks=(1,),
         ),
         Fails(
-            "a receive from a rank that went on to a collective, over Gloo",
+            "a receive whose send the other rank left out for a collective, over Gloo",
+            with_late_ranks(
+                stalled(1, 3),
+                (1,),
+                package_frame("torch/distributed/distributed_c10d.py", 2500, "recv"),
+                user_frame(30, answered=True),
+                root=2,
+                at=None,
+            ),
+            ranks=(2,),
+        ),
+        Fails(
+            "a receive too many from a rank that went on to a collective, over Gloo",
             with_late_ranks(
                 stalled(1, 3),
                 (1,),
@@ -113,7 +125,7 @@ def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
                 root=2,
                 at=None,
             ),
-            ranks=(2,),
+            ranks=(1,),
         ),
         Fails(
             "two receives, and no recorder",

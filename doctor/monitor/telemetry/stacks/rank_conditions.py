@@ -1,4 +1,5 @@
-"""Conditions in source files that let only some ranks reach a line (``if rank == 0:``).
+"""What source files show of the lines of a stack: conditions that let only some ranks reach one (``if rank == 0:``),
+and whether its function has the other part of a send or receive.
 
 A stack shows where a rank is, but not why the others are not there. Files are read off the step path, in a thread with
 a deadline (they may be on a mount that does not respond), and only if they are older than this process: a file edited
@@ -20,7 +21,7 @@ import msgspec
 from doctor.core.background import BackgroundCall, start_thread
 from doctor.core.clock import time
 from doctor.core.facts import Frame
-from doctor.core.stack_dumps.rank_conditions import rank_condition
+from doctor.core.stack_dumps.rank_conditions import is_answered, rank_condition
 
 DEADLINE = 1.0
 """Time limit in seconds for the sources of one stack."""
@@ -33,13 +34,20 @@ _STARTED = time()
 class _Sources:
     def __init__(self) -> None:
         self.trees: dict[str, ast.Module | None] = {}
-        self._conditions: dict[tuple[str, int], str] = {}
+        self._known: dict[tuple[str, int], tuple[str, bool]] = {}
 
     def read(self, lines: Sequence[tuple[str, int]]) -> None:
         for file, line in lines:
-            if (file, line) not in self._conditions:
+            if (file, line) not in self._known:
                 tree = self.tree(file)
-                self._conditions[file, line] = rank_condition(tree, line) if tree is not None else ""
+                self._known[file, line] = (
+                    ("", False)
+                    if tree is None
+                    else (
+                        rank_condition(tree, line),
+                        is_answered(tree, line),
+                    )
+                )
 
     def tree(self, file: str) -> ast.Module | None:
         if file not in self.trees:
@@ -47,8 +55,10 @@ class _Sources:
         return self.trees[file]
 
     def known(self, frame: Frame) -> Frame:
-        condition = self._conditions.get((frame.file, frame.line)) if frame.user else None
-        return msgspec.structs.replace(frame, condition=condition) if condition else frame
+        condition, answered = self._known.get((frame.file, frame.line), ("", False)) if frame.user else ("", False)
+        if not (condition or answered):
+            return frame
+        return msgspec.structs.replace(frame, condition=condition, answered=answered)
 
 
 _SOURCES = _Sources()
@@ -56,7 +66,7 @@ _READING: threading.Thread | None = None
 
 
 def with_conditions(stacks: Sequence[tuple[Frame, ...]], deadline: float = DEADLINE) -> list[tuple[Frame, ...]]:
-    """Add the conditions of the user's own lines that are known after ``deadline`` seconds."""
+    """Add what the source shows of the user's own lines and is known after ``deadline`` seconds."""
     global _READING
     lines = {(frame.file, frame.line) for stack in stacks for frame in stack if frame.user}
     if lines and (_READING is None or not _READING.is_alive()):
