@@ -161,6 +161,16 @@ def other_checkpoint(loop):
     micro_batches_by_rank(loop)
 
 
+def averages(loop):
+    """Each rank steps by itself, and the parameters are averaged after each seventh step."""
+    with loop.model.no_sync():
+        for number, batch in enumerate(loop.loader(STEPS), 1):
+            loop.step(loop.backward(batch))
+            for one in loop.model.parameters() if number % 7 == 0 else ():
+                dist.all_reduce(one.data)
+                one.data /= 2
+
+
 SHAPES = {
     shape.__name__: shape
     for shape in (
@@ -177,6 +187,7 @@ SHAPES = {
         skipped_once_uncounted,
         never_steps,
         other_checkpoint,
+        averages,
     )
 }
 

@@ -28,6 +28,7 @@ HEALTHY = {
     "long_micro_batches": "pass",
 }
 SLOW = ("slow_rank", "slow_rank_accumulating")
+LOCAL = ("averages",)
 APART = {"skipped": [0, 1], "skipped_once_uncounted": [0, 1], "never_steps": [1], "other_checkpoint": [0, 1]}
 
 
@@ -36,7 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("loops")
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(folder), *HEALTHY, *SLOW, *APART],
+        [sys.executable, str(PROGRAM), str(folder), *HEALTHY, *SLOW, *LOCAL, *APART],
         cwd=ROOT,
         env=environ,
         timeout=patience(300),
@@ -73,6 +74,14 @@ def test_different_replicas_are_found(runs: Path, name: str, ranks: list[int]) -
     assert (finding["severity"], finding["ranks"]) == ("error", ranks)
 
 
+@pytest.mark.parametrize("name", LOCAL)
+def test_ranks_that_step_by_themselves_are_not_said_to_diverge(runs: Path, name: str) -> None:
+    one, two = _truth(runs, name)
+    assert one["truth"] != two["truth"]
+    result = _result(runs, name)
+    assert (result["status"], result["findings"]) == ("unknown", [])
+
+
 @pytest.mark.parametrize("name", SLOW)
 def test_a_slow_rank_is_found_by_what_the_others_wait(runs: Path, name: str) -> None:
     assert _result(runs, name)["findings"] == []
@@ -84,6 +93,6 @@ def test_a_slow_rank_is_found_by_what_the_others_wait(runs: Path, name: str) -> 
 
 
 def test_nothing_is_left_behind_on_two_ranks(runs: Path) -> None:
-    for name in (*HEALTHY, *APART):
+    for name in (*HEALTHY, *LOCAL, *APART):
         for left in _truth(runs, name):
             assert (left["threads"], left["random"]) == ([], Random(1).random())

@@ -561,13 +561,15 @@ class Checksum(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A checksum of parameters after ``step``: ``value`` as exact text; ``part``: the tensors, the same on all ranks
     at that step. ``counted``: what ``step`` counts, ``step`` (of the optimizer) or ``batch`` (of training); ranks that
     take different numbers of batches per optimizer step hold equal parameters only at equal optimizer steps.
-    ``moved``: whether the value differs from the one before the first step."""
+    ``moved``: whether the value differs from the one before the first step. ``local``: the optimizer stepped within
+    ``no_sync()`` of the wrapper, which leaves the gradients of each rank its own."""
 
     step: int
     value: str
     part: str = "all"
     counted: Counted = "step"
     moved: bool | None = None
+    local: bool = False
 
 
 class NonFinite(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

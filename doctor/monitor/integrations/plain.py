@@ -100,7 +100,7 @@ class PlainRun(AdapterRun):
         device = device_of(module)
         telemetry.steps.use_device(device)
         telemetry.memory.use_device(device)
-        telemetry.replica.attach(unwrapped(module), replicated=replicated, broadcast=broadcast)
+        telemetry.replica.attach(unwrapped(module), replicated=replicated, broadcast=broadcast, wrapper=module)
         telemetry.replica.settings.last_loss = lambda: self.loss
         self._seed = value_or_default(lambda: str(sys.modules["torch"].initial_seed()), None)
         if is_engine(module):

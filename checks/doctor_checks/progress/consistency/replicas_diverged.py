@@ -38,10 +38,12 @@ from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running
 from doctor_checks.progress._named_causes import cause_of_values, with_cause
 
 
-def _sums(*values: str, part: str = "all", counted: Counted = "step", moved: bool | None = None) -> ReplicaFacts:
+def _sums(
+    *values: str, part: str = "all", counted: Counted = "step", moved: bool | None = None, local: bool = False
+) -> ReplicaFacts:
     rows = enumerate(values, 1)
     return ReplicaFacts(
-        checksums=tuple(Checksum(50 * place, value, part, counted, moved=moved) for place, value in rows)
+        checksums=tuple(Checksum(50 * place, value, part, counted, moved=moved, local=local) for place, value in rows)
     )
 
 
@@ -205,6 +207,16 @@ _TRAINS_ON = "The ranks silently train different models, and a checkpoint contai
             "models without a wrapper that were made equal by hand",
             _unlike(running(2, 2).alter(ModelFacts, ranks=(1,), initial="9")),
         ),
+        Passes(
+            "steps of each rank's own within no_sync(), which ranks average now and then",
+            running(1, 2).put(_sums("a", "b", local=True)).put(_sums("y", "b", local=True), ranks=(1,)),
+            silent=False,
+        ),
+        Fails(
+            "one rank that steps within no_sync()",
+            running(1, 3).put(_sums("a", "b", "c")).put(_sums("a", "y", "z", local=True), ranks=(1,)),
+            ranks=(1,),
+        ),
         Fails("a part of the tensors", _with("a", "b", "y", ranks=(3,), part="17"), ranks=(3,)),
     ),
 )
@@ -223,6 +235,14 @@ def replicas_diverged(job: Job) -> Iterator[Verdict]:
             steps, batches = [one for one in steps if one.step <= common], []
         compared += len(steps) + len(batches)
         apart = [one for one in steps if one.split.minorities and not _is_refuted(one, batches)]
+        local = [one for one in apart if one.is_local]
+        if local:
+            yield Unknown(
+                "the ranks differ after steps within no_sync(), as between two averages of local SGD",
+                tuple(sorted(_ranks_of(local[-1]))),
+                "average the parameters, or leave no_sync() before optimizer.step()",
+            )
+        apart = [one for one in apart if not one.is_local]
         if apart and len(ranks) > 2 == max(len(_ranks_of(one)) for one in apart):
             yield Unknown(
                 "two ranks hold different parameters, and no other rank has reported the same step yet",
@@ -245,13 +265,14 @@ def replicas_diverged(job: Job) -> Iterator[Verdict]:
 
 class _Compared(msgspec.Struct, frozen=True):
     """The checksums of one part after one step or batch; ``still``: ranks on which it has never changed, ``moved``: the
-    others."""
+    others; ``is_local``: all ranks took the step within ``no_sync()``."""
 
     step: int
     part: str
     split: MajoritySplit
     still: frozenset[int] = frozenset()
     moved: frozenset[int] = frozenset()
+    is_local: bool = False
 
 
 def _replicas(job: Job) -> Iterator[tuple[Rank, ...]]:
@@ -339,7 +360,8 @@ def _splits(ranks: Iterable[Rank], counted: Counted) -> Iterator[_Compared]:
             values.setdefault(one.value, []).append(number)
         if len(sums) > 1:
             still, moved = (frozenset(rank for rank, one in sums.items() if one.moved is way) for way in (False, True))
-            yield _Compared(step, part, split_groups(values), still, moved)
+            is_local = all(one.local for one in sums.values())
+            yield _Compared(step, part, split_groups(values), still, moved, is_local)
 
 
 def _is_refuted(one: _Compared, batches: Sequence[_Compared]) -> bool:

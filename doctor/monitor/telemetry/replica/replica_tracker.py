@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -53,6 +53,7 @@ class ReplicaTracker:
     def __init__(self, every_n_steps: int) -> None:
         self._every = max(1, every_n_steps)
         self._module: weakref.ref[torch.nn.Module] | None = None
+        self._wrapper: Callable[[], object] = _no_wrapper
         self._model: ModelFacts | None = None
         self._parts: ParameterChunks | None = None
         self._readback: Readback | None = None
@@ -65,15 +66,19 @@ class ReplicaTracker:
         self._last: ChecksumSample | None = None
         self._gradients: tuple[NonFinite, ...] | None = None
 
-    def attach(self, module: object, *, replicated: bool | None, broadcast: bool | None) -> None:
+    def attach(
+        self, module: object, *, replicated: bool | None, broadcast: bool | None, wrapper: object = None
+    ) -> None:
         """Set the model, a bare :class:`torch.nn.Module`, which is not kept alive.
 
         ``replicated``: all data-parallel ranks hold the same values (``None``: unknown); ``broadcast``: the wrapper
-        broadcasts them. Not for the step path: reads all parameters once, and waits for that.
+        broadcasts them; ``wrapper``: that one, which is not kept alive either. Not for the step path: reads all
+        parameters once, and waits for that.
         """
         model = cast("torch.nn.Module", module)
         facts = describe_model(model, replicated, broadcast)
         self._module = weakref.ref(model)
+        self._wrapper = _no_wrapper if wrapper is None else weakref.ref(wrapper)
         self.settings.attach(model)
         if replicated:
             self.gradients.attach(model)
@@ -164,7 +169,9 @@ class ReplicaTracker:
         label, sums = parts.sums(number)
         if not sums:
             return
-        self._last = sample = ChecksumSample(number, steps, label)
+        # Of DistributedDataParallel: whether the backward pass reduces gradients, ``False`` within no_sync().
+        local = getattr(self._wrapper(), "require_backward_grad_sync", True) is False
+        self._last = sample = ChecksumSample(number, steps, label, local=local)
         self._keep(sample, counted, count)
         if readback is None:
             self._arrived(sample, map(int, sums))
@@ -179,7 +186,9 @@ class ReplicaTracker:
             return
         initial = self._initial.get(sample.label)
         changed = None if initial is None else sample.value != initial
-        self._checksums[counted].add(sample.number, Checksum(count, sample.value, sample.label, counted, changed))
+        self._checksums[counted].add(
+            sample.number, Checksum(count, sample.value, sample.label, counted, changed, sample.local)
+        )
 
     def _arrived(self, sample: ChecksumSample, numbers: Iterable[int]) -> None:
         sample.value = digest(numbers)
@@ -190,14 +199,20 @@ class ReplicaTracker:
 class ChecksumSample(msgspec.Struct):
     """Sample ``number``, after ``steps`` optimizer steps (-1: not counted).
 
-    ``value``: ``None`` until it has arrived; ``waiting``: the counts to file it under.
+    ``value``: ``None`` until it has arrived; ``waiting``: the counts to file it under; ``local``: taken within
+    ``no_sync()``.
     """
 
     number: int
     steps: int
     label: str
     value: str | None = None
+    local: bool = False
     waiting: list[tuple[Counted, int]] = msgspec.field(default_factory=list)
+
+
+def _no_wrapper() -> None:
+    return None
 
 
 def _by_step(checksum: Checksum) -> tuple[int, str]:
