@@ -164,6 +164,7 @@ REDUCE = "all_reduce"
         (("recv", REDUCE, REDUCE), (None, None, None), (0,)),  # of an unknown rank
         (("recv", "recv", REDUCE), (1, 0, None), (0, 1)),  # they wait for each other
         (("recv", "recv", "recv"), (1, 2, 0), (0, 1, 2)),
+        (("recv", "recv", REDUCE), (1, 2, None), (2,)),  # a stage that waits for one that waits for rank 2
     ],
 )
 def test_a_transfer_whose_peer_went_on_is_missing_on_the_peer(calls, peers, expected):

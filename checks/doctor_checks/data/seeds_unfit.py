@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from doctor.analysis.stats.majority import split_values
 from doctor.api import (
@@ -134,6 +134,37 @@ def _unlike_models(sketch: JobBuilder, *, broadcast: bool) -> JobBuilder:
             severity=Severity.ERROR,
         ),
         Fails(
+            "one seed, and another epoch on one rank",
+            with_loader(
+                with_loader(running(1, 3), epochs=(drawing(0, range(0, 64, 2), sampler_epoch=4),)),
+                ranks=(1,),
+                epochs=(drawing(0, range(1, 64, 2), sampler_epoch=3),),
+            ),
+            ranks=(1,),
+            severity=Severity.ERROR,
+        ),
+        Passes(
+            "a rank that has begun the next epoch",
+            with_loader(
+                with_loader(running(1, 3), epochs=(drawing(0, range(0, 64, 2), sampler_epoch=0),)),
+                ranks=(1,),
+                epochs=(
+                    drawing(0, range(1, 64, 2), sampler_epoch=0),
+                    drawing(1, range(0, 64, 3), sampler_epoch=1),
+                ),
+            ),
+        ),
+        Passes(
+            "another epoch on one rank, whose sampler does not shuffle",
+            with_loader(
+                with_loader(
+                    with_sampler(running(1, 3), shuffle=False), epochs=(drawing(0, range(0, 64, 2), sampler_epoch=4),)
+                ),
+                ranks=(1,),
+                epochs=(drawing(0, range(1, 64, 2), sampler_epoch=3),),
+            ),
+        ),
+        Fails(
             "a custom sampler with a seed, in a plain loop",
             with_sampler(with_sampler(running(1, 3), name="Bucketed", shuffle=None), ranks=(0,), seed=3).alter(
                 TrainingFacts, framework="plain"
@@ -170,8 +201,11 @@ def seeds_unfit(job: Job, *, overlap: float = 0.1) -> Iterator[Verdict]:
         if len(parted) < 2 or any(same_data_set(parted[0], other) is False for other in parted[1:]):
             continue
         found = split_values({data_rank: _seed(reader) for data_rank, reader in data_ranks.items()})
+        epochs = _sampler_epochs(data_ranks)
         if found.minorities:
             yield _finding(job, readers, found)
+        elif epochs.minorities:
+            yield _of_epochs(job, readers, epochs)
         elif _overlapping(data_ranks, overlap) and any(
             reader.training.seed is None and reader.loader.sampler and _draws_from_the_process(reader.loader.sampler)
             for reader in data_ranks.values()
@@ -187,6 +221,36 @@ def seeds_unfit(job: Job, *, overlap: float = 0.1) -> Iterator[Verdict]:
                 explains=("DATA005",),
             )
     yield from _unlike_replicas(job)
+
+
+def _sampler_epochs(data_ranks: Mapping[int, RankLoader]) -> MajoritySplit:
+    """The epochs by which the samplers of ranks shuffle one pass over the dataset."""
+    passes = newest_common_epoch({data_rank: reader.loader.epochs for data_rank, reader in data_ranks.items()})
+    known = {data_rank: one.sampler_epoch for data_rank, one in passes.items() if one.sampler_epoch is not None}
+    return split_values(known)
+
+
+def _of_epochs(job: Job, readers: PeerLoaders, found: MajoritySplit) -> Finding:
+    """Of samplers with one seed that were given different epochs."""
+    ranks = readers.at(found.odd)
+    sampler = readers.data_ranks[found.odd[0]].loader.sampler
+    assert sampler is not None
+    shown = found.common is not None and len(found.minorities) == 1
+    return Finding(
+        f"{sampler_in_words(sampler.name)} of the {readers.name} shuffles by "
+        + (
+            f"epoch {found.minorities[0].value} on {ranks_in_words(ranks)}, but by {found.common.value} on the others"
+            if shown and found.common
+            else f"different epochs ({describe(found, readers.at)})"
+        ),
+        ranks=ranks,
+        evidence={"epochs": describe(found, readers.at), "goes_with": list(correlates(job, ranks))},
+        effect="The seed and the epoch of a sampler determine its order, so the ranks shuffle differently: some "
+        "samples are drawn by several ranks and others by none.",
+        fix=f"Call `set_epoch` of `{sampler.name}` with the same number on all ranks, after a resume too.",
+        severity=Severity.ERROR if sampler.shuffle is True else Severity.INFO,
+        explains=("DATA005",),
+    )
 
 
 def _divides(reader: RankLoader) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -165,11 +165,25 @@ def _left_out(states: JobState, ranks: Sequence[RankState]) -> Diagnosis | None:
     receives has the other part of it too, for the peers, the peer that is awaited went on without it."""
     transfers = [one for one in ranks if one.stack_wait in POINT_TO_POINT]
     peers = {one.rank: peer_by_stack(states, one) if is_answered(one) else None for one in transfers}
-    awaited = {peer for peer in peers.values() if peer is not None}
-    known = {one.rank for one in ranks if one.wait is not None and not one.wait.is_p2p}
-    if not awaited or None in peers.values() or not awaited <= known:
+    if None in peers.values():
         return None
-    return Diagnosis(states, "deadlock", tuple(sorted(awaited)), 0.7, awaited_by=tuple(sorted(peers)))
+    awaited = {peer for peer in peers.values() if peer is not None and peer not in peers}  # not in a transfer itself
+    known = {one.rank for one in ranks if one.wait is not None and not one.wait.is_p2p}
+    if not awaited or not awaited <= known or any(_ends_in_cycle(peers, rank) for rank in peers):
+        return None
+    direct = tuple(sorted(rank for rank, peer in peers.items() if peer in awaited))
+    return Diagnosis(states, "deadlock", tuple(sorted(awaited)), 0.7, awaited_by=direct)
+
+
+def _ends_in_cycle(peers: Mapping[int, int | None], rank: int) -> bool:
+    """Whether the peers of transfers, followed from one rank to the next, come to the same rank again."""
+    seen, at = set[int](), rank
+    while (peer := peers.get(at)) is not None:
+        if peer in seen:
+            return True
+        seen.add(peer)
+        at = peer
+    return False
 
 
 def _odd_of_cycle(cycle: Sequence[int], ranks: Sequence[RankState]) -> tuple[int, ...]:

@@ -351,7 +351,8 @@ class Sampler(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class LoaderEpoch(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One epoch of a data loader. ``drawn``: a hash of the first indices that its sampler drew; ``content``: a hash of
     the first batch; ``first``: those indices themselves, as far as they are kept; ``contents``: hashes of the first
-    batches, each of several parts (tensors) joined by ``-``. ``sizes``: distinct batch sizes without that of the last
+    batches, each of several parts (tensors) joined by ``-``. ``sampler_epoch``: the epoch of the sampler then, by
+    which it shuffles (``set_epoch``). ``sizes``: distinct batch sizes without that of the last
     batch. ``ended``: it was exhausted."""
 
     epoch: int
@@ -363,6 +364,7 @@ class LoaderEpoch(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     sizes: tuple[int, ...] = ()
     ended: bool = False
     contents: tuple[str, ...] = ()
+    sampler_epoch: int | None = None
 
 
 class Loader(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

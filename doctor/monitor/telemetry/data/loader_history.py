@@ -14,7 +14,7 @@ from doctor.monitor.telemetry.data.batch_fingerprint import BatchFingerprint
 from doctor.monitor.telemetry.data.batch_size import BatchSizeReader
 from doctor.monitor.telemetry.data.loader_inspection import index_sampler_of, read_loader
 from doctor.monitor.telemetry.data.sample_trace import LoaderPass, SampleTrace
-from doctor.monitor.telemetry.data.sampler_inspection import refresh_epoch
+from doctor.monitor.telemetry.data.sampler_inspection import epoch_of
 from doctor.monitor.telemetry.stacks.loop_exits import LoopExits
 
 KEPT_EPOCHS = 8
@@ -119,10 +119,11 @@ class LoaderHistories:
 
 
 class _LoaderEpoch:
-    __slots__ = ("batches", "contents", "ended", "last", "loader_pass", "number", "samples", "sizes")
+    __slots__ = ("batches", "contents", "ended", "last", "loader_pass", "number", "sampler_epoch", "samples", "sizes")
 
-    def __init__(self, number: int, loader_pass: LoaderPass | None) -> None:
+    def __init__(self, number: int, loader_pass: LoaderPass | None, sampler_epoch: int | None) -> None:
         self.number = number
+        self.sampler_epoch = sampler_epoch
         self.loader_pass = loader_pass
         self.batches = 0
         self.samples: int | None = 0
@@ -143,6 +144,7 @@ class _LoaderEpoch:
             sizes=tuple(sorted(self.sizes)),
             ended=self.ended,
             contents=contents,
+            sampler_epoch=self.sampler_epoch,
         )
 
 
@@ -241,7 +243,7 @@ class _LoaderHistory:
         epochs = list(self.epochs)
         sampler, outermost = self._loader_facts.sampler, self._sampler()
         if sampler is not None and outermost is not None:
-            sampler = refresh_epoch(sampler, outermost)
+            sampler = msgspec.structs.replace(sampler, epoch=epoch_of(outermost))
         return msgspec.structs.replace(
             self._loader_facts,
             limit=self.limit,
@@ -264,7 +266,7 @@ class _LoaderHistory:
         loader_pass = self._newest(sampler) if sampler is not None else None
         if any(one.loader_pass is loader_pass for one in self.epochs):
             loader_pass = None
-        self._current = _LoaderEpoch(self._next, loader_pass)
+        self._current = _LoaderEpoch(self._next, loader_pass, epoch_of(sampler))
         self.epochs.append(self._current)
         return self._current
 

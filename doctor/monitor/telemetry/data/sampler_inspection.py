@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
 from doctor.core.facts import Sampler
 
 MOST_LINKS = 6
@@ -50,9 +48,9 @@ def read_sampler(outermost: object, dataset_length: int | None = None) -> Sample
     )
 
 
-def refresh_epoch(known: Sampler, outermost: object) -> Sampler:
-    """Return ``known`` with the current epoch of its sampler."""
-    return msgspec.structs.replace(known, epoch=_first_held(list(_chain(outermost)), ("epoch",)))
+def epoch_of(outermost: object) -> int | None:
+    """Return the current epoch of a sampler."""
+    return _first_held(list(_chain(outermost)), ("epoch",))
 
 
 def subset_source(outermost: object) -> object:
