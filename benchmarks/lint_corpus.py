@@ -40,6 +40,7 @@ Part: TypeAlias = Literal[
     "fifteenth",
     "sixteenth",
     "seventeenth",
+    "eighteenth",
     "development",
 ]
 Half: TypeAlias = Literal["tuned", "held"] | Part
