@@ -394,19 +394,19 @@ class Pitfalls:
         self.prunes(model)
 
     def summons_everywhere(self, model):
-        """Summon the full parameters on all ranks in every thirtieth step; the first one writes for three seconds."""
+        """Summon the full parameters on all ranks in every thirtieth step; the first one writes for a moment."""
         if self.step % 30 == 0:
-            self.summons(model, 3)
+            self.summons(model, 0.2)
 
     def gathers_everywhere(self, model):
-        """Gather partitioned parameters on all ranks in every thirtieth step; the first writes for three seconds."""
+        """Gather partitioned parameters on all ranks in every thirtieth step; the first one writes for a moment."""
         if self.step % 30:
             return
         import deepspeed
 
         with deepspeed.zero.GatheredParameters(list(model.parameters())):
             if self.rank == 0:
-                self.saves(model, 3)
+                self.saves(model, 0.2)
 
     def prepares_data(self):
         """Download data for ten seconds in ``prepare_data``, for which the other ranks wait."""
