@@ -128,6 +128,28 @@ def _gpus_of_job(text: str) -> Iterator[str]:
     yield from (one for found in _GPUS_OF_JOB.findall(text) for one in found if one)
 
 
+_VISIBLE_GPUS = "torch.cuda.device_count()"
+
+
+def is_where_one_gpu(script: Script, node: ast.AST) -> bool:
+    """Whether ``node`` is in a branch that is taken only where its process sees one GPU, which then has the number 0:
+    ``elif torch.cuda.device_count() == 1``."""
+    return any(_asks_for_one_gpu(script, test) is holds for test, holds in _branches_around(script, node))
+
+
+def _asks_for_one_gpu(script: Script, test: ast.expr) -> bool | None:
+    """Whether a test holds only where one GPU is visible (true), or fails only there (false); ``None`` for others."""
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return None
+    counted = script.values_of(test.left) if isinstance(test.left, (ast.Name, ast.Attribute)) else (test.left,)
+    if not counted or any(script.name(one) != _VISIBLE_GPUS for one in counted):
+        return None
+    asked = (type(test.ops[0]), script.value(test.comparators[0]))
+    if asked in ((ast.Eq, 1), (ast.Lt, 2), (ast.LtE, 1)):
+        return True
+    return False if asked in ((ast.NotEq, 1), (ast.Gt, 1), (ast.GtE, 2)) else None
+
+
 def simulates_ranks(script: Script) -> bool:
     """Whether the process group has one rank, or is a fake one that simulates ranks."""
     return any(

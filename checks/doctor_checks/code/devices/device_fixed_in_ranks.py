@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.cuda import shows_same_devices
-from doctor.lint.python.gpu_use import runs_alone, simulates_ranks
+from doctor.lint.python.gpu_use import is_where_one_gpu, runs_alone, simulates_ranks
 from doctor.lint.python.reachable_functions import is_run_by_all
 from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import DDP, GROUP, is_test, several_ranks
@@ -48,6 +48,11 @@ _BY_NAME = ("torch.", "transformers.")
             ),
         ),
         passes("chosen anew where there are ranks", _CHOSEN_AGAIN),
+        passes("a process that sees one GPU", _ONE_VISIBLE),
+        fails(
+            "a process that may see several GPUs",
+            _ONE_VISIBLE.replace("count == 1", "count >= 1").replace("device(0)", "device(0)  # !"),
+        ),
         passes("a device that nothing reads, beside that of Accelerate", _UNREAD),
         passes("one process, or one model over several GPUs", _ONE_PROCESS),
         passes("layers of one model on two GPUs, and every rank sees its own GPU alone", _LAYERS),
@@ -88,7 +93,9 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
                 )
     for node in script.all(ast.Call):
         words = _moves_to_first(script, node) or _made_on_first(script, node)
-        if words and is_run_by_all(script, node) and not runs_alone(script, node):
+        if not words or runs_alone(script, node) or is_where_one_gpu(script, node):
+            continue
+        if is_run_by_all(script, node):
             certain = bool(_OF_ONE_HOST.search(script.text)) and not _meets_by_gloo(script)
             yield Violation(
                 node,
@@ -321,6 +328,17 @@ def main(args):
     model = Net().to(device)
 
 main(parse())
+"""
+_ONE_VISIBLE = """\
+import torch
+
+dist.init_process_group("nccl")
+local_rank = int(os.environ["LOCAL_RANK"])
+count = torch.cuda.device_count()
+if args.spread:
+    torch.cuda.set_device(local_rank)
+elif count == 1:
+    torch.cuda.set_device(0)
 """
 _ONE_PROCESS = """\
 device = torch.device("cuda:0")
