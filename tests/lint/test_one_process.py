@@ -1023,6 +1023,25 @@ def test_the_local_rank_is_the_rank_if_every_launch_has_one_host(tmp_path, files
     assert [one for one in reported if one[0] == "CODE012"] == [("CODE012", "warning")] * is_reported
 
 
+@pytest.mark.parametrize(
+    ("files", "severity"),
+    [
+        ({}, "error"),
+        ({"run.sh": "torchrun --standalone --nproc_per_node=4 train.py\n"}, "info"),
+        ({"run.sh": "torchrun --standalone --nproc_per_node=8 train.py\n"}, "error"),
+        ({"run.sh": "torchrun --nnodes=2 --nproc_per_node=4 train.py\n"}, "error"),
+        (
+            {"run.sh": "torchrun --standalone --nproc_per_node=4 train.py\n", "README.md": "torchrun train.py\n"},
+            "error",
+        ),
+    ],
+)
+def test_shards_as_many_as_every_launch_starts_ranks_are_an_info(tmp_path, files, severity):
+    text = SHARDS.replace("dist.get_world_size()", "4")
+    reported = found(tmp_path, {"train.py": text, "other.py": "import torch\n", **files})
+    assert [one for one in reported if one[0] == "CODE012"] == [("CODE012", severity)]
+
+
 def test_the_commands_of_another_folder_start_the_script_of_that_folder(tmp_path):
     for name in ("first", "second"):
         (tmp_path / name).mkdir()

@@ -41,6 +41,18 @@ dist.init_process_group("nccl")
 world_size, local_rank = dist.get_world_size(), int(os.environ["LOCAL_RANK"])
 sampler = DistributedSampler(dataset, num_replicas=world_size, rank=local_rank){hosts}
 """
+_LOGGED = """\
+import torch
+import lightning as L
+
+class Net(L.LightningModule):
+    def {hook}(self, batch, batch_idx):
+        loss = self.net(batch).mean()
+        if torch.isfinite(loss):
+            self.log("loss", loss, sync_dist=True{given})
+
+L.Trainer(devices=4)
+"""
 _LOADERS = """\
 import torch
 from torch.utils.data import DataLoader
@@ -444,6 +456,11 @@ for batch in loader:
         ("CODE005", _FIRST.format(call="accelerator.wait_for_everyone()"), Severity.WARNING),
         ("CODE030", _PREPARED.format(work="data.map(tokenize)"), Severity.INFO),
         ("CODE030", _PREPARED.format(work="snapshot_download(args.name)"), Severity.WARNING),
+        ("CODE008", _LOGGED.format(hook="validation_step", given=", on_step=False"), Severity.INFO),
+        ("CODE008", _LOGGED.format(hook="validation_step", given=""), Severity.INFO),
+        ("CODE008", _LOGGED.format(hook="validation_step", given=", on_step=True"), Severity.ERROR),
+        ("CODE008", _LOGGED.format(hook="training_step", given=""), Severity.ERROR),
+        ("CODE008", _LOGGED.format(hook="on_validation_epoch_end", given=", on_step=False"), Severity.ERROR),
         ("CODE012", _SAMPLER.format(hosts="  # torchrun --nnodes 2"), Severity.ERROR),
         ("CODE012", _SAMPLER.format(hosts=""), Severity.WARNING),
         ("CODE015", _EVALUATED.replace("test", "val").format(size=8), Severity.INFO),

@@ -11,7 +11,7 @@ from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.divergent_conditions import disagreement
 from doctor.lint.python.rank_branches import rank_condition
-from doctor.lint.python.script import step_at
+from doctor.lint.python.script import last_name, step_at
 from doctor.lint.python.training import gradients_reduced
 from doctor.testing.script_cases import fails, passes
 
@@ -151,7 +151,7 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
     needs_all = "runs" in how and (word == "backward" or bool(_IS_VALID.match(ast.unparse(test))))
     condition = script.text_of(test, 40)
     condition = f"the condition at line {test.lineno}" if condition.endswith("…") else f"the condition `{condition}`"
-    severity = _severity(script, statement, kind)
+    severity = Severity.INFO if _waits_at_end(script, call, word) else _severity(script, statement, kind)
     return Violation(
         call,
         summary,
@@ -174,6 +174,25 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
             step_at(script, call, f"{word}: waits for all ranks"),
         ),
     )
+
+
+_OF_BATCHES = re.compile(r"step|batch")
+_ADDS_BY_DEFAULT = re.compile(r"^(?:validation|test)_step$|^on_(?:validation|test)_batch_end$")
+"""Hooks in which ``log`` has ``on_step=False`` if nothing is given (lightning/pytorch/trainer/connectors/
+logger_connector/fx_validator.py)."""
+
+
+def _waits_at_end(script: Script, call: ast.Call, word: str) -> bool:
+    """Whether it is ``self.log(..., sync_dist=True)`` of a batch that only adds the value up: with ``on_step=False``,
+    Lightning reduces at the end of the epoch (``_ResultMetric.update`` in lightning/pytorch/trainer/connectors/
+    logger_connector/result.py), and a rank is missing there only if it has logged in no batch."""
+    function = script.function_of(call)
+    if word != "sync_dist" or last_name(call.func) not in ("log", "log_dict") or function is None:
+        return False
+    if script.is_open(call) or not _OF_BATCHES.search(function.name):
+        return False
+    given = script.argument(call, "on_step")
+    return bool(_ADDS_BY_DEFAULT.match(function.name)) if given is None else script.value(given) is False
 
 
 _ASKS_FOR_BAD = re.compile(r"isnan\(|isfinite\(|isinf\(")

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import words_behind
-from doctor.lint.python.project.launch_counts import is_started_on_one_host
+from doctor.lint.python.project.launch_counts import is_started_on_one_host, shown_counts
 from doctor.lint.python.training import SAMPLER, WRAPPERS, is_test
 from doctor.testing.script_cases import fails, passes
 
 _JOINS = "torch.distributed.init_process_group"
-_SEVERAL = (*WRAPPERS, _JOINS, "deepspeed.initialize", "deepspeed.init_distributed")
+_ENGINES = ("deepspeed.initialize", "deepspeed.init_distributed")
+_SEVERAL = (*WRAPPERS, _JOINS, *_ENGINES)
 _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
 _LOCAL = re.compile(r"^(?:args\.|opt\.|config\.|self\.)?_?local_?rank$|LOCAL_RANK|^gpu_id$", re.IGNORECASE)
 _WORLD = re.compile(r"world_?size", re.IGNORECASE)
@@ -47,6 +48,8 @@ _HOSTS = re.compile(r"n_?nodes|num_(?:nodes|machines)|node_rank|machine_rank|SLU
         fails("the rank, where every rank takes part 0", _script("num_replicas=dist.get_world_size(), rank=0")),
         fails("the rank on the node, of all nodes", _script("num_replicas=world_size, rank=local_rank")),
         fails("by position", _script("8, dist.get_rank()")),
+        passes("the number of ranks of the process group", _script("4, dist.get_rank()", "world_size=4")),
+        fails("another number than that of the process group", _script("4, dist.get_rank()", "world_size=8")),
         passes("what torch tells it", _script("shuffle=True")),
         passes("asked for", _script("num_replicas=world_size, rank=dist.get_rank()")),
         passes("every rank is to read everything", _script("num_replicas=1, rank=0, shuffle=True")),
@@ -90,7 +93,16 @@ def _hits(script: Script, call: ast.Call) -> Iterator[Violation]:
     if _number(replicas) == 1:
         return
     if (number := _number(replicas)) is not None:
-        yield Violation(call, f"DistributedSampler uses {number} shards, regardless of the number of ranks")
+        if _joins_with(script, number):
+            return
+        counts = shown_counts(script)
+        is_shown = bool(counts) and all(count == number for count in counts)
+        yield Violation(
+            call,
+            f"DistributedSampler uses {number} shards, regardless of the number of ranks",
+            severity=Severity.INFO if is_shown else None,
+            preview=is_shown,
+        )
     elif (number := _number(rank)) is not None:
         yield Violation(call, f"DistributedSampler uses shard {number} of the data on every rank")
     elif rank is not None and replicas is not None and _mixes(script, replicas, rank):
@@ -107,6 +119,14 @@ def _hits(script: Script, call: ast.Call) -> Iterator[Violation]:
 
 def _number(node: ast.expr | None) -> int | None:
     return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
+
+
+def _joins_with(script: Script, number: int) -> bool:
+    """Whether the file makes every process group with that number of ranks: with another one, no run gets further."""
+    if any(script.name(call.func) in _ENGINES for call in script.all(ast.Call)):
+        return False
+    given = [script.argument(call, "world_size", 3) for call in script.calls(_JOINS)]
+    return bool(given) and all(one is not None and script.value(one) == number for one in given)
 
 
 def _mixes(script: Script, replicas: ast.expr, rank: ast.expr) -> bool:
@@ -132,12 +152,12 @@ def _joins_as(script: Script, call: ast.Call, rank: ast.expr) -> bool:
     return given is not None and script.text_of(given) == script.text_of(rank)
 
 
-def _script(arguments: str) -> str:
+def _script(arguments: str, joins: str = "") -> str:
     return f"""\
 import torch
 from torch.utils.data.distributed import DistributedSampler
 
-dist.init_process_group("nccl")
+dist.init_process_group("nccl"{", " * bool(joins)}{joins})
 world_size, local_rank = dist.get_world_size(), int(os.environ["LOCAL_RANK"])
 sampler = DistributedSampler(dataset, {arguments})  # !
 loader = DataLoader(dataset, batch_size=16, sampler=sampler)
