@@ -104,3 +104,39 @@ def test_a_stream(tmp_path):
 )
 def test_a_program_that_may_give_each_rank_its_part(tmp_path, before, after):
     assert found(tmp_path, TRAIN.replace(before, after)) == []
+
+
+PARTS = """\
+import torch.distributed as dist
+
+
+class Parts:
+    def __init__(self, path):
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.path = path
+
+    def read(self):
+        return open(self.path).read().splitlines()[self.rank :: self.ranks]
+"""
+KIND = "from parts import *\n\n\ndef kind_of(path):\n    return Parts\n"
+OF_KIND = "kind_of(path)(path).read()"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_reported"),
+    [
+        ("", "", False),
+        ("dist.get_rank(), dist.get_world_size()", "0, 1", True),
+        ("[self.rank :: self.ranks]", "", False),
+        ("class Parts:", "class Others:", True),
+    ],
+)
+def test_a_class_that_asks_for_the_number_of_ranks_may_divide_its_data(tmp_path, before, after, is_reported):
+    train = TRAIN.replace(
+        "from data import prepare", "from torch.utils.data import DataLoader\nfrom kinds import kind_of"
+    )
+    train = train.replace("train_loader, val_loader = prepare(path)", "train_set = {}\n    train_loader = {}").format(
+        OF_KIND, "DataLoader(train_set, batch_size=8, shuffle=True)"
+    )
+    files = {"train.py": train, "kinds.py": KIND, "parts.py": PARTS.replace(before, after), **START}
+    assert bool(findings_in(tmp_path, files, BOOK)) is is_reported

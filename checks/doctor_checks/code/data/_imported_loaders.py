@@ -11,7 +11,7 @@ from doctor.lint.python.gpu_use import runs_alone
 from doctor.lint.python.loader_calls import LoaderCall, depends_on_ranks, evaluates, loaders, mentions_ranks
 from doctor.lint.python.project.imported_functions import called_function
 from doctor.lint.python.reachable_functions import run_by_all
-from doctor.lint.python.script import FunctionNode, Script, last_name
+from doctor.lint.python.script import FunctionNode, Script, last_name, parsed
 
 _MAY_PART = re.compile(
     r"rank|world|sampler|shard|replica|distribut|accelerat|fabric|lightning|worker_info|\bddp\b|\bfsdp\b", re.IGNORECASE
@@ -82,3 +82,43 @@ def _returned(made_in: Script, function: FunctionNode, place: int | None) -> Loa
         value = value.elts[place] if is_tuple and isinstance(value, ast.Tuple) else None
     made = made_in.values_of(value) if value is not None else ()
     return next((one for one in loaders(made_in) if len(made) == 1 and one.call is made[0]), None)
+
+
+_ASKS_RANK = re.compile(r"\bget_rank\(|\bprocess_index\b|[\"'](?:LOCAL_)?RANK[\"']")
+_ASKS_SIZE = re.compile(r"\bget_world_size\(|\bnum_processes\b|[\"']WORLD_SIZE[\"']")
+
+
+def is_made_by_rank(script: Script, data: ast.expr) -> bool:
+    """Whether a function of another module of the project that an expression calls returns a class of the project which
+    asks for the rank and for the number of ranks, as one that divides its data does: ``kind_of(config)("train").read()``.
+    """
+    for call in (one for one in ast.walk(data) if isinstance(one, ast.Call)):
+        found = called_function(script, call)
+        if found is not None and found[0] is not script:
+            made_in, function = found
+            named = [one.value for one in made_in.inside(function, ast.Return)]
+            if any(isinstance(one, ast.Name) and _asks_for_ranks(made_in, one.id) for one in named):
+                return True
+    return False
+
+
+def _asks_for_ranks(made_in: Script, name: str) -> bool:
+    """Whether a class of a module, or of one that gives it all its names, asks for the rank and the number of ranks."""
+    modules, texts = made_in.modules, [made_in.text]
+    for one in made_in.all(ast.ImportFrom) if modules is not None else ():
+        if modules is not None and one.names[0].name in ("*", name):
+            given = modules.named(made_in.path, "." * one.level + (one.module or ""))
+            texts += [modules.text_at(shown) for shown in given]
+    classes = (_class_in(text, name) for text in texts)
+    return any(_ASKS_RANK.search(one) and _ASKS_SIZE.search(one) for one in classes)
+
+
+def _class_in(text: str, name: str) -> str:
+    """The code of a class at the top level of a module; empty if it has none."""
+    if not re.search(rf"^class {re.escape(name)}\b", text, re.MULTILINE):
+        return ""
+    try:
+        body = parsed(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    return next((ast.unparse(one) for one in body if isinstance(one, ast.ClassDef) and one.name == name), "")

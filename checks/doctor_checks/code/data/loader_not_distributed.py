@@ -25,7 +25,7 @@ from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import UNKNOWN, last_name, step_at
 from doctor.lint.python.training import SAMPLER, WRAPPERS, loops, shards_loaders_itself, unwrapped
 from doctor.testing.script_cases import fails, passes
-from doctor_checks.code.data._imported_loaders import ImportedLoader, imported_loaders
+from doctor_checks.code.data._imported_loaders import ImportedLoader, imported_loaders, is_made_by_rank
 
 _MADE_UP = re.compile(
     r"^(?:rand|randn|randint|rand_like|randn_like|fake\w*|dummy\w*|synth\w*|toy\w*|"
@@ -129,6 +129,11 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
         ),
         passes("a data set that may be a stream", _script("DataLoader(load_corpus(), batch_size=64)")),
         passes("a caller gives each rank its own file", _OF_OWN_FILE),
+        passes("each process that a loop starts has its part", _OF_OWN_PART),
+        fails(
+            "each process that a loop starts has all",
+            _OF_OWN_PART.replace("(mine,)", "(chosen,)").replace("shuffle=True)", "shuffle=True)  # !"),
+        ),
         passes("a caller lets another process make it", _OF_OWN_FILE.replace("make(files", "pool.submit(make, files")),
         fails("ranks that the file spawns", _SPAWNED),
         fails(
@@ -274,7 +279,7 @@ def _may_part(script: Script, loader: LoaderCall) -> bool:
         return True
     for one in script.values_of(data) if data is not None else ():
         made = imported_function(script, one.func, whole=True) if isinstance(one, ast.Call) else None
-        if made is not None and made.module.reads_rank:
+        if (made is not None and made.module.reads_rank) or is_made_by_rank(script, one):
             return True
     return False
 
@@ -354,7 +359,12 @@ def _gives_all(script: Script, loader: LoaderCall) -> bool:
     if not is_map and not is_random:
         return False
     words = data_of(script, call)
-    if mentions_ranks(words) or any(_MADE_UP.match(word) for word in words) or _is_written_out(script, call):
+    if (
+        mentions_ranks(words)
+        or _differs_by_process(script, call, words)
+        or any(_MADE_UP.match(word) for word in words)
+        or _is_written_out(script, call)
+    ):
         return False
     return not any(mentions_ranks(words_behind(script, one)) for one in _given_for(script, call, words))
 
@@ -378,6 +388,38 @@ def _given_for(script: Script, loader: ast.Call, words: frozenset[str]) -> Itera
 
 
 _RUN_LATER = frozenset({"submit", "apply_async"})
+
+
+_OF_DEVICES = re.compile(r"dev|gpu|cuda", re.IGNORECASE)
+
+
+def _differs_by_process(script: Script, loader: ast.Call, words: frozenset[str]) -> bool:
+    """Whether the data are made from a part of something that a loop gives to each process that it starts: ``mine =
+    seeds[i * size : (i + 1) * size]; Process(target=run, args=(mine,))``."""
+    function = script.function_of(loader)
+    parameters = [one.arg for one in function.args.args] if function is not None else []
+    for call in script.all(ast.Call) if not words.isdisjoint(parameters) else ():
+        target, given = script.argument(call, "target", 1), script.argument(call, "args", 3)
+        loop = script.nearest(call, ast.For) if last_name(call) == "Process" else None
+        if function is None or target is None or last_name(target) != function.name or not isinstance(given, ast.Tuple):
+            continue
+        parts = _parts_by(script, loop) if isinstance(loop, ast.For) else frozenset()
+        for name, value in zip(parameters, given.elts, strict=False):
+            if name in words and not _OF_DEVICES.search(name) and not parts.isdisjoint(_words(value)):
+                return True
+    return False
+
+
+def _parts_by(script: Script, loop: ast.For) -> frozenset[str]:
+    """The names that a loop binds to the part of something which its variable chooses: ``mine = seeds[i]``."""
+    own = _words(loop.target)
+    return frozenset(
+        target.id
+        for one in script.inside(loop, ast.Assign)
+        if isinstance(one.value, ast.Subscript) and not own.isdisjoint(_words(one.value.slice))
+        for target in one.targets
+        if isinstance(target, ast.Name)
+    )
 
 
 def _is_written_out(script: Script, loader: ast.Call) -> bool:
@@ -510,6 +552,22 @@ for epoch in range(10):
 """
 
 
+_OF_OWN_PART = """\
+from multiprocessing import Process
+from torch.utils.data import DataLoader
+
+def run(seeds):
+    dist.init_process_group("nccl")
+    model = DDP(Net())
+    loader = DataLoader(seeds.numpy(), batch_size=8, shuffle=True)
+    for batch in loader:
+        model(batch).sum().backward()
+
+chosen = torch.randperm(total)
+for number in range(4):
+    mine = chosen[number * size : (number + 1) * size]
+    Process(target=run, args=(mine,)).start()
+"""
 _OF_OWN_FILE = """\
 import torch
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
