@@ -90,8 +90,7 @@ _ASKS_SIZE = re.compile(r"\bget_world_size\(|\bnum_processes\b|[\"']WORLD_SIZE[\
 
 def is_made_by_rank(script: Script, data: ast.expr) -> bool:
     """Whether a function of another module of the project that an expression calls returns a class of the project which
-    asks for the rank and for the number of ranks, as one that divides its data does: ``kind_of(config)("train").read()``.
-    """
+    asks for the rank and for the number of ranks, as one that divides its data does: ``kind_of(config)().read()``."""
     for call in (one for one in ast.walk(data) if isinstance(one, ast.Call)):
         found = called_function(script, call)
         if found is not None and found[0] is not script:
