@@ -140,3 +140,57 @@ def test_a_class_that_asks_for_the_number_of_ranks_may_divide_its_data(tmp_path,
     )
     files = {"train.py": train, "kinds.py": KIND, "parts.py": PARTS.replace(before, after), **START}
     assert bool(findings_in(tmp_path, files, BOOK)) is is_reported
+
+
+SAMPLED = """\
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, RandomSampler
+from texts import Texts
+
+
+def main(args):
+    dist.init_process_group("nccl")
+    train_set = Texts(args.path)
+    sampler = RandomSampler(train_set)
+    train_loader = DataLoader(train_set, sampler=sampler, batch_size=8)
+    model = DistributedDataParallel(torch.nn.Linear(8, 1))
+    for epoch in range(9):
+        if args.distributed:
+            train_loader.sampler.set_epoch(epoch)
+        for batch in train_loader:
+            model(batch).sum().backward()
+
+
+main(read())
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "severity"),
+    [
+        ("", "", "info"),
+        ("train_loader.sampler.set", "sampler.set", "info"),
+        ("train_loader.sampler.set_epoch(epoch)", "print(epoch)", "error"),
+        ("train_loader.sampler.set", "test_loader.sampler.set", "error"),
+        ("if args.distributed", "if hasattr(sampler, 'set_epoch')", "error"),
+        ("if args.distributed", "if args.shuffles", "error"),
+        (
+            "    for epoch",
+            "    for batch in train_loader:\n        model(batch).sum().backward()\n    for epoch",
+            "error",
+        ),
+        (
+            "        if args.distributed",
+            "        for batch in train_loader:\n            model(batch).sum().backward()\n"
+            "        if args.distributed",
+            "error",
+        ),
+    ],
+)
+def test_a_sampler_that_has_no_epoch_ends_the_job_before_it_trains(tmp_path, before, after, severity):
+    files = {"train.py": SAMPLED.replace(before, after) if before else SAMPLED, "texts.py": "class Texts:\n    pass\n"}
+    found = findings_in(tmp_path, files | START, BOOK, preview=True)
+    assert {one.severity.value for _, one in found} == {severity}

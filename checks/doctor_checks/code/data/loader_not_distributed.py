@@ -21,7 +21,7 @@ from doctor.lint.python.loader_calls import (
     words_behind,
 )
 from doctor.lint.python.project.imported_functions import imported_function
-from doctor.lint.python.reachable_functions import run_by_all
+from doctor.lint.python.reachable_functions import is_certain, run_by_all
 from doctor.lint.python.script import UNKNOWN, last_name, step_at
 from doctor.lint.python.training import SAMPLER, WRAPPERS, loops, shards_loaders_itself, unwrapped
 from doctor.testing.script_cases import fails, passes
@@ -167,19 +167,45 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
             data = script.argument(loader.call, "dataset", 0)
             named = script.text_of(data, 40) if data is not None else "dataset"
             given = named if isinstance(data, (ast.Name, ast.Attribute)) else "dataset"
+            is_stopped = _asks_for_epoch_in_vain(script, loader)
             yield Violation(
                 loader.call,
                 f"{loader.title} has no distributed sampler: each rank trains on all of {named}",
                 fix=f"Pass `sampler=DistributedSampler({given})` to the loader{_instead_of(script, loader.call)}, and "
                 f"call `{_variable(script, loader.call)}.sampler.set_epoch(epoch)` at the start of each epoch.",
                 evidence=(("wrapped_at_line", wrapper.lineno),),
-                severity=Severity.WARNING
-                if _has_other_launch(script, wrapper) or _is_alternative(script, loader.call)
-                else None,
+                severity=Severity.INFO if is_stopped else _severity(script, wrapper, loader.call),
+                preview=is_stopped,
             )
     for one in imported_loaders(script, trained):
         if _gives_all(one.made_in, one.loader) and not _may_part(one.made_in, one.loader):
             yield _of_other_module(script, one, wrapper)
+
+
+def _severity(script: Script, wrapper: ast.Call, loader: ast.Call) -> Severity | None:
+    return Severity.WARNING if _has_other_launch(script, wrapper) or _is_alternative(script, loader) else None
+
+
+def _asks_for_epoch_in_vain(script: Script, loader: LoaderCall) -> bool:
+    """Whether every job of several ranks ends at ``loader.sampler.set_epoch(epoch)`` before it trains: the loader has a
+    RandomSampler, which has no such method (torch/utils/data/sampler.py)."""
+    sampler = script.argument(loader.call, "sampler", 3)
+    if sampler is None or not loader.name or not _is_random(script, sampler):
+        return False
+    for call in script.method_calls("set_epoch"):
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        is_own = owner is not None and ast.unparse(owner) in (f"{loader.name}.sampler", ast.unparse(sampler))
+        is_caught = script.nearest(call, ast.Try) is not None
+        if is_own and not is_caught and script.function_of(call) is script.function_of(loader.call):
+            if _comes_first(script, call) and is_certain(script, call):
+                return True
+    return False
+
+
+def _comes_first(script: Script, call: ast.Call) -> bool:
+    """Whether no loop that trains is above a call, besides those around it."""
+    above = (one.node for one in loops(script) if one.trains and one.node.lineno < call.lineno)
+    return all(one in script.around(call) for one in above)
 
 
 def _of_other_module(script: Script, one: ImportedLoader, wrapper: ast.Call) -> Violation:
