@@ -388,3 +388,71 @@ torch.save(model.state_dict(), "last.pt")
 def test_the_branch_of_several_ranks_fails(tmp_path, order, severity):
     files = {"train.py": ENGINE.format(order=order), "run.sh": "deepspeed train.py --engine\n"}
     assert ("CODE029", severity) in found(tmp_path, files)
+
+
+TRACKED = """\
+import argparse
+import torch
+import torch.distributed as dist
+import wandb
+
+def train(rank, args):
+    dist.init_process_group("nccl", rank=rank, world_size=4)
+    for step in range(9):
+        if args.track:
+            wandb.log({"step": step})
+        if args.track and rank == 0:
+            dist.barrier()
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--track", default=True, type=bool)
+    parser.add_argument("--more", default=False, type=bool)
+    args = parser.parse_args()
+    if args.track:
+        wandb.init(project="gpt")
+    torch.multiprocessing.spawn(train, args=(args,), nprocs=4)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "severity"),
+    [
+        ("", "", "info"),
+        ("        if args.track:\n", "        if args.more:\n", "error"),
+        (
+            "        if args.track:\n            wandb",
+            "        if args.track:\n            args.track = 0\n            wandb",
+            "error",
+        ),
+        ("    for step", "    wandb.init()\n    for step", "error"),
+        ("import wandb\n", "import wandb\n\nwandb.init()\n", "error"),
+        ("    torch.multi", "    train(0, args)\n    torch.multi", "error"),
+        ("wandb.init(project", "print(project", "error"),
+        (
+            "            wandb.log({",
+            "            try:\n                wandb.log({})\n            except Exception:\n                print({",
+            "error",
+        ),
+    ],
+)
+def test_a_spawned_process_has_no_run_of_its_parent(tmp_path, before, after, severity):
+    text = TRACKED.replace(before, after, 1) if before else TRACKED
+    assert [one for one in found(tmp_path, {"train.py": text, "other.py": ""}) if one[0] == "CODE005"] == [
+        ("CODE005", severity)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "severity"),
+    [
+        ({"other.py": "import wandb\n\nwandb.init()\n"}, "info"),
+        ({"other.py": "from train import train\n\ntrain(0, read())\n"}, "error"),
+        ({"other.py": "import wandb\n\nwandb.init()\n", "train.py": f"import other\n{TRACKED}"}, "error"),
+    ],
+)
+def test_another_module_may_start_the_run(tmp_path, files, severity):
+    assert ("CODE005", severity) in found(tmp_path, {"train.py": TRACKED, **files})

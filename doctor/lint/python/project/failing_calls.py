@@ -18,6 +18,7 @@ from doctor.lint.python.project.call_graph import INERT
 from doctor.lint.python.project.failing_start import names_by_star
 from doctor.lint.python.project.never_used import is_defined_nowhere
 from doctor.lint.python.project.options import lacks_option
+from doctor.lint.python.project.tracker_runs import logs_without_run
 from doctor.lint.python.project.unreached import may_import
 from doctor.lint.python.rank_branches import RankCondition, plain_test, rank_condition, statements_above
 from doctor.lint.python.script import FunctionNode, ProjectModules, Script, last_name, parsed, per_script
@@ -50,7 +51,7 @@ def fails_before(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
     file with arguments that it does not take; or the place, or each use of its function, does so itself."""
     if script.path.endswith(".ipynb"):
         return False  # cells run in any order
-    if any(_is_known_to_fail(script, one) for one in statements_above(script, node)):
+    if any(_is_known_to_fail(script, one) for one in _run_before(script, node)):
         return True
     if any(lacks_option(script, one) and not _is_conditional(script, one, node) for one in ast.walk(node)):
         return True
@@ -63,6 +64,35 @@ def fails_before(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
         and all(_is_use_vain(script, one, holder, depth) for one in uses)
         and not _is_imported_by_others(script, holder.name)
     )
+
+
+def _run_before(script: Script, node: ast.AST) -> Iterator[ast.stmt]:
+    """The statements above a place in its function, and in the branches there on a name or an attribute that a branch
+    around the place requires, too."""
+    required = {ast.unparse(one) for outer in script.around(node) for one in _required_by(outer, node)}
+    waiting = list(statements_above(script, node))
+    while waiting:
+        one = waiting.pop()
+        yield one
+        if isinstance(one, ast.If) and isinstance(one.test, (ast.Name, ast.Attribute)):
+            is_entered = ast.unparse(one.test) in required and not _is_set_between(script, one, node)
+            waiting += one.body if is_entered else ()
+
+
+def _is_set_between(script: Script, branch: ast.If, node: ast.AST) -> bool:
+    """Whether what a branch asks for may be set again in it, or between it and a place below it."""
+    last, last_line = last_name(branch.test), getattr(node, "lineno", branch.lineno)
+    named: list[ast.Name | ast.Attribute] = [*script.all(ast.Name), *script.all(ast.Attribute)]
+    stores = (one for one in named if isinstance(one.ctx, ast.Store) and last_name(one) == last)
+    return any(branch.lineno <= one.lineno <= last_line for one in stores)
+
+
+def _required_by(outer: ast.AST, node: ast.AST) -> list[ast.expr]:
+    """What is true in the body of a branch around a node: ``args.track`` of ``if args.track and rank == 0``."""
+    if not isinstance(outer, ast.If) or not any(node is part for one in outer.body for part in ast.walk(one)):
+        return []
+    test = outer.test
+    return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
 
 
 def is_left_to_one_rank(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
@@ -247,7 +277,8 @@ def _fails(script: Script, statement: ast.stmt) -> bool:
             if isinstance(one.ctx, ast.Load) and not _is_conditional(script, one, part) and _is_unbound(script, one):
                 return True
         for call in script.inside(part, ast.Call):
-            if not _is_conditional(script, call, part) and refuses(script, call):
+            is_refused = refuses(script, call) or logs_without_run(script, call)
+            if is_refused and not _is_conditional(script, call, part):
                 return True
         for read in script.inside(part, ast.Attribute):
             if lacks_option(script, read) and not _is_conditional(script, read, part):
