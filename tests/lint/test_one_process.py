@@ -1023,6 +1023,26 @@ def test_the_local_rank_is_the_rank_if_every_launch_has_one_host(tmp_path, files
     assert [one for one in reported if one[0] == "CODE012"] == [("CODE012", "warning")] * is_reported
 
 
+ENGINE = """import deepspeed
+settings = {"train_batch_size": 1, "zero_optimization": {"stage": 3}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "severity"),
+    [
+        ("", "", "info"),
+        ('"train_batch_size": 1', '"train_batch_size": 8', "error"),
+        ("train_batch_size", "train_micro_batch_size_per_gpu", "error"),
+        ("settings =", "settings = read()\nsettings =", "error"),
+    ],
+)
+def test_a_batch_of_one_sample_is_for_one_rank(tmp_path, before, after, severity):
+    head = ENGINE.replace(before, after) if before else ENGINE
+    text = head + HEAD + "engine = deepspeed.initialize(model=net, config=settings)\n" + JOINS + HANG
+    assert found(tmp_path, {"train.py": text, "other.py": ""}) == [("CODE005", severity)]
+
+
 @pytest.mark.parametrize(
     ("files", "severity"),
     [

@@ -431,7 +431,7 @@ def is_made_for_one(script: Script) -> bool:
         return True
     if _leaves_models_apart(script) or _is_run_with_one(script) or _has_one_worker(script) or _divides_never(script):
         return True
-    if _has_one_device(script) or _sets_one_rank(script):
+    if _has_one_device(script) or _sets_one_rank(script) or _has_batch_of_one(script):
         return True
     if script.modules is None or STARTS_RANKS.search(script.text):
         return False
@@ -520,6 +520,23 @@ def _has_one_device(script: Script) -> bool:
     if any(script.is_given(one, "num_nodes") for one in trainers) or not all(named):
         return False
     return bool(named) and all(numbers_of(script, one) == {1} for one in named)
+
+
+def _has_batch_of_one(script: Script) -> bool:
+    """Whether every engine of DeepSpeed that a script makes has ``"train_batch_size": 1``, the batch of all ranks
+    together: with several, a rank has less than one sample (``_batch_assertion`` of deepspeed/runtime/config.py)."""
+    engines = list(script.calls("deepspeed.initialize"))
+    given = [script.argument(one, "config") or script.argument(one, "config_params") for one in engines]
+    found = [[] if one is None else [*script.values_of(one)] for one in given]
+    return bool(found) and all(values and all(_is_batch_of_one(script, one) for one in values) for values in found)
+
+
+def _is_batch_of_one(script: Script, config: ast.expr) -> bool:
+    entries = zip(config.keys, config.values, strict=True) if isinstance(config, ast.Dict) else ()
+    return any(
+        key is not None and script.value(key) == "train_batch_size" and script.value(value) == 1
+        for key, value in entries
+    )
 
 
 def _sets_one_rank(script: Script) -> bool:
