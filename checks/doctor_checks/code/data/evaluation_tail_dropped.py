@@ -284,16 +284,20 @@ def _sizes(script: Script, size: ast.expr) -> frozenset[object]:
 
 def _costs_little(script: Script, loader: LoaderCall) -> bool:
     """Whether each rank leaves out fewer than :data:`_FEW` samples of a validation set, by all sizes of a batch that
-    the project shows: they change less than the selection of a checkpoint depends on."""
+    the project shows: they change less than the selection of a checkpoint depends on. Of a test set, it may leave out
+    one."""
     size = script.argument(loader.call, "batch_size", 1)
     data = script.argument(loader.call, "dataset", 0)
     names = {word for one in (loader.name, script.text_of(data) if data is not None else "") for word in words_of(one)}
-    if size is None or not names.isdisjoint(_OF_TESTS):
+    sizes = _sizes(script, size) if size is not None else frozenset()
+    is_of_test = not names.isdisjoint(_OF_TESTS)
+    if size is None or (is_of_test and not sizes):
         return False
-    return all(isinstance(one, (int, float)) and one <= _FEW for one in _sizes(script, size))
+    most = _FEW_OF_TEST if is_of_test else _FEW
+    return all(isinstance(one, (int, float)) and one <= most for one in sizes)
 
 
-_FEW = 8
+_FEW, _FEW_OF_TEST = 16, 2
 _OF_TESTS = frozenset({"test", "testing"})
 
 
