@@ -647,6 +647,33 @@ def test_the_configuration_that_a_script_opens_has_the_size_of_a_batch(tmp_path,
     assert [one for name, one in found(tmp_path, files) if name == "CODE015"] == expected
 
 
+OWN_SIZE = """import argparse
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--size", type=int, default=4)
+args = parser.parse_args()
+dist.init_process_group("nccl")
+val_loader = DataLoader(data, args.size, sampler=DistributedSampler(data), drop_last=True)
+best = min(best, accuracy(val_loader))
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"README.md": "```\ntorchrun --nproc_per_node=4 train.py --path data\n```\n"}, "info"),
+        ({"README.md": "```\ntorchrun --nproc_per_node=4 train.py --size 64\n```\n"}, "warning"),
+        ({"README.md": "Training and tests.\n"}, "warning"),
+    ],
+)
+def test_options_of_other_programs_do_not_count_for_one_that_a_page_starts(tmp_path, files, expected):
+    other = "import argparse\n\nparser = argparse.ArgumentParser()\nparser.add_argument('--size', default=64)\n"
+    reported = found(tmp_path, {"train.py": OWN_SIZE, "test.py": other, **files})
+    assert [one for one in reported if one[0] == "CODE015"] == [("CODE015", expected)]
+
+
 TRACKERS = Rulebook(tuple(one for one in builtin_rules() if one.id == "CODE041"))
 TRACKED = """\
 import argparse

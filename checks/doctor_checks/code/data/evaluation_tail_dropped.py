@@ -297,7 +297,7 @@ def _costs_little(script: Script, loader: LoaderCall) -> bool:
     return all(isinstance(one, (int, float)) and one <= most for one in sizes)
 
 
-_FEW, _FEW_OF_TEST = 16, 2
+_FEW, _FEW_OF_TEST = 8, 2
 _OF_TESTS = frozenset({"test", "testing"})
 
 

@@ -180,7 +180,7 @@ def numbers_of(script: Script, name: str) -> Values:
     """The numbers that the project shows for an option or a setting: those of commands, configurations and pages that
     may start the script, what programs set, and defaults, unless each command that starts the script gives another one.
     :data:`UNKNOWN` is among them for one that cannot be read; empty if nothing gives one. Other programs do not count
-    for an option of the script whose default is 1."""
+    for an option of the script whose default is 1, or if a launch file or page starts the script itself."""
     modules = script.modules
     if modules is None or not name.isidentifier():
         return frozenset()
@@ -200,7 +200,8 @@ def _numbers(script: Script, modules: ProjectModules, name: str) -> set[object]:
     if own is not None and name in own.copied and (copied := given_in_commands(script, own.copied[name])) is not None:
         return set(copied)
     declared = _declared_at(modules, script.path, script.text, name)
-    is_own = bool(declared) and (texts.own or any(one.default == 1 for one in declared))
+    is_shown = bool(texts.own or own_starts(script, texts.pages))
+    is_own = bool(declared) and (is_shown or any(one.default == 1 for one in declared))
     is_own = is_own or (own is not None and name in own.fixed and is_program(script))
     launches = texts.launches
     if not is_own:
