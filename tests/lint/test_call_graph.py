@@ -325,8 +325,8 @@ STARTS = {"README.md": "```\ntorchrun --nproc-per-node=8 main.py\n```\n", "main.
         ({"useless_code/train.py": of_main(HANG)}, ["info"]),
         ({"v1/failed-attempt/train.py": of_main(HANG)}, ["info"]),
         ({"elder/runner_elder/train.py": of_main(HANG)}, ["info"]),
-        ({"model_old/train.py": of_main(HANG)}, ["info"]),
-        ({"model_old/train.py": of_main(HANG), "run.sh": "#!/bin/bash\ntorchrun model_old/train.py\n"}, ["error"]),
+        ({"model_jobs/train.py": of_main(HANG)}, ["info"]),
+        ({"model_jobs/train.py": of_main(HANG), "run.sh": "#!/bin/bash\ntorchrun model_jobs/train.py\n"}, ["error"]),
         ({"golden/train.py": of_main(HANG)}, ["error"]),
         ({"four_year_older_data/train.py": of_main(HANG)}, ["error"]),
         ({"archive/train.py": of_main(HANG), "use.py": "from archive import train\n"}, ["error"]),
@@ -467,6 +467,29 @@ FROM_BELOW = {"jobs/train.py": LACKS["train.py"], "train.py": ""}
 )
 def test_modules_that_a_package_of_the_project_lacks(tmp_path, files, expected):
     assert found(tmp_path, LACKS | files) == expected
+
+
+GONE = {
+    "jobs/train.py": "import os, sys\nsys.path.insert(1, os.getcwd())\n"
+    "from tables.shapes import OldShapes\n" + of_main(HANG),
+    "tables/shapes.py": "from tables.more import *\n\nclass Shapes:\n    pass\n",
+    "tables/more.py": "import os\n\ndef size():\n    pass\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, ["info"]),
+        ({"tables/more.py": "class OldShapes:\n    pass\n"}, ["error"]),
+        ({"tables/more.py": "from elsewhere import *\n"}, ["error"]),
+        ({"requirements.txt": "tables==1.2\n"}, ["error"]),
+        ({"README.md": "`torchrun jobs/train.py`\n"}, ["error"]),
+        ({"jobs/train.py": GONE["jobs/train.py"].replace("os.getcwd()", "'/opt'")}, ["error"]),
+    ],
+)
+def test_a_module_that_no_longer_has_the_only_name_that_is_imported(tmp_path, files, expected):
+    assert found(tmp_path, GONE | files) == expected
 
 
 def using(body, head="import tools.log as log\n", before=""):

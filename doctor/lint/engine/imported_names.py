@@ -44,15 +44,20 @@ def bound_names(tree: ast.AST) -> frozenset[str]:
     return frozenset(found)
 
 
-def failing_import(text: str, names_of: Callable[[str, str], tuple[bool, frozenset[str] | None]]) -> str:
+def failing_import(
+    text: str,
+    names_of: Callable[[str, str], tuple[bool, frozenset[str] | None]],
+    is_meant: Callable[[str], bool] = lambda _module: False,
+) -> str:
     """The first name that a module imports at its top level from a module that lacks it; empty if there is none.
     ``names_of``: by a dotted module and a name in it, whether that is a module too, and the names of the module, which
     are ``None`` if it is not of the project or they are unknown. At least one import from the same module must succeed,
-    which shows that the module of the project is meant, and not a distribution of the same name."""
+    which shows that the module of the project is meant, and not a distribution of the same name, unless ``is_meant``
+    says so."""
     for module, wanted in imports_at_top(text):
         known = names_of(module, wanted[0])[1]
         lacking = [] if known is None else [one for one in wanted if not (one in known or names_of(module, one)[0])]
-        if lacking and (len(lacking) < len(wanted) or module.startswith(".")):
+        if lacking and (len(lacking) < len(wanted) or module.startswith(".") or is_meant(module)):
             return lacking[0]
     return ""
 

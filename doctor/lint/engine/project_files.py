@@ -51,6 +51,10 @@ _JOINS = re.compile(
 )
 """Words of programs that are for several ranks, or may be: of PyTorch, and of libraries that create the group."""
 _ADDS_TO_PATH = re.compile(r"^[^#\n]*(?:\bsys\.path\b|PYTHONPATH|addsitedir|pip3? install (?:-e|\.))", re.MULTILINE)
+_OWN_FOLDER = re.compile(r"getcwd\(\)|__file__|[\"']\.{1,2}/?[\"']")
+_STAR = re.compile(r"^[ \t]*from[ \t]+(?P<module>[.\w]+)[ \t]+import[ \t]+\*", re.MULTILINE)
+_MOST_STARS = 3
+"""Modules in a row that give all names of another one."""
 _NO_GPU = re.compile(r".*VISIBLE_DEVICES'\] = '(?:-1)?'$|(?:\w+\.)?device = (?:torch\.device\()?'cpu'")
 _STEPS = re.compile(r"\b(?:srun|mpirun|mpiexec)\b")
 _SPAWNS = re.compile(r"\b(?:mp|multiprocessing)\.(?:spawn|start_processes)\(|\bmultiprocessing import [^#\n]*\bspawn\b")
@@ -229,7 +233,11 @@ class ProjectFiles:
             self.memo[key] = ""  # while it is searched
             if not self._is_started(location):
                 text = self._text(location)
-                self.memo[key] = failing_import(text, lambda *named: self._names_of(location, *named)) or next(
+                self.memo[key] = failing_import(
+                    text,
+                    lambda module, name: self._names_of(location, module, name, stars=_MOST_STARS),
+                    lambda module: self._is_own(location, module),
+                ) or next(
                     (
                         module
                         for module, names in imports_at_top(text)
@@ -321,16 +329,40 @@ class ProjectFiles:
         beside = (one for one in launches if os.path.abspath(one.path).startswith(folder))  # noqa: PTH100
         return any(named.search(_text_of(one)) for one in beside)
 
-    def _names_of(self, importer: str, module: str, name: str) -> tuple[bool, frozenset[str] | None]:
+    def _is_own(self, importer: str, module: str) -> bool:
+        """Whether an import of a module in a package is of the project: nothing requires a distribution of that name,
+        and the importer, which no page names, adds at most folders of the project to the path."""
+        head, separator, _ = module.partition(".")
+        target = self._targets[importer]
+        if not head or not separator or self._locate(importer, module) is None or self._may_be_repaired(importer):
+            return False
+        added = [found[0] for found in _ADDS_TO_PATH.finditer(self._text(importer))]
+        lines = [line for line in self._text(importer).splitlines() if any(line.startswith(one) for one in added)]
+        is_added = all(_OWN_FOLDER.search(line) for line in lines)
+        return is_added and not is_required(target.path, target.root, head.lower())
+
+    def _names_by_stars(self, path: str, stars: int) -> frozenset[str] | None:
+        """All names of a module, with those that modules of the project give it by ``import *``, through so many."""
+        text = self._text(path)
+        names = names_in(_STAR.sub("pass", text))
+        for found in _STAR.finditer(text) if names is not None else ():
+            given = self._locate(path, found["module"])
+            more = self._names_by_stars(given, stars - 1) if given in self._targets and given and stars else None
+            names = names | more if names is not None and more is not None else None
+        return names
+
+    def _names_of(self, importer: str, module: str, name: str, stars: int = 0) -> tuple[bool, frozenset[str] | None]:
         """Whether a name of a module is a module too, and all names in it, as far as they are known: of an absolute
-        import, in every module of the project that may be meant."""
+        import, in every module of the project that may be meant. ``stars``: as in :meth:`_names_by_stars`."""
         if self._locate(importer, module) is None:
             return False, None
         names: set[str] = set()
         for path in self._alike(module) if module.lstrip(".") else [self._locate(importer, module) or ""]:
-            key = ("names", path)
+            key = ("names", path, str(stars))
             if key not in self.memo:
-                self.memo[key] = names_in(self._text(path)) if path in self._targets else None
+                is_read = path in self._targets
+                named = self._names_by_stars(path, stars) if stars and is_read else None
+                self.memo[key] = named if stars else names_in(self._text(path)) if is_read else None
             if self.memo[key] is None:
                 return False, None
             names |= self.memo[key]
