@@ -10,6 +10,7 @@ from doctor.core.settings import Settings
 from doctor.lint.engine.registry import Rulebook, builtin_rules
 from doctor.lint.engine.releases import Releases
 from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
+from tests.lint.linted import severities_in
 
 BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id == "CODE001"))
 LOADS = """\
@@ -138,3 +139,72 @@ def test_what_another_program_saves_decides(tmp_path, saver, is_found):
     report = build_report(lint_paths([tmp_path], asked), asked, started=time.time())
     assert not [result for result in report.results if result.crash]
     assert bool([one for result in report.results for one in result.findings]) == is_found
+
+
+READS = """\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.distributed.init_process_group("nccl")
+model = DDP(build().cuda())
+checkpoint = torch.load(args.resume_path)
+start, best = checkpoint["epoch"], checkpoint["best_fid"]
+{more}
+train(model, start, best)
+"""
+SEARCHES = """\
+import torch
+
+def search(space, loader):
+    space.cuda()
+    epoch, score = 3, measure(space, loader)
+    nodes, code = space.decode({given})
+    torch.save({{"epoch": epoch, "best_fid": score, "nodes": nodes, {entry}}}, f"{{folder}}/{{epoch}}.pth")
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "given", "entry", "expected"),
+    [
+        ("", "", '"code": code', []),
+        ("", "", '"net": space.state_dict()', ["warning"]),
+        ("", "latents", '"code": code', ["warning"]),
+        ("load(checkpoint)", "", '"code": code', ["warning"]),
+        ('model.load_state_dict(checkpoint["net"])', "", '"code": code', ["warning"]),
+    ],
+)
+def test_entries_that_the_project_saves_without_tensors(tmp_path, more, given, entry, expected):
+    files = {"train.py": READS.format(more=more), "search.py": SEARCHES.format(given=given, entry=entry)}
+    assert [severity for _, severity in severities_in(tmp_path, files, BOOK)] == expected
+
+
+ON_CPU = """\
+import torch as th
+from torch.nn.parallel import DistributedDataParallel
+
+def train(rank, device, is_first):
+    \"\"\"device: the GPU device to train on\"\"\"
+    th.distributed.init_process_group({backend}, rank=rank, world_size=4)
+    model = DistributedDataParallel(build().to(device))
+    if not is_first:
+        checkpoint = th.load("model.pt")
+        model.load_state_dict(checkpoint["model"])
+    fit(model).backward()
+    th.save({{"model": model.state_dict()}}, "{name}")
+
+run(train, args=(th.device({device}), True))
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "name", "expected"),
+    [
+        ('"gloo"', '"cpu"', "model.pt", []),
+        ("backend", '"cpu"', "model.pt", ["warning"]),
+        ('"gloo"', '"cuda"', "model.pt", ["warning"]),
+        ('"gloo"', '"cpu"', "other.pt", ["warning"]),
+    ],
+)
+def test_ranks_over_gloo_that_train_on_the_cpu(tmp_path, backend, device, name, expected):
+    files = {"train.py": ON_CPU.format(backend=backend, device=device, name=name)}
+    assert [severity for _, severity in severities_in(tmp_path, files, BOOK)] == expected

@@ -235,3 +235,41 @@ def main(net):
 def test_gradients_of_a_model_that_is_made_to_be_measured(tmp_path, name, given, made, after, severity):
     text = MEASURES.format(name=name, given=given, made=made, after=after)
     assert found(tmp_path, "CODE042", {"train.py": text}) == [severity]
+
+
+ALONE = """\
+import argparse
+import torch
+
+def run(args, model):
+    if not args.standalone:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    pred = train(model, torch.optim.SGD(model.parameters(), 0.1))
+    if {test}:
+        torch.save(pred, "emb.pt")
+
+def main(args):
+    if not args.standalone:
+        torch.distributed.init_process_group(backend="gloo")
+    {more}
+    run(args, build())
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--standalone", action="store_true")
+parser.add_argument("--keep", action="store_true")
+main(parser.parse_args())
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "more", "expected"),
+    [
+        ("args.standalone", "", []),
+        ("not args.standalone", "", ["error"]),
+        ("args.keep", "", ["error"]),
+        ("args.standalone", "args.standalone = False", ["error"]),
+        ("args.standalone", "print(torch.distributed.get_rank())", ["error"]),
+    ],
+)
+def test_a_switch_with_which_a_program_makes_no_ranks(tmp_path, test, more, expected):
+    assert found(tmp_path, "CODE029", {"train.py": ALONE.format(test=test, more=more)}) == expected

@@ -168,7 +168,39 @@ def runs_alone(script: Script, node: ast.AST) -> bool:
         option, is_on = _option_of(test, holds)
         if not is_on and (option in switches or option.rpartition(".")[2] in _switches_of_launchers(script)):
             return True
+        if is_on and option in _switches_of_one(script):
+            return True
     return False
+
+
+@per_script
+def _switches_of_one(script: Script) -> frozenset[str]:
+    """The options of the command line with which a script has no ranks: it makes them, wraps its model and calls
+    torch.distributed only where the option is off: ``if not args.standalone: init_process_group("gloo")``."""
+    makers = list(script.calls(*MAKES_RANKS))
+    if not makers or any(True for _ in script.calls(TRAINER, FABRIC, ACCELERATOR)):
+        return frozenset()
+    used = [
+        call
+        for call in script.all(ast.Call)
+        if script.name(call.func).startswith(_MADE_FOR_RANKS) and not last_name(call.func).startswith("is_")
+    ]
+    off = frozenset.intersection(*(_options_on(script, one, is_on=False) for one in (*makers, *used)))
+    return frozenset(one for one in off if _is_plain_option(script, one))
+
+
+def _is_plain_option(script: Script, option: str) -> bool:
+    """Whether a parser of the script declares an option, which is not for another kind of ranks, and the script sets
+    no attribute of that name."""
+    name = option.rpartition(".")[2]
+    declared = re.compile(rf"add_argument\(\s*[\"']--{re.escape(name).replace('_', '[-_]')}[\"']")
+    stored = any(one.attr == name and isinstance(one.ctx, ast.Store) for one in script.all(ast.Attribute))
+    is_asked = _OF_RANKS.search(name) or _MAY_MAKE_RANKS.search(name) or _OF_ENGINES.search(name)
+    return not stored and not is_asked and declared.search(script.text) is not None
+
+
+_OF_ENGINES = re.compile(r"deepspeed|zero|megatron|ray|xla|tpu|mpi|apex|parallel", re.IGNORECASE)
+"""Words of options for ranks that something else than torch.distributed makes."""
 
 
 @per_script
@@ -235,9 +267,10 @@ def _switches_of_ranks(script: Script) -> frozenset[str]:
     return frozenset.intersection(*switches)
 
 
-def _options_on(script: Script, node: ast.AST) -> frozenset[str]:
+def _options_on(script: Script, node: ast.AST, *, is_on: bool = True) -> frozenset[str]:
+    """The options that are on, or off, in the branches around a node."""
     found = (_option_of(*one) for one in _branches_around(script, node))
-    return frozenset(option for option, is_on in found if option and is_on)
+    return frozenset(option for option, holds in found if option and holds is is_on)
 
 
 def asks_for_several(test: ast.expr) -> bool | None:

@@ -12,7 +12,7 @@ from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.cuda import shows_one_gpu, shows_own_gpu
 from doctor.lint.python.gpu_use import simulates_ranks, uses_gpus
 from doctor.lint.python.project.option_values import is_given_nowhere, option_values
-from doctor.lint.python.project.saved_values import is_saved_without_gpu
+from doctor.lint.python.project.saved_values import is_read_without_gpu, is_saved_without_gpu
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import UNKNOWN, last_name
@@ -275,6 +275,8 @@ def _is_checkpoint(script: Script, call: ast.Call) -> bool:
     if _HELD_ON_CPU.search(path) or _OF_A_RANK.search(path) or "BytesIO" in path or _saved_here(script, call):
         return False
     if call.args and (is_saved_without_gpu(script, call.args[0]) or _is_fetched(script, call.args[0])):
+        return False
+    if is_read_without_gpu(script, call):
         return False
     if _goes_into_state(script, call):
         return True

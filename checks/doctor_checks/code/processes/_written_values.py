@@ -7,7 +7,7 @@ import re
 
 from doctor.api import Script, Severity
 from doctor.lint.python.collective_paths import ends_in_error
-from doctor.lint.python.project.saved_values import entries_of, has_no_tensors
+from doctor.lint.python.project.saved_values import entries_of, has_no_tensors, holds_scores
 from doctor.lint.python.rank_branches import block_of
 from doctor.lint.python.script import last_name
 from doctor.lint.python.value_flow import computed_from, handed_in
@@ -35,7 +35,7 @@ def severity_of(script: Script, call: ast.Call, *, infers: bool) -> Severity | N
     if script.name(call.func) in WRITERS:
         saved = _saved_by(script, call)
         is_torch = script.name(call.func) == "torch.save" and bool(saved)
-        if is_torch and _holds_scores(script, saved[0]):
+        if is_torch and holds_scores(script, saved[0]):
             return Severity.INFO if _averages(script) else Severity.WARNING
         is_less = infers or (is_torch and has_no_tensors(script, saved[0]))
         return None if not is_less and any(_is_of_rank(script, one) for one in saved) else Severity.WARNING
@@ -156,35 +156,6 @@ def _is_of_failed_training(script: Script, call: ast.Call) -> bool:
 
 
 _OF_MODELS = re.compile(r"state_dict|model|net$|optim|checkpoint|ckpt", re.IGNORECASE)
-
-
-_SCORE = re.compile(
-    r"^(?:\w+_)?(?:acc\d?|accuracy|accuracies|dice|m?iou|m?ap|auc|auroc|f1|bleu|rouge|psnr|ssim|fid|wer|cer|hd95|scores?|"
-    r"metrics?|loss|losses|perplexity|ppl|error|rmse|mse|mae|precision|recall|epochs?|steps?|iters?|iterations?|top\d|lr)"
-    r"(?:_\w+)?$|^best_\w+$",
-    re.IGNORECASE,
-)
-_OF_WEIGHTS = re.compile(r"state|model|optim|weight|param|tensor|embed|feature|logit|pred|output|map", re.IGNORECASE)
-
-
-def _holds_scores(script: Script, saved: ast.expr) -> bool:
-    """Whether a dictionary that is saved has scores and counters alone, by the names of its entries and their
-    values: ``{"epoch": epoch, "best_acc": best_acc}``."""
-    values = script.values_of(saved) if isinstance(saved, ast.Name) else (saved,)
-    if len(values) != 1 or not isinstance(values[0], ast.Dict) or not values[0].keys:
-        return False
-    if isinstance(saved, ast.Name) and f"{saved.id}[" in script.text:
-        return False
-    return all(_is_score(script, *pair) for pair in zip(values[0].keys, values[0].values, strict=True))
-
-
-def _is_score(script: Script, key: ast.expr | None, value: ast.expr) -> bool:
-    word = script.value(key) if key is not None else None
-    if not isinstance(word, str) or _OF_WEIGHTS.search(word):
-        return False
-    named = {word, *(_named(value) - _OF_PYTHON)}
-    is_plain = not any(isinstance(one, ast.Call) for one in ast.walk(value)) or has_no_tensors(script, value)
-    return is_plain and any(map(_SCORE.match, named)) and not any(map(_OF_WEIGHTS.search, named))
 
 
 def _averages(script: Script) -> bool:

@@ -404,7 +404,8 @@ def _is_by_all(script: Script, call: ast.Call) -> bool:
 
 
 def _mapped(script: Script) -> Iterator[Violation]:
-    """Hugging Face datasets that every rank maps with many processes."""
+    """Hugging Face datasets that every rank maps with many processes: repeated work alone, since each rank writes a
+    temporary file and renames it (datasets/arrow_dataset.py: ``_map_single``)."""
     if several_ranks(script) is None and not _LAUNCHED.search(script.text):
         return
     if "disable_caching(" in script.text:
@@ -422,7 +423,7 @@ def _mapped(script: Script) -> Iterator[Violation]:
             yield Violation(
                 call,
                 f"Every rank runs {script.text_of(call.func)} in {count} processes, all for the same cache file",
-                severity=Severity.WARNING,
+                severity=Severity.INFO,
                 fix="Wrap the call in `main_process_first()` of TrainingArguments or Accelerator, so that the other "
                 "ranks read the cache.",
             )

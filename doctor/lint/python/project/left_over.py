@@ -13,10 +13,13 @@ _OLD = re.compile(
     r"attic|graveyard|trash|junk|abandoned|discarded|retired|superseded|failed|dont_use|do_not_use)"
     r"(?:[_-]?(?:code|codes|scripts?|shells?|versions?|files?|experiments?|attempts?|runs?|stuff|src|models?))?$|"
     r"^(?:code|codes|scripts?|versions?|files?|experiments?|src)[_-]?(?:old|archived?|backup|bak|legacy|deprecated)$|"
-    r"^\w[\w-]*[_-](?:old|elder|backup|bak|legacy|deprecated|obsolete)$",
+    r"^\w[\w-]*[_-](?:old|elder|backup|bak|legacy|deprecated|obsolete)$|"
+    r"^(?:bugs?|issues?|hangs?|crash(?:es)?)[_-]?(?:repros?|reproductions?|reproducers?|reports?)$|^repros?$",
     re.IGNORECASE,
 )
-"""Names of folders that say that what is in them is kept for reference."""
+"""Names of folders that say that what is in them is kept for reference, or to show a bug."""
+_ORIGINAL = re.compile(r"^(?:\w[\w-]*[_-])?orig(?:inals?)?$", re.IGNORECASE)
+"""Names of folders with the files from which a project has made its own."""
 _OLD_COPY = re.compile(
     r"(?:^|[_\-. (])(?:backups?|bak|old|legacy|deprecated|obsolete|outdated|unused|useless)(?:$|[_\-. (\d])|"
     r"[_\-. ]copy[ _]?\(?\d*\)?$",
@@ -52,12 +55,21 @@ def left_over_folder(script: Script) -> str:
         return ""
     folders = place.parent.relative_to(root).parts
     for depth, name in enumerate(folders, 1):
-        if _OLD.match(name):
+        if _OLD.match(name) or (_ORIGINAL.match(name) and _has_own_file(script, len(folders) - depth)):
             says_so = _says_old(script, "/".join((root, *folders[:depth])))
             return name if not _is_used_from_outside(script, name, pages=not says_so) else ""
         if modules.is_copied_project("/".join((root, *folders[:depth])), root) and _is_library(script, name):
             return name
     return ""
+
+
+def _has_own_file(script: Script, below: int) -> bool:
+    """Whether the project has a file of its own beside the folder that many folders above a script, at the place that
+    the script has in it: ``main.py`` for ``net-original/main.py``."""
+    parts = PurePath(script.path).parts
+    own = PurePath(*parts[: -below - 2], *parts[-below - 1 :])
+    found = script.modules.named(script.path, PurePath(script.path).stem) if script.modules is not None else ()
+    return any(PurePath(one) == own for one in found)
 
 
 @per_script

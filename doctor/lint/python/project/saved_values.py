@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from doctor.lint.python.rank_branches import statements_above
 from doctor.lint.python.script import Script, last_name
-from doctor.lint.python.training import TRAINER
+from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, TRAINER
 from doctor.lint.python.value_flow import handed_in
 
 _PUBLISHED = re.compile(r"-(?!20\d{6}\.)[0-9a-f]{8}\.pth?$")
@@ -50,9 +50,109 @@ def is_saved_without_gpu(script: Script, path: ast.expr) -> bool:
     own = [(script, one) for one in _saved_in(script, name)]
     found = own or [(other, one) for other in _others(script, name) for one in _saved_in(other, name)]
     return bool(found) and all(
-        has_no_tensors(where, one) or not _OF_GPUS.search(where.text) or _is_after_fit(where, one)
+        has_no_tensors(where, one)
+        or not _OF_GPUS.search(where.text)
+        or _trains_on_cpu(where)
+        or _is_after_fit(where, one)
         for where, one in found
     )
+
+
+def is_read_without_gpu(script: Script, call: ast.Call) -> bool:
+    """Whether all that a function reads of what a call loads are entries of dictionaries, and those that the script, or
+    otherwise its project, saves with such entries have no tensors: ``state = torch.load(path)``, ``state["fid"]``."""
+    keys = _keys_read(script, call)
+    if not keys:
+        return False
+    own = [(script, one) for one in _saved_with(script, keys)]
+    word = max(keys, key=len)
+    found = own or [(other, one) for other in _others(script, word) for one in _saved_with(other, keys)]
+    return bool(found) and all(_is_small(where, one) for where, one in found)
+
+
+def _is_small(script: Script, saved: ast.Dict) -> bool:
+    """Whether each entry of a dictionary is a score or counter by its name, or has no tensor by its value."""
+    pairs = zip(saved.keys, saved.values, strict=True)
+    return all(_is_score(script, key, value) or has_no_tensors(script, value) for key, value in pairs)
+
+
+def _keys_read(script: Script, call: ast.Call) -> set[str]:
+    """The entries that are read of what a call returns; empty if it is used in another way too."""
+    kept = script.parent(call)
+    target = kept.targets[0] if isinstance(kept, ast.Assign) and len(kept.targets) == 1 else None
+    if not isinstance(target, ast.Name):
+        return set()
+    scope = script.scope_of(target, target.id)
+    uses = [one for one in script.all(ast.Name) if one.id == target.id and script.scope_of(one, one.id) is scope]
+    keys: set[str] = set()
+    for one in uses:
+        entry = script.parent(one)
+        known = script.value(entry.slice) if isinstance(entry, ast.Subscript) and entry.value is one else None
+        if one is not target and (not isinstance(known, str) or not isinstance(one.ctx, ast.Load)):
+            return set()
+        keys |= {known} if isinstance(known, str) else set()
+    return keys
+
+
+def _saved_with(script: Script, keys: set[str]) -> Iterator[ast.Dict]:
+    """The dictionaries with such entries, and maybe more, that calls such as ``torch.save`` save."""
+    for call in script.all(ast.Call):
+        for one in call.args[:2] if "save" in last_name(call.func).lower() else ():
+            values = script.values_of(one) if isinstance(one, ast.Name) else (one,)
+            written = values[0] if len(values) == 1 else None
+            is_whole = isinstance(one, ast.Dict) or f"{ast.unparse(one)}[" not in script.text
+            if isinstance(written, ast.Dict) and is_whole:
+                if keys <= {script.value(key) for key in written.keys if key}:
+                    yield written
+
+
+def _trains_on_cpu(script: Script) -> bool:
+    """Whether a program joins groups over Gloo alone, names the CPU wherever it makes a device, and has no name, option
+    of a call or text of CUDA in its code."""
+    groups = list(script.calls(GROUP))
+    devices = list(script.calls("torch.device"))
+    if not groups or not devices or next(script.calls(TRAINER, FABRIC, ACCELERATOR), None) is not None:
+        return False
+    if any(script.value(script.argument(one, "backend", 0)) != "gloo" for one in groups):
+        return False
+    if any(script.value(script.argument(one, "type", 0)) != "cpu" for one in devices):
+        return False
+    named = (last_name(one) for kind in (ast.Name, ast.Attribute) for one in script.all(kind))
+    written = (one.value for one in script.all(ast.Constant) if isinstance(one.value, str))
+    return not any("cuda" in one for one in named) and not any(map(_IS_GPU.match, written))
+
+
+_IS_GPU = re.compile(r"(?:cuda|gpu|xpu|hpu|npu|mps)(?::\d*)?$")
+
+
+def holds_scores(script: Script, saved: ast.expr) -> bool:
+    """Whether a dictionary that is saved has scores and counters alone, by the names of its entries and their
+    values: ``{"epoch": epoch, "best_acc": best_acc}``."""
+    values = script.values_of(saved) if isinstance(saved, ast.Name) else (saved,)
+    if len(values) != 1 or not isinstance(values[0], ast.Dict) or not values[0].keys:
+        return False
+    if isinstance(saved, ast.Name) and f"{saved.id}[" in script.text:
+        return False
+    return all(_is_score(script, *pair) for pair in zip(values[0].keys, values[0].values, strict=True))
+
+
+_SCORE = re.compile(
+    r"^(?:\w+_)?(?:acc\d?|accuracy|accuracies|dice|m?iou|m?ap|auc|auroc|f1|bleu|rouge|psnr|ssim|fid|wer|cer|hd95|scores?|"
+    r"metrics?|loss|losses|perplexity|ppl|error|rmse|mse|mae|precision|recall|epochs?|steps?|iters?|iterations?|top\d|lr)"
+    r"(?:_\w+)?$|^best_\w+$",
+    re.IGNORECASE,
+)
+_OF_WEIGHTS = re.compile(r"state|model|optim|weight|param|tensor|embed|feature|logit|pred|output|map", re.IGNORECASE)
+_OF_PYTHON = frozenset({"str", "repr", "dict", "sorted", "vars", "getattr"})
+
+
+def _is_score(script: Script, key: ast.expr | None, value: ast.expr) -> bool:
+    word = script.value(key) if key is not None else None
+    if not isinstance(word, str) or _OF_WEIGHTS.search(word):
+        return False
+    named = {word, *(one.id for one in ast.walk(value) if isinstance(one, ast.Name) and one.id not in _OF_PYTHON)}
+    is_plain = not any(isinstance(one, ast.Call) for one in ast.walk(value)) or has_no_tensors(script, value)
+    return is_plain and any(map(_SCORE.match, named)) and not any(map(_OF_WEIGHTS.search, named))
 
 
 def _is_after_fit(script: Script, saved: ast.expr) -> bool:
@@ -198,6 +298,8 @@ def _returns_plain(script: Script, call: ast.Call, seen: _Seen) -> bool:
             for one in script.method_calls("cpu")
             if one.lineno < call.lineno
         )
+    if last == "decode" and not call.args and not call.keywords:
+        return True  # of bytes; monai/networks/nets/dints.py: ``TopologySearch.decode`` returns arrays of NumPy
     if last in _OF_PARTS and not isinstance(call.func, ast.Attribute):
         return all(_is_plain(script, one, seen) for one in (*call.args, *(word.value for word in call.keywords)))
     return last in _NUMBERS or _is_loaded(script, call)
@@ -221,6 +323,7 @@ def _is_bound_to_plain(script: Script, node: ast.Name | ast.Attribute, seen: _Se
         bound = scope.names[node.id] if scope is not None else []
     else:
         bound = [one for one in script.values_of(node) if one is not node]
+    bound = [_unpacked_from(one) for one in bound]
     values = [one for one in bound if not _is_counted(one) and not _is_empty(one)]
     if any(isinstance(one, ast.arg) for one in values):
         given = list(handed_in(script, node))
@@ -228,6 +331,12 @@ def _is_bound_to_plain(script: Script, node: ast.Name | ast.Attribute, seen: _Se
     known = [one for one in (*values, *entries) if not (isinstance(one, ast.AST) and _is_loaded(script, one))]
     is_made = bool(known) or any(map(_is_counted, bound))
     return is_made and all(_is_plain(script, one, seen) for one in known)
+
+
+def _unpacked_from(bound: ast.AST | str) -> ast.AST | str:
+    """``space.decode()`` of ``nodes, code = space.decode()``: what all parts are taken from."""
+    call = bound.value if isinstance(bound, ast.Starred) else None
+    return call if isinstance(call, ast.Call) and last_name(call.func) == "decode" else bound
 
 
 def _is_empty(bound: ast.AST | str) -> bool:
