@@ -619,3 +619,33 @@ def test_ranks_that_map_a_dataset_each_only_repeat_work():
     )
     rule = next(one for one in builtin_rules() if one.id == "CODE029")
     assert [one.severity for one in rule.violations(Script("train.py", text))] == [Severity.INFO]
+
+
+_GATHERED = """\
+import torch
+from comm import all_gather
+from functools import reduce
+
+def evaluate(model, loader):
+    return {call}
+
+dist.init_process_group("nccl")
+model = DDP(build())
+train(model, torch.optim.SGD(model.parameters(), 0.1))
+result = evaluate(model, loader)
+torch.save(result, "result.pt")
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "severity"),
+    [
+        ("all_gather(measure(model, loader))", Severity.WARNING),
+        ("measure(model, loader)", None),
+        ("reduce(max, measure(model, loader))", None),
+    ],
+)
+def test_results_that_an_imported_function_gathers_are_the_same_on_all_ranks(call, severity):
+    rule = next(one for one in builtin_rules() if one.id == "CODE029")
+    found = rule.violations(Script("train.py", _IMPORTS + _GATHERED.format(call=call)))
+    assert [one.severity for one in found] == [severity]

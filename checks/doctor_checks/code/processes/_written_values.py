@@ -159,8 +159,9 @@ _OF_MODELS = re.compile(r"state_dict|model|net$|optim|checkpoint|ckpt", re.IGNOR
 
 
 def _averages(script: Script) -> bool:
-    """Whether a script exchanges numbers between its ranks."""
-    return any(True for _ in script.method_calls(*_GATHERS))
+    """Whether a script exchanges numbers between its ranks, also by functions that it imports by their names."""
+    named = (last_name(one.func) for one in script.all(ast.Call) if isinstance(one.func, ast.Name))
+    return any(True for _ in script.method_calls(*_GATHERS)) or any(one in _FUNCTIONS for one in named)
 
 
 _OF_RUN = re.compile(
@@ -252,6 +253,8 @@ def _negates(node: ast.AST) -> bool:
 
 
 _GATHERS = ("gather", "gather_for_metrics", "all_gather", "all_gather_object", "all_reduce", "reduce")
+_FUNCTIONS = frozenset({*_GATHERS, "all_gather_into_tensor", "gather_object"} - {"gather", "reduce"})
+"""Those that mean ranks by their name alone: ``functools.reduce`` does not."""
 
 
 _SETTINGS_NAME = re.compile(
