@@ -31,6 +31,7 @@ def found(folder, files):
 
 
 STARTED = {"net.py": "print()\n", "run.sh": "torchrun --nproc_per_node=8 train.py --lr 3\n"}
+RESUMES = "torchrun --nproc_per_node=8 train.py --resume last.pt\n"
 OPTION = LOADS.format(test="args.encoder_weights", path='f"{args.encoder_weights}/model.bin"')
 
 
@@ -42,12 +43,47 @@ OPTION = LOADS.format(test="args.encoder_weights", path='f"{args.encoder_weights
         (OPTION, STARTED | {"README.md": "Give `--encoder_weights` the folder of a run.\n"}, "warning"),
         (OPTION, STARTED | {"more.py": "args.encoder_weights = 'runs'\n"}, "warning"),
         (OPTION.replace("default=None", 'default="runs"'), STARTED, "warning"),
-        (OPTION.replace("encoder_weights", "resume"), STARTED, "warning"),
+        (OPTION.replace("encoder_weights", "resume"), STARTED, "info"),
+        (OPTION.replace("encoder_weights", "resume"), {"run.sh": STARTED["run.sh"] + RESUMES}, "warning"),
+        (OPTION.replace("encoder_weights", "resume"), {"run.sh": "torchrun other.py --lr 3\n"}, "warning"),
         (OPTION, {"other.py": "print()\n"}, "warning"),
     ],
 )
 def test_weights_that_no_start_gives_may_be_from_anywhere(tmp_path, train, files, severity):
     assert found(tmp_path, {"train.py": train, **files}) == [("CODE001", severity)]
+
+
+CONFIGURED = """\
+import torch
+import yaml
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+config = yaml.safe_load(open(args.config))
+torch.distributed.init_process_group("nccl")
+model = build().cuda()
+if config.get("resume") is not None:
+    saved = torch.load(config["resume"])
+    model.load_state_dict(saved["model"])
+model = DDP(model)
+train(model)
+"""
+
+
+@pytest.mark.parametrize(
+    ("entry", "command", "severity"),
+    [
+        ("# resume: last.pth\n", "python train.py --config conf/a.yaml", "info"),
+        ("resume: null\n", "python train.py --config conf/a.yaml", "info"),
+        ("resume: last.pth\n", "python train.py --config conf/a.yaml", "warning"),
+        ("# resume: last.pth\n", "python train.py --config conf/a.yaml resume=last.pth", "warning"),
+        ("# resume: last.pth\n", "python train.py --config conf/b.yaml", "warning"),
+        ("resume: last.pth\n", "torchrun --nproc_per_node=1 train.py --config conf/a.yaml", "info"),
+    ],
+)
+def test_an_entry_that_no_configuration_of_several_ranks_has(tmp_path, entry, command, severity):
+    files = {"conf/a.yaml": f"lr: 3\n{entry}", "conf/c.yaml": "lr: 3\n"}
+    starts = f"{command}\nCUDA_VISIBLE_DEVICES=0,1 python train.py --config conf/c.yaml\n"
+    assert found(tmp_path, {"train.py": CONFIGURED, "run.sh": starts, **files}) == [("CODE001", severity)]
 
 
 SETTING = LOADS.format(test='config.model.coder.get("weights_path")', path="config.model.coder.weights_path")

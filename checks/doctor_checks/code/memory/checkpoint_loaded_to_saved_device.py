@@ -11,7 +11,12 @@ from doctor.api import Script, SetArgument, Severity, Violation, location_of, ru
 from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.cuda import shows_one_gpu, shows_own_gpu
 from doctor.lint.python.gpu_use import simulates_ranks, uses_gpus
-from doctor.lint.python.project.option_values import is_given_nowhere, option_values
+from doctor.lint.python.project.option_values import (
+    is_given_nowhere,
+    is_in_no_configuration,
+    is_left_by_all_starts,
+    option_values,
+)
 from doctor.lint.python.project.saved_values import is_read_without_gpu, is_saved_without_gpu
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import run_by_all
@@ -183,7 +188,8 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
         if where is None or script.value(where) is None:
             if _is_checkpoint(script, call) and (_is_of_optimizer(script, call) or not _saves_from_cpu(script)):
                 found = _unmapped(script, call, shown)
-                is_less = _is_from_elsewhere(script, call) or _only_evaluates(script, shown)
+                is_less = _is_from_elsewhere(script, call) or _is_given_by_no_start(script, call)
+                is_less = is_less or _only_evaluates(script, shown)
                 yield replace(found, severity=Severity.INFO, preview=True) if is_less else found
         elif fixed := _first_gpu(script, where):
             yield Violation(
@@ -314,6 +320,25 @@ def _is_from_elsewhere(script: Script, call: ast.Call) -> bool:
         for given in values
         if given is not None
     )
+
+
+def _entry(script: Script, node: ast.Attribute | ast.Subscript) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else str(script.value(node.slice))
+
+
+def _is_given_by_no_start(script: Script, call: ast.Call) -> bool:
+    """Whether the path is an option or an entry of configurations that no command of the project gives which starts the
+    script with several ranks, though there are some."""
+    given = script.values_of(call.args[0]) if call.args and isinstance(call.args[0], ast.Name) else call.args[:1]
+    kinds = (ast.Attribute, ast.Subscript)
+    entries = [one for made in given for one in ast.walk(made) if isinstance(one, kinds)]
+    whole = [
+        one for one in entries if not isinstance(script.parent(one), kinds)
+    ]  # not ``cfg.model`` of ``cfg.model.file``
+    named = [
+        one for one in whole if _OF_OWN_RUNS.search(_entry(script, one)) or _OF_WEIGHTS.search(_entry(script, one))
+    ]
+    return any(is_left_by_all_starts(script, one) or is_in_no_configuration(script, one) for one in named)
 
 
 _FETCHES = re.compile(

@@ -507,6 +507,50 @@ def is_given_nowhere(script: Script, node: ast.expr) -> bool:
     return found
 
 
+def is_in_no_configuration(script: Script, node: ast.expr) -> bool:
+    """Whether an entry of a configuration is in none of those that the commands name which start a script with several
+    processes, nor in the commands: ``config["resume"]``, with ``python train.py --config first.yaml``."""
+    name, modules = _setting(node)[1], script.modules
+    if modules is None or not name.isidentifier() or _is_stored(script, name):
+        return False
+    texts = texts_of_starts(script)
+    starts = [line for line in own_starts(script, (*texts.launches, *texts.pages)) if not _shows_one(line)]
+    folder = PurePath(script.path).parent
+    entry = re.compile(
+        rf"^[ \t]*[\"']?{name}[\"']?[ \t]*:(?![ \t]*(?:null|~|None|[\"']{{2}})?[ \t]*(?:#|,|$))", re.MULTILINE
+    )
+    named = re.compile(rf"(?<![\w-]){name}(?=[\s=]|$)")
+
+    def has_none(line: str) -> bool:
+        configurations = [modules.text_at(str(folder / one)) for one in _CONFIGURATION.findall(line)]
+        is_known = bool(configurations) and all(configurations)
+        return is_known and not any(map(entry.search, configurations)) and named.search(line) is None
+
+    return bool(starts) and all(map(has_none, starts))
+
+
+_CONFIGURATION = re.compile(r"(?<![\w./$-])([\w./-]+\.(?:ya?ml|json))\b")
+_SEES_ONE_GPU = re.compile(r"CUDA_VISIBLE_DEVICES=[\"']?\d+[\"']?(?=\s)")
+
+
+def _shows_one(line: str) -> bool:
+    return _SEES_ONE_GPU.search(line) is not None or _OF_ONE_PROCESS.search(line) is not None
+
+
+def _is_stored(script: Script, name: str) -> bool:
+    """Whether a script sets an attribute or an entry of that name."""
+    return any(one.attr == name and isinstance(one.ctx, ast.Store) for one in script.all(ast.Attribute)) or any(
+        script.value(one.slice) == name and isinstance(one.ctx, ast.Store) for one in script.all(ast.Subscript)
+    )
+
+
+def is_left_by_all_starts(script: Script, node: ast.expr) -> bool:
+    """Whether the project shows commands that start a script, and neither they nor another part of it give an option
+    that is empty by default."""
+    texts = texts_of_starts(script)
+    return bool(own_starts(script, (*texts.launches, *texts.pages))) and is_given_nowhere(script, node)
+
+
 def _entries_of_section(modules: ProjectModules, node: ast.expr) -> list[str]:
     """What each configuration of the project has in the section of an entry: of ``cfg.model.encoder.weights``, the
     lines below ``encoder:``. None if a text sets the entry by its path: ``encoder.weights=last.pt``."""
