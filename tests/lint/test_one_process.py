@@ -1565,3 +1565,75 @@ else:
 )
 def test_a_switch_that_no_command_gives_starts_no_processes(tmp_path, files, severity):
     assert found(tmp_path, {"train.py": SPAWNS_IF_ASKED, **files}) == [("CODE005", severity)]
+
+
+BRIEF = """\
+import torch
+import torchvision
+
+model = torch.nn.DataParallel(build(), device_ids=[0, 1, 2])
+data = {data}
+
+def run():
+    for step, x in enumerate(loader):
+        model(x).sum().backward()
+        {leave}
+
+{call}
+"""
+LEAVES, ONCE = "if step == 100:\n            break", "for epoch in range(1):\n    pass\nrun()"
+
+
+@pytest.mark.parametrize(
+    ("data", "leave", "call", "severity"),
+    [
+        ("Images()", LEAVES, ONCE, "info"),
+        ("Images()", LEAVES.replace("100", "100000"), ONCE, "warning"),
+        ("Images()", LEAVES, "for epoch in range(90):\n    run()", "warning"),
+        ("Images()", "if step == 100:\n            print(step)", ONCE, "warning"),
+        ("torchvision.datasets.MNIST('d')", "", ONCE, "info"),
+        ("torchvision.datasets.ImageNet('d')", "", ONCE, "warning"),
+    ],
+)
+def test_threads_of_a_brief_demonstration_are_an_info(tmp_path, data, leave, call, severity):
+    text = BRIEF.format(data=data, leave=leave, call=call)
+    assert found(tmp_path, {"train.py": text}) == [("CODE009", severity)]
+
+
+LISTED = """\
+import torch
+
+def fit(cfg, model, loader):
+    if len(cfg.train.data_para_dids):
+        model = torch.nn.DataParallel(model, device_ids=cfg.train.data_para_dids)
+    for x in loader:
+        model(x).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "severity"),
+    [
+        ({"defaults.py": "cfg.train.data_para_dids = []  # devices\n"}, "info"),
+        ({"defaults.py": "cfg.train.data_para_dids = [0, 1]\n"}, "warning"),
+        ({"defaults.py": "cfg.train.data_para_dids = []\n", "a.yaml": "data_para_dids: [0, 1]\n"}, "warning"),
+        ({"defaults.py": "cfg.train.data_para_dids = []\ncfg.train.data_para_dids = read()\n"}, "warning"),
+    ],
+)
+def test_threads_on_devices_that_no_configuration_lists_are_an_info(tmp_path, files, severity):
+    program = "from fit import fit\n\nif __name__ == '__main__':\n    fit(read(), build(), load())\n"
+    assert found(tmp_path, {"fit.py": LISTED, "main.py": program, **files}) == [("CODE009", severity)]
+
+
+@pytest.mark.parametrize(
+    ("page", "severity"),
+    [
+        ("Single GPU training, use run.sh.", "info"),
+        ("For several GPUs, use run.sh.", "warning"),
+        ("Single GPU training: use small.sh. All GPUs: use run.sh.", "warning"),
+    ],
+)
+def test_a_page_says_that_a_launch_file_is_for_one_gpu(tmp_path, page, severity):
+    text = "import torch\nmodel = torch.nn.DataParallel(Net())\nfor x in loader:\n    model(x).sum().backward()\n"
+    files = {"train.py": text, "run.sh": "#!/bin/bash\npython train.py --lr 3\n", "README.md": f"{page}\n"}
+    assert found(tmp_path, files) == [("CODE009", severity)]

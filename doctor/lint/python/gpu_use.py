@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
 from doctor.core.text import joined_lines
@@ -101,10 +101,11 @@ def _is_started_with_one(script: Script) -> bool:
     started = re.compile(
         rf"\bpython[\d.]*[\"']?(?:[ \t]+|,[ \t]*)(?:-\w[ \t]+)*[\"']?(?:[\w./${{}}-]*/)?{re.escape(name)}(?![\w.])"
     )
-    texts = [text for _, text in modules.mentioning(name, launches=True)]
+    pages = list(modules.pages(script.location))
     found = []
-    for text in (*texts, *modules.pages(script.location)):
-        exported = "0" if set(_gpus_of_job(text)) == {"1"} else ""
+    for shown_at, text in (*modules.mentioning(name, launches=True), *(("", page) for page in pages)):
+        is_for_one = bool(shown_at) and _is_for_one_gpu(PurePath(shown_at).name, pages)
+        exported = "0" if is_for_one or set(_gpus_of_job(text)) == {"1"} else ""
         for line in joined_lines(text):
             shown = _SHOWS.search(line) or _OF_CONTAINER.search(line)
             if started.search(line):
@@ -112,6 +113,14 @@ def _is_started_with_one(script: Script) -> bool:
             elif shown and line.lstrip().startswith("export"):
                 exported = shown["devices"]
     return bool(found) and all(map(_ONE_GPU.match, found))
+
+
+def _is_for_one_gpu(launch: str, pages: Iterable[str]) -> bool:
+    """Whether a page says that a launch file is the way for one GPU: "Single GPU training, use run.sh"."""
+    says = re.compile(
+        rf"\b(?:single|one|1)[- ]gpu\b(?!s)[^.\n]{{0,40}}[\s`(/]{re.escape(launch)}(?![\w-])", re.IGNORECASE
+    )
+    return any(map(says.search, pages))
 
 
 _OF_CONTAINER = re.compile(r"--gpus[= ][\\\"']*device=(?P<devices>[\d,]+)")

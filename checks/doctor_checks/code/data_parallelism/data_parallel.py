@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +15,7 @@ from doctor.lint.python.project.option_values import lists_one, values_in_comman
 from doctor.lint.python.project.options import switch_off_by_default
 from doctor.lint.python.project.own_start import measures_speed
 from doctor.lint.python.script import UNKNOWN, FunctionNode, last_name
-from doctor.lint.python.training import has_backward, is_test, several_ranks
+from doctor.lint.python.training import calls_of, has_backward, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
 
 _DP = "torch.nn.DataParallel"
@@ -93,8 +94,57 @@ def data_parallel(script: Script) -> Iterator[Violation]:
                 or _has_one_gpu(script, call)
                 or measures_speed(script)
                 or _is_only_evaluated(script, call)
+                or _is_brief(script)
             )
             yield replace(found, severity=Severity.INFO, preview=True) if chosen else found
+
+
+_MOST_STEPS = 1000
+_SMALL = frozenset({"MNIST", "FashionMNIST", "KMNIST", "EMNIST", "QMNIST", "USPS"})
+"""Datasets of torchvision with images of at most 28 x 28 pixels."""
+
+
+def _is_brief(script: Script) -> bool:
+    """Whether a program is a demonstration: it trains on small digits alone, or leaves each loop that trains after a
+    few steps: ``for epoch in range(1)`` and ``if step == 100: break``."""
+    kinds = {script.name(one.func) for one in script.all(ast.Call)}
+    images = {one.rpartition(".")[2] for one in kinds if one.startswith("torchvision.datasets.")}
+    if images and images <= _SMALL:
+        return True
+    loops = [one for kind in (ast.For, ast.While) for one in script.all(kind) if has_backward(script, one)]
+    inner = [one for one in loops if not any(one in script.around(other) for other in loops)]
+    return bool(inner) and all(isinstance(one, ast.For) and _leaves_early(script, one) for one in inner)
+
+
+def _leaves_early(script: Script, loop: ast.For) -> bool:
+    """Whether a loop over enumerated batches, with those around it, ends after a known number of steps."""
+    counter = (
+        loop.target.elts[0] if isinstance(loop.target, ast.Tuple) and last_name(loop.iter) == "enumerate" else None
+    )
+    ends = [one.test for one in loop.body if isinstance(one, ast.If) and isinstance(one.body[-1], ast.Break)]
+    limits = [
+        script.value(one.comparators[0])
+        for one in ends
+        if isinstance(one, ast.Compare)
+        and isinstance(one.ops[0], (ast.Eq, ast.Gt, ast.GtE))
+        and isinstance(counter, ast.Name)
+        and ast.unparse(one.left) == counter.id
+    ]
+    rounds = [_rounds(script, one) for one in script.around(loop) if isinstance(one, (ast.For, ast.While))]
+    steps = [one for one in limits if isinstance(one, int)]
+    function = script.function_of(loop)
+    calls = list(calls_of(script, function)) if function is not None else []
+    if function is not None and (len(calls) != 1 or script.nearest(calls[0], ast.For, ast.While) is not None):
+        return False
+    return bool(steps) and all(rounds) and min(steps) * math.prod(rounds) <= _MOST_STEPS
+
+
+def _rounds(script: Script, loop: ast.AST) -> int:
+    """How often a loop over ``range(count)`` runs; 0 if that is unknown."""
+    call = loop.iter if isinstance(loop, ast.For) else None
+    is_range = isinstance(call, ast.Call) and last_name(call.func) == "range" and len(call.args) == 1
+    count = script.value(call.args[0]) if isinstance(call, ast.Call) and is_range else 0
+    return count if isinstance(count, int) else 0
 
 
 def _has_one_gpu(script: Script, call: ast.Call) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
@@ -11,6 +12,7 @@ from doctor.lint.python.training import CALLBACK, MODULE, calls_of, has_backward
 from doctor.testing.script_cases import fails, passes
 
 _STEPS = ("training_step", "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "optimizer_step")
+_MAKES = re.compile(r"_?(?:make|build|create|init|new|set_?up)", re.IGNORECASE)
 _STEPS_OF_OTHERS = ("on_step_end", "on_step_begin", "on_substep_end")
 
 
@@ -28,6 +30,10 @@ _STEPS_OF_OTHERS = ("on_step_end", "on_step_begin", "on_substep_end")
         passes("now and then, and where memory ran out", _NOW_AND_THEN),
         passes("a loop that looks for a batch size", _OTHER_LOOP),
         passes("a loop of trials, each with its own optimizer", _TRIALS),
+        passes("a loop of trials, each with an optimizer that a function makes", _MADE_TRIALS),
+        fails(
+            "an optimizer that is asked for", _MADE_TRIALS.replace("make_", "get_").replace("cache()", "cache()  # !")
+        ),
         passes("another hook, a hook that returns in most steps, and a function that is run once", _OTHER_HOOK),
     ),
 )
@@ -71,8 +77,20 @@ def _step_around(script: Script, call: ast.Call) -> str:
 
 
 def _makes_optimizer(script: Script, loop: ast.AST) -> bool:
-    """Whether each pass begins another training, as in a search for the largest batch."""
-    return any(script.name(call.func).startswith("torch.optim.") for call in script.inside(loop, ast.Call))
+    """Whether each pass begins another training, as in a search for the largest batch: it makes the optimizer that
+    steps there, also by a function whose name says so: ``model, opt = make_model_opt()``."""
+    calls = list(script.inside(loop, ast.Call))
+    if any(script.name(call.func).startswith("torch.optim.") for call in calls):
+        return True
+    steps = (one.func for one in calls if last_name(one.func) == "step")
+    stepping = {ast.unparse(one.value) for one in steps if isinstance(one, ast.Attribute)}
+    made = [
+        one
+        for one in script.inside(loop, ast.Assign)
+        if isinstance(one.value, ast.Call) and _MAKES.match(last_name(one.value.func))
+    ]
+    targets = {ast.unparse(part) for one in made for target in one.targets for part in ast.walk(target)}
+    return bool(stepping) and stepping <= targets
 
 
 def _is_conditional(script: Script, outer: ast.AST, inner: ast.AST) -> bool:
@@ -178,6 +196,15 @@ for size in (8, 16, 32):
     model(torch.randn(size, 3, 224, 224).cuda()).mean().backward()
     optimizer.step()
     del model, optimizer
+    torch.cuda.empty_cache()
+"""
+_MADE_TRIALS = """\
+for trial in range(10):
+    model, opt = make_model_and_optimizer()
+    loss = model(x).sum()
+    loss.backward()
+    opt.step()
+    del model, opt, loss
     torch.cuda.empty_cache()
 """
 _OTHER_LOOP = """\

@@ -229,13 +229,13 @@ def _numbers(script: Script, modules: ProjectModules, name: str) -> set[object]:
     return found if is_given else found | defaults
 
 
-_ENTRIES = re.compile(r"[\[(]?[\"'\s]*(?:cuda:)?\d+[\"'\s]*[\])]?$")
-"""One device, in a list or a text: ``[0]``, ``"0"``, ``cuda:0``."""
+_ENTRIES = re.compile(r"[\[(]?[\"'\s]*(?:cuda:)?\d+[\"'\s]*[\])]?$|\[\s*\]$")
+"""At most one device, in a list or a text: ``[0]``, ``"0"``, ``cuda:0``, ``[]``."""
 
 
 def lists_one(script: Script, name: str) -> bool:
-    """Whether an option or setting for a list has one number wherever the project gives it, by default or by a command
-    or configuration; false if nothing does."""
+    """Whether an option or setting for a list has at most one number wherever the project gives it, by default, by a
+    command or configuration, or by a program that sets it as an attribute; false if nothing does."""
     modules = script.modules
     if modules is None or not name.isidentifier():
         return False
@@ -245,8 +245,10 @@ def lists_one(script: Script, name: str) -> bool:
         r"(\[[^\]\n]*\]|[\"'][^\"'\n]*[\"']|\S+(?:[ \t]+\d+)*)"
     )
     declared = re.compile(rf"[\"']--?{spelled}[\"'][^\n]*\bdefault\s?=\s?(\[[^\]\n]*\]|[\"'][^\"'\n]*[\"']|\w+)")
+    written = re.compile(rf"^[ \t]*\w+(?:\.\w+)*\.{name}[ \t]*=[ \t]*([^\s#=][^\n#]*?)[ \t]*(?:#|$)", re.MULTILINE)
     naming, texts = _naming(modules, name), texts_of_starts(script)
-    words = [one for shown, text in naming if shown.endswith(".py") for one in declared.findall(text)]
+    programs = [text for shown, text in naming if shown.endswith(".py")]
+    words = [one for text in programs for pattern in (declared, written) for one in pattern.findall(text)]
     others = [text for shown, text in naming if not shown.endswith(".py")]
     words += [
         one for text in (*others, *texts.pages) for one in given.findall(text) if one[0] in "[\"'" or one[0].isdigit()
