@@ -286,3 +286,24 @@ main(load())
 )
 def test_threads_that_evaluate_after_the_training(tmp_path, above, below, severity):
     assert found(tmp_path, {"train.py": WRAPS.format(above=above, below=below)}) == [("CODE009", severity)]
+
+
+MAPS = """\
+import argparse
+from datasets import load_dataset
+from transformers import Trainer
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=-1)
+data = load_dataset("text").map(tokenize, num_proc=48)
+Trainer(train_dataset=data).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "severity"),
+    [("deepspeed train.py --lr 3", "warning"), ("deepspeed other.py --lr 3", "info"), ("ls", "info")],
+)
+def test_processes_of_ranks_that_the_project_starts_compete(tmp_path, command, severity):
+    files = {"train.py": MAPS, "other.py": "print()\n", "run.sh": f"#!/bin/bash\n{command}\n"}
+    assert found(tmp_path, files) == [("CODE029", severity)]

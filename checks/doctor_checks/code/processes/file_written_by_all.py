@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import belongs_to_lightning, words_behind
+from doctor.lint.python.project.launch_counts import lines_naming
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import FunctionNode, last_name
 from doctor.lint.python.single_rank import excludes, may_run_alone, ways_to
@@ -38,6 +39,8 @@ _OWN = re.compile(
 )
 """Words of paths that differ between ranks, or are not files."""
 
+_CPUS_OF_GPU = 16
+"""CPU cores for each GPU: NVIDIA's DGX A100 has 128 for eight."""
 _LOADER = re.compile(r"loader|(?:^|_)dl$", re.IGNORECASE)
 _OPTIMIZES = re.compile(r"optim|[Tt]rainer|train_one_epoch|\.train\(|\btrain\(", re.IGNORECASE)
 
@@ -404,8 +407,9 @@ def _is_by_all(script: Script, call: ast.Call) -> bool:
 
 
 def _mapped(script: Script) -> Iterator[Violation]:
-    """Hugging Face datasets that every rank maps with many processes: repeated work alone, since each rank writes a
-    temporary file and renames it (datasets/arrow_dataset.py: ``_map_single``)."""
+    """Hugging Face datasets that every rank maps with many processes. The work is only repeated, since each rank writes
+    a temporary file and renames it (datasets/arrow_dataset.py: ``_map_single``), and the other ranks would wait
+    meanwhile: it takes longer if the ranks of a host have more processes than CPUs."""
     if several_ranks(script) is None and not _LAUNCHED.search(script.text):
         return
     if "disable_caching(" in script.text:
@@ -423,10 +427,24 @@ def _mapped(script: Script) -> Iterator[Violation]:
             yield Violation(
                 call,
                 f"Every rank runs {script.text_of(call.func)} in {count} processes, all for the same cache file",
-                severity=Severity.INFO,
+                severity=Severity.WARNING if count > _CPUS_OF_GPU and _is_launched(script) else Severity.INFO,
                 fix="Wrap the call in `main_process_first()` of TrainingArguments or Accelerator, so that the other "
                 "ranks read the cache.",
             )
+
+
+_LAUNCHES = re.compile(
+    r"torchrun|accelerate launch|torch\.distributed\.(?:launch|run)\b|\bdeepspeed\b[^\n]*\.py|\bsrun\b|\bmpirun\b|"
+    r"launch\("
+)
+
+
+def _is_launched(script: Script) -> bool:
+    """Whether the script, or a line of its project that names it, has a launcher; of a file alone, that is unknown."""
+    modules = script.modules
+    if modules is None or modules.is_one_file or not script.location or _LAUNCHES.search(script.text):
+        return True
+    return any(map(_LAUNCHES.search, lines_naming(script, modules)))
 
 
 def _is_in_memory(script: Script, call: ast.Call) -> bool:
