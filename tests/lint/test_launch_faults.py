@@ -183,3 +183,18 @@ def test_a_switch_that_is_on_by_default_is_removed_and_not_renamed():
 def test_the_longer_word_is_corrected():
     (found,) = violations("export NCCL_P2P_LEVEL=NVLINK\ntorchrun train.py\n", "NCCL002")
     assert found.fix == "Set `NCCL_P2P_LEVEL=NVL`."
+
+
+@pytest.mark.parametrize(
+    ("late", "severity"),
+    [
+        ("#SBATCH -N 2 --gres gpu:8", "info"),
+        ("#SBATCH --nodes=2 --gres=gpu:4", "warning"),
+        ("#SBATCH --cpus-per-task=8", "warning"),
+    ],
+)
+def test_an_ignored_line_that_repeats_the_header_is_an_info(late, severity):
+    job = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:8\n#SBATCH --ntasks-per-node=8\nset -e\n"
+    (found,) = violations(f"{job}{late}\necho start\n", "ENV010")
+    assert (found.severity.value, found.preview) == (severity, severity == "info")
+    assert ("same values" in found.effect) is (severity == "info")

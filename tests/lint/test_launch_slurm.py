@@ -73,7 +73,7 @@ def test_headers_end_at_the_first_command():
 
 def test_headers_behind_the_first_command_are_known_to_be_passed_over():
     text = "#SBATCH -N 2\ncd x\n#SBATCH --gres=gpu:4\ncat <<E\n#SBATCH -n 3\nE\necho '\n#SBATCH -n 4\n'\n"
-    assert read_late_headers(text) == {3: ("gres",)}
+    assert read_late_headers(text) == {3: {"gres": "gpu:4"}}
 
 
 def test_of_a_job_of_several_parts_nothing_is_concluded():

@@ -182,14 +182,14 @@ def read_headers(text: str) -> Allocation | None:
     return Allocation(options, lines) if lines else None
 
 
-def read_late_headers(text: str) -> dict[int, tuple[str, ...]]:
-    """``#SBATCH`` lines behind the first command, which sbatch ignores, and their options."""
+def read_late_headers(text: str) -> dict[int, dict[str, str]]:
+    """``#SBATCH`` lines behind the first command, which sbatch ignores, and their options with the values."""
     begin = next((at for at, line in enumerate(text.splitlines(), 1) if line.strip() and line.lstrip()[0] != "#"), None)
     if begin is None or "#SBATCH" not in text:
         return {}
     found = ((line, match) for line, comment in comments(text) if line > begin and (match := _HEADER.match(comment)))
     fields = {line: [CommandWord(word, line) for word in _words(match[1])] for line, match in found}
-    return {line: tuple(parse_options(words, SLURM_OPTIONS).options) for line, words in fields.items()}
+    return {line: dict(parse_options(words, SLURM_OPTIONS).options) for line, words in fields.items()}
 
 
 def _words(text: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from doctor.api import Severity, SourceLocation, Violation, rule
 from doctor.lint.launch.partial_text import whole_number
@@ -162,23 +162,33 @@ def slurm_tasks_disagree_in_files(file: ShellFile) -> Iterator[Violation]:
     Fix: Request one task per GPU and start with `srun python train.py`; with torchrun, request one task per host and
     pass `--nnodes=$SLURM_NNODES`.
     """
-    for line, options in file.late_headers.items():
-        asked = [f"--{name}" for name in options if name in _ASKED and file.allocation is not None]
-        if asked:
-            yield Violation(
-                SourceLocation(line),
-                f"sbatch ignores {', '.join(asked)} after the first command",
-                fix="Move all #SBATCH lines above the first command.",
-                severity=Severity.WARNING,
-                evidence=(("options", asked),),
-            )
     if file.allocation is None:
         return
+    yield from _ignored(file.late_headers, file.allocation)
     for start in starts_of(file):
         if start.step is not None and not start.is_part:
             place = start.outer.place if start.outer else SourceLocation(1)
             found = _too_many_hosts(file.allocation, start.step, place) or _judge_agent(start, start.step)
             yield from found or _judge_launched_trainer(file, start, start.step)
+
+
+def _ignored(late: Mapping[int, Mapping[str, str]], job: Allocation) -> Iterator[Violation]:
+    """The options that sbatch never reads. One that repeats a value of the header changes nothing: it is an info, since
+    a change of the ignored line would have no effect either."""
+    for line, options in late.items():
+        asked = {name: value for name, value in options.items() if name in _ASKED}
+        repeats = all(job.options.get(name) == value for name, value in asked.items())
+        named = [f"--{name}" for name in asked]
+        if named:
+            yield Violation(
+                SourceLocation(line),
+                f"sbatch ignores {', '.join(named)} after the first command",
+                fix="Remove the line." if repeats else "Move all #SBATCH lines above the first command.",
+                severity=Severity.INFO if repeats else Severity.WARNING,
+                preview=repeats,
+                effect="None: the #SBATCH lines above the first command have the same values." if repeats else "",
+                evidence=(("options", named),),
+            )
 
 
 def _too_many_hosts(job: Allocation, step: Allocation, place: SourceLocation) -> list[Violation]:

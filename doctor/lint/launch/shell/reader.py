@@ -44,7 +44,7 @@ class ShellFile(LaunchFile):
     allocation: Allocation | None = None
     waits: tuple[int, ...] = ()
     waits_in_loops: tuple[int, ...] = ()
-    late_headers: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    late_headers: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
 
 def read_shell(path: str, text: str) -> ShellFile:
