@@ -140,6 +140,8 @@ class FileChecker:
     def _look_at_launch(self, target: LintTarget, text: SourceText, verdict: FileResult) -> None:
         """If the reader of launch files raises, all their rules crash."""
         from doctor.lint.launch.file_type import read_launch_file
+        from doctor.lint.launch.shell.left_exports import without_left_exports
+        from doctor.lint.launch.shell.reader import ShellFile
 
         try:
             launch = read_launch_file(target.shown, text.text)
@@ -157,6 +159,8 @@ class FileChecker:
             return
         releases = self._releases.of_project(target.path, target.root, text.text)
         launch = replace(launch, releases=releases, modules=self._modules)
+        if isinstance(launch, ShellFile):
+            launch = without_left_exports(launch, text.text, self._modules)
         verdict.kind, verdict.notes = "launch", launch.notes
         verdict.of_tests = _is_of_tests(target, text.text)
         page = _LintedText(target.shown, text.text, comments_in(text.text, is_python=False))

@@ -484,9 +484,15 @@ class ProjectFiles:
         if target is None or target.is_named or not is_root(target.root) or self.is_one_file:
             return False
         word = re.compile(rf"(?<![\w-]){re.escape(stem)}(?![\w-])")
-        texts = [text for other, text in self.mentioning(stem) if other != shown]
-        texts += (*self.notebooks(stem), *pages_of(Path(target.path), Path(target.root)))
-        return not any(map(word.search, texts))
+        return not any(map(word.search, self.texts_with(shown, stem)))
+
+    def texts_with(self, shown: str, word: str) -> Iterator[str]:
+        """The texts of other files, notebooks and pages that have a word, for the file that is shown by this path."""
+        target = self._shown.get(shown)
+        yield from (text for other, text in self.mentioning(word) if other != shown)
+        yield from self.notebooks(word)
+        if target is not None:
+            yield from (text for text in pages_of(Path(target.path), Path(target.root)) if word in text)
 
     def has_folder(self, folder: str) -> bool:
         """Whether a relative path may be of a folder with scripts or launch files of the project."""

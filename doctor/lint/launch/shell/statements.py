@@ -14,6 +14,8 @@ _OPENING = frozenset(("if", "while", "until", "{"))
 _LISTS = frozenset(("for", "select", "case"))
 _CLOSING = frozenset(("fi", "done", "esac", "}"))
 _WITHIN = frozenset(("then", "do", "else", "elif", "!", "time"))
+_KEYWORDS = _OPENING | _LISTS | _WITHIN | {"function"}
+"""What may stand before the name of a function, or before a bracket without one."""
 _NEVER_FAILING = ("export", "cd", "set", "source", ".", "module", "ml")
 """Commands that are not expected to fail."""
 _LOOPS = frozenset(("for", "while", "until", "select"))
@@ -26,7 +28,7 @@ DECLARING = ("export", "declare", "typeset", "local", "readonly")
 @dataclass(frozen=True)
 class Statement:
     """One command. ``is_chained``: whether it runs depends on another one (``&&``, ``||``); ``tested``: the variables
-    that the conditions of the branches around it read."""
+    that the conditions of the branches around it read; ``function``: the one whose body it is in."""
 
     words: tuple[Word, ...]
     line: int
@@ -36,6 +38,7 @@ class Statement:
     is_chained: bool = False
     in_background: bool = False
     tested: frozenset[str] = frozenset()
+    function: str = ""
 
 
 class ShellScript(NamedTuple):
@@ -95,6 +98,8 @@ class _Splitter:
         self._skips = False  # the target of a redirection
         self._is_chained = False
         self._begin = 0  # of the pipeline, in statements
+        self._named = ""  # the word before a bracket, and then the function whose body follows
+        self._functions: list[tuple[int, str]] = []  # open bodies: their depth, and the name
 
     def run(self, found: Iterable[Token]) -> tuple[Statement, ...]:
         for token in found:
@@ -111,8 +116,10 @@ class _Splitter:
         if text == ">":
             self._skips = True
         elif text == "(":
+            names = [word.plain for word in self._words if word.plain not in _KEYWORDS]
             self._words.clear()  # the name of a function, or nothing before a subshell
-            self._around.append(("(", len(self._done)))
+            self._open("(")  # that of a body: name() (…)
+            self._named = names[0] or "" if len(names) == 1 else ""
         elif text == ")":
             self._close_bracket()
         else:
@@ -124,8 +131,10 @@ class _Splitter:
         if self._around and self._around[-1][0] == "case":
             self._words.clear()  # a pattern
             return
+        named = self._named
         self._flush()
         self._leave("(")
+        self._named = named
 
     def _end(self, text: str) -> None:
         before, was_chained = len(self._done), self._is_chained
@@ -155,7 +164,11 @@ class _Splitter:
             self._tested.append((len(self._around), set(_read_in(words))))
         tested = frozenset().union(*(names for _, names in self._tested))
         chained, looped = self._is_chained, bool(kinds & _LOOPS)
-        self._done.append(Statement(tuple(words), first, last, bool(kinds), looped, chained, tested=tested))
+        function = self._functions[-1][1] if self._functions else ""
+        self._named = ""
+        self._done.append(
+            Statement(tuple(words), first, last, bool(kinds), looped, chained, tested=tested, function=function)
+        )
 
     def _keywords(self, words: list[Word]) -> list[Word]:
         """The words without leading keywords, whose blocks are entered or left."""
@@ -166,7 +179,7 @@ class _Splitter:
                 self.loop_names += [name for word in words[1:2] if (name := word.plain) and first != "case"]
                 return []
             if first in _OPENING:
-                self._around.append((first, len(self._done)))
+                self._open(first)
             elif first in _CLOSING:
                 self._leave(first)
                 return []
@@ -177,7 +190,15 @@ class _Splitter:
             words = words[1:]
         return []
 
+    def _open(self, opening: str) -> None:
+        """Enter a block, which is the body of a function if its name and brackets are just before."""
+        self._around.append((opening, len(self._done)))
+        if self._named and opening in ("{", "("):
+            self._functions.append((len(self._around), self._named))
+        self._named = ""
+
     def _leave(self, closing: str) -> None:
         if self._around:
             _, self._begin = self._around.pop()
+            self._functions = [one for one in self._functions if one[0] <= len(self._around)]
             self._tested = [one for one in self._tested if one[0] <= len(self._around)]
