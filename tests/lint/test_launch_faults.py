@@ -198,3 +198,16 @@ def test_an_ignored_line_that_repeats_the_header_is_an_info(late, severity):
     (found,) = violations(f"{job}{late}\necho start\n", "ENV010")
     assert (found.severity.value, found.preview) == (severity, severity == "info")
     assert ("same values" in found.effect) is (severity == "info")
+
+
+@pytest.mark.parametrize(
+    ("name", "severity", "fix"),
+    [
+        ("NCCL_CHECK_DISABLE", "info", "Remove `NCCL_CHECK_DISABLE`."),
+        ("NCCL_CHECK_POINTER", None, "Replace `NCCL_CHECK_POINTER` with `NCCL_CHECK_POINTERS`."),
+    ],
+)
+def test_a_name_near_to_one_that_nccl_ignores_is_removed(name, severity, fix):
+    (found,) = violations(f"export {name}=1\ntorchrun train.py\n", "NCCL001")
+    assert (found.severity, found.fix) == (severity, fix)
+    assert found.effect.startswith("None:") is (severity == "info")

@@ -13,6 +13,7 @@ from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.environment_variables import nearest as nearest_variable
 from doctor.knowledge.releases import within
 from doctor.testing import Fails, Passes, healthy
+from doctor_checks.nccl.variable_superseded import without_loss
 
 _PLUG_INS = {
     "NCCL_VERSION": "2.27.3",
@@ -65,6 +66,12 @@ _NET_PLUGIN = NcclPlugin("net", "libnccl-net.so", path="/opt/amazon/ofi-nccl/lib
         Fails(
             "the old name of a variable that torch 2.8 no longer needs",
             healthy().environ(NCCL_AVOID_RECORD_STREAMS="1"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+        Fails(
+            "near to a name that NCCL ignores without a loss",
+            healthy().environ(NCCL_CHECK_DISABLE="1"),
             ranks=(0, 1),
             severity=Severity.INFO,
         ),
@@ -122,13 +129,14 @@ def _finding(stated: EffectiveSetting, near: str | None, old: VariableInfo | Non
     setting = stated.setting
     shown = setting.name if setting.name == setting.name.strip() else f"{setting.name!r} with a space"
     replaced_by = old.replaced_by if old else None
-    obsolete = old is not None and replaced_by is None
+    kept = without_loss(near, setting.value) if near and old is not None and not old.still_read else ""
+    obsolete = old is not None and (replaced_by is None or bool(kept))
     return Finding(
         unknown_summary(shown, near, _note(old), obsolete=obsolete),
         ranks=stated.ranks,
         evidence={"value": setting.value, "from": stated.origin},
-        effect=_not_needed(near, old) if obsolete else "" if near else _UNKNOWN_EFFECT,
-        fix=f"unset {setting.name}" if obsolete and source_of(setting) is None else _fix(stated, replaced_by or near),
+        effect=(kept or _not_needed(near, old)) if obsolete else "" if near else _UNKNOWN_EFFECT,
+        fix=_remove(stated) if obsolete else _fix(stated, replaced_by or near),
         severity=None if near and not obsolete else Severity.INFO,
         source=source_of(setting),
     )
@@ -180,6 +188,11 @@ def _without_plugin(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Find
 _UNKNOWN_EFFECT = "None if a script or another library reads it; otherwise it is silently ignored."
 """For a name that does not resemble a known one. Sites and forks of NCCL define their own variables, and removing one
 that is in use would change a working job."""
+
+
+def _remove(stated: EffectiveSetting) -> str:
+    name = stated.setting.name.strip()
+    return f"Remove {name} from {stated.origin}." if source_of(stated.setting) else f"unset {name}"
 
 
 def _fix(stated: EffectiveSetting, near: str | None) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, is_older, rule
+from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.environment_variables import misspelled
 from doctor.knowledge.environment_variables import nearest as nearest_variable
+from doctor.knowledge.releases import bundled_nccl
 from doctor.lint.launch.launch_file import EnvironmentSetting, EnvironmentSource
 from doctor.lint.python.training import several_ranks
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
+from doctor_checks.nccl.variable_superseded import without_loss
 from doctor_checks.nccl.variable_unknown import is_unknown_variable, unknown_summary, variable_unknown
 
 _POD = """\
@@ -54,6 +57,9 @@ spec:
             "export TORCH_NCCL_AVOID_RECORD_STREAMS=1",
             "torchrun train.py",
         ),
+        shell_fails(
+            "near to a name that NCCL ignores, as an info", "export NCCL_CHECK_DISABLE=1  # !", "torchrun a.py"
+        ),
         shell_passes("of the script alone", "NCCL_TESTS_VERSON=2.13", "make -C nccl-tests"),
         shell_passes("near to nothing", "export NCCL_TEAM_COLOUR=blue", "torchrun train.py"),
         FilePasses("in a pod, known", _POD.replace("NAME", "NCCL_SOCKET_IFNAME"), name="pod.yaml"),
@@ -67,7 +73,15 @@ def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
         if not setting.is_exported:
             continue
         near = nearest_variable(name) if is_unknown_variable(name) else misspelled(name)
-        if near is not None:
+        if near is not None and (kept := _is_ignored_too(file, near, setting)):
+            yield Violation(
+                setting.place,
+                unknown_summary(name, near, obsolete=True),
+                fix=f"Remove `{name}`.",
+                severity=Severity.INFO,
+                effect=kept,
+            )
+        elif near is not None:
             yield Violation(
                 setting.place,
                 unknown_summary(name, near),
@@ -78,6 +92,17 @@ def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
                 or _is_set_before(file, near, setting)
                 else None,
             )
+
+
+def _is_ignored_too(file: EnvironmentSource, variable: str, setting: EnvironmentSetting) -> str:
+    """What is lost with a variable that was meant, if the NCCL of the project ignores it by now and nothing is; empty
+    if NCCL reads it, or RCCL may."""
+    info = known_variable(variable)
+    if info is None or info.superseded is None or info.still_read or file.releases.get("rocm"):
+        return ""
+    if not info.is_superseded_everywhere or is_older(bundled_nccl(file.stated_torch) or "", info.superseded) is True:
+        return ""
+    return without_loss(variable, setting.known_value or "0")
 
 
 def _is_the_default(file: EnvironmentSource, variable: str, value: str | None) -> bool:
