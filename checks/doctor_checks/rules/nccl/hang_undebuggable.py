@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from doctor.api import FileFails, FilePasses, Script, Severity, Violation, is_older, rule
 from doctor.knowledge.variable_values import effective as effective_value
 from doctor.lint.launch.launch_file import EnvironmentSource
+from doctor.lint.python.project.other_accelerators import uses_no_nccl
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 from doctor_checks.nccl.hang_undebuggable import NO_DUMP, UNNOTICED, hang_undebuggable
 
@@ -95,6 +96,8 @@ def hang_undebuggable_in_files(file: EnvironmentSource) -> Iterator[Violation]:
 
     Fix: Remove the variable.
     """
+    if uses_no_nccl(file):
+        return
     captures = isinstance(file, Script) and any(True for _ in file.calls(*_CAPTURES))
     asks = any(one.name in _BUFFERS and one.value != "0" for one in file.settings)
     records = is_older(file.releases.get("torch", ""), _RECORDS if asks else _RECORDS_BY_DEFAULT) is not True

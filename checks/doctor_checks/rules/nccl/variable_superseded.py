@@ -11,6 +11,7 @@ from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.releases import bundled_nccl
 from doctor.lint.launch.launch_file import EnvironmentSource, LaunchFile
 from doctor.lint.launch.process_launches import is_one_process
+from doctor.lint.python.project.other_accelerators import uses_no_nccl
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 from doctor_checks.nccl.variable_superseded import superseded_summary, variable_superseded, without_loss
 
@@ -47,6 +48,15 @@ from doctor_checks.nccl.variable_superseded import superseded_summary, variable_
             'if "WORLD_SIZE" not in os.environ:\n    os.environ["WORLD_SIZE"] = "1"\n'
             'os.environ["NCCL_ASYNC_ERROR_HANDLING"] = "1"  # !\n',
         ),
+        passes(
+            "a program for an accelerator that has no NCCL",
+            'import habana_frameworks.torch\nos.environ["NCCL_ASYNC_ERROR_HANDLING"] = "1"\n',
+        ),
+        fails(
+            "a program that runs on others too",
+            "try:\n    import habana_frameworks.torch\nexcept ImportError:\n    pass\n"
+            'os.environ["NCCL_ASYNC_ERROR_HANDLING"] = "1"  # !\n',
+        ),
         shell_fails("a switch that is on by default now", "export NCCL_IB_CUDA_SUPPORT=1  # !", "torchrun train.py"),
         shell_fails("the same, switched off", "export NCCL_IB_CUDA_SUPPORT=0  # !", "torchrun train.py"),
         shell_fails("the number of channels", "export NCCL_MIN_NCHANNELS=32  # !", "torchrun train.py"),
@@ -81,7 +91,7 @@ def variable_superseded_in_files(file: EnvironmentSource) -> Iterator[Violation]
     sizes = [one for one in file.settings if one.name == "WORLD_SIZE" and one.is_certain]
     if isinstance(file, Script) and any(one.known_value == "1" for one in sizes):
         return  # a single rank has no peer to wait for
-    if isinstance(file, LaunchFile) and is_one_process(file):
+    if (isinstance(file, LaunchFile) and is_one_process(file)) or uses_no_nccl(file):
         return
     for setting in file.settings:
         info = known_variable(setting.name)

@@ -11,6 +11,7 @@ from doctor.knowledge.environment_variables import misspelled
 from doctor.knowledge.environment_variables import nearest as nearest_variable
 from doctor.knowledge.releases import bundled_nccl
 from doctor.lint.launch.launch_file import EnvironmentSetting, EnvironmentSource
+from doctor.lint.python.project.other_accelerators import uses_no_nccl
 from doctor.lint.python.training import several_ranks
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 from doctor_checks.nccl.variable_superseded import without_loss
@@ -70,7 +71,7 @@ def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     exported = {(setting.name, setting.known_value) for setting in file.settings if setting.is_exported}
     for setting in file.settings:
         name = setting.name
-        if not setting.is_exported:
+        if not setting.is_exported or ("NCCL" in name and uses_no_nccl(file)):
             continue
         near = nearest_variable(name) if is_unknown_variable(name) else misspelled(name)
         if near is not None and (kept := _is_ignored_too(file, near, setting)):

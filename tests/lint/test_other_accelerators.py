@@ -1,0 +1,38 @@
+"""Nothing reads the variables of NCCL in programs for accelerators that use another library."""
+
+import pytest
+
+from doctor.lint.engine.registry import Rulebook, builtin_rules
+from tests.lint.linted import findings_in
+
+BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("NCCL001", "NCCL004", "NCCL011")))
+PROGRAM = """\
+import os
+import torch
+{imports}
+os.environ["NCCL_ASYNC_ERROR_HANDLING"] = "0"
+os.environ["NCCL_SOKET_IFNAME"] = "eth0"
+"""
+GUARDED = "try:\n    from optimum.habana import GaudiTrainer\nexcept ImportError:\n    GaudiTrainer = None"
+GAUDI = """\
+```bash
+PT_HPU_LAZY_MODE=0 python train.py --use_habana
+python ../gaudi_spawn.py --world_size 8 train.py --use_habana
+```
+"""
+ALL = {"NCCL001", "NCCL004", "NCCL011"}
+
+
+@pytest.mark.parametrize(
+    ("imports", "page", "expected"),
+    [
+        ("import torch_npu", "", set()),
+        (GUARDED, GAUDI, set()),
+        (GUARDED, f"{GAUDI}\n```bash\ntorchrun --nproc_per_node 8 train.py\n```\n", ALL),
+        (GUARDED, "", ALL),
+        ("", "```bash\ntorchrun --nproc_per_node 8 train.py\n```\n", ALL),
+    ],
+)
+def test_variables_of_nccl(tmp_path, imports, page, expected):
+    files = {"train.py": PROGRAM.format(imports=imports), "other.py": "import torch\n", "README.md": f"# A\n{page}"}
+    assert {rule for rule, _ in findings_in(tmp_path, files, BOOK, preview=True)} == expected
