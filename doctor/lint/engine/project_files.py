@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -15,6 +15,7 @@ from doctor.lint.engine.absent_modules import may_appear, may_give
 from doctor.lint.engine.discovery import LintTarget, UnreadableFile, read_text
 from doctor.lint.engine.imported_names import failing_import, imports_at_top, modules_at_top, names_in
 from doctor.lint.engine.project_requirements import (
+    console_commands,
     is_copied,
     is_installed,
     is_packaged,
@@ -185,6 +186,11 @@ class ProjectFiles:
         """The texts of the pages, Dockerfiles and Makefiles that may show how the file at ``location`` is started."""
         target = self._targets.get(location)
         return pages_of(target.path, target.root) if target is not None else ()
+
+    def console_commands(self, location: str) -> Mapping[str, str]:
+        """The commands that the project of the file at ``location`` installs, with the dotted modules that they run."""
+        target = self._targets.get(location)
+        return console_commands(target.path, target.root) if target is not None else {}
 
     def may_install(self, location: str, word: str) -> bool:
         """Whether the requirements of the project of the file at ``location`` have a word, as far as they are known."""

@@ -392,6 +392,22 @@ def _is_left_out(path: Path, folder: Path) -> bool:
     return any(map(_FINDS.search, texts)) and not any(map(_FINDS_MORE.search, texts))
 
 
+_SCRIPTS = re.compile(r"^\[(?:project|tool\.poetry)\.scripts\][^\n]*\n((?:(?!\[)[^\n]*\n?)*)", re.MULTILINE)
+_COMMAND = re.compile(r"^[ \t]*[\"']?([\w.-]+)[\"']?[ \t]*=[ \t]*[\"']([\w.]+)[ \t]*:", re.MULTILINE)
+
+
+def console_commands(path: Path, root: Path) -> dict[str, str]:
+    """The commands of ``[project.scripts]`` in the folders of :func:`pages_of`, with the modules that they run."""
+    found: dict[str, str] = {}
+    for folder in folders_of(path.parent, root):
+        file = folder / "pyproject.toml"
+        with suppress(UnreadableFile):
+            text = read_text(LintTarget(file, str(file), "config", folder)).text if file.name in _names(folder) else ""
+            tables = (one[1] for one in _SCRIPTS.finditer(text))
+            found.update((one[1], one[2]) for table in tables for one in _COMMAND.finditer(table))
+    return found
+
+
 @lru_cache(maxsize=256)
 def may_install(path: Path, root: Path, word: str) -> bool:
     """Whether a requirement file or a page in the folders of :func:`pages_of` has a word, or there is no such file."""

@@ -101,6 +101,9 @@ class ProjectModules(Protocol):
     def pages(self, location: str) -> tuple[str, ...]:
         """The texts of the pages, Dockerfiles and Makefiles that may show how the file at ``location`` is started."""
 
+    def console_commands(self, location: str) -> Mapping[str, str]:
+        """The commands that the project of the file at ``location`` installs, with the dotted modules that they run."""
+
     def may_install(self, location: str, word: str) -> bool:
         """Whether the requirements of the project of the file at ``location`` have a word, as far as they are known."""
 

@@ -12,6 +12,7 @@ from pathlib import PurePath
 from doctor.core.finding import Severity
 from doctor.lint.engine.rule import FlowStep, Violation
 from doctor.lint.python.project.before_group import is_apart_from_group
+from doctor.lint.python.project.console_starts import is_shown_as_one
 from doctor.lint.python.project.failing_calls import (
     fails_before,
     fails_with_ranks,
@@ -435,7 +436,7 @@ def is_made_for_one(script: Script) -> bool:
         return True
     if script.modules is None or STARTS_RANKS.search(script.text):
         return False
-    return is_started_as_one(script)
+    return is_started_as_one(script) or is_shown_as_one(script)
 
 
 _SPAWNS = {
