@@ -59,3 +59,10 @@ def pages(*lines):
 )
 def test_a_module_behind_a_command(tmp_path, files, severity):
     assert severities_in(tmp_path, {**PROJECT, **files}, BOOK, preview=True) == [("CODE032", severity)]
+
+
+@pytest.mark.parametrize(("start", "severity"), [("$ dreams", "info"), ("$ torchrun -m dreams.command", "warning")])
+def test_a_program_that_a_command_runs(tmp_path, start, severity):
+    program = f'{MODULE}\n\ndef main():\n    Teacher(1, 2, 3).train()\n\n\nif __name__ == "__main__":\n    main()\n'
+    files = {"pyproject.toml": SETTINGS, "dreams/__init__.py": "", "dreams/command.py": program, **pages(start)}
+    assert severities_in(tmp_path, files, BOOK, preview=True) == [("CODE032", severity)]
