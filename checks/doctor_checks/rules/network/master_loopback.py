@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from doctor.api import FileFails, FilePasses, LaunchFile, Severity, Violation, rule
 from doctor.knowledge.interface_syntax import is_loopback_name
 from doctor.lint.launch.kubernetes import Workload
+from doctor.lint.launch.launch_file import Launch
 from doctor.lint.launch.manifest import Manifest
 from doctor.lint.launch.partial_text import is_known
 from doctor.lint.launch.process_launches import (
@@ -119,6 +121,24 @@ spec:
             "torchrun --nnodes=2 --node_rank=$1 --master_addr=$HEAD train.py  # !",
         ),
         shell_passes("options that can't be told", "torchrun --nnodes=2 $RDZV train.py"),
+        shell_fails(
+            "mpirun for two hosts",
+            "export MASTER_ADDR=localhost",
+            "mpirun -np 16 -H node1:8,node2:8 -x MASTER_ADDR python train.py  # !",
+        ),
+        shell_fails(
+            "mpirun for two hosts of one slot",
+            "mpirun -np 2 -H node1,node2 -x MASTER_ADDR=127.0.0.1 python train.py  # !",
+        ),
+        shell_passes(
+            "mpirun for the first of two hosts",
+            "mpirun -np 8 -H node1:8,node2:8 -x MASTER_ADDR=127.0.0.1 python train.py",
+        ),
+        shell_passes("mpirun for this host", "mpirun -np 8 -H localhost:8 -x MASTER_ADDR=localhost python train.py"),
+        shell_passes(
+            "mpirun with the address of its first host",
+            "mpirun -np 16 -H node1:8,node2:8 -x MASTER_ADDR=node1 python train.py",
+        ),
     ),
 )
 def master_loopback_in_files(file: LaunchFile) -> Iterator[Violation]:
@@ -171,9 +191,36 @@ def _judge_agent(start: ProcessLaunch) -> Iterator[Violation]:
 
 def _judge_task(start: ProcessLaunch) -> Iterator[Violation]:
     address = start.launch.setting("MASTER_ADDR")
+    if start.launch.program != "python" or address is None or not is_loopback_name(address):
+        return
     nodes = start.step.nodes if start.step is not None else None
-    if start.launch.program == "python" and nodes and nodes > 1 and address is not None and is_loopback_name(address):
+    if nodes and nodes > 1:
         yield _violation(start, f"srun starts tasks on {nodes} hosts with MASTER_ADDR={address}", "MASTER_ADDR")
+    listed = _listed_hosts(start.outer) if start.outer is not None and start.step is None else []
+    if start.outer is not None and len(listed) > 1:
+        yield Violation(
+            start.launch.place,
+            f"{start.outer.program} starts processes on {len(listed)} hosts with MASTER_ADDR={address}",
+            f"Set MASTER_ADDR to {listed[0]}, the first host of the list, if rank 0 runs there.",
+        )
+
+
+def _listed_hosts(launch: Launch) -> list[str]:
+    """The hosts that ``mpirun -H a:8,b:8`` lists and needs for its processes; empty if they are unknown. One slot is
+    meant without a number."""
+    given, processes = launch.known_option("host"), launch.number("np")
+    if given is None or not _HOSTS.fullmatch(given) or not processes:
+        return []
+    needed: dict[str, None] = {}
+    for entry in given.split(","):
+        host, _, slots = entry.partition(":")
+        if processes > 0:
+            needed[host] = None
+        processes -= int(slots or 1)
+    return [] if any(map(is_loopback_name, needed)) else list(needed)
+
+
+_HOSTS = re.compile(r"[\w.-]+(?::\d{1,4})?(?:,[\w.-]+(?::\d{1,4})?)*")
 
 
 def _violation(start: ProcessLaunch, summary: str, name: str, severity: Severity | None = None) -> Violation:
