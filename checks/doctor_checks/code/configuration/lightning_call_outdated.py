@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import PurePath
 from typing import NamedTuple
 
 from doctor.api import Edit, Script, Severity, Violation, is_older, rule
@@ -19,8 +18,14 @@ from doctor.knowledge.releases import release
 from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.fix.trainer_arguments import HALF, STRATEGIES_AS_ACCELERATORS, trainer_edits
 from doctor.lint.python.lightning_version import KnownLightning, known_lightning
-from doctor.lint.python.project.unreached import calls_nowhere, has_no_trainer, is_imported_nowhere, is_used_nowhere
-from doctor.lint.python.script import UNKNOWN, per_script
+from doctor.lint.python.project.unreached import (
+    calls_nowhere,
+    has_no_trainer,
+    is_imported_nowhere,
+    is_set_aside,
+    is_used_nowhere,
+)
+from doctor.lint.python.script import UNKNOWN
 from doctor.lint.python.training import TRAINER, hooks, lightning_modules
 from doctor.testing.script_cases import fails, passes
 
@@ -88,7 +93,7 @@ def lightning_call_outdated(script: Script) -> Iterator[Violation]:
         certain = all(one.edits for one in complaints) and not is_open
         if severity is Severity.ERROR and (known.number is None or is_open):
             severity = Severity.WARNING
-        is_aside = (is_open or known.number is None) and _is_left_aside(script)
+        is_aside = (is_open or known.number is None) and is_set_aside(script, "lightning")
         unused = is_aside or _never_matters(script, worst)
         fix = _joined(list(dict.fromkeys(map(_fix, complaints))))
         yield Violation(
@@ -134,21 +139,6 @@ def _never_matters(script: Script, worst: list[_Complaint]) -> bool:
     """Whether nothing in the project reaches it: a module that nothing imports, a class that no Trainer gets, a hook of
     tests where nothing tests; or a comment next to it says that it is for older releases."""
     return all(_is_unreached(script, one.at) or _is_known(script, one.at) for one in worst)
-
-
-_SHOWN = re.compile(r"(?:\bpython[\d.]*|torchrun|launch|deepspeed|\bsrun)\b[^\n]*\.py\b")
-
-
-@per_script
-def _is_left_aside(script: Script) -> bool:
-    """Whether the requirements of a project lack Lightning, and its pages start other programs, while nothing names the
-    script: one that came with a copied library."""
-    modules, stem = script.modules, PurePath(script.path).stem
-    if modules is None or not script.location or modules.may_install(script.location, "lightning"):
-        return False
-    pages = (*modules.pages(script.location), *modules.pages_at_root(script.location))
-    named = (*pages, *(text for shown, text in modules.mentioning(stem) if shown != script.path))
-    return any(map(_SHOWN.search, pages)) and not any(stem in text for text in (*named, *modules.notebooks(stem)))
 
 
 def _is_unreached(script: Script, at: ast.AST) -> bool:

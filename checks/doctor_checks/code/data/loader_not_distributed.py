@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import PurePath
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone
@@ -209,7 +208,7 @@ def _comes_first(script: Script, call: ast.Call) -> bool:
 
 
 def _of_other_module(script: Script, one: ImportedLoader, wrapper: ast.Call) -> Violation:
-    made, place = one.loader.call, PurePath(one.made_in.path).name
+    made, place = one.loader.call, re.split(r"[/\\]", one.made_in.path)[-1]
     data = one.made_in.argument(made, "dataset", 0)
     named = one.made_in.text_of(data, 40) if data is not None else "dataset"
     given = named if isinstance(data, (ast.Name, ast.Attribute)) else "dataset"

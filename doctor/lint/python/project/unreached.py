@@ -293,6 +293,20 @@ _MAKES_TRAINER = re.compile(
 )
 
 
+_SHOWS_START = re.compile(r"(?:\bpython[\d.]*|torchrun|launch|deepspeed|\bsrun)\b[^\n]*\.py\b")
+
+
+def is_set_aside(script: Script, package: str) -> bool:
+    """Whether the requirements of a project lack a package that a script needs, and its pages start other programs,
+    while nothing names the script: one that came with a copied library."""
+    modules, stem = script.modules, PurePath(script.path).stem
+    if modules is None or not script.location or modules.may_install(script.location, package):
+        return False
+    pages = (*modules.pages(script.location), *modules.pages_at_root(script.location))
+    named = (*pages, *(text for shown, text in modules.mentioning(stem) if shown != script.path))
+    return any(map(_SHOWS_START.search, pages)) and not any(stem in text for text in (*named, *modules.notebooks(stem)))
+
+
 @per_script
 def has_no_trainer(script: Script) -> bool:
     """Whether no text of a whole project of several files makes a Trainer, whose loops alone call the hooks of a
