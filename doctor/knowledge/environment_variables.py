@@ -271,3 +271,21 @@ def slips(one: str, other: str, limit: int) -> int:
         if min(row) > limit:
             return limit + 1
     return min(row[-1], limit + 1)
+
+
+def without_loss(name: str, value: str) -> str:
+    """What the loss of a removed name leaves as it was; empty if it changes something."""
+    switched_off = name == "NCCL_IB_CUDA_SUPPORT" and value.strip() == "0"
+    return "" if switched_off else _WITHOUT_LOSS.get(name, "")
+
+
+_WITHOUT_LOSS = {
+    "NCCL_IB_CUDA_SUPPORT": "None: NCCL uses GPUDirect RDMA by default if the devices support it.",
+    "NCCL_CHECKS_DISABLE": "None: NCCL ignores it, and the pointer checks are off by default.",
+    "NCCL_WORK_FIFO_DEPTH": "None on the results: NCCL uses the default size of its work queue.",
+    **dict.fromkeys(
+        ("NCCL_LL_THRESHOLD", "NCCL_SINGLE_RING_THRESHOLD", "NCCL_THREAD_THRESHOLD", "NCCL_TREE_THRESHOLD"),
+        "None on the results: NCCL chooses algorithm, protocol and threads by itself for each size.",
+    ),
+}
+"""Removed names whose loss changes neither what NCCL chooses nor whether ranks agree, and their effects."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl, only_torch
 from doctor.api import Finding, Job, Severity, Verdict, check, merge, source_of
 from doctor.facts import EnvironmentFacts, NcclLibrary, SoftwareFacts, TorchBuild
-from doctor.knowledge.environment_variables import VariableInfo
+from doctor.knowledge.environment_variables import VariableInfo, without_loss
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.releases import within
 from doctor.testing import Fails, Passes, healthy
@@ -121,12 +121,6 @@ def superseded_summary(name: str, info: VariableInfo) -> str:
     return f"{name} was {state} in {reader} {info.superseded}{instead}"
 
 
-def without_loss(name: str, value: str) -> str:
-    """What the loss of a removed name leaves as it was; empty if it changes something."""
-    switched_off = name == "NCCL_IB_CUDA_SUPPORT" and value.strip() == "0"
-    return "" if switched_off else _WITHOUT_LOSS.get(name, "")
-
-
 def _perhaps(stated: EffectiveSetting, since: str, replacement: str | None) -> Finding:
     """For a job whose release is unknown: it may still read the variable."""
     name, (reader, _, version) = stated.setting.name, since.partition(" ")
@@ -148,17 +142,6 @@ def _perhaps(stated: EffectiveSetting, since: str, replacement: str | None) -> F
 def _evidence(stated: EffectiveSetting) -> dict[str, object]:
     return {"value": stated.setting.value, "from": stated.origin}
 
-
-_WITHOUT_LOSS = {
-    "NCCL_IB_CUDA_SUPPORT": "None: NCCL uses GPUDirect RDMA by default if the devices support it.",
-    "NCCL_CHECKS_DISABLE": "None: NCCL ignores it, and the pointer checks are off by default.",
-    "NCCL_WORK_FIFO_DEPTH": "None on the results: NCCL uses the default size of its work queue.",
-    **dict.fromkeys(
-        ("NCCL_LL_THRESHOLD", "NCCL_SINGLE_RING_THRESHOLD", "NCCL_THREAD_THRESHOLD", "NCCL_TREE_THRESHOLD"),
-        "None on the results: NCCL chooses algorithm, protocol and threads by itself for each size.",
-    ),
-}
-"""Removed names whose loss changes neither what NCCL chooses nor whether ranks agree, and their effects."""
 
 _SAME_VALUES = {
     "NCCL_IB_GDR_LEVEL",

@@ -7,13 +7,18 @@ from collections.abc import Iterator, Mapping
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl, only_torch
 from doctor.api import Finding, IdenticalRanks, Job, Severity, Verdict, check, merge, source_of
 from doctor.facts import EnvironmentFacts, NcclFacts, NcclPlugin, Setting
-from doctor.knowledge.environment_variables import VariableInfo, concerns_nccl, misspelled, network_plugin_of
+from doctor.knowledge.environment_variables import (
+    VariableInfo,
+    concerns_nccl,
+    misspelled,
+    network_plugin_of,
+    without_loss,
+)
 from doctor.knowledge.environment_variables import is_foreign as is_foreign_variable
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.environment_variables import nearest as nearest_variable
 from doctor.knowledge.releases import within
 from doctor.testing import Fails, Passes, healthy
-from doctor_checks.nccl.variable_superseded import without_loss
 
 _PLUG_INS = {
     "NCCL_VERSION": "2.27.3",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone
-from doctor.lint.python.project.launch_counts import shown_counts
+from doctor.lint.python.project.starts.launch_counts import shown_counts
 from doctor.lint.python.training import FABRIC, LOADER, TRAINER, several_ranks
 from doctor.testing.script_cases import fails, passes
 

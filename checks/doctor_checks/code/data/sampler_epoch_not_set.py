@@ -10,8 +10,8 @@ from doctor.api import InsertStatement, Script, Severity, Violation, location_of
 from doctor.lint.python.gpu_use import runs_alone
 from doctor.lint.python.loader_calls import depends_on_ranks, evaluates, target_name
 from doctor.lint.python.project.left_defaults import shown_numbers
-from doctor.lint.python.project.own_start import measures_speed
 from doctor.lint.python.project.random_data import is_random
+from doctor.lint.python.project.starts.own_start import measures_speed
 from doctor.lint.python.project.unreached import imports_function
 from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import SAMPLER, Loop, calls_of, epoch_loops, loops, shards_loaders_itself, unwrapped

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import words_behind
-from doctor.lint.python.project.launch_counts import is_started_on_one_host, shown_counts
+from doctor.lint.python.project.starts.launch_counts import is_started_on_one_host, shown_counts
 from doctor.lint.python.training import SAMPLER, WRAPPERS, is_test
 from doctor.testing.script_cases import fails, passes
 

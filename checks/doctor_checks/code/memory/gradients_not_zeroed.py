@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
-from doctor.lint.python.project.own_start import is_measured
+from doctor.lint.python.project.starts.own_start import is_measured
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import is_test
 from doctor.lint.python.value_flow import computed_from, handed_in, origins

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import belongs_to_lightning, words_behind
-from doctor.lint.python.project.launch_counts import lines_naming
+from doctor.lint.python.project.starts.launch_counts import lines_naming
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import FunctionNode, last_name
 from doctor.lint.python.single_rank import excludes, may_run_alone, ways_to

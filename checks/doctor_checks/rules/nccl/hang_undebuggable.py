@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from doctor.api import FileFails, FilePasses, Script, Severity, Violation, is_older, rule
 from doctor.knowledge.variable_values import effective as effective_value
 from doctor.lint.launch.launch_file import EnvironmentSource
-from doctor.lint.python.project.other_accelerators import uses_no_nccl
+from doctor.lint.python.project.starts.other_accelerators import uses_no_nccl
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 from doctor_checks.nccl.hang_undebuggable import NO_DUMP, UNNOTICED, hang_undebuggable
 

@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import FileFails, FilePasses, Script, Severity, Violation, is_older, rule
-from doctor.knowledge.environment_variables import VariableInfo
+from doctor.knowledge.environment_variables import VariableInfo, without_loss
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.releases import bundled_nccl
 from doctor.lint.launch.launch_file import EnvironmentSource, LaunchFile
 from doctor.lint.launch.process_launches import is_one_process
-from doctor.lint.python.project.other_accelerators import uses_no_nccl
+from doctor.lint.python.project.starts.other_accelerators import uses_no_nccl
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
-from doctor_checks.nccl.variable_superseded import superseded_summary, variable_superseded, without_loss
+from doctor_checks.nccl.variable_superseded import superseded_summary, variable_superseded
 
 
 @rule(

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 
 from doctor.api import FileFails, FilePasses, Script, Severity, Violation, is_older, rule
 from doctor.knowledge.environment_variables import known as known_variable
-from doctor.knowledge.environment_variables import misspelled
+from doctor.knowledge.environment_variables import misspelled, without_loss
 from doctor.knowledge.environment_variables import nearest as nearest_variable
 from doctor.knowledge.releases import bundled_nccl
 from doctor.lint.launch.launch_file import EnvironmentSetting, EnvironmentSource
-from doctor.lint.python.project.other_accelerators import uses_no_nccl
+from doctor.lint.python.project.starts.other_accelerators import uses_no_nccl
 from doctor.lint.python.training import several_ranks
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
-from doctor_checks.nccl.variable_superseded import without_loss
 from doctor_checks.nccl.variable_unknown import is_unknown_variable, unknown_summary, variable_unknown
 
 _POD = """\

@@ -8,7 +8,7 @@ import re
 
 from doctor.lint.engine.imported_names import MODULE_NAMES, bound_names
 from doctor.lint.python.project.failing_start import names_by_star
-from doctor.lint.python.project.launch_counts import lines_naming
+from doctor.lint.python.project.starts.launch_counts import lines_naming
 from doctor.lint.python.script import FunctionNode, Script, per_script
 from doctor.lint.python.training import TRAINER
 

@@ -12,7 +12,6 @@ from pathlib import PurePath
 from doctor.core.finding import Severity
 from doctor.lint.engine.rule import FlowStep, Violation
 from doctor.lint.python.project.before_group import is_apart_from_group
-from doctor.lint.python.project.console_starts import is_shown_as_one
 from doctor.lint.python.project.failing_calls import (
     fails_before,
     fails_with_ranks,
@@ -20,7 +19,12 @@ from doctor.lint.python.project.failing_calls import (
     makes_no_trainer,
     training_fails,
 )
-from doctor.lint.python.project.launch_counts import (
+from doctor.lint.python.project.left_defaults import outcome
+from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
+from doctor.lint.python.project.option_values import numbers_of
+from doctor.lint.python.project.options import own_starts, switch_off_by_default, texts_of_starts
+from doctor.lint.python.project.starts.console_starts import is_shown_as_one
+from doctor.lint.python.project.starts.launch_counts import (
     LAUNCHERS,
     STARTS_RANKS,
     asks_for_more,
@@ -28,12 +32,8 @@ from doctor.lint.python.project.launch_counts import (
     lines_naming,
     shown_counts,
 )
-from doctor.lint.python.project.left_defaults import outcome
-from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
-from doctor.lint.python.project.option_values import numbers_of
-from doctor.lint.python.project.options import own_starts, switch_off_by_default, texts_of_starts
-from doctor.lint.python.project.own_folders import has_folder_of_its_own
-from doctor.lint.python.project.own_start import is_demonstration, is_of_own_main, shows_bug
+from doctor.lint.python.project.starts.own_folders import has_folder_of_its_own
+from doctor.lint.python.project.starts.own_start import is_demonstration, is_of_own_main, shows_bug
 from doctor.lint.python.project.unreached import is_program, unreached
 from doctor.lint.python.project.wrapped_model import fails_to_wrap, uses_past_wrapper
 from doctor.lint.python.rank_branches import BLOCKS, block_of, statements_above, statements_before

@@ -11,7 +11,6 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from doctor.core.text import joined_lines
-from doctor.lint.python.project.launch_counts import LAUNCHERS, may_start_ranks, programs_of
 from doctor.lint.python.project.options import (
     OF_SETTINGS,
     StartTexts,
@@ -23,6 +22,7 @@ from doctor.lint.python.project.options import (
     texts_of_starts,
     with_variables,
 )
+from doctor.lint.python.project.starts.launch_counts import LAUNCHERS, may_start_ranks, programs_of
 from doctor.lint.python.project.unreached import is_program
 from doctor.lint.python.script import UNKNOWN, ProjectModules, Script, last_name, parsed, per_script
 

@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from doctor.lint.python.project.imported_functions import called_function
-from doctor.lint.python.project.launch_counts import STARTS_RANKS
+from doctor.lint.python.project.starts.launch_counts import STARTS_RANKS
 from doctor.lint.python.project.unreached import is_program, may_import
 from doctor.lint.python.rank_branches import statements_above
 from doctor.lint.python.script import FunctionNode, Script, last_name, per_script

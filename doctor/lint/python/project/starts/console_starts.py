@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from doctor.core.text import joined_lines
-from doctor.lint.python.project.launch_counts import programs_of, shown_counts
+from doctor.lint.python.project.starts.launch_counts import programs_of, shown_counts
 from doctor.lint.python.script import ProjectModules, Script, per_script
 
 _SAYS_SEVERAL = re.compile(

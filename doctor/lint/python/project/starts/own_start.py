@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from doctor.core.text import joined_lines
-from doctor.lint.python.project.launch_counts import LAUNCHERS, STARTS_RANKS
+from doctor.lint.python.project.starts.launch_counts import LAUNCHERS, STARTS_RANKS
 from doctor.lint.python.project.unreached import is_program, may_import
 from doctor.lint.python.script import FunctionNode, Script, per_script
 from doctor.lint.python.training import ACCELERATOR, only_infers, several_ranks

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import PurePath
 
-from doctor.lint.python.project.launch_counts import is_nearest
+from doctor.lint.python.project.starts.launch_counts import is_nearest
 from doctor.lint.python.script import Script, per_script
 
 _RANK_PER_HOST = re.compile(

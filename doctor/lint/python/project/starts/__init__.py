@@ -1,0 +1,1 @@
+"""How the files of a project start its programs: commands, processes, hosts and devices."""
