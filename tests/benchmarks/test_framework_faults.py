@@ -40,8 +40,8 @@ def test_each_fault_expects_known_checks_on_ranks_of_its_job():
 
 
 def test_each_framework_has_faults_and_five_healthy_runs():
-    for framework in training.FRAMEWORKS:
-        own = [play for play in PLAYS if play["framework"] == framework]
+    for framework in {name.rstrip("123") for name in training.FRAMEWORKS}:  # fsdp1 and fsdp2, ZeRO 1 to 3
+        own = [play for play in PLAYS if play["framework"].rstrip("123") == framework]
         assert sum("ids" in play for play in own) >= 4
         assert sum("ids" not in play for play in own) >= 5
 

@@ -224,7 +224,7 @@ def seeds_unfit(job: Job, *, overlap: float = 0.1) -> Iterator[Verdict]:
 
 
 def _sampler_epochs(data_ranks: Mapping[int, RankLoader]) -> MajoritySplit:
-    """The epochs by which the samplers of ranks shuffle one pass over the dataset."""
+    """The epochs by which the samplers of ranks shuffle in one epoch of the loader."""
     passes = newest_common_epoch({data_rank: reader.loader.epochs for data_rank, reader in data_ranks.items()})
     known = {data_rank: one.sampler_epoch for data_rank, one in passes.items() if one.sampler_epoch is not None}
     return split_values(known)

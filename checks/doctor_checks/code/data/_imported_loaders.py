@@ -30,7 +30,7 @@ class ImportedLoader(NamedTuple):
 
 
 def imported_loaders(script: Script, trained: set[str]) -> Iterator[ImportedLoader]:
-    """The loaders of the training loops over these names that a module without a word of ranks makes on all ranks."""
+    """The loaders of the training loops over these names that a module makes on all ranks if it mentions none."""
     for assigned in script.all(ast.Assign):
         call = assigned.value
         if not isinstance(call, ast.Call) or len(assigned.targets) != 1 or not _is_on_all_ranks(script, call):
@@ -48,7 +48,7 @@ def imported_loaders(script: Script, trained: set[str]) -> Iterator[ImportedLoad
 
 
 def _is_on_all_ranks(script: Script, call: ast.Call) -> bool:
-    """Whether all ranks make a call alike, with arguments that do not name the rank."""
+    """Whether all ranks make an identical call, with arguments that do not name the rank."""
     given = [*call.args, *(one.value for one in call.keywords)]
     words = {last_name(part) for one in given for part in ast.walk(one) if isinstance(part, (ast.Name, ast.Attribute))}
     if script.function_of(call) not in run_by_all(script) or mentions_ranks(frozenset(words)):

@@ -201,7 +201,7 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
 
 def _only_evaluates(script: Script, shown: ast.Call) -> bool:
     """Whether a Trainer is the reason for several ranks and trains nothing: no gradients and no states of an optimizer
-    are on GPU 0 beside the weights."""
+    are on GPU 0 in addition to the weights."""
     return script.name(shown.func) == TRAINER and next(script.method_calls("fit"), None) is None
 
 

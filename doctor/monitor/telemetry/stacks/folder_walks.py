@@ -12,7 +12,9 @@ import itertools
 import os
 from collections.abc import Hashable, Iterator
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from doctor.core.background import BackgroundCall
 from doctor.core.facts.telemetry import WALK
@@ -28,7 +30,7 @@ OFTEN, DEADLINE = 3, 0.5
 """How often a name is in a path that may lead in a circle, and seconds for the questions to the file system."""
 
 
-class FolderLoop(NamedTuple):
+class FolderLoop(msgspec.Struct, frozen=True):
     """A folder that contains itself, as ``link``: another path to it, below it."""
 
     folder: str
