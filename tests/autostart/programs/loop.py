@@ -203,8 +203,9 @@ def edited(folder, kind):
     """The same as ``plain``, watched by the program itself."""
     import doctor
 
-    model = DistributedDataParallel(net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    module = net()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)  # imports torch._dynamo, for seconds on a busy machine
+    model = DistributedDataParallel(module)
     loader = DataLoader(Rows(), BATCH, sampler=DistributedSampler(Rows()))
     with doctor.watch(dirpath=folder / "own") as watch:
         watch.model(model)
