@@ -201,10 +201,9 @@ def seeds_unfit(job: Job, *, overlap: float = 0.1) -> Iterator[Verdict]:
         if len(parted) < 2 or any(same_data_set(parted[0], other) is False for other in parted[1:]):
             continue
         found = split_values({data_rank: _seed(reader) for data_rank, reader in data_ranks.items()})
-        epochs = _sampler_epochs(data_ranks)
         if found.minorities:
             yield _finding(job, readers, found)
-        elif epochs.minorities:
+        elif (epochs := _sampler_epochs(data_ranks)).minorities:
             yield _of_epochs(job, readers, epochs)
         elif _overlapping(data_ranks, overlap) and any(
             reader.training.seed is None and reader.loader.sampler and _draws_from_the_process(reader.loader.sampler)

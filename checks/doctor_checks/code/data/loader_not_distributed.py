@@ -163,9 +163,7 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
     trained |= {name for loop in loops(script) if loop.trains for name in _returned_for(script, loop.source)}
     for loader in loaders(script):
         if _is_trained_on(script, loader, trained) and _gives_all(script, loader) and not _may_part(script, loader):
-            data = script.argument(loader.call, "dataset", 0)
-            named = script.text_of(data, 40) if data is not None else "dataset"
-            given = named if isinstance(data, (ast.Name, ast.Attribute)) else "dataset"
+            named, given = _dataset_of(script, loader.call)
             is_stopped = _asks_for_epoch_in_vain(script, loader)
             yield Violation(
                 loader.call,
@@ -179,6 +177,13 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
     for one in imported_loaders(script, trained):
         if _gives_all(one.made_in, one.loader) and not _may_part(one.made_in, one.loader):
             yield _of_other_module(script, one, wrapper)
+
+
+def _dataset_of(script: Script, loader: ast.Call) -> tuple[str, str]:
+    """The dataset of a loader as a sentence names it, and as an argument of another call."""
+    data = script.argument(loader, "dataset", 0)
+    named = script.text_of(data, 40) if data is not None else "dataset"
+    return named, named if isinstance(data, (ast.Name, ast.Attribute)) else "dataset"
 
 
 def _severity(script: Script, wrapper: ast.Call, loader: ast.Call) -> Severity | None:
@@ -209,9 +214,7 @@ def _comes_first(script: Script, call: ast.Call) -> bool:
 
 def _of_other_module(script: Script, one: ImportedLoader, wrapper: ast.Call) -> Violation:
     made, place = one.loader.call, re.split(r"[/\\]", one.made_in.path)[-1]
-    data = one.made_in.argument(made, "dataset", 0)
-    named = one.made_in.text_of(data, 40) if data is not None else "dataset"
-    given = named if isinstance(data, (ast.Name, ast.Attribute)) else "dataset"
+    named, given = _dataset_of(one.made_in, made)
     return Violation(
         one.call,
         f"{one.name} has no distributed sampler ({place}:{made.lineno}): each rank trains on all of {named}",

@@ -234,15 +234,14 @@ def replicas_diverged(job: Job) -> Iterator[Verdict]:
         if common is not None:
             steps, batches = [one for one in steps if one.step <= common], []
         compared += len(steps) + len(batches)
-        apart = [one for one in steps if one.split.minorities and not _is_refuted(one, batches)]
-        local = [one for one in apart if one.is_local]
-        if local:
+        unlike = [one for one in steps if one.split.minorities and not _is_refuted(one, batches)]
+        apart = [one for one in unlike if not one.is_local]
+        if local := [one for one in unlike if one.is_local]:
             yield Unknown(
                 "the ranks differ after steps within no_sync(), as between two averages of local SGD",
                 tuple(sorted(_ranks_of(local[-1]))),
                 "average the parameters, or leave no_sync() before optimizer.step()",
             )
-        apart = [one for one in apart if not one.is_local]
         if apart and len(ranks) > 2 == max(len(_ranks_of(one)) for one in apart):
             yield Unknown(
                 "two ranks hold different parameters, and no other rank has reported the same step yet",
