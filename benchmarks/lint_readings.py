@@ -1,7 +1,8 @@
 """First readings of hits of ``doctor lint`` in public repositories, and the scores on the bad scripts, as tables.
 
-    python benchmarks/lint_readings.py            prints the tables
-    python benchmarks/lint_readings.py --write    writes them into docs/evidence
+    python benchmarks/lint_readings.py                 prints the tables, and all readings of the newest set
+    python benchmarks/lint_readings.py --half NAME     prints those of another set
+    python benchmarks/lint_readings.py --write         writes the tables into docs/evidence
 
 ``lint_readings.json`` holds what somebody judged who opened the source around each hit, before a rule was changed
 because of it: ``right``, ``arguable`` (true, and of little use there: tests, demonstrations, code that works by luck)
@@ -110,6 +111,22 @@ def reading_table(reading: Reading) -> str:
     )
 
 
+def sets_table(readings: Sequence[Reading]) -> str:
+    """Markdown: a row for each set, with the shares of all its hits, of what they state, and of its errors."""
+    rows = []
+    for reading in readings:
+        hits = reading.hits
+        stated = shares(of_statements(hits))[4:] if any(hit.statement for hit in hits) else ("", "")
+        errors = shares([hit for hit in hits if hit.severity == "error"])
+        cells = (reading.half, reading.date, *shares(hits), *stated, "/".join(errors[1:4]), errors[4])
+        rows.append(f"| {' | '.join(cells)} |")
+    head = (
+        "| set | read on | hits | right | arguable | wrong | right, arguable left out | right of all "
+        "| statement: arguable left out | statement: of all | errors: right/arguable/wrong | arguable left out |"
+    )
+    return "\n".join([head, "| --- " * 12 + "|", *rows])
+
+
 def measured(readings: Sequence[Reading]) -> dict[str, list[ReadHit]]:
     """The hits of all readings, by rule."""
     found: dict[str, list[ReadHit]] = {}
@@ -160,13 +177,19 @@ def main() -> None:
     """Print the tables, or write them into the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
-    kept_readings = read_readings()
-    readings = "\n\n".join([*map(reading_table, kept_readings), rules_table(kept_readings)])
-    if parser.parse_args().write:
-        write_between("lint-scripts", scripts_table())
-        write_between("lint-readings", readings)
+    readings = {reading.half: reading for reading in read_readings()}
+    parser.add_argument("--half", choices=readings)
+    options = parser.parse_args()
+    if options.half:
+        print(reading_table(readings[options.half]))
         return
-    print(f"{scripts_table()}\n\n{readings}")
+    newest = list(readings.values())[-1]
+    tables = "\n\n".join([sets_table([*readings.values()]), reading_table(newest), rules_table([*readings.values()])])
+    if options.write:
+        write_between("lint-scripts", scripts_table())
+        write_between("lint-readings", tables)
+        return
+    print(f"{scripts_table()}\n\n{tables}")
 
 
 if __name__ == "__main__":
