@@ -23,7 +23,7 @@ WHOLE = ("checks/doctor_checks", "doctor/cli", "doctor/report")
 """Folders in which docstrings are checked as well: those of checks and commands are shown to users."""
 SHOWN_KEYS = ("confirmed_by", "description", "fix", "meaning", "note", "replacement", "says", "summary", "title", "why")
 """Keys of the data files whose values are shown to users."""
-PAGES = ("README.md", "PLUGINS.md", "docs", "playbooks")
+PAGES = ("README.md", "PLUGINS.md", "DECISIONS.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "playbooks")
 
 _WORD = re.compile(r"[\w-]+")
 _CODE = re.compile(r"^(?P<fence>```|~~~).*?^(?P=fence)|`[^`\n]+`|https?://\S+", re.MULTILINE | re.DOTALL)
