@@ -26,6 +26,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 
 import blunders
+import defects
 import lapses
 import missteps
 import oversights
@@ -33,6 +34,7 @@ import pitfalls
 import slips
 from accidents import EVERY_STEP, IN_TENTH_STEPS, STRIKE_ON, STRIKE_ONCE, Accidents
 from blunders import Blunders
+from defects import Defects
 from lapses import Lapses
 from mishaps import ON, ON_ALL, ONCE, Mishaps
 from missteps import Missteps
@@ -48,23 +50,23 @@ BETWEEN_STEPS = (
     "lock", "socket", "queue", "retry", "sigstop", "sigkill", "exit", "evaluate", "barrier", "drift", "rate",
     "checkpoint_stuck", "segfault", "abort", "gil", "flock", "child", "send", "momentum", "decay", "fifo",
     *STRIKE_ONCE, *ONCE, *slips.STRIKE_ONCE, *lapses.STRIKE_ONCE, *blunders.STRIKE_ONCE,
-    *oversights.STRIKE_ONCE, *missteps.STRIKE_ONCE, *pitfalls.STRIKE_ONCE,
+    *oversights.STRIKE_ONCE, *missteps.STRIKE_ONCE, *pitfalls.STRIKE_ONCE, *defects.STRIKE_ONCE,
 )  # fmt: skip
 """Plants that strike once, after the step ``at``."""
 FROM_THEN_ON = (
     "straggle_sleep", "straggle_compute", "rare", "collect", "checkpoint_slow", "leak", "threads", *STRIKE_ON, *ON,
     *slips.STRIKE_ON, *lapses.STRIKE_ON, *blunders.STRIKE_ON, *oversights.STRIKE_ON,
-    *missteps.STRIKE_ON, *pitfalls.STRIKE_ON,
+    *missteps.STRIKE_ON, *pitfalls.STRIKE_ON, *defects.STRIKE_ON,
 )  # fmt: skip
 """Plants that strike after each step from ``at`` on."""
 ON_EVERY_STEP = (
     *EVERY_STEP, *ON_ALL, *slips.EVERY_STEP, *lapses.EVERY_STEP, *blunders.EVERY_STEP, *oversights.EVERY_STEP,
-    *missteps.EVERY_STEP, *pitfalls.EVERY_STEP,
+    *missteps.EVERY_STEP, *pitfalls.EVERY_STEP, *defects.EVERY_STEP,
 )  # fmt: skip
 """What every rank does after each step."""
 
 
-class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Missteps, Pitfalls, Stumbles):
+class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Missteps, Pitfalls, Defects, Stumbles):
     """The play of one rank."""
 
     def __init__(self, folder, play):
@@ -116,7 +118,9 @@ class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Missteps, P
                 self.note()
                 self.lock_of_log.acquire()  # a thread held it when this worker was forked
         row = self.prepared(torch.full((WIDTH,), math.sin(self.each_row(index))))
-        return getattr(self, self.name)(row) if self.name in (*missteps.IN_ROW, *pitfalls.IN_ROW) else row
+        if self.name in (*missteps.IN_ROW, *pitfalls.IN_ROW, *defects.IN_ROW):
+            return getattr(self, self.name)(row)
+        return row
 
     def each_row(self, index):
         """What is done for every row; the number of the row that is read."""
@@ -242,7 +246,7 @@ class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Missteps, P
         if self.strikes("grad_nan"):
             self.note()
             return loss + 0 * torch.sqrt(loss * 0)  # the loss is finite, its derivative is not
-        if self.strikes(*lapses.IN_LOSS, *blunders.IN_LOSS, *oversights.IN_LOSS, *pitfalls.IN_LOSS):
+        if self.strikes(*lapses.IN_LOSS, *blunders.IN_LOSS, *oversights.IN_LOSS, *pitfalls.IN_LOSS, *defects.IN_LOSS):
             self.note()
             return getattr(self, self.name)(loss)
         return self.gathers_features(self.carries(loss))
@@ -264,6 +268,7 @@ class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Missteps, P
 
     def clips(self, model):
         """Clip gradients on this rank only."""
+        self.changes_gradients(model)
         if self.name == "clip" and self.here and self.step >= self.at:
             self.note()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
@@ -341,6 +346,7 @@ class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Missteps, P
         """Do what a user does after an epoch."""
         if self.name in ("skip_ahead", "stream") and self.here:
             self.note()
+        self.evaluates_part(model)
         if self.name == "heartbeat":
             self.kept[0].join()
         if self.name == "evaluate_everywhere":

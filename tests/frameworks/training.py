@@ -69,6 +69,7 @@ class Net(torch.nn.Module):
         self.first.requires_grad_(plant.name != "frozen")
         normalizes = plant.name in ("buffers_local", "evaluates_wrapped")
         self.norm = torch.nn.BatchNorm1d(WIDTH) if normalizes else torch.nn.Identity()
+        plant.extends(self)
 
     def forward(self, rows):
         """The output."""
@@ -310,7 +311,9 @@ def accelerate(plant):
 
     torch.set_num_threads(1)
     plant.reaches("before_group")
-    loading = DataLoaderConfiguration(dispatch_batches=True if plant.name == "dispatches" else None)
+    loading = DataLoaderConfiguration(
+        dispatch_batches=True if plant.name == "dispatches" else None, even_batches=plant.name != "even_batches_off"
+    )
     plant.accelerator = accelerator = Accelerator(cpu=True, dataloader_config=loading)
     plant.reaches("before_model")
     if plant.name == "find_batch_size":
@@ -323,7 +326,7 @@ def accelerate(plant):
 def train_accelerated(batch, plant, accelerator):
     """The training of a loop that Accelerate prepared, with batches of a size."""
     own = plant.name in ("more", "fewer", "join", "joined_by_minimum")
-    rows = Rows(plant, plant.world * plant.batches() * BATCH)
+    rows = Rows(plant, plant.world * plant.batches() * BATCH + plant.rows_more())
     if plant.name == "dispatches":
         rows = Stream(plant, len(rows))
     loader = loader_of(plant) if own else DataLoader(
@@ -432,7 +435,7 @@ def lightning(plant):
         plant.name, options["callbacks"] = "early_stop_of_trainer", [EarlyStopping("val", patience=1)]
     if plant.name == "metric_missing":
         options["callbacks"] = [EarlyStopping("score", check_on_train_epoch_end=True)]
-    trainer = Trainer(
+    plant.trainer = trainer = Trainer(
         max_epochs=plant.epochs, devices=plant.world, accelerator="cpu", strategy="ddp", logger=False,
         enable_progress_bar=False, enable_checkpointing=False, default_root_dir=plant.folder, num_sanity_val_steps=0,
         use_distributed_sampler=False, accumulate_grad_batches=3 if plant.name == "accumulation" else 1, **options,
