@@ -342,10 +342,10 @@ class Defects:
         print(f"step {self.step}, vocabulary {len(self.kept[0].get_vocab())}")
 
     def redefines_task(self, model):
-        """Define a task of Ray anew in each step (https://github.com/ray-project/ray/issues/6240)."""
+        """Define a task of Ray anew for each of many texts (https://github.com/ray-project/ray/issues/6240)."""
         import ray
 
-        for number in range(8):
+        for number in range(40):
             task = ray.remote(num_cpus=0)(lambda number=number: number)
             ray.get(task.remote())
 
@@ -413,7 +413,8 @@ class Defects:
             return
         import ray
 
-        left = [ray.remote(num_cpus=0)(time.sleep).remote(2 * (number + 1)) for number in range(4)]
+        task = ray.remote(num_cpus=0)(lambda seconds: time.sleep(seconds))
+        left = [task.remote(2 * (number + 1)) for number in range(4)]
         while left:
             _, left = ray.wait(left, timeout=1)
 
