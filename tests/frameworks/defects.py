@@ -409,7 +409,7 @@ class Defects:
 
     def waits_in_parts(self, model):
         """Wait for four tasks of Ray, of which the last one takes eight seconds, a second at a time."""
-        if self.step % 30:
+        if self.step % 60:
             return
         import ray
 
