@@ -19,8 +19,9 @@ def natural_key(name: str) -> tuple[tuple[int, str], ...]:
 
 
 def joined_lines(text: str) -> list[str]:
-    """Return the lines of a text with commands, those that a backslash continues as one."""
-    return text.replace("\\\n", " ").splitlines()
+    """Return the lines of a text with commands, those that a backslash continues as one; not a comment that a command
+    follows, as where an earlier launcher is left above it."""
+    return _COMMENT_ABOVE_COMMAND.sub(r"\1\n", text).replace("\\\n", " ").splitlines()
 
 
 def words(text: str) -> list[str]:
@@ -111,3 +112,7 @@ def lazy_compile(pattern: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
 
 
 _NUMBER = lazy_compile(r"(\d{1,9})", re.ASCII)
+_COMMENT_ABOVE_COMMAND = lazy_compile(
+    r"^([ \t]*#[^\n]*)\\\n(?=(?:\w+=\S*[ \t]+)*(?:python3?|accelerate|torchrun|deepspeed|srun|mpirun|bash|sh)[ \t])",
+    re.MULTILINE,
+)

@@ -33,11 +33,16 @@ def set_argument(text, name, value, number=0):
         ("f(\n    x\n)\n", "f(\n    x,\n    a=1\n)\n"),
         ("s = 'äöü'; f(x)\n", "s = 'äöü'; f(x, a=1)\n"),
         ("f(x)\r\ng()\r\n", "f(x, a=1)\r\ng()\r\n"),
-        ("f(**k)\n", "f(**k, a=1)\n"),
+        ("f(a=2, **k)\n", "f(a=1, **k)\n"),
     ],
 )
 def test_an_argument_is_set(text, wanted):
     assert fixed(text, set_argument(text, "a", "1")) == wanted
+
+
+def test_an_argument_is_not_set_beside_what_may_have_it():
+    text = "f(x, **options)\n"
+    assert fixed(text, set_argument(text, "a", "1")) is None
 
 
 @pytest.mark.parametrize(

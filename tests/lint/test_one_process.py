@@ -1023,6 +1023,21 @@ def test_the_local_rank_is_the_rank_if_every_launch_has_one_host(tmp_path, files
     assert [one for one in reported if one[0] == "CODE012"] == [("CODE012", "warning")] * is_reported
 
 
+@pytest.mark.parametrize(
+    ("above", "command", "expected"),
+    [
+        ("# torchrun --nnodes=1 --nproc_per_node=4 train.py\n", "torchrun --nproc_per_node=4 train.py\n", None),
+        ('nodes = int(os.environ.get("NNODES", 1))\n', "torchrun --nproc_per_node=4 train.py\n", "info"),
+        ('nodes = int(os.environ.get("NNODES", 1))\n', "torchrun --nnodes=2 --nproc_per_node=4 train.py\n", "error"),
+        ("# torchrun --nnodes=2 train.py\n", "srun python train.py\n", "warning"),
+    ],
+)
+def test_the_local_rank_in_code_for_several_hosts(tmp_path, above, command, expected):
+    text = SHARDS.replace("dist.init", f"{above}dist.init")
+    reported = found(tmp_path, {"train.py": text, "other.py": "import torch\n", "run.sh": command})
+    assert [one for one in reported if one[0] == "CODE012"] == ([("CODE012", expected)] if expected else [])
+
+
 ENGINE = """import deepspeed
 settings = {"train_batch_size": 1, "zero_optimization": {"stage": 3}}
 """

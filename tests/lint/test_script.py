@@ -142,6 +142,40 @@ def test_arguments():
     assert script.argument(opened, "a", 0) is None
 
 
+@pytest.mark.parametrize("options", ["dict(a=1, b=2)", '{"a": 1, "b": 2}'])
+def test_arguments_of_an_unpacked_dictionary(options):
+    script, call = last(f"options = {options}\noptions['a']\nf(0, c=3, **options)")
+    assert not script.is_open(call)
+    assert script.value(script.argument(call, "a", 1)) == 1
+    assert script.argument(call, "d") is None
+    assert not script.is_given(call, "d")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "options.update(more)",
+        'options["c"] = 3',
+        "fill(options)",
+        "options = load()",
+        'options |= {"c": 3}',
+        "other = options",
+        "del options['a']",
+    ],
+)
+def test_arguments_of_a_dictionary_that_may_change(changed):
+    script, call = last(f"options = dict(a=1)\n{changed}\nf(**options)")
+    assert script.is_open(call)
+    assert script.argument(call, "a") is None
+
+
+def test_arguments_of_an_unknown_dictionary():
+    for text in ("f(**dict(more, a=1))", "f(**{key: 1})", "f(**load())", "def g(**options):\n    pass\nf(**options)"):
+        script, call = last(text)
+        assert script.is_open(call)
+        assert script.argument(call, "a") is None
+
+
 def test_calls_come_in_the_order_of_the_text():
     script = Script("a.py", "import torch\nfrom torch import load\ntorch.save(a)\nload(b)\nx.load(c)\ntorch.load(d)\n")
     assert [call.lineno for call in script.calls("torch.load", "torch.save")] == [3, 4, 6]
@@ -169,3 +203,9 @@ def test_strange_files():
 def test_functions_with_one_name_are_told_by_their_scope():
     script = Script("a.py", "def a():\n  def f(): ...\n  f()\ndef b():\n  def f(): ...\n  f()\n")
     assert [script.definition(one.func).lineno for one in script.all(ast.Call)] == [2, 5]
+
+
+def test_methods_of_classes_with_one_name_are_told_by_their_class():
+    text = "class A:\n  def f(self): ...\n  def g(self):\n    self.f()\n"
+    script = Script("a.py", f"{text}{text}")
+    assert [script.definition(one.func).lineno for one in script.all(ast.Call)] == [2, 6]

@@ -307,3 +307,199 @@ Trainer(train_dataset=data).train()
 def test_processes_of_ranks_that_the_project_starts_compete(tmp_path, command, severity):
     files = {"train.py": MAPS, "other.py": "print()\n", "run.sh": f"#!/bin/bash\n{command}\n"}
     assert found(tmp_path, files) == [("CODE029", severity)]
+
+
+SAVES = """\
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+model, loader = accelerator.prepare(*build())
+for batch in loader:
+    accelerator.backward(model(batch).sum())
+torch.save(model.state_dict(), "last.pt")
+"""
+OTHER_START = "import torch\ntorch.distributed.init_process_group('nccl')\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "severity"),
+    [
+        ("python train.py \\\n  --lr 3\n", "info"),
+        ("# accelerate launch --main_process_port 8888 \\\npython train.py \\\n  --lr 3\n", "info"),
+        ("# accelerate launch \\\nCUDA_VISIBLE_DEVICES=3 python train.py\n", "info"),
+        ("accelerate launch --main_process_port 8888 \\\n  train.py \\\n  --lr 3\n", "warning"),
+        ("# accelerate launch --main_process_port 8888 \\\n# train.py \\\n#  --lr 3\n", "warning"),
+    ],
+)
+def test_a_comment_above_a_command_is_no_part_of_it(tmp_path, command, severity):
+    files = {"train.py": SAVES, "other.py": OTHER_START, "run.sh": command}
+    assert found(tmp_path, files) == [("CODE029", severity)]
+
+
+TESTS_ALONE = """\
+import argparse
+import torch
+from net import build, load, optimizer, predict
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--num_gpus", type=int, default=8)
+parser.add_argument("--evaluate", action="store_true")
+args = parser.parse_args()
+
+def test(model):
+    torch.save(predict(model), "predictions.pt")
+
+def work(gpu):
+    model = build().cuda(gpu)
+    if args.num_gpus > 1:
+        torch.distributed.init_process_group("nccl", world_size=args.num_gpus, rank=gpu)
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    if args.evaluate:
+        assert args.num_gpus == 1
+        test(model)
+        return
+    for batch in load():
+        model(batch).sum().backward()
+        optimizer.step()
+    if gpu == 0:
+        test(model)
+
+torch.multiprocessing.spawn(work, nprocs=args.num_gpus)
+"""
+
+
+@pytest.mark.parametrize(
+    ("asserted", "severity"),
+    [
+        ("assert args.num_gpus == 1", []),
+        ("assert args.num_gpus > 1", ["error"]),
+        ("assert args.epochs == 1", ["error"]),
+        ("print(args.num_gpus)", ["error"]),
+    ],
+)
+def test_a_branch_that_asserts_one_process_has_one(tmp_path, asserted, severity):
+    text = TESTS_ALONE.replace("assert args.num_gpus == 1", asserted)
+    assert found(tmp_path, {"train.py": text, "net.py": "from somewhere import *\n"}) == [
+        ("CODE029", one) for one in severity
+    ]
+
+
+VARIANTS = """\
+import torch
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+class Trainer:
+    def __init__(self, model):
+        self.model = model
+
+    def save(self):
+        torch.save(self.model.state_dict(), "alone.pt")
+
+    def train(self, epochs):
+        for epoch in range(epochs):
+            self.model(load()).sum().backward()
+            self.save()
+
+class Trainer:
+    def __init__(self, model, rank):
+        self.model, self.rank = DDP(model), rank
+
+    def save(self):
+        torch.save(self.model.module.state_dict(), "last.pt")
+
+    def train(self, epochs):
+        for epoch in range(epochs):
+            self.model(load()).sum().backward()
+            if self.rank == 0:
+                self.save()
+
+def main(rank, size):
+    torch.distributed.init_process_group("nccl", rank=rank, world_size=size)
+    Trainer(build(), rank).train(9)
+
+mp.spawn(main, args=(8,), nprocs=8)
+"""
+
+
+def test_a_class_defined_again_has_methods_of_its_own(tmp_path):
+    assert found(tmp_path, {"train.py": VARIANTS, "other.py": ""}) == []
+    every = VARIANTS.replace("            if self.rank == 0:\n                self.save()", "            self.save()")
+    assert found(tmp_path, {"train.py": every, "other.py": ""}) == [("CODE029", "warning")]
+
+
+SPAWNS = """\
+import argparse
+import os
+import torch
+import torch.multiprocessing as mp
+
+torch.cuda.current_device()
+parser = argparse.ArgumentParser()
+parser.add_argument("--gpu", default="0,1,2")
+args = parser.parse_args()
+
+def prepare():
+    os.environ["CUDA_VISIBLE_DEVICES"] = args.gpu
+
+def work(rank):
+    torch.distributed.init_process_group("nccl", rank=rank, world_size=3)
+    train(rank)
+
+if __name__ == "__main__":
+    prepare()
+    mp.spawn(work, nprocs=3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("", "", []),
+        ("    mp.spawn(work, nprocs=3)", "    work(0)", ["warning"]),
+        ("    prepare()\n    mp.spawn(work, nprocs=3)", "    mp.spawn(work, nprocs=3)\n    prepare()", ["warning"]),
+        ("    prepare()\n    mp", "    mp", ["warning"]),
+    ],
+)
+def test_processes_that_start_later_get_a_variable(tmp_path, before, after, expected):
+    text = SPAWNS.replace(before, after) if before else SPAWNS
+    if "    prepare()" not in text:
+        text = text.replace("    train(rank)", "    prepare()\n    train(rank)")
+    rules = Rulebook(tuple(one for one in builtin_rules() if one.id == "CODE026"))
+    reported = severities_in(tmp_path, {"train.py": text, "other.py": ""}, rules, preview=True)
+    assert reported == [("CODE026", one) for one in expected]
+
+
+EXPORTED = """\
+import torch
+
+# In[1]:
+{above}
+torch.distributed.init_process_group("nccl")
+model = torch.nn.parallel.DistributedDataParallel(build())
+
+# In[2]:
+for epoch in range(9):
+    model(load()).sum().backward()
+    if epoch % 5 == 0:
+        torch.save({{"model": model.state_dict(), "scaler": {scaler}}}, "last.pt")
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("above", "scaler", "severity"),
+    [
+        ("", "scaler.state_dict()", "info"),
+        ("scaler = torch.amp.GradScaler()", "scaler.state_dict()", "warning"),
+        ("", "scaler.state_dict() if epoch > 9 else None", "warning"),
+        ("# Databricks notebook source", "scaler.state_dict()", "warning"),
+        ("from more import *", "scaler.state_dict()", "warning"),
+    ],
+)
+def test_a_file_with_what_nothing_defines_is_never_written(tmp_path, above, scaler, severity):
+    text = EXPORTED.format(above=above, scaler=scaler).replace("build()", "torch.nn.Linear(2, 2)")
+    text = text.replace("load()", "torch.ones(2)")
+    files = {"train.py": text, "other.py": OTHER_START, "run.sh": "torchrun --nproc_per_node=4 train.py\n"}
+    assert [one for one in found(tmp_path, files) if one[0] == "CODE029"] == [("CODE029", severity)]

@@ -105,7 +105,8 @@ class _EditPlan:
         if isinstance(edit, ReplaceExpression) or not isinstance(found, cst.Call):
             return found if isinstance(edit, ReplaceExpression) else None
         has = any(_is_called(argument, edit.name) for argument in found.args)
-        return found if has or isinstance(edit, SetArgument) else None
+        may_have = any(argument.star == "**" for argument in found.args)  # what is unpacked may have it, too
+        return found if has or (isinstance(edit, SetArgument) and not may_have) else None
 
     def _is_free(self, edit: Edit, node: cst.CSTNode) -> bool:
         span = self._nodes.spans[node]

@@ -427,3 +427,27 @@ def main_first(script: Script, node: ast.AST) -> ast.Call | None:
 
 def _is_first(context: ast.expr) -> bool:
     return isinstance(context, ast.Call) and bool(_FIRST.match(last_name(context.func)))
+
+
+_NUMBER_OF_RANKS = lazy_compile(
+    r"\b(?:device_count|world_?size|get_world_size|num_processes|nprocs|ws|(?:n|num)?_?gpus?)\b", re.IGNORECASE
+)
+
+
+def stops_several(script: Script, statement: ast.stmt) -> bool:
+    """Whether a statement ends jobs of several ranks: ``assert world_size == 1``, ``if num_gpus > 1: raise ...``."""
+    if isinstance(statement, ast.Assert):
+        return _compares_ranks(script, statement.test, ast.Eq)
+    if isinstance(statement, ast.If) and statement.body and isinstance(statement.body[0], ast.Raise):
+        return _compares_ranks(script, statement.test, ast.Gt) or _compares_ranks(script, statement.test, ast.NotEq)
+    return False
+
+
+def _compares_ranks(script: Script, test: ast.expr, operator: type[ast.cmpop]) -> bool:
+    """Whether a test compares the number of ranks with one."""
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], operator):
+        return False
+    if script.value(test.comparators[0]) != 1:
+        return False
+    texts = [ast.unparse(one) for one in (test.left, *script.values_of(test.left))]
+    return any(map(_NUMBER_OF_RANKS.search, texts))

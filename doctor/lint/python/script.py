@@ -440,18 +440,50 @@ class Script(EnvironmentSource):
         return found
 
     def argument(self, call: ast.Call, name: str, place: int | None = None) -> ast.expr | None:
-        """The argument of that name or position; ``None`` if it is not given, or unpacked (:meth:`is_open`)."""
+        """The argument of that name or position, also of a dictionary that is unpacked and known; ``None`` if it is not
+        given, or unpacked (:meth:`is_open`)."""
         for keyword in call.keywords:
             if keyword.arg == name:
                 return keyword.value
         if place is not None and place < len(call.args):
             before = call.args[: place + 1]
             return None if any(isinstance(one, ast.Starred) for one in before) else before[-1]
-        return None
+        unpacked = (self._entries(one.value) for one in call.keywords if one.arg is None)
+        return next((found[name] for found in unpacked if found is not None and name in found), None)
 
     def is_open(self, call: ast.Call) -> bool:
         """Whether a call unpacks unknown arguments (``*args``, ``**options``)."""
-        return any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords)
+        unpacked = (one.value for one in call.keywords if one.arg is None)
+        return any(isinstance(one, ast.Starred) for one in call.args) or any(
+            self._entries(one) is None for one in unpacked
+        )
+
+    def _entries(self, unpacked: ast.expr) -> Mapping[str, ast.expr] | None:
+        """The entries of a dictionary that is written out, or is the only value of a name which nothing changes:
+        ``options = dict(batch_size=8)``, ``DataLoader(data, **options)``; ``None`` if they are unknown."""
+        if not isinstance(unpacked, ast.Name):
+            return _written_out(unpacked)
+        scope = self.scope_of(unpacked, unpacked.id)
+        bound = scope.names[unpacked.id] if scope is not None else ()
+        if len(bound) != 1 or not isinstance(bound[0], ast.expr):
+            return None
+        if bound[0] not in self._known_entries:
+            uses = [one for one in self.all(ast.Name) if one.id == unpacked.id and isinstance(one.ctx, ast.Load)]
+            own = (one for one in uses if self.scope_of(one, one.id) is scope)
+            is_kept = all(self._only_reads(one) for one in own)
+            self._known_entries[bound[0]] = _written_out(bound[0]) if is_kept else None
+        return self._known_entries[bound[0]]
+
+    @cached_property
+    def _known_entries(self) -> dict[ast.expr, Mapping[str, ast.expr] | None]:
+        return {}
+
+    def _only_reads(self, name: ast.Name) -> bool:
+        """Whether a use of a dictionary unpacks it, or reads an entry."""
+        around = self.parent(name)
+        if isinstance(around, ast.Subscript):
+            return around.value is name and isinstance(around.ctx, ast.Load)
+        return isinstance(around, ast.keyword) and around.arg is None
 
     def is_given(self, call: ast.Call, name: str, place: int | None = None) -> bool:
         """Whether an argument is given, or may be unpacked."""
@@ -468,6 +500,9 @@ class Script(EnvironmentSource):
         if "()." not in name:
             return self.bindings.functions.get(name[1:])
         owner, _, method = name[1:].partition("().")
+        own = self.class_of(node) if isinstance(node, ast.Attribute) and _is_self(node.value) else None
+        if own is not None and own.name == owner:  # of classes with the same name, the one around it
+            return next((one for one in own.body if isinstance(one, FunctionNode) and one.name == method), None)
         return self.bindings.methods.get((owner, method))
 
     def class_definition(self, node: ast.expr) -> ast.ClassDef | None:
@@ -565,6 +600,19 @@ def children_of(node: ast.AST) -> list[ast.AST]:
 _CHILD_FIELDS: dict[type[ast.AST], tuple[str, ...]] = {}
 _NO_CHILDREN = frozenset({"ctx", "op", "ops", "id", "attr", "arg", "kind", "type_comment"})
 """Fields with text, or with nodes of no content."""
+
+
+def _written_out(node: ast.expr) -> Mapping[str, ast.expr] | None:
+    """The entries of ``{"a": 1}`` and of ``dict(a=1)``; ``None`` for other expressions."""
+    if isinstance(node, ast.Dict):
+        keys = [one.value if isinstance(one, ast.Constant) else None for one in node.keys]
+        pairs: list[tuple[object, ast.expr]] = list(zip(keys, node.values, strict=True))
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args:
+        pairs = [(one.arg, one.value) for one in node.keywords]
+    else:
+        return None
+    entries = {key: value for key, value in pairs if isinstance(key, str)}
+    return entries if len(entries) == len(pairs) else None
 
 
 def _is_self(node: ast.expr) -> bool:

@@ -17,6 +17,7 @@ from doctor.lint.python.rank_branches import (
     names_function,
     rank_condition,
     statements_before,
+    stops_several,
 )
 from doctor.lint.python.reachable_functions import RUNS_ON_ONE
 from doctor.lint.python.script import FunctionNode, Script, last_name, per_script
@@ -222,9 +223,9 @@ def _waits(script: Script, branch: ast.If) -> bool:
 
 def _keeps_away(script: Script, statement: ast.stmt) -> bool:
     """Whether a statement may end the round or the run of other ranks: ``if rank: continue``, ``if rank != 0:
-    sys.exit()``, ``assert rank == 0``."""
+    sys.exit()``, ``assert rank == 0``, or all jobs of several ranks: ``assert num_gpus == 1``."""
     if isinstance(statement, ast.Assert):
-        return is_rank_test(script, statement.test)
+        return is_rank_test(script, statement.test) or stops_several(script, statement)
     if not isinstance(statement, ast.If) or not _asks_rank(script, statement.test):
         return False
     return isinstance(statement.body[-1], (ast.Continue, ast.Raise)) or ends_process(statement.body[-1])

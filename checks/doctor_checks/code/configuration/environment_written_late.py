@@ -13,7 +13,7 @@ from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.cuda import initializes_cuda, joins
 from doctor.lint.python.loader_calls import words_behind
 from doctor.lint.python.script import UNKNOWN, last_name
-from doctor.lint.python.training import WRAPPERS, several_ranks
+from doctor.lint.python.training import WRAPPERS, calls_of, several_ranks
 from doctor.testing.script_cases import fails, passes
 
 
@@ -319,13 +319,17 @@ def _same_block(outer: ast.AST, inner: ast.AST, at: ast.stmt, script: Script) ->
 _CHILDREN_STARTED = ("subprocess.", "torch.multiprocessing.", "multiprocessing.", "os.system", "os.exec", "os.spawn")
 
 
-def _is_for_later(script: Script, at: ast.stmt) -> bool:
+def _is_for_later(script: Script, at: ast.stmt, depth: int = 3) -> bool:
+    """Whether other processes start below a place in its function, or below each call of that, and get the variable."""
     scope = script.function_of(at)
-    return any(
+    if any(
         script.name(call.func).startswith((*_CHILDREN_STARTED, "torch.distributed.new_group"))
         and call.lineno > at.lineno
         for call in script.inside(scope or script.tree, ast.Call)
-    )
+    ):
+        return True
+    calls = [script.statement_of(one) for one in calls_of(script, scope)] if scope is not None and depth else []
+    return bool(calls) and all(_is_for_later(script, one, depth - 1) for one in calls)
 
 
 def _is_read_again(script: Script, at: ast.stmt, variable: str) -> bool:

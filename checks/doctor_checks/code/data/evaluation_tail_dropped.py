@@ -88,6 +88,17 @@ _DECIDES = re.compile(
         passes("a module that is tried out in one process", _TRIED_OUT),
         passes("all of it on each rank", _script("DataLoader(test_set, batch_size=64, drop_last=True)")),
         passes(
+            "all of it, with options that are unpacked",
+            _script("DataLoader(test_set, drop_last=True, **options)", "options = dict(batch_size=64, num_workers=2)"),
+        ),
+        fails(
+            "a sampler among options that are unpacked",
+            _script(
+                "DataLoader(test_set, **options)  # !",
+                "options = dict(batch_size=64, drop_last=True, sampler=DistributedSampler(test_set))",
+            ),
+        ),
+        passes(
             "all of it, because there is no sampler yet",
             _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)", "shares = None"),
         ),

@@ -142,6 +142,18 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
         passes(
             "samples in the code", _script("DataLoader(TensorDataset(torch.tensor([[1, 2], [3, 4]])), shuffle=True)")
         ),
+        fails(
+            "options that are unpacked",
+            _script("DataLoader(train_set, shuffle=True, **options)  # !", "options = dict(batch_size=8, timeout=9)"),
+        ),
+        passes(
+            "a sampler among options that are unpacked",
+            _script("DataLoader(train_set, **options)", "options = dict(batch_size=8, sampler=sampler)"),
+        ),
+        passes(
+            "options that may change",
+            _script("DataLoader(train_set, shuffle=True, **options)", "options = dict(batch_size=8)\nfill(options)"),
+        ),
         passes("data made up on each rank", _script("DataLoader(TensorDataset(torch.randn(999, 8)), shuffle=True)")),
     ),
 )
@@ -559,7 +571,7 @@ def _is_random(script: Script, sampler: ast.expr) -> bool:
     )
 
 
-def _script(loader: str) -> str:
+def _script(loader: str, before: str = "") -> str:
     loader = loader if "loader =" in loader else f"loader = {loader}"
     return f"""\
 import os
@@ -572,6 +584,7 @@ dist.init_process_group("nccl")
 rank, world_size = dist.get_rank(), dist.get_world_size()
 train_set = ImageFolder("/data/train")
 sampler = DistributedSampler(train_set)
+{before}
 {loader}
 model = DDP(torch.nn.Linear(8, 8).cuda(), device_ids=[rank % 8])
 for epoch in range(10):

@@ -22,6 +22,7 @@ _OF_ONE_NODE = re.compile(r"device_count|nprocs|n_?gpus|num_gpus|LOCAL_WORLD_SIZ
 
 _HOSTS = re.compile(r"n_?nodes|num_(?:nodes|machines)|node_rank|machine_rank|SLURM_NODEID|GROUP_RANK", re.IGNORECASE)
 """Words of scripts for several hosts."""
+_COMMENT = re.compile(r"^[ \t]*#.*|[ \t]#.*", re.MULTILINE)
 
 
 @rule(
@@ -106,13 +107,15 @@ def _hits(script: Script, call: ast.Call) -> Iterator[Violation]:
     elif (number := _number(rank)) is not None:
         yield Violation(call, f"DistributedSampler uses shard {number} of the data on every rank")
     elif rank is not None and replicas is not None and _mixes(script, replicas, rank):
-        if not _knows_hosts(script) and is_started_on_one_host(script):
+        is_on_one_host, is_for_hosts = is_started_on_one_host(script), _knows_hosts(script)
+        if is_on_one_host and not is_for_hosts:
             return
         yield Violation(
             call,
             f"DistributedSampler uses the local rank ({script.text_of(rank, 40)}): every node reads the same shards",
             fix="Pass `rank=dist.get_rank()`, or neither `num_replicas` nor `rank`.",
-            severity=None if _knows_hosts(script) else Severity.WARNING,
+            severity=Severity.INFO if is_on_one_host else None if is_for_hosts else Severity.WARNING,
+            preview=is_on_one_host,
             confidence=0.8,
         )
 
@@ -142,8 +145,8 @@ def _mixes(script: Script, replicas: ast.expr, rank: ast.expr) -> bool:
 
 
 def _knows_hosts(script: Script) -> bool:
-    """Whether the file shows that it is for several hosts; on one, the local rank is the rank."""
-    return _HOSTS.search(script.text) is not None
+    """Whether the code of the file is for several hosts, not only a comment; on one, the local rank is the rank."""
+    return _HOSTS.search(_COMMENT.sub("", script.text)) is not None
 
 
 def _joins_as(script: Script, call: ast.Call, rank: ast.expr) -> bool:

@@ -12,8 +12,11 @@ from doctor.lint.python.project.starts.launch_counts import lines_naming
 from doctor.lint.python.script import FunctionNode, Script, per_script
 from doctor.lint.python.training import TRAINER
 
-_CELL = re.compile(r"^# In\s?\[[\d\s*]*\]:|^# (?:COMMAND -{5,}|Databricks notebook source)", re.MULTILINE)
+_OF_DATABRICKS = r"^# (?:COMMAND -{5,}|Databricks notebook source)"
+_CELL = re.compile(rf"^# In\s?\[[\d\s*]*\]:|{_OF_DATABRICKS}", re.MULTILINE)
 """``jupyter nbconvert --to script`` writes ``# In[3]:`` above each cell; Databricks separates them by a line."""
+_HAS_OTHER_NAMES = re.compile(_OF_DATABRICKS, re.MULTILINE)
+"""Cells of Databricks may run other notebooks, which give them names; an exported script has what it shows."""
 _STARTS_RANKS_OF_NOTEBOOK = re.compile(
     r"notebook_launcher|debug_launcher|\bspawn\b|start_processes|TorchDistributor|DeepspeedTorchDistributor|"
     r"HorovodRunner|horovod\.run|HorovodRayExecutor|RayExecutor|TorchTrainer|TorchConfig|ScalingConfig|SparkBackend|"
@@ -29,24 +32,30 @@ _SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr, ast.Return)
 
 def cannot_run(script: Script, node: ast.AST) -> bool:
     """Whether a place is in code that always fails: a module whose imports from the project fail, or a function that
-    uses a name which nothing defines."""
+    uses a name which nothing defines, or the arguments of the call there do."""
     if script.modules is None or script.modules.is_one_file:
         return False
     if script.location and script.modules.fails_to_import(script.location):
         return True
     function = script.function_of(node)
-    return function is not None and _uses_undefined(script, function)
+    given = [*node.args, *(one.value for one in node.keywords)] if isinstance(node, ast.Call) else []
+    return (function is not None and _uses_undefined(script, function)) or any(
+        _reads_undefined(script, one) for one in given
+    )
 
 
 def _uses_undefined(script: Script, function: FunctionNode) -> bool:
     """Whether a statement of a function's own block reads a name that the file binds nowhere."""
-    for statement in function.body:
-        if not isinstance(statement, _SIMPLE):
-            continue
-        names = (one for one in script.inside(statement, ast.Name) if is_defined_nowhere(script, one.id))
-        if any(not any(isinstance(one, _NOT_ALWAYS) for one in _until(script, name, statement)) for name in names):
-            return True
-    return False
+    return any(isinstance(one, _SIMPLE) and _reads_undefined(script, one) for one in function.body)
+
+
+def _reads_undefined(script: Script, node: ast.AST) -> bool:
+    """Whether a statement or an expression always reads a name that the file binds nowhere."""
+    own = [node] if isinstance(node, ast.Name) else []
+    names = (one for one in (*own, *script.inside(node, ast.Name)) if is_defined_nowhere(script, one.id))
+    return not isinstance(node, _NOT_ALWAYS) and any(
+        not any(isinstance(one, _NOT_ALWAYS) for one in _until(script, name, node)) for name in names
+    )
 
 
 def is_defined_nowhere(script: Script, name: str) -> bool:
@@ -68,7 +77,9 @@ def _until(script: Script, node: ast.AST, last: ast.AST) -> list[ast.AST]:
 def _known_names(script: Script) -> frozenset[str] | None:
     """All names that a script binds anywhere, or gets; ``None`` if they are unknown, as in a notebook."""
     by_star = names_by_star(script)
-    if by_star is None or any(word in script.text for word in _UNKNOWN_NAMES) or is_notebook(script):
+    if by_star is None or any(word in script.text for word in _UNKNOWN_NAMES):
+        return None
+    if script.path.endswith(".ipynb") or _HAS_OTHER_NAMES.search(script.text):
         return None
     return by_star | bound_names(script.tree) | MODULE_NAMES | frozenset(dir(builtins)) | {"__builtins__", "__class__"}
 

@@ -36,7 +36,13 @@ from doctor.lint.python.project.starts.own_folders import has_folder_of_its_own
 from doctor.lint.python.project.starts.own_start import is_demonstration, is_of_own_main, shows_bug
 from doctor.lint.python.project.unreached import is_program, unreached
 from doctor.lint.python.project.wrapped_model import fails_to_wrap, uses_past_wrapper
-from doctor.lint.python.rank_branches import BLOCKS, block_of, statements_above, statements_before
+from doctor.lint.python.rank_branches import (
+    BLOCKS,
+    block_of,
+    statements_above,
+    statements_before,
+    stops_several,
+)
 from doctor.lint.python.script import FunctionNode, Script, per_script
 from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, SAMPLER, TRAINER, several_ranks
 
@@ -44,9 +50,6 @@ OF_SEVERAL_RANKS = frozenset(
     f"CODE{number:03}" for number in (*range(1, 9), *range(10, 19), *range(29, 34), 36, 37, *range(39, 42), 43)
 )
 """Rules about what happens between ranks, or on each of them."""
-_NUMBER_OF_RANKS = re.compile(
-    r"\b(?:device_count|world_?size|get_world_size|num_processes|nprocs|ws|n?_?gpus?)\b", re.IGNORECASE
-)
 _LEAVING = (ast.Raise, ast.Return, ast.Break, ast.Continue)
 _DEPTH = 4
 _PLAIN_BASES = frozenset({"object", "nn.Module", "torch.nn.Module", "Module", "ABC", "abc.ABC"})
@@ -349,7 +352,7 @@ def _is_of_a_job(script: Script) -> bool:
 def runs_in_one_process(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
     """Whether a statement beside a place, or beside each use of its function, stops jobs of several ranks: ``assert
     world_size == 1``, or ``raise`` under ``if world_size > 1``."""
-    if any(_stops_several(script, one) for one in _statements_beside(script, node)):
+    if any(stops_several(script, one) for one in _statements_beside(script, node)):
         return True
     function = script.function_of(node)
     if function is None or depth == 0 or not isinstance(script.parent(function), ast.Module):
@@ -400,24 +403,6 @@ def _statements_beside(script: Script, node: ast.AST) -> Iterator[ast.stmt]:
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             return
         inner = outer
-
-
-def _stops_several(script: Script, statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.Assert):
-        return _compares(script, statement.test, ast.Eq)
-    if isinstance(statement, ast.If) and statement.body and isinstance(statement.body[0], ast.Raise):
-        return _compares(script, statement.test, ast.Gt) or _compares(script, statement.test, ast.NotEq)
-    return False
-
-
-def _compares(script: Script, test: ast.expr, operator: type[ast.cmpop]) -> bool:
-    """Whether a test compares the number of ranks with one."""
-    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], operator):
-        return False
-    if script.value(test.comparators[0]) != 1:
-        return False
-    texts = [ast.unparse(one) for one in (test.left, *script.values_of(test.left))]
-    return any(map(_NUMBER_OF_RANKS.search, texts))
 
 
 @per_script
