@@ -503,3 +503,40 @@ def test_a_file_with_what_nothing_defines_is_never_written(tmp_path, above, scal
     text = text.replace("load()", "torch.ones(2)")
     files = {"train.py": text, "other.py": OTHER_START, "run.sh": "torchrun --nproc_per_node=4 train.py\n"}
     assert [one for one in found(tmp_path, files) if one[0] == "CODE029"] == [("CODE029", severity)]
+
+
+REPORTS = """\
+import json
+import torch
+from net import Trainer, build
+
+def report(trainer, folder):
+    results = trainer.hooks[0].aggregate(trainer)
+    for place in [folder, "."]:
+        with open(f"{place}/results.json", "w") as file:
+            json.dump(results, file)
+
+def main(rank, world_size):
+    torch.distributed.init_process_group("nccl", rank=rank, world_size=world_size)
+    model = torch.nn.parallel.DistributedDataParallel(build())
+    trainer = Trainer(model, world_size=world_size)
+    trainer.train()
+    report(trainer, "out")
+
+torch.multiprocessing.spawn(main, args=(8,), nprocs=8)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "severity"),
+    [
+        ("", "", "info"),
+        (", world_size=world_size)\n    trainer.train", ")\n    trainer.train", "warning"),
+        ("Trainer(model", "Network(model", "warning"),
+        ('for place in [folder, "."]', "for place in places(folder)", "warning"),
+    ],
+)
+def test_a_trainer_that_knows_the_ranks_may_average_its_results(tmp_path, before, after, severity):
+    text = REPORTS.replace(before, after) if before else REPORTS
+    files = {"train.py": text, "net.py": "from somewhere import *\n"}
+    assert found(tmp_path, files) == [("CODE029", severity)]

@@ -278,7 +278,7 @@ def _is_same(script: Script, call: ast.Call) -> bool:
     parts = _parts_of_settings(script, body)
     if names and all(given and all(one in parts or _SETTINGS_NAME.match(one) for one in given) for given in names):
         return True
-    if script.nearest(call, ast.For, ast.While) is not None:
+    if _is_repeated(script, call):
         return False
     written = [one.args[0] for one in dumps if one.args]
     return _averages(script) or (bool(written) and all(_may_be_averaged(script, one) for one in written))
@@ -289,12 +289,28 @@ _OF_ALL_RANKS = re.compile(r"^(?:num_)?(?:world_?size|replicas|process_group)$",
 
 def _may_be_averaged(script: Script, value: ast.expr) -> bool:
     """Whether a value is computed by a function or an object that was given the number of ranks, with which it may
-    average: ``evaluator = Evaluator(model, world_size=world_size)``, and ``evaluator.run(loader)``."""
-    for node in computed_from(script, value):
-        given = [*node.args, *(word.value for word in node.keywords)] if isinstance(node, ast.Call) else []
-        if any(_OF_ALL_RANKS.match(last_name(one)) for one in given):
-            return True
-    return False
+    average: ``evaluator = Evaluator(model, world_size=world_size)``, and ``evaluator.run(loader)``. A caller may give
+    the object: ``report(evaluator)``."""
+    made = list(computed_from(script, value))
+    if any(_knows_ranks(one) for one in made):
+        return True
+    handed = (given for one in made if isinstance(one, ast.Name) for given in handed_in(script, one))
+    behind = (one for given in handed for one in computed_from(script, given))
+    return any(_knows_ranks(one) and _MEASURES.search(last_name(one)) for one in behind)
+
+
+_MEASURES = re.compile(r"train|eval|metric|meter|test|valid|runner", re.IGNORECASE)
+
+
+def _knows_ranks(node: ast.AST) -> bool:
+    given = [*node.args, *(word.value for word in node.keywords)] if isinstance(node, ast.Call) else []
+    return any(_OF_ALL_RANKS.match(last_name(one)) for one in given)
+
+
+def _is_repeated(script: Script, call: ast.Call) -> bool:
+    """Whether a loop has it, besides one over places that are written out: ``for folder in [out, os.getcwd()]``."""
+    loop = script.nearest(call, ast.For, ast.While)
+    return loop is not None and not (isinstance(loop, ast.For) and isinstance(loop.iter, (ast.List, ast.Tuple)))
 
 
 _COPIES = frozenset({"deepcopy", "copy", "vars", "asdict", "dict", "to_dict", "to_container", "dumps"})
