@@ -209,3 +209,9 @@ def test_methods_of_classes_with_one_name_are_told_by_their_class():
     text = "class A:\n  def f(self): ...\n  def g(self):\n    self.f()\n"
     script = Script("a.py", f"{text}{text}")
     assert [script.definition(one.func).lineno for one in script.all(ast.Call)] == [2, 6]
+
+
+def test_a_function_defined_again_is_the_one_above_a_call_of_the_module():
+    text = "def f(): ...\nf()\ndef f(): ...\nf()\ndef g():\n  f()\n"
+    script = Script("a.py", text)
+    assert [script.definition(one.func).lineno for one in script.all(ast.Call)] == [1, 3, 3]

@@ -497,6 +497,11 @@ class Script(EnvironmentSource):
         bound = self._bound_to(node) if isinstance(node, ast.Name) else ()
         if len(bound) == 1 and isinstance(bound[0], (ast.FunctionDef, ast.AsyncFunctionDef)):
             return bound[0]  # of functions with the same name, the one in this scope
+        above = [one for one in bound if isinstance(one, FunctionNode) and one.lineno < node.lineno]
+        if len(bound) > 1 and above and self.function_of(node) is None:
+            return (
+                max(above, key=lambda one: one.lineno) if all(isinstance(one, FunctionNode) for one in bound) else None
+            )
         if "()." not in name:
             return self.bindings.functions.get(name[1:])
         owner, _, method = name[1:].partition("().")

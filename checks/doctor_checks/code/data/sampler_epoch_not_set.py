@@ -77,6 +77,18 @@ from doctor.testing.script_cases import fails, passes
             "a bar over the loader in each epoch",
             _PLAIN.replace("range(10):", "range(10):\n    loader = tqdm(loader)"),
         ),
+        fails(
+            "a bar with a name of its own",
+            _PLAIN.replace("range(10):", "range(10):\n    bar = tqdm(loader, disable=rank > 0)").replace(
+                "enumerate(loader)", "enumerate(bar)"
+            ),
+        ),
+        passes(
+            "a bar over another loader",
+            _PLAIN.replace("range(10):", "range(10):\n    bar = tqdm(others)").replace(
+                "enumerate(loader)", "enumerate(bar)"
+            ),
+        ),
         passes("assigned", _PLAIN.replace("range(10):", "range(10):\n    sampler.epoch = epoch")),
         passes(
             "a new loader in each epoch",
@@ -302,12 +314,21 @@ def _is_fed_by(script: Script, loop: Loop, sampler: ast.Call) -> str:
     """The loader of a loop that has the sampler; empty if another one may have it."""
     if of_object := _kept_by_object(script, loop, sampler):
         return of_object
-    source = next((one for one in (loop.source, *_handed(script, loop)) if _has_sampler(script, one, sampler)), None)
+    sources = (loop.source, *_behind_bar(script, loop), *_handed(script, loop))
+    source = next((one for one in sources if _has_sampler(script, one, sampler)), None)
     if source is not None:
         return script.text_of(source)
     visited = _visiting(script, loop)
     kept = [] if visited is None else _kept_in(script, visited)
     return script.text_of(loop.source) if any(_uses(script, one, sampler) for one in kept) else ""
+
+
+def _behind_bar(script: Script, loop: Loop) -> Iterator[ast.expr]:
+    """What a progress bar in a loop over epochs goes over: ``bar = tqdm(loader)``, ``for batch in bar``."""
+    for value in script.values_of(loop.source) if isinstance(loop.source, ast.Name) else ():
+        inner = unwrapped(value)
+        if inner is not value and any(outer is loop.epochs for outer in script.around(value)):
+            yield inner
 
 
 def _has_sampler(script: Script, loader: ast.expr, sampler: ast.Call) -> bool:
