@@ -540,3 +540,43 @@ def test_a_trainer_that_knows_the_ranks_may_average_its_results(tmp_path, before
     text = REPORTS.replace(before, after) if before else REPORTS
     files = {"train.py": text, "net.py": "from somewhere import *\n"}
     assert found(tmp_path, files) == [("CODE029", severity)]
+
+
+JOB = """\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.distributed.init_process_group("nccl")
+model = DDP(torch.nn.Linear(2, 2).cuda())
+for step in range(99):
+    model(torch.ones(1, 2).cuda()).sum().backward()
+torch.save(model.state_dict(), "last.pt")
+"""
+OTHERS = {"tools/train.py": "print()\n", "README.md": "torchrun --nproc_per_node=8 tools/train.py\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "severity"),
+    [
+        (OTHERS, "info"),
+        (OTHERS | {"README.md": "    accelerate launch --num_processes 8 train.py\n"}, "info"),
+        (OTHERS | {"README.md": OTHERS["README.md"] + "torchrun --nproc_per_node=8 tools/tune.py\n"}, "warning"),
+        (OTHERS | {"NOTES.md": "See tools/tune.py.\n"}, "warning"),
+        (OTHERS | {"tools/more.py": "import tune\n"}, "warning"),
+        (OTHERS | {"run.sh": "torchrun --nproc_per_node=8 $@\n"}, "warning"),
+        (OTHERS | {"run.sh": "srun python tools/$SCRIPT\n"}, "warning"),
+        (OTHERS | {"README.md": "python tools/train.py\n"}, "warning"),
+        ({"src/train.py": "print()\n", "README.md": "torchrun --nproc_per_node=8 src/train.py\n"}, "warning"),
+        ({"tools/train.py": "print()\n"}, "warning"),
+    ],
+)
+def test_a_program_that_nothing_names_beside_those_that_are_launched(tmp_path, files, severity):
+    assert found(tmp_path, {"tools/tune.py": JOB, **files}) == [("CODE029", severity)]
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["# torchrun --nproc_per_node=8 tune.py\n", "import torch.multiprocessing as mp\nmp.spawn(print, nprocs=8)\n"],
+)
+def test_a_program_that_shows_its_start_needs_no_other_page(tmp_path, before):
+    assert ("CODE029", "info") not in found(tmp_path, {"tools/tune.py": before + JOB, **OTHERS})

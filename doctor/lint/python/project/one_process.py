@@ -33,7 +33,12 @@ from doctor.lint.python.project.starts.launch_counts import (
     shown_counts,
 )
 from doctor.lint.python.project.starts.own_folders import has_folder_of_its_own
-from doctor.lint.python.project.starts.own_start import is_demonstration, is_of_own_main, shows_bug
+from doctor.lint.python.project.starts.own_start import (
+    is_demonstration,
+    is_named_nowhere,
+    is_of_own_main,
+    shows_bug,
+)
 from doctor.lint.python.project.unreached import is_program, unreached
 from doctor.lint.python.project.wrapped_model import fails_to_wrap, uses_past_wrapper
 from doctor.lint.python.rank_branches import (
@@ -111,6 +116,8 @@ def _is_left_to_others(script: Script, rule: str, at: ast.AST) -> bool:
     ):
         return True
     if is_demonstration(script) or is_of_own_main(script, at) or is_apart_from_group(script, at):
+        return True
+    if is_named_nowhere(script):
         return True
     return is_made_for_one(script) or cannot_run(script, at) or uses_past_wrapper(script) or fails_to_wrap(script)
 

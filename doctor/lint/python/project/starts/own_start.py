@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from doctor.core.text import joined_lines
-from doctor.lint.python.project.starts.launch_counts import LAUNCHERS, STARTS_RANKS
+from doctor.lint.python.project.starts.launch_counts import LAUNCHERS, STARTS_RANKS, may_start_ranks
 from doctor.lint.python.project.unreached import is_program, may_import
 from doctor.lint.python.script import FunctionNode, Script, per_script
 from doctor.lint.python.training import ACCELERATOR, only_infers, several_ranks
@@ -70,6 +70,43 @@ def is_of_own_main(script: Script, node: ast.AST) -> bool:
     inside = (script.function_of(one) in on_the_way or guard in script.around(one) for one in uses)
     word = re.compile(rf"\b{re.escape(function.name)}\b|import \*")
     return all(inside) and not any(map(word.search, importers))
+
+
+_GIVEN_TO_LAUNCHER = re.compile(
+    r"(?:torchrun|accelerate launch|torch\.distributed\.(?:launch|run)|\bdeepspeed|\bsrun|\bmpirun)\b[^\n]*?"
+    r"(?P<file>[\w./$-]+(?:\.py\b|\$[@*1-9]))|(?P<any>(?:torchrun|launch|deepspeed|srun|mpirun|python3?)\b[^\n]*"
+    r"(?:\$[@*1-9]|\$\{?\w*(?:SCRIPT|FILE|PROG|MAIN|CMD|@)))",
+    re.IGNORECASE,
+)
+"""A command that gives a file to a launcher, or whatever file it gets: ``torchrun $@``."""
+
+
+@per_script
+def is_named_nowhere(script: Script) -> bool:
+    """Whether nothing in a whole project names a program that one process runs unless a launcher starts it, though the
+    project's pages and launch files give other programs of its folder to a launcher, each by its name."""
+    modules, place = script.modules, PurePath(script.path)
+    if modules is None or modules.is_one_file or not script.location or not modules.is_whole(script.location):
+        return False
+    if not is_program(script) or script.path.endswith(".ipynb") or modules.installs(script.location):
+        return False
+    if may_start_ranks(script, modules) or next(_texts_naming(script), None) is not None:
+        return False
+    texts = [text for word in _WORDS_OF_LAUNCHERS for _, text in modules.mentioning(word, launches=True)]
+    texts += [*modules.pages(script.location), *modules.pages_at_root(script.location)]
+    found = [one for text in texts for line in joined_lines(text) for one in _GIVEN_TO_LAUNCHER.finditer(line)]
+    if not found or any(one["file"] is None or "$" in PurePath(one["file"]).name for one in found):
+        return False
+    beside = {PurePath(one["file"]) for one in found}
+    return any(modules.text_at(str(place.with_name(one.name))) for one in beside if one.parent.name in _folders(place))
+
+
+_WORDS_OF_LAUNCHERS = ("torchrun", "accelerate", "torch.distributed", "deepspeed", "srun", "mpirun")
+
+
+def _folders(place: PurePath) -> tuple[str, ...]:
+    """The names that the folder of a file may have in commands."""
+    return ("", ".", place.parent.name)
 
 
 def _is_guard(statement: ast.If) -> bool:
