@@ -11,7 +11,7 @@ from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.divergent_conditions import disagreement
 from doctor.lint.python.rank_branches import rank_condition
-from doctor.lint.python.script import last_name, step_at
+from doctor.lint.python.script import FunctionNode, last_name, step_at
 from doctor.lint.python.training import gradients_reduced
 from doctor.testing.script_cases import fails, passes
 
@@ -189,10 +189,41 @@ def _waits_at_end(script: Script, call: ast.Call, word: str) -> bool:
     function = script.function_of(call)
     if word != "sync_dist" or last_name(call.func) not in ("log", "log_dict") or function is None:
         return False
-    if script.is_open(call) or not _OF_BATCHES.search(function.name):
+    if script.is_open(call):
         return False
     given = script.argument(call, "on_step")
-    return bool(_ADDS_BY_DEFAULT.match(function.name)) if given is None else script.value(given) is False
+    if given is None:
+        return _is_of_hooks(script, function)
+    return bool(_OF_BATCHES.search(function.name)) and script.value(given) is False
+
+
+def _is_of_hooks(script: Script, function: FunctionNode, depth: int = 3) -> bool:
+    """Whether a method is one of these hooks, or all that names it, in its file and its project, calls it in them."""
+    if _ADDS_BY_DEFAULT.match(function.name):
+        return True
+    name, named = function.name, re.compile(rf"\b{re.escape(function.name)}\b")
+    if depth == 0 or function.decorator_list or script.class_of(function) is None or script.modules is None:
+        return False
+    calls = [one for one in script.all(ast.Call) if isinstance(one.func, ast.Attribute) and one.func.attr == name]
+    callers = [script.function_of(one) for one in calls]
+    if len(named.findall(script.text)) != len(calls) + 1:
+        return False
+    if not all(one is not None and _is_of_hooks(script, one, depth - 1) for one in callers):
+        return False
+    others = [text for shown, text in script.modules.mentioning(name) if shown != script.path and named.search(text)]
+    return bool(callers or others) and all(_calls_in_hooks(text, name) for text in others)
+
+
+def _calls_in_hooks(text: str, name: str) -> bool:
+    """Whether all that a text has of a method's name are calls in such hooks of classes."""
+    try:
+        other = Script("other.py", text)
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    calls = [one for one in other.all(ast.Call) if isinstance(one.func, ast.Attribute) and one.func.attr == name]
+    callers = [other.function_of(one) for one in calls]
+    is_hook = all(one is not None and _ADDS_BY_DEFAULT.match(one.name) for one in callers)
+    return is_hook and len(re.findall(rf"\b{re.escape(name)}\b", text)) == len(calls) > 0
 
 
 _ASKS_FOR_BAD = re.compile(r"isnan\(|isfinite\(|isinf\(")
@@ -206,7 +237,25 @@ def _severity(script: Script, statement: ast.stmt, kind: str) -> Severity | None
         branches = [one.test for one in script.around(statement) if isinstance(one, ast.If)]
         if any(isinstance(part, ast.Mod) for one in branches for part in ast.walk(one)):
             return Severity.INFO
+    if kind == "data" and test is not None and _asks_if_empty(script, test):
+        return Severity.WARNING
     return Severity.WARNING if kind == "signal" or _is_asked_elsewhere(script, statement, kind) else None
+
+
+_COUNTS = frozenset({"len", "numel", "sum", "count_nonzero"})
+
+
+def _asks_if_empty(script: Script, test: ast.expr) -> bool:
+    """Whether a test is whether a rank has selected anything: ``mask.sum() == 0``. Whether that happens to one rank and
+    not to another one depends on data and masks that the file does not show."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return isinstance(test.operand, ast.Call) and last_name(test.operand.func) == "any"
+    if isinstance(test, ast.Call):
+        return last_name(test.func) == "any"
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or script.value(test.comparators[0]) != 0:
+        return False
+    values = (part for one in (test.left, *script.values_of(test.left)) for part in ast.walk(one))
+    return any(isinstance(one, ast.Call) and last_name(one.func) in _COUNTS for one in values)
 
 
 def _is_asked_elsewhere(script: Script, statement: ast.stmt, kind: str) -> bool:
