@@ -12,12 +12,13 @@ from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.cuda import shows_one_gpu, shows_own_gpu
 from doctor.lint.python.gpu_use import simulates_ranks, uses_gpus
 from doctor.lint.python.project.option_values import (
+    is_empty_in_commands,
     is_given_nowhere,
     is_in_no_configuration,
     is_left_by_all_starts,
     option_values,
 )
-from doctor.lint.python.project.saved_values import is_read_without_gpu, is_saved_without_gpu
+from doctor.lint.python.project.saved_values import file_name, is_read_without_gpu, is_saved_without_gpu
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import UNKNOWN, last_name
@@ -189,7 +190,7 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
             if _is_checkpoint(script, call) and (_is_of_optimizer(script, call) or not _saves_from_cpu(script)):
                 found = _unmapped(script, call, shown)
                 is_less = _is_from_elsewhere(script, call) or _is_given_by_no_start(script, call)
-                is_less = is_less or _only_evaluates(script, shown)
+                is_less = is_less or _only_evaluates(script, shown) or _is_published(script, call)
                 yield replace(found, severity=Severity.INFO, preview=True) if is_less else found
         elif fixed := _first_gpu(script, where):
             yield Violation(
@@ -322,6 +323,17 @@ def _is_from_elsewhere(script: Script, call: ast.Call) -> bool:
     )
 
 
+def _is_published(script: Script, call: ast.Call) -> bool:
+    """Whether a text of the project has an address that ends with the name of the file, which it says to download:
+    nothing shows the device on which others have saved it."""
+    name = file_name(script, call.args[0]) if call.args else ""
+    if not name or script.modules is None:
+        return False
+    address = re.compile(rf"https?://[^\s\"'<>()]*/{re.escape(name)}(?![\w.-])")
+    pages = script.modules.pages(script.location) if script.location else ()
+    return any(address.search(text) for text in (*pages, *(text for _, text in script.modules.mentioning(name))))
+
+
 def _entry(script: Script, node: ast.Attribute | ast.Subscript) -> str:
     return node.attr if isinstance(node, ast.Attribute) else str(script.value(node.slice))
 
@@ -336,9 +348,18 @@ def _is_given_by_no_start(script: Script, call: ast.Call) -> bool:
         one for one in entries if not isinstance(script.parent(one), kinds)
     ]  # not ``cfg.model`` of ``cfg.model.file``
     named = [
-        one for one in whole if _OF_OWN_RUNS.search(_entry(script, one)) or _OF_WEIGHTS.search(_entry(script, one))
+        one
+        for one in whole
+        if one in given or _OF_OWN_RUNS.search(_entry(script, one)) or _OF_WEIGHTS.search(_entry(script, one))
     ]
-    return any(is_left_by_all_starts(script, one) or is_in_no_configuration(script, one) for one in named)
+    others = [one for one in named if not _OF_RESTARTS.search(_entry(script, one))]
+    return any(is_left_by_all_starts(script, one) or is_in_no_configuration(script, one) for one in named) or any(
+        is_empty_in_commands(script, one) for one in others
+    )
+
+
+_OF_RESTARTS = re.compile(r"resum|restor|continu|restart", re.IGNORECASE)
+"""Options that a first start gives as an empty text, for the next one to fill in: ``--resume ''``."""
 
 
 _FETCHES = re.compile(

@@ -392,6 +392,25 @@ def given_in_commands(script: Script, name: str) -> Values | None:
     return frozenset(given) if given and _is_known(given) else None
 
 
+def is_empty_in_commands(script: Script, node: ast.expr) -> bool:
+    """Whether the commands that start a script leave an option empty, or give it ``None``, a text that names no file,
+    whatever the commands of other programs give it. The option may be one of a module of the project's."""
+    name, modules = _setting(node)[1], script.modules
+    if modules is None or not script.location or not name or _is_set_by(script, name):
+        return False
+    around = list(modules.texts_around(script.location))
+    found = _declared_in(script, name)
+    for text in around if not found else ():
+        try:
+            found += NamedValues(text).declared.get(name, ())
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return False
+    if len(found) != 1 or found[0].default not in (None, ""):
+        return False
+    given = list(_given_in_starts(script, texts_of_starts(script), found[0]))
+    return bool(given) and all(one is None or one in ("", "None") for one in given)
+
+
 def _given_in_starts(script: Script, texts: StartTexts, option: DeclaredOption) -> Iterator[object]:
     for text in (*texts.launches, *texts.pages):
         for line in (with_variables(one, text) for one in own_starts(script, [text])):
