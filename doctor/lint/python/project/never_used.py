@@ -89,6 +89,22 @@ def is_notebook(script: Script) -> bool:
     return script.path.endswith(".ipynb") or _CELL.search(script.text) is not None
 
 
+_SPAWNS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+_FORKS = re.compile(r"[\"']fork(?:server)?[\"']|notebook_launcher|elastic_launch|LaunchConfig|%%writefile|\bPopen\(")
+
+
+@per_script
+def fails_to_spawn(script: Script) -> bool:
+    """Whether all ranks of a notebook are processes that it spawns with a function of its own cells: a new interpreter
+    has no such function in its ``__main__``, and each rank ends with an AttributeError before it runs (docs of Python,
+    multiprocessing: "functionality within this package requires that the __main__ module be importable")."""
+    if not script.path.endswith(".ipynb") or _FORKS.search(script.text):
+        return False
+    spawned = list(script.calls(*_SPAWNS))
+    given = [script.argument(one, "fn", 0) for one in spawned]
+    return bool(given) and all(one is not None and script.definition(one) is not None for one in given)
+
+
 @per_script
 def is_notebook_of_one_process(script: Script) -> bool:
     """Whether a file is a notebook in which nothing starts ranks, and which the project does not start with a launcher

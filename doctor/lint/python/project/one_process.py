@@ -20,9 +20,9 @@ from doctor.lint.python.project.failing_calls import (
     training_fails,
 )
 from doctor.lint.python.project.left_defaults import outcome
-from doctor.lint.python.project.never_used import cannot_run, is_notebook_of_one_process
+from doctor.lint.python.project.never_used import cannot_run, fails_to_spawn, is_notebook_of_one_process
 from doctor.lint.python.project.option_values import numbers_of
-from doctor.lint.python.project.options import own_starts, switch_off_by_default, texts_of_starts
+from doctor.lint.python.project.options import left_off, own_starts, switch_off_by_default, texts_of_starts
 from doctor.lint.python.project.starts.console_starts import is_shown_as_one
 from doctor.lint.python.project.starts.launch_counts import (
     LAUNCHERS,
@@ -37,6 +37,7 @@ from doctor.lint.python.project.starts.own_start import (
     is_demonstration,
     is_named_nowhere,
     is_of_own_main,
+    is_shown_nowhere,
     shows_bug,
 )
 from doctor.lint.python.project.unreached import is_program, unreached
@@ -68,8 +69,8 @@ _SHOWS_RANKS = re.compile("|".join(map(re.escape, _WORDS_OF_RANKS)))
 
 def as_placed(script: Script, rule: str, severity: Severity, violation: Violation) -> Violation | None:
     """The violation of a rule over scripts as its place deserves: ``None`` where it cannot happen, an info in preview
-    where it needs more processes than the project starts, and no error where the project calls nothing that reaches it,
-    or shows no job of several ranks. ``severity``: of the rule."""
+    where it needs more processes than the project starts or an option that no start gives, and no error where the
+    project calls nothing that reaches it, or shows no job of several ranks. ``severity``: of the rule."""
     if why := unreached(script, violation.place.line):
         step = FlowStep(script.path, violation.place.line, "", why)
         return replace(violation, severity=Severity.INFO, preview=True, flow=(*violation.flow, step))
@@ -98,7 +99,7 @@ def _as_started(script: Script, rule: str, severity: Severity, violation: Violat
         return None
     if rule == _OF_SAVED_DEVICE and _all_launches_bind(script):
         return None
-    if _is_left_to_others(script, rule, at):
+    if _is_left_to_others(script, rule, at) or (rule in _NEEDING_OPTIONS and left_off(script, at)):
         return replace(violation, severity=Severity.INFO, preview=True)
     if violation.severity in (None, Severity.ERROR) and severity is Severity.ERROR:
         unseen = not _shows_ranks(script) or not _is_of_a_job(script) or not _has_the_host(script, rule)
@@ -117,7 +118,9 @@ def _is_left_to_others(script: Script, rule: str, at: ast.AST) -> bool:
         return True
     if is_demonstration(script) or is_of_own_main(script, at) or is_apart_from_group(script, at):
         return True
-    if is_named_nowhere(script):
+    if fails_to_spawn(script) or is_named_nowhere(script):
+        return True
+    if rule in _NEEDING_OPTIONS and is_shown_nowhere(script):
         return True
     return is_made_for_one(script) or cannot_run(script, at) or uses_past_wrapper(script) or fails_to_wrap(script)
 
@@ -285,6 +288,10 @@ def _has_one_gpu_each(script: Script) -> bool:
 
 _OF_TRAINING = frozenset({"CODE009", "CODE010", "CODE011", "CODE015", "CODE032", "CODE033"})
 """Rules about what training costs or does to its result."""
+_NEEDING_OPTIONS = frozenset(f"CODE{number:03}" for number in (1, 2, 3, 5, 7, 8, 16, 28, 30, 32, 33, 39))
+"""Rules about ranks whose hits count for little in a branch of an option that no start of the project gives, and in a
+program that none starts. Others ask themselves which options matter: one for a tracker is off by default in most
+programs, and users turn it on."""
 _OF_LIGHTNING = "CODE022"
 """Says itself that a Trainer is refused, and what else its release has no more."""
 _OF_SAVED_DEVICE = "CODE001"
@@ -422,6 +429,8 @@ def is_made_for_one(script: Script) -> bool:
     spawned = list(script.calls(*_SPAWNS))
     if spawned and (all(_starts_one(script, one) for one in spawned) or _spawns_never(script, spawned)):
         return True
+    if spawned and _sees_one_gpu(script, spawned):
+        return True
     if _leaves_models_apart(script) or _is_run_with_one(script) or _has_one_worker(script) or _divides_never(script):
         return True
     if _has_one_device(script) or _sets_one_rank(script) or _has_batch_of_one(script):
@@ -448,6 +457,32 @@ def _spawns_never(script: Script, spawned: Iterable[ast.Call]) -> bool:
     texts = texts_of_starts(script)
     starts = own_starts(script, (*texts.launches, *texts.pages))
     return bool(starts) and not any(LAUNCHERS.search(one) or asks_for_more(script, one) for one in starts)
+
+
+_COUNTS_GPUS = re.compile(r"\bdevice_count\(\)")
+_ONE_VISIBLE = re.compile(r"(?:^|\s)CUDA_VISIBLE_DEVICES=[\"']?\d[\"']?\s")
+
+
+def _sees_one_gpu(script: Script, spawned: Iterable[ast.Call]) -> bool:
+    """Whether a script starts a rank for each GPU that it sees, and every command of the project that starts it lets
+    it see one: ``CUDA_VISIBLE_DEVICES=0 python main.py``."""
+    counts = [script.argument(one, *_SPAWNS[script.name(one.func)][:2]) for one in spawned]
+    if script.modules is None or not all(one is not None and _is_of_gpus(script, one) for one in counts):
+        return False
+    texts = texts_of_starts(script)
+    starts = own_starts(script, (*texts.launches, *texts.pages))
+    return bool(starts) and all(_ONE_VISIBLE.search(one) and not LAUNCHERS.search(one) for one in starts)
+
+
+def _is_of_gpus(script: Script, count: ast.expr) -> bool:
+    """Whether a number is that of the GPUs that a process sees: also of an attribute, ``args.nprocs``."""
+    values = [count, *script.values_of(count)]
+    if isinstance(count, ast.Attribute):
+        text = ast.unparse(count)
+        values += [
+            one.value for one in script.all(ast.Assign) if any(ast.unparse(target) == text for target in one.targets)
+        ]
+    return any(_COUNTS_GPUS.search(ast.unparse(one)) for one in values)
 
 
 def _is_behind_switch(script: Script, call: ast.Call) -> bool:

@@ -26,7 +26,7 @@ def switch_off_by_default(script: Script, test: ast.expr) -> str:
         return ""
     spelled = name.replace("_", "[-_]")
     declared = re.compile(
-        rf"[\"']--{spelled}[\"'](?:[^\n]{{0,120}}|,\s{{1,40}}action\s?=\s?[\"'])"
+        rf"[\"']--{spelled}[\"'](?:[^\n]{{0,120}}|,\s{{1,40}}(?:action\s?=\s?[\"'])?)"
         rf"(?:store_true|default\s?=\s?(?:False|0)\b)|"
         rf"^\s+{name}\s?:\s?bool\s?=\s?(?:False|field\(\s?default\s?=\s?False)",
         re.MULTILINE,
@@ -47,7 +47,7 @@ _GIVES_OPTIONS = re.compile(r"[\"'\s]--\w+")
 
 def left_off(script: Script, node: ast.AST) -> str:
     """The option that a place needs, if it is off by default, and the commands and programs of the project which start
-    the script with other options do not give it: ``--test_only``; empty otherwise."""
+    the script with other options, also those of its pages, do not give it: ``--test_only``; empty otherwise."""
     branches = [one for one in script.around(node) if isinstance(one, ast.If)]
     tests = [one.test for one in branches if any(node is part for held in one.body for part in ast.walk(held))]
     option = next(filter(None, (switch_off_by_default(script, one) for one in tests)), "")
@@ -57,6 +57,7 @@ def left_off(script: Script, node: ast.AST) -> str:
     named = re.compile(rf"\b{re.escape(place.stem)}\b")
     texts = [*modules.mentioning(place.stem), *modules.mentioning(place.name, launches=True)]
     starts = [text for shown, text in texts if shown != script.path and named.search(text)]
+    starts += own_starts(script, modules.pages(script.location) if script.location else ())
     given = [text for text in starts if _GIVES_OPTIONS.search(text)]
     is_given = any(one in text for one in (option, option.replace("_", "-")) for text in given)
     return option if given and not is_given else ""
