@@ -394,7 +394,8 @@ def given_in_commands(script: Script, name: str) -> Values | None:
 
 def is_empty_in_commands(script: Script, node: ast.expr) -> bool:
     """Whether the commands that start a script leave an option empty, or give it ``None``, a text that names no file,
-    whatever the commands of other programs give it. The option may be one of a module of the project's."""
+    whatever the commands of other programs give it, and no page has it. The option may be one of a module of the
+    project's."""
     name, modules = _setting(node)[1], script.modules
     if modules is None or not script.location or not name or _is_set_by(script, name):
         return False
@@ -406,6 +407,12 @@ def is_empty_in_commands(script: Script, node: ast.expr) -> bool:
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return False
     if len(found) != 1 or found[0].default not in (None, ""):
+        return False
+    named = re.compile(rf"--{name.replace('_', '[-_]')}(?![\w-])")
+    is_set = re.compile(rf"\.{name}\s*=(?!=)|\[[\"']{name}[\"']\]\s*=(?!=)")
+    if any(map(named.search, modules.pages(script.location))):
+        return False  # users are told to give it
+    if any(is_set.search(text) for _, text in modules.mentioning(name)):
         return False
     given = list(_given_in_starts(script, texts_of_starts(script), found[0]))
     return bool(given) and all(one is None or one in ("", "None") for one in given)
