@@ -237,25 +237,7 @@ def _severity(script: Script, statement: ast.stmt, kind: str) -> Severity | None
         branches = [one.test for one in script.around(statement) if isinstance(one, ast.If)]
         if any(isinstance(part, ast.Mod) for one in branches for part in ast.walk(one)):
             return Severity.INFO
-    if kind == "data" and test is not None and _asks_if_empty(script, test):
-        return Severity.WARNING
     return Severity.WARNING if kind == "signal" or _is_asked_elsewhere(script, statement, kind) else None
-
-
-_COUNTS = frozenset({"len", "numel", "sum", "count_nonzero"})
-
-
-def _asks_if_empty(script: Script, test: ast.expr) -> bool:
-    """Whether a test is whether a rank has selected anything: ``mask.sum() == 0``. Whether that happens to one rank and
-    not to another one depends on data and masks that the file does not show."""
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return isinstance(test.operand, ast.Call) and last_name(test.operand.func) == "any"
-    if isinstance(test, ast.Call):
-        return last_name(test.func) == "any"
-    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or script.value(test.comparators[0]) != 0:
-        return False
-    values = (part for one in (test.left, *script.values_of(test.left)) for part in ast.walk(one))
-    return any(isinstance(one, ast.Call) and last_name(one.func) in _COUNTS for one in values)
 
 
 def _is_asked_elsewhere(script: Script, statement: ast.stmt, kind: str) -> bool:
