@@ -22,6 +22,7 @@ from doctor.lint.engine.project_requirements import (
     is_required,
     is_root,
     may_install,
+    pages_below,
     pages_of,
 )
 from doctor.lint.python.project.imported_functions import ModuleSummary
@@ -186,6 +187,11 @@ class ProjectFiles:
         """The texts of the pages, Dockerfiles and Makefiles that may show how the file at ``location`` is started."""
         target = self._targets.get(location)
         return pages_of(target.path, target.root) if target is not None else ()
+
+    def all_pages(self, location: str) -> tuple[str, ...]:
+        """The texts of the pages, Dockerfiles and Makefiles of the whole project of the file at ``location``."""
+        root = self.root_of(location)
+        return pages_below(Path(root)) if root else ()
 
     def console_commands(self, location: str) -> Mapping[str, str]:
         """The commands that the project of the file at ``location`` installs, with the dotted modules that they run."""

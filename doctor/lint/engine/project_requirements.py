@@ -20,6 +20,8 @@ MOST_FILES = 40
 """Requirement files of one folder that are read."""
 MOST_FOLDERS_BELOW = 1_000
 """Folders below one that are searched for requirement files."""
+MOST_PAGES_BELOW = 400
+"""Pages below a folder that are read."""
 LONGEST_LINE = 2_000
 """Characters of a line in which the name of an image is searched."""
 _FILES = frozenset({"pyproject.toml", "setup.cfg", "setup.py", "pipfile"})
@@ -116,6 +118,11 @@ _PAGES = re.compile(
 """Files with commands that install distributions, or with images; ``.def``: of Apptainer."""
 _READABLE = re.compile(r"\.(?:md|rst)$|^readme|^dockerfile|^containerfile|^makefile$", re.IGNORECASE)
 """Files that show how programs are started, without being launch files."""
+_LISTS_COMMANDS = re.compile(
+    r"\.(?:job|pbs|lsf|qsub|bat|ps1|cmd|tex)$|^(?!.*require).*(?:run|train|command|script|note|usage|how|step).*\.txt$|^justfile$",
+    re.IGNORECASE,
+)
+_NOT_PAGES = frozenset({"node_modules", "site-packages", "__pycache__", "venv", "wandb"})
 _OF_THE_PAST = re.compile(
     r"^(?:change[-_ ]?log|changes|history|news|release[-_ ]?notes?|releases|what'?s[-_ ]?new|todo|roadmap|authors|"
     r"contributors|code[-_ ]of[-_ ]conduct|security|citation|licen[sc]e|notice|third[-_ ]party)\b",
@@ -309,6 +316,21 @@ def pages_of(path: Path, root: Path) -> tuple[str, ...]:
     """The texts of the pages, Dockerfiles and Makefiles in the folders from that of ``path`` up to its repository, or
     up to ``root``, and in their ``docs``."""
     return tuple(text for folder in folders_of(path.parent, root) for text in _texts_of_pages(folder))
+
+
+@lru_cache(maxsize=64)
+def pages_below(root: Path) -> tuple[str, ...]:
+    """The texts of the pages, Dockerfiles and Makefiles in a folder and in those below it, and of plain text files that
+    may list commands."""
+    texts: list[str] = []
+    for count, (folder, inner, names) in enumerate(os.walk(root)):
+        inner[:] = sorted(one for one in inner if not one.startswith(".") and one not in _NOT_PAGES)
+        for name in sorted(one for one in names if _shows_starts(one) or _LISTS_COMMANDS.search(one)):
+            with suppress(UnreadableFile):
+                texts.append(read_text(LintTarget(Path(folder, name), name, "config", root)).text)
+        if count > MOST_FOLDERS_BELOW or len(texts) > MOST_PAGES_BELOW:
+            break
+    return tuple(texts)
 
 
 @lru_cache(maxsize=256)

@@ -101,6 +101,9 @@ class ProjectModules(Protocol):
     def pages(self, location: str) -> tuple[str, ...]:
         """The texts of the pages, Dockerfiles and Makefiles that may show how the file at ``location`` is started."""
 
+    def all_pages(self, location: str) -> tuple[str, ...]:
+        """The texts of the pages, Dockerfiles and Makefiles of the whole project of the file at ``location``."""
+
     def console_commands(self, location: str) -> Mapping[str, str]:
         """The commands that the project of the file at ``location`` installs, with the dotted modules that they run."""
 

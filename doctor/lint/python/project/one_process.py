@@ -32,6 +32,7 @@ from doctor.lint.python.project.starts.launch_counts import (
     lines_naming,
     shown_counts,
 )
+from doctor.lint.python.project.starts.other_starts import is_shown_elsewhere
 from doctor.lint.python.project.starts.own_folders import has_folder_of_its_own
 from doctor.lint.python.project.starts.own_start import (
     is_demonstration,
@@ -67,10 +68,13 @@ _WORDS_OF_RANKS = (
 _SHOWS_RANKS = re.compile("|".join(map(re.escape, _WORDS_OF_RANKS)))
 
 
+_SHOWN_ELSEWHERE = "the project shows how it starts other programs, but no start of this one on several ranks"
+
+
 def as_placed(script: Script, rule: str, severity: Severity, violation: Violation) -> Violation | None:
     """The violation of a rule over scripts as its place deserves: ``None`` where it cannot happen, an info in preview
-    where it needs more processes than the project starts or an option that no start gives, and no error where the
-    project calls nothing that reaches it, or shows no job of several ranks. ``severity``: of the rule."""
+    where it needs more processes than the project starts, or shows to start, or an option that no start gives, and no
+    error where the project calls nothing that reaches it, or shows no job of several ranks. ``severity``: of the rule."""
     if why := unreached(script, violation.place.line):
         step = FlowStep(script.path, violation.place.line, "", why)
         return replace(violation, severity=Severity.INFO, preview=True, flow=(*violation.flow, step))
@@ -81,7 +85,15 @@ def as_placed(script: Script, rule: str, severity: Severity, violation: Violatio
         statements = (one for one in written if one.lineno == violation.place.line)
         is_left = any(never_runs(script, one) for one in statements)
         return replace(violation, severity=Severity.INFO, preview=True) if is_left else violation
-    return _as_started(script, rule, severity, violation, violation.at)
+    placed = _as_started(script, rule, severity, violation, violation.at)
+    return _as_shown(script, placed) if placed is not None and rule in OF_SEVERAL_RANKS else placed
+
+
+def _as_shown(script: Script, violation: Violation) -> Violation:
+    if violation.severity is Severity.INFO or not is_shown_elsewhere(script):
+        return violation
+    step = FlowStep(script.path, violation.place.line, "", _SHOWN_ELSEWHERE)
+    return replace(violation, severity=Severity.INFO, preview=True, flow=(*violation.flow, step))
 
 
 def _as_started(script: Script, rule: str, severity: Severity, violation: Violation, at: ast.AST) -> Violation | None:

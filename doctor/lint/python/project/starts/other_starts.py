@@ -1,0 +1,192 @@
+"""Programs of which a project shows no start on several ranks, though it shows how it starts its other programs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import NamedTuple
+
+from doctor.core.text import joined_lines
+from doctor.lint.python.project.starts.launch_counts import STARTS_RANKS, asks_for_more, programs_of
+from doctor.lint.python.project.unreached import is_program
+from doctor.lint.python.script import ProjectModules, Script, per_script
+
+_LAUNCHER = re.compile(
+    r"torchrun|accelerate[ \t-]launch|accelerate\.commands|torch\.distributed\.(?:launch|run)\b|\bdeepspeed[ \t]|"
+    r"\bsrun\b|\bmpi(?:run|exec)\b|horovodrun|\b[ja]srun\b|\baprun\b|colossalai run|\bcomposer[ \t]|"
+    r"\b(?:dist|slurm)_(?:train|test)\b"
+)
+_SAYS_SEVERAL = re.compile(
+    rf"{_LAUNCHER.pattern}|launch|submitit|sbatch|nproc|num_processes|local[-_]rank|world[-_]size|\bGPUs\b|distributed|"
+    r"multi[- _]?(?:gpu|node|process)|data[- ]parallel|\bDDP\b|\bFSDP\b|分布式|多卡|多机|多\s?GPU",
+    re.IGNORECASE,
+)
+"""Words on a line that names a program: it is started on several ranks there, or meant to be."""
+_STARTS_ITSELF = re.compile(
+    rf"{STARTS_RANKS.pattern}|\b(?:launch|Popen|check_call|Process|run_on_slurm)\(|subprocess\.|os\.system|submitit|"
+    r"\b\w*(?:Trainer|Fabric|LightningCLI|LightningLite|ScalingConfig|TorchDistributor|HorovodRunner)\(|"
+    rf"^[^\n]*(?:{_LAUNCHER.pattern})[^\n]*\.py\b",
+    re.MULTILINE,
+)
+"""Programs that may start ranks themselves, or say how they are launched."""
+_STARTS_PROGRAMS = re.compile(r"subprocess|os\.system|\bPopen\(|\bexec[lv]\w*\(|check_call|submitit|\bsh\.|\brun\(")
+_COMMAND = re.compile(
+    rf"(?:{_LAUNCHER.pattern}|\bpython[\d.]*[ \t]|\buv run\b|\bpython[\d.]*\")[^\n]*?"
+    r"(?:(?<![\w.-])(?P<file>[\w./${}-]*?(?P<stem>[\w-]+)\.py)\b|"
+    r"[ \t](?:-m|--module)[ \t=]+(?!torch\.|accelerate|deepspeed)(?P<module>[A-Za-z_][\w.]*))"
+)
+_NAMES_PROGRAM = re.compile(
+    r"[\w}*>]\.(?:py|sh|sbatch|slurm|ya?ml)\b|[ \t](?:-m|--module)[ \t=]+(?!torch\.|accelerate)\w"
+)
+_OF_ARGUMENTS = re.compile(r"\$\{?[@*\d]")
+_OF_VARIABLE = re.compile(r"\$\{?[A-Za-z_]|\{\{|\{\w+\}|<\w[\w .-]*>")
+"""What a launcher may start then: ``torchrun "$@"``, ``{{ .Values.script }}``, ``<script>``."""
+_OF_PLACEHOLDER = re.compile(
+    r"\b(?:your|my|some|any|the)?_?(?:script|program|file|code|app|xxx+|foo)$|\*", re.IGNORECASE
+)
+_INSTEAD = re.compile(
+    r"\b(?:instead|replac\w+|prepend\w*|prefix\w*|any|all|every|each|your|others?|same|similar\w*|scripts|programs|examples)\b",
+    re.IGNORECASE,
+)
+"""Words of sentences about launchers and programs that they do not name."""
+_JOBS = re.compile(r"#SBATCH|#PBS|#BSUB|\bssh\b|kind:|\bRANK=|WORLD_SIZE|MASTER_ADDR|&[ \t]*$", re.MULTILINE)
+_LONGEST_LINE = 4_000
+_TOOLS = frozenset({"setup", "conftest", "get-pip", "__init__", "manage", "collect_env"})
+
+
+class _Shown(NamedTuple):
+    """What a project shows: the stems of its programs that commands start, of those that launchers start, whether a
+    launcher starts what it is given, and whether a page speaks of several ranks."""
+
+    stems: frozenset[str]
+    launched: frozenset[str]
+    is_open: bool
+    speaks: bool
+
+
+@per_script
+def is_shown_elsewhere(script: Script) -> bool:
+    """Whether the pages and launch files of a whole project start programs of it, while nothing there starts a script,
+    or a program that imports it, on several ranks, or may start one that is given. A Trainer, and whatever else starts
+    ranks itself, needs no launcher, and an installed package is started by others."""
+    modules = script.modules
+    if modules is None or modules.is_one_file or not script.location or not modules.is_whole(script.location):
+        return False
+    if modules.installs(script.location):
+        return False
+    programs = programs_of(modules, script.path)
+    programs += [script.path] if is_program(script) and script.path not in programs else []
+    own = {PurePath(one).stem for one in programs}
+    if not programs or any(_STARTS_ITSELF.search(text) for text in (script.text, *map(modules.text_at, programs))):
+        return False
+    if any(STARTS_RANKS.search(text) for text in modules.texts_around(script.location)):
+        return False
+    shown = _shown(script, modules)
+    if shown.is_open or not shown.stems - own or (shown.speaks and not shown.launched - own):
+        return False
+    return not any(_may_be_several(script, modules, one) for one in programs)
+
+
+def _shown(script: Script, modules: ProjectModules) -> _Shown:
+    key = ("shown starts", modules.root_of(script.location))
+    if key not in modules.memo:
+        launches = [text for _, text in modules.mentioning("", launches=True)]
+        pages = [*modules.all_pages(script.location), *modules.notebooks("")]
+        lines = [line for text in (*launches, *pages) for line in joined_lines(text) if len(line) < _LONGEST_LINE]
+        commands = [one for line in lines for one in _COMMAND.finditer(line)]
+        stems = {_stem_of(one) for one in commands}
+        launched = {_stem_of(one) for one in commands if _LAUNCHER.search(one[0])}
+        found = {one for one in stems - _TOOLS if modules.named(script.path, one)}
+        is_open = any(map(_starts_given, launches)) or any(map(_speaks_of_given, lines))
+        is_open = is_open or any(_starts_given_program(text) for text in _programs_with_launchers(modules))
+        speaks = any(map(_SAYS_SEVERAL.search, modules.all_pages(script.location)))
+        modules.memo[key] = _Shown(frozenset(found), frozenset(launched & found), is_open, speaks)
+    kept: _Shown = modules.memo[key]
+    return kept
+
+
+def _stem_of(command: re.Match[str]) -> str:
+    """The name of the program that a command starts."""
+    return command["stem"] or command["module"].rpartition(".")[2]
+
+
+def _starts_given(text: str) -> bool:
+    """Whether a launch file gives a launcher a program that it does not name: ``srun python "$@"``."""
+    names_any = ".py" in text
+    for line in joined_lines(text):
+        launched = _LAUNCHER.search(line)
+        if launched is None or line.lstrip().startswith("#") or _NAMES_PROGRAM.search(line, launched.end()):
+            continue
+        if _OF_ARGUMENTS.search(line, launched.end()) or (not names_any and _OF_VARIABLE.search(line, launched.end())):
+            return True
+    return False
+
+
+def _speaks_of_given(line: str) -> bool:
+    """Whether a line says of programs that it does not name how they are launched: "use `torchrun` instead of
+    `python`", ``torchrun your_script.py``."""
+    launched = _LAUNCHER.search(line)
+    if launched is None:
+        return False
+    if command := _COMMAND.match(line, launched.start()):
+        return command["stem"] is not None and _OF_PLACEHOLDER.search(command["stem"]) is not None
+    named = _NAMES_PROGRAM.search(line)
+    return named is None and (_INSTEAD.search(line) is not None or re.search(r"<\w[\w .-]*>", line) is not None)
+
+
+def _programs_with_launchers(modules: ProjectModules) -> Iterator[str]:
+    texts = dict(
+        one
+        for word in ("torchrun", "accelerate", "torch.distributed.", "srun", "mpirun")
+        for one in modules.mentioning(word)
+    )
+    return (text for shown, text in texts.items() if shown.endswith(".py"))
+
+
+_QUOTED = re.compile(
+    r"[\"'](?:[^\"'\n]*(?:torchrun|accelerate launch|torch\.distributed\.(?:run|launch)|"
+    r"\bsrun\b|\bmpirun\b)|accelerate[\"'])"
+)
+
+
+def _starts_given_program(text: str) -> bool:
+    """Whether a program gives a launcher, in a subprocess, a program that it does not name."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    is_launcher = any(map(_QUOTED.search, lines)) and _STARTS_PROGRAMS.search(text) is not None
+    return is_launcher and not any(re.search(r"[\"'/\w]\w*\.py\b[^\"'\n]*[\"']", line) for line in lines)
+
+
+def _launches_below(line: str) -> bool:
+    """Whether a line has a launcher and options, and so the program on one of the next lines."""
+    launched = _LAUNCHER.search(line)
+    return (
+        launched is not None and " --" in line[launched.end() :] and _NAMES_PROGRAM.search(line, launched.end()) is None
+    )
+
+
+def _may_be_several(script: Script, modules: ProjectModules, path: str) -> bool:
+    """Whether a text of the project may start a program on several ranks, or says that it is started so."""
+    place = PurePath(path)
+    stem = re.escape(place.stem)
+    named = re.compile(
+        rf"(?<![\w-]){stem}(?:\.py\b|(?=[`\"'\s]*$))|[ \t](?:-m|--module)[ \t=]+[\w.]*\b{stem}\b(?![\w.])"
+    )
+    plain = re.compile(rf"\bpython[\d.]*[ \t]+(?:-\w[ \t]+)*(?:[\w./${{}}-]*/)?{stem}\b|-m[ \t]+[\w.]*\b{stem}\b")
+
+    def is_several(line: str) -> bool:
+        return _SAYS_SEVERAL.search(named.sub("", line)) is not None or asks_for_more(script, line)
+
+    for page in (*modules.all_pages(script.location), *modules.notebooks(place.stem)):
+        lines = [one for one in joined_lines(page) if named.search(one)] if place.stem in page else []
+        if lines and (any(map(is_several, lines)) or any(map(_launches_below, joined_lines(page)))):
+            return True
+    for shown, text in modules.mentioning(place.stem):
+        lines = [line for line in joined_lines(text) if named.search(line)] if shown != path else []
+        if shown.endswith(".py") and lines and _STARTS_PROGRAMS.search(text):
+            return True
+        if shown.endswith(".py") or not lines:
+            continue
+        if _JOBS.search(text) or any(is_several(line) or not plain.search(line) for line in lines):
+            return True
+    return False
