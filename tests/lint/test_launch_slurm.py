@@ -2,10 +2,12 @@
 
 import pytest
 
+from doctor.lint.engine.registry import Rulebook, builtin_rules
 from doctor.lint.launch.process_launches import starts_of
 from doctor.lint.launch.shell.reader import read_shell
 from doctor.lint.launch.slurm_batch import gpus_of, gres_of, read_headers, read_late_headers
 from tests.lab.cases import each_case
+from tests.lint.linted import severities_in
 
 
 def headers(*options):
@@ -132,3 +134,27 @@ def test_slurm_tells_the_script_its_numbers():
         "SLURM_GPUS_ON_NODE": "4",
     }
     assert "SLURM_NTASKS" not in headers("--nodes=2").variables()
+
+
+ALONE = "import numpy\n\nnumpy.save('matrices.npy', numpy.eye(4))\n"
+JOB = """\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gres=gpu:1
+#SBATCH --ntasks-per-node=2
+srun python /home/author/project/generate.py
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({"tools/generate.py": ALONE}, []),
+        ({"tools/generate.py": f"import torch.distributed\n{ALONE}"}, [("ENV010", "warning")]),
+        ({"tools/generate.py": ALONE, "data/generate.py": ALONE}, [("ENV010", "warning")]),
+        ({"tools/other.py": ALONE}, [("ENV010", "warning")]),
+    ],
+)
+def test_a_program_at_a_path_of_its_author(tmp_path, files, found):
+    book = Rulebook(tuple(one for one in builtin_rules() if one.id == "ENV010"))
+    assert severities_in(tmp_path, {"job.sh": JOB, **files}, book) == found

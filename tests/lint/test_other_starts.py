@@ -63,6 +63,7 @@ MAY_BE_SEVERAL = {
     "a launcher of any program": {**page(f"`{LAUNCH}`"), "run.sh": 'torchrun --nproc_per_node=8 "$@"\n'},
     "a sentence on all programs": page(f"`{LAUNCH}`", "Use `torchrun` instead of `python` for several GPUs."),
     "a placeholder": page(f"`{LAUNCH}`", "    torchrun --nproc_per_node=8 your_script.py"),
+    "a name for programs like it": page(f"`{LAUNCH}`", "    torchrun --nproc_per_node=8 retrieve_xx.py"),
     "a program that starts it": {
         **page(f"`{LAUNCH}`"),
         "start.py": 'import os\n\nos.system("accelerate launch "\n          "retrieve.py")\n',

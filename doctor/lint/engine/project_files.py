@@ -536,7 +536,7 @@ class ProjectFiles:
     def runs_alone(self, script: str) -> bool:
         """Whether a program that a launch file names is a file of the project, and neither it nor the modules that it
         imports from the project mention ranks or a library that joins a job."""
-        places = self._programs(script)
+        places = self._programs(script) or self._moved(script)
         return bool(places) and not any(
             _JOINS.search(self._text(one)) for place in places for one in self._related(place)
         )
@@ -584,6 +584,12 @@ class ProjectFiles:
             parts = parts[1:]
         same = self._by_filename.get(parts[-1], ()) if parts else ()
         return [one for one in same if PurePath(one).parts[-len(parts) :] == parts]
+
+    def _moved(self, script: str) -> list[str]:
+        """The only file with the name of a program that a launch file gives by an absolute path, as on the machine of
+        its author."""
+        same = self._by_filename.get(PurePath(script).name, []) if script.startswith("/") else []
+        return same if len(same) == 1 else []
 
     def find(self, importer: str, module: str, *, whole: bool) -> ModuleSummary | None:
         """Its summary; ``None`` if there is none, or it cannot be read, or, unless ``whole``, if neither it nor what it

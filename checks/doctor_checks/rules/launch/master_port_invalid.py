@@ -25,6 +25,9 @@ from doctor_checks.launch.master_port_invalid import master_port_invalid
         ),
         shell_fails("no number", "export MASTER_PORT=auto  # !", "srun python train.py"),
         shell_passes("a port", "export MASTER_PORT=29500", "srun python train.py"),
+        shell_passes(
+            "a blank after it", "torchrun --master_port 29500\\ ", "  --nproc_per_node=8 train.py", "echo $MASTER_PORT"
+        ),
         shell_passes("any", "torchrun --rdzv-backend=c10d --rdzv-endpoint=localhost:0 train.py"),
         shell_passes("by the job", "export MASTER_PORT=$((10000 + RANDOM % 50000))", "srun python train.py"),
         shell_passes(
@@ -101,4 +104,5 @@ def _cut_port(file: EnvironmentSource, port: str) -> int:
 
 
 def _is_port(text: str) -> bool:
-    return text.isdigit() and int(text) <= 65535
+    """Whether ``int()`` makes a port of a text: blanks around it do not matter."""
+    return text.strip().isdigit() and int(text) <= 65535

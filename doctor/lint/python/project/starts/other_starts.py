@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from doctor.core.text import joined_lines
 from doctor.lint.python.project.starts.launch_counts import STARTS_RANKS, asks_for_more, programs_of
-from doctor.lint.python.project.unreached import is_program
+from doctor.lint.python.project.unreached import is_program, may_import
 from doctor.lint.python.script import ProjectModules, Script, per_script
 
 _LAUNCHER = re.compile(
@@ -56,11 +56,13 @@ _TOOLS = frozenset({"setup", "conftest", "get-pip", "__init__", "manage", "colle
 
 
 class _Shown(NamedTuple):
-    """What a project shows: the stems of its programs that commands start, of those that launchers start, whether a
-    launcher starts what it is given, and whether a page speaks of several ranks."""
+    """What a project shows: the stems of its programs that commands start, of those that launchers start, the first
+    words of programs that launchers start and the project does not have (``train_xx.py``), whether a launcher starts
+    what it is given, and whether a page speaks of several ranks."""
 
     stems: frozenset[str]
     launched: frozenset[str]
+    absent: frozenset[str]
     is_open: bool
     speaks: bool
 
@@ -76,16 +78,28 @@ def is_shown_elsewhere(script: Script) -> bool:
     if modules.installs(script.location):
         return False
     programs = programs_of(modules, script.path)
+    if not programs and _is_imported(script, modules):
+        return False  # by programs that start ranks, or by too many
     programs += [script.path] if is_program(script) and script.path not in programs else []
+    if not programs or any(PurePath(one).stem == "__init__" for one in programs):
+        return False
     own = {PurePath(one).stem for one in programs}
-    if not programs or any(_STARTS_ITSELF.search(text) for text in (script.text, *map(modules.text_at, programs))):
+    if any(_STARTS_ITSELF.search(text) for text in (script.text, *map(modules.text_at, programs))):
         return False
     if any(STARTS_RANKS.search(text) for text in modules.texts_around(script.location)):
         return False
     shown = _shown(script, modules)
     if shown.is_open or not shown.stems - own or (shown.speaks and not shown.launched - own):
         return False
+    if not shown.absent.isdisjoint(map(_first_word, own)):
+        return False
     return not any(_may_be_several(script, modules, one) for one in programs)
+
+
+def _is_imported(script: Script, modules: ProjectModules) -> bool:
+    """Whether another file of the project may import a script."""
+    place = PurePath(script.path)
+    return any(may_import(place, text) for shown, text in modules.mentioning(place.stem) if shown != script.path)
 
 
 def _shown(script: Script, modules: ProjectModules) -> _Shown:
@@ -101,9 +115,14 @@ def _shown(script: Script, modules: ProjectModules) -> _Shown:
         is_open = any(map(_starts_given, launches)) or any(map(_speaks_of_given, lines))
         is_open = is_open or any(_starts_given_program(text) for text in _programs_with_launchers(modules))
         speaks = any(map(_SAYS_SEVERAL.search, modules.all_pages(script.location)))
-        modules.memo[key] = _Shown(frozenset(found), frozenset(launched & found), is_open, speaks)
+        absent = frozenset(map(_first_word, launched - found - _TOOLS))
+        modules.memo[key] = _Shown(frozenset(found), frozenset(launched & found), absent, is_open, speaks)
     kept: _Shown = modules.memo[key]
     return kept
+
+
+def _first_word(stem: str) -> str:
+    return re.split(r"[_\W\d]", stem, maxsplit=1)[0].lower()
 
 
 def _stem_of(command: re.Match[str]) -> str:
