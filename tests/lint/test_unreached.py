@@ -39,6 +39,11 @@ REACHED = {
         "net.py": NET,
         "wide.py": "from net import Net\n\nclass Wide(Net):\n    pass\n",
     },
+    "a module that the Trainer of another module of the project gets": {
+        "net.py": NET,
+        "tools.py": f"{HEAD}def fit(net):\n    pl.Trainer(devices=2).fit(net)\n",
+        "train.py": "from net import Net\nfrom tools import fit\n\nif __name__ == '__main__':\n    fit(Net())\n",
+    },
     "a hook of tests, and a test": {"net.py": TESTED, "train.py": FITS.replace("fit(", "test(")},
     "a copy that is imported": {"own.py": COPY, "train.py": "from own import Own\n\nOwn()\n"},
     "a file alone": {"net.py": NET},
@@ -68,6 +73,11 @@ NOT_REACHED = {
     "a module in a project without a Trainer": {
         "net.py": NET,
         "use.py": "from net import Net\n\nif __name__ == '__main__':\n    print(Net())\n",
+    },
+    "a module in a project with a Trainer of another library": {
+        "net.py": NET,
+        "trainer.py": "class Trainer:\n    pass\n",
+        "use.py": "from net import Net\nfrom trainer import Trainer\n\nif __name__ == '__main__':\n    Trainer(Net)\n",
     },
     "a module that is only restored": {"net.py": NET, "use.py": RESTORES},
     "one that is restored, beside what is found by its name": {

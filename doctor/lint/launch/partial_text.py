@@ -60,7 +60,9 @@ def is_placeholder(name: str, text: str) -> bool:
 
     ``name``: a variable, or an option with dashes.
     """
-    return bool(_TO_FILL.search(text)) or bool(_SINGLE.search(name) and _PROSE.fullmatch(text.strip()))
+    if _TO_FILL.search(text) or text.strip().lower().replace("-", "_") == name.lower().replace("-", "_"):
+        return True  # ``--master_port=master_port``: the name of the option itself
+    return bool(_SINGLE.search(name) and _PROSE.fullmatch(text.strip()))
 
 
 def whole_number(text: str | None) -> int | None:

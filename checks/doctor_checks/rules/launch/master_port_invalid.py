@@ -36,6 +36,8 @@ from doctor_checks.launch.master_port_invalid import master_port_invalid
         shell_fails("old arithmetic beyond it", "torchrun --master_port $[65000 + 1000] train.py  # !"),
         shell_passes("escapes that are not followed", r"export MASTER_PORT=$'\x32\x39500'", "srun python train.py"),
         shell_passes("to be filled in", "export MASTER_PORT=your_free_port", "torchrun --nproc_per_node=8 train.py"),
+        shell_passes("its own name", "torchrun --nproc_per_node=8 --master_port=master_port train.py"),
+        shell_fails("another name", "torchrun --nproc_per_node=8 --master_port=auto train.py  # !"),
         FilePasses(
             "an option of a template",
             "PORT='a free port'\ntorchrun --nproc_per_node=8 --master_port $PORT train.py\n",

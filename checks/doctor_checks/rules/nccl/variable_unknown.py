@@ -27,10 +27,16 @@ spec:
 """
 
 
+_OF_XCCL = "TORCH_XCCL_"
+"""Variables of torch's backend for GPUs of Intel, which has some of those for NCCL."""
+
+
 @rule(
     check=variable_unknown,
     reads=EnvironmentSource,
     cases=lambda: (
+        passes("of XCCL", 'os.environ["TORCH_XCCL_NONBLOCKING_TIMEOUT"] = "60"\n'),
+        fails("of NCCL", 'os.environ["TORCH_NCCL_NONBLOCKING_TIMEOU"] = "60"  # !\n'),
         fails("in a script", 'os.environ["NCCL_DEBGU"] = "INFO"  # !\n'),
         fails("visible GPUs, with a letter too many", 'os.environ["CUDA_VISIABLE_DEVICES"] = "0"  # !\n'),
         fails(
@@ -70,7 +76,7 @@ def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     exported = {(setting.name, setting.known_value) for setting in file.settings if setting.is_exported}
     for setting in file.settings:
         name = setting.name
-        if not setting.is_exported or ("NCCL" in name and uses_no_nccl(file)):
+        if not setting.is_exported or ("NCCL" in name and uses_no_nccl(file)) or name.startswith(_OF_XCCL):
             continue
         near = nearest_variable(name) if is_unknown_variable(name) else misspelled(name)
         if near is not None and (kept := _is_ignored_too(file, near, setting)):

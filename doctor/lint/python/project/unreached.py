@@ -289,7 +289,7 @@ def _is_left_alone(script: Script, name: str, depth: int) -> bool:
 
 _MAKES_TRAINER = re.compile(
     r"\bTrainer(?:\.from_argparse_args)?\(|LightningCLI|\bimport\b[^\n#]*\b(?:Trainer|LightningCLI)\b|"
-    r"\b(?:pl|L|lightning|pytorch_lightning)[\w.]*\.(?:Trainer|Fabric|LightningLite|LightningCLI)\b|\.fit\("
+    r"(?P<own>\b(?:pl|L|lightning|pytorch_lightning)[\w.]*\.(?:Trainer|Fabric|LightningLite|LightningCLI)\b)|\.fit\("
 )
 
 
@@ -318,7 +318,12 @@ def has_no_trainer(script: Script) -> bool:
         return False
     texts = [text for word in ("Trainer", "LightningCLI", ".fit(") for _, text in modules.mentioning(word)]
     texts += [*modules.notebooks("Trainer"), *modules.pages(script.location)]
-    return not any(map(_MAKES_TRAINER.search, (script.text, *texts)))
+    return not any(map(_makes_lightning_trainer, (script.text, *texts)))
+
+
+def _makes_lightning_trainer(text: str) -> bool:
+    """Whether a text may make a Trainer of Lightning, or run one: that of another library does not name Lightning."""
+    return any(one["own"] or "lightning" in text.lower() for one in _MAKES_TRAINER.finditer(text))
 
 
 def calls_nowhere(script: Script, method: str) -> bool:
