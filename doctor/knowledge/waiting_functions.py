@@ -9,7 +9,7 @@ Sources: torch 2.13 (torch/distributed, torch/nn/parallel/distributed.py, torch/
 https://github.com/deepspeedai/DeepSpeed at edaa722 (deepspeed/runtime/zero, runtime/pipe/p2p.py, utils/nvtx.py);
 https://github.com/NVIDIA/Megatron-LM at d98e8a6 (megatron/core/distributed, pipeline_parallel, tensor_parallel);
 https://github.com/horovod/horovod (horovod/torch/mpi_ops.py and mpi_ops_v2.cc, which polls each millisecond);
-Ray 2.60 (ray/train/v2/_internal/execution).
+Ray 2.60 (ray/train/v2/_internal/execution); Lightning 2.6 (fabric/utilities/distributed.py).
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ ANY_COLLECTIVE = "collective"
 """The operation of a rank that waits in a collective whose name is not known."""
 RENDEZVOUS = "init_process_group"
 """The operation of a rank that waits for others before there is a communicator."""
+OF_GROUPS = frozenset({RENDEZVOUS, "store_based_barrier", "new_group", "new_process_group_helper", "split_group"})
+"""Operations of a rank that waits for the other members of a group that is being made."""
 
 
 class WaitingFunctions(msgspec.Struct, frozen=True):
@@ -29,7 +31,8 @@ class WaitingFunctions(msgspec.Struct, frozen=True):
 
     ``operation`` that they wait in; empty: the function's own name. ``only_waits``: they do hardly anything else, so
     that a rank in them waits even if its CPU is busy. ``polls``: the thread sleeps and wakes up meanwhile, so that its
-    context switches do not show progress. ``computes``: in spite of their file, they do not wait at all."""
+    context switches do not show progress. ``computes``: in spite of their file, they do not wait at all.
+    ``recorded``: flight recorders show their calls."""
 
     path: str
     functions: tuple[str, ...] = ()
@@ -37,6 +40,7 @@ class WaitingFunctions(msgspec.Struct, frozen=True):
     only_waits: bool = True
     polls: bool = False
     computes: bool = False
+    recorded: bool = True
 
 
 def _rows(path: str, functions: str, operation: str = "") -> WaitingFunctions:
@@ -57,10 +61,14 @@ _ROWS = (
         _C10D,
         ("init_process_group", "_store_based_barrier", "new_group", "_new_process_group_helper", "split_group"),
         polls=True,  # a FileStore is polled every 10 ms
+        recorded=False,
     ),
+    WaitingFunctions(_C10D, ("monitored_barrier",), recorded=False),  # ProcessGroupGloo::monitoredBarrier
     WaitingFunctions(_C10D),
-    WaitingFunctions("torch/distributed/rendezvous.py", operation=RENDEZVOUS, polls=True),
-    WaitingFunctions("torch/distributed/elastic/utils/store.py", ("barrier", "synchronize", "get_all"), polls=True),
+    WaitingFunctions("torch/distributed/rendezvous.py", operation=RENDEZVOUS, polls=True, recorded=False),
+    WaitingFunctions(
+        "torch/distributed/elastic/utils/store.py", ("barrier", "synchronize", "get_all"), polls=True, recorded=False
+    ),
     WaitingFunctions("torch/distributed/nn/functional.py"),
     WaitingFunctions("torch/distributed/_functional_collectives.py"),
     _rows("torch/distributed/utils.py", "_verify_param_shape_across_processes", "all_gather"),
@@ -116,9 +124,13 @@ _ROWS = (
     _rows(f"{_MEGATRON}tensor_parallel/mappings.py", "forward", "all_to_all_single"),
     _rows(f"{_MEGATRON}utils.py", "drain_embedding_wgrad_compute", _GATHER),
     WaitingFunctions("horovod/torch/mpi_ops.py", ("synchronize",), ANY_COLLECTIVE, polls=True),
+    # Lightning's _InfiniteBarrier calls the method of its own group, of lightning and of lightning_fabric.
+    WaitingFunctions("fabric/utilities/distributed.py", ("__exit__",), "monitored_barrier", recorded=False),
     # ray.train.report and ray.train.collective: an actor answers once all workers have called it.
-    _rows(f"{_RAY}context.py", "_sync_checkpoint_dir_name_across_ranks", "ray.train.report"),
-    _rows(f"{_RAY}collective_impl.py", "barrier broadcast_from_rank_zero"),
+    WaitingFunctions(
+        f"{_RAY}context.py", ("_sync_checkpoint_dir_name_across_ranks",), "ray.train.report", recorded=False
+    ),
+    WaitingFunctions(f"{_RAY}collective_impl.py", ("barrier", "broadcast_from_rank_zero"), recorded=False),
 )
 """The first row that fits counts."""
 

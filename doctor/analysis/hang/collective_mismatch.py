@@ -163,6 +163,12 @@ def reshaped(states: JobState) -> Iterator[Divergence]:
                 break
 
 
+def calls_differ(states: JobState, group: str, sequence: int) -> bool:
+    """Whether the ranks of a group made calls of different kinds under one number, which no backend completes."""
+    entries = states.calls.get(group, {}).get(sequence, {})
+    return len({entry.operation for entry in entries.values()}) > 1
+
+
 def gloo_timeouts(states: JobState) -> dict[int, str]:
     """Ranks whose newest call over Gloo timed out, which its recorder records as it does completed calls."""
     if not states.is_from_dumps:

@@ -34,12 +34,13 @@ from doctor.analysis.hang.missing_ranks import (
     ranks_by_count,
     ranks_by_gpu,
     ranks_by_stack,
+    ranks_in_unrecorded_call,
 )
 from doctor.analysis.hang.one_sided_calls import one_sided_call
 from doctor.analysis.hang.rank_state import WITH_ALL, JobState, is_of_device
 from doctor.analysis.hang.recorder_evidence import ranks_by_recorder
 from doctor.analysis.hang.uneven_loaders import uneven_of, uneven_of_calls
-from doctor.analysis.hang.wait_graph import CollectiveNode, missing_from
+from doctor.analysis.hang.wait_graph import CollectiveNode, missing_from, wait_for_one_another
 from doctor.core.facts import Collective
 from doctor.core.job import Job
 
@@ -172,6 +173,7 @@ def _input_bytes(call: Collective) -> int:
 
 
 def _hang(states: JobState) -> Diagnosis | None:
+    states.in_deadlock = wait_for_one_another(states)
     if not states.stuck or len(states.ranks) + len(states.unseen) < 2:
         return None
     ranks = states.ranks.values()
@@ -261,6 +263,7 @@ _RULES: tuple[Callable[[JobState], Diagnosis | None], ...] = (
     ranks_by_root,
     _silent,
     _behind,
+    ranks_in_unrecorded_call,
     late_ranks,
     ranks_by_count,
     ranks_by_stack,

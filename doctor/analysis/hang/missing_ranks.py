@@ -20,10 +20,17 @@ from doctor.analysis.hang.one_sided_calls import OneSidedCall, one_sided_call
 from doctor.analysis.hang.rank_state import JobState, RankState
 from doctor.analysis.hang.uneven_loaders import is_past_training_epoch, uneven_of_calls
 from doctor.analysis.hang.uneven_stacks import uneven_of_stacks
-from doctor.analysis.hang.wait_graph import is_answered, peer_by_stack, roots_of
+from doctor.analysis.hang.wait_graph import (
+    CollectiveNode,
+    is_answered,
+    is_unrecorded,
+    missing_from,
+    peer_by_stack,
+    roots_of,
+)
 from doctor.core.facts import Collective, ProgressFacts
 from doctor.core.stack_dumps.native_calls import DEVICE_WAIT
-from doctor.knowledge.waiting_functions import ANY_COLLECTIVE
+from doctor.knowledge.waiting_functions import ANY_COLLECTIVE, OF_GROUPS
 
 _UNNAMED = (DEVICE_WAIT, ANY_COLLECTIVE)
 """Operations behind which any collective may be, so that they don't differ from another one."""
@@ -72,6 +79,7 @@ def _of_late_ranks(states: JobState, late: Sequence[int]) -> Diagnosis:
     # Before training, one that stands may only wait for a busy one.
     prepares = any((one := states.ranks[rank].progress) is not None and one.stage == "setup" for rank in busy)
     is_early = bool(known) and not ahead and (prepares or all(one.rank in busy for one in known))
+    is_early = is_early and not states.in_deadlock
     return Diagnosis(
         states,
         kind,
@@ -212,6 +220,46 @@ def _variants_in_cycle(states: JobState, ranks: Iterable[RankState]) -> tuple[Mi
             is_usual=made[key] > len(members),
         )
         for key, members in waiting.items()
+    )
+
+
+def ranks_in_unrecorded_call(states: JobState) -> Diagnosis | None:
+    """The diagnosis if all ranks wait, some in a call that no recorder shows, which the others have not reached.
+
+    Either part may be the one that is not where the others are: call sites tell, else the majority."""
+    ranks = states.ranks.values()
+    unrecorded = [one for one in ranks if is_unrecorded(one) and one.stack_wait not in OF_GROUPS]
+    recorded = [one for one in ranks if one.wait is not None and not one.wait.is_p2p and one.waits]
+    if not unrecorded or not recorded or states.unseen or len(unrecorded) + len(recorded) < len(ranks):
+        return None
+    late = {one.rank for one in unrecorded}
+    awaited = (missing_from(states, CollectiveNode(one.wait.group, one.wait.sequence)) for one in recorded if one.wait)
+    if not all(late.intersection(missing) for missing in awaited):
+        return None
+    divergence = Divergence("", 0, "site", _variants_of_calls([*recorded, *unrecorded]))
+    if len(divergence.variants) < 2:
+        return None
+    one_sided = one_sided_call(divergence)
+    if one_sided is not None:
+        return Diagnosis(states, "one-sided", one_sided.ranks, 0.8, divergence=divergence, one_sided=one_sided)
+    odd = tuple(sorted(states.ranks)) if divergence.is_tie else divergence.odd_ranks
+    return Diagnosis(states, "deadlock", odd, 0.7)
+
+
+def _variants_of_calls(ranks: list[RankState]) -> tuple[MismatchGroup, ...]:
+    found: dict[tuple[str, str], list[tuple[RankState, Collective]]] = {}
+    for one in ranks:
+        call = one.wait or Collective("", 0, one.stack_wait, frames=one.stack)
+        found.setdefault((call.operation, site_of(call.operation, call.frames).text), []).append((one, call))
+    return largest_first(
+        MismatchGroup(
+            tuple(sorted(one.rank for one, _ in members)),
+            members[0][1],
+            site_of(members[0][1].operation, members[0][1].frames),
+            key,
+            is_usual=False,
+        )
+        for key, members in found.items()
     )
 
 

@@ -82,12 +82,22 @@ def _by_habit(divergence: Divergence) -> OneSidedCall | None:
 
 
 def _by_novelty(divergence: Divergence) -> OneSidedCall | None:
-    for is_usual in (lambda variant: variant.is_usual, lambda variant: not variant.site.own):
+    shared = set.intersection(*map(_lines_of_user, divergence.variants))
+    for is_usual in (
+        lambda variant: variant.is_usual,
+        lambda variant: not variant.site.own or not _lines_of_user(variant) - shared,
+    ):
         usual = [one for one in divergence.variants if is_usual(one)]
         novel = [one for one in divergence.variants if not is_usual(one)]
         if usual and novel:
             return _made_by(novel[0], usual[0])
     return None
+
+
+def _lines_of_user(variant: MismatchGroup) -> set[tuple[str, int]]:
+    """The lines of the user's code on the stack. A framework makes a call by itself if all ranks are in the same ones,
+    and others are in a function of the user that it called."""
+    return {(frame.file, frame.line) for frame in variant.entry.frames if frame.user}
 
 
 def _made_by(call: MismatchGroup, others: MismatchGroup) -> OneSidedCall:

@@ -511,7 +511,8 @@ class JobState:
     ``unseen``: ranks of which nothing is known. ``ungathered``: the number of ranks that were not asked. ``joins``: the
     run uses ``Join`` for uneven inputs. ``hosts``: host names by rank. ``ended_waiting``: as in :class:`RankState`, by
     rank. ``ended_by_count``: for some of these ranks only counters show it, see
-    :func:`doctor.analysis.hang.collective_mismatch.gloo_timeouts`.
+    :func:`doctor.analysis.hang.collective_mismatch.gloo_timeouts`. ``in_deadlock``: all ranks wait for one another
+    (:mod:`.wait_graph`), so that they are stuck even within their limits.
 
     It keeps no reference to the job, which is the weak key under which its diagnosis is stored.
     """
@@ -521,6 +522,7 @@ class JobState:
     ) -> None:
         waited = ended_waiting or {}
         self.ended_by_count = ended_by_count
+        self.in_deadlock = False
         self.ungathered = job.ungathered
         self.joins = any(training.joins for training, _ in job.facts(TrainingFacts))
         self.hosts: dict[int, str] = {rank.number: rank.host.name for rank in job.ranks}
@@ -587,10 +589,10 @@ class JobState:
             for name, members in recorded.items()
         }
 
-    @functools.cached_property
+    @property
     def stuck(self) -> tuple[int, ...]:
         """Ranks that make no progress."""
-        return tuple(rank for rank, one in self.ranks.items() if one.is_stuck)
+        return tuple(rank for rank, one in self.ranks.items() if one.is_stuck or self.in_deadlock)
 
     @functools.cached_property
     def waiting(self) -> tuple[int, ...]:

@@ -12,8 +12,11 @@ from typing import NamedTuple
 import msgspec
 
 from doctor.analysis.call_sites import POINT_TO_POINT
-from doctor.analysis.hang.rank_state import JobState, RankState
+from doctor.analysis.hang.collective_mismatch import calls_differ
+from doctor.analysis.hang.rank_state import LEAST_STILL, JobState, RankState, is_of_device
 from doctor.core.facts import Collective
+from doctor.core.frames import waiting_row
+from doctor.knowledge.waiting_functions import OF_GROUPS
 
 Node = Hashable
 Graph = Mapping[Node, Sequence[Node]]
@@ -156,6 +159,61 @@ def _answers(states: JobState, rank: int, peer: int) -> bool:
         return False
     both_send_or_receive = one.stack_wait[:4] == other.stack_wait[:4]
     return not both_send_or_receive and peer_by_stack(states, other) in (None, rank)
+
+
+def wait_for_one_another(states: JobState) -> bool:
+    """Whether every rank is known and stands in a call of all members of a group that can't complete.
+
+    Before the first batch nothing tells how long a rank may be busy, and the others may well wait for it for minutes.
+    If no rank is busy, that is a deadlock all the same."""
+    if states.unseen or states.ungathered or states.joins or len(states.ranks) < 2:
+        return False
+    ranks = states.ranks.values()
+    return all(map(_stands_waiting, ranks)) and all(_waits_in_vain(states, one) for one in ranks)
+
+
+def _stands_waiting(one: RankState) -> bool:
+    progress = one.progress
+    return (
+        progress is not None
+        and one.state == "running"
+        and not one.is_sampled
+        and one.recorder is not None
+        and one.waits
+        and (progress.still or 0.0) >= LEAST_STILL
+    )
+
+
+def _waits_in_vain(states: JobState, one: RankState) -> bool:
+    """Whether the call that a rank waits in can't complete while all others stay where they are."""
+    if is_unrecorded(one):
+        return _is_alone_in_call(states, one)
+    call = one.wait
+    if call is None or call.is_p2p or not states.members.get(call.group):
+        return False
+    if is_of_device(call) and not one.stack_wait:
+        return False  # its device may still compute what precedes the call
+    node = CollectiveNode(call.group, call.sequence)
+    return bool(missing_from(states, node)) or calls_differ(states, *node)
+
+
+def is_unrecorded(one: RankState) -> bool:
+    """Whether a rank waits in a call of a whole group that no recorder shows: the creation of a group, a
+    ``monitored_barrier`` of Gloo, or a call of Ray Train."""
+    row = waiting_row(one.stack)
+    is_call = row is not None and not row.recorded
+    return is_call and one.recorder is not None and one.wait is None and one.waits
+
+
+def _is_alone_in_call(states: JobState, one: RankState) -> bool:
+    """Whether a member of each group whose call it may be is not in the call; a call of one rank does not wait."""
+    others = states.ranks.values()
+    inside = {other.rank for other in others if is_unrecorded(other) and other.stack_wait == one.stack_wait}
+    if len(inside) == 1:
+        return True
+    groups = [states.members.get(group.name, ()) for group in one.groups]
+    groups = [members for members in groups if one.rank in members]
+    return one.stack_wait not in OF_GROUPS and bool(groups) and all(set(members) - inside for members in groups)
 
 
 def _peer_of(entry: Collective, members: Sequence[int]) -> int | None:

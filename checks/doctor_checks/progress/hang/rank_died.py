@@ -512,7 +512,7 @@ def _claim(found: Diagnosis, ending: RunEnd) -> str:
     if ending.failure is None:
         they, were = ("they", "were") if several else ("it", "was")
         return (
-            f"{who} exited without a Python error: {they} {were} killed, or native code aborted "
+            f"{who} exited without a Python error: {they} {were} killed, ended early, or native code aborted "
             f"{'them' if several else 'it'}"
         )
     error, line = _headline(ending.failure), place_of_frame(_line(ending.failure))
