@@ -26,7 +26,7 @@ from doctor.core.frames import (
 )
 from doctor.core.stack_dumps.rank_conditions import is_answered, rank_condition
 from doctor.monitor.telemetry.stacks import rank_conditions
-from doctor.monitor.telemetry.stacks.live_stacks import named_root, thread_stack
+from doctor.monitor.telemetry.stacks.live_stacks import has_other_work, named_root, thread_stack
 from tests.lab.speed import NEVER
 
 
@@ -42,6 +42,23 @@ def _waiting_thread(inside):
     thread.start()
     assert reached.wait(10)
     return thread, go
+
+
+def test_a_thread_that_is_at_work_beside_another_one():
+    """It sleeps in the user's code; one that waits for a third thread is not at work."""
+    own = threading.get_ident()
+    idle, go = _waiting_thread(lambda wait: wait())
+    while idle.is_alive() and sys._current_frames()[idle.ident].f_code.co_filename != threading.__file__:
+        time.sleep(0.01)
+    assert not has_other_work(own)
+    busy = threading.Thread(target=lambda: time.sleep(1.0))
+    busy.start()
+    assert has_other_work(own)
+    assert has_other_work(idle.ident)  # this one
+    go.set()
+    idle.join()
+    busy.join()
+    assert not has_other_work(own)
 
 
 @pytest.mark.parametrize(("function", "name"), [("broadcast", "group_src"), ("gather", "group_dst")])

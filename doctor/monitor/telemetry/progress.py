@@ -17,7 +17,7 @@ from doctor.core.clock import monotonic, time
 from doctor.core.facts import EpochEnd, Failure, Frame, LeftLoop, PointInTime, ProgressFacts
 from doctor.monitor.telemetry import event_log
 from doctor.monitor.telemetry.event_log import ENDED, StageEntered
-from doctor.monitor.telemetry.stacks.live_stacks import is_waiting_in_collective
+from doctor.monitor.telemetry.stacks.live_stacks import has_other_work, is_waiting_in_collective
 from doctor.monitor.telemetry.stacks.stillness import Stillness
 from doctor.monitor.telemetry.stacks.tight_loops import TightLoop
 
@@ -193,13 +193,16 @@ class Progress:
         """Return the seconds for which this rank has been still; ``None`` if its pace is known or it moves.
 
         Once it has trained, only where it may be busy for longer than others wait, and in one call or a loop of naps.
+        Before, not while it waits for others and another of its threads is at work.
         """
         if not self.has_peers or self._hang_after is not None or monotonic() - self.since <= EARLY_LOOK:
             return None
         if self._has_trained and self.limit() <= self.limit_of_waiting():
             return None
-        prepares = self.stage == "setup" or self._has_trained
-        in_one_call = prepares and not is_waiting_in_collective(self.training_thread)
+        prepares, waits = self.stage == "setup" or self._has_trained, is_waiting_in_collective(self.training_thread)
+        if waits and not self._has_trained and has_other_work(self.training_thread):
+            return None
+        in_one_call = prepares and not waits
         return self._stillness.look(in_one_call=in_one_call, naps=self._has_trained)
 
     def loops(self) -> float | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import linecache
 import re
 import sys
+import threading
 from collections.abc import Iterable
 from types import FrameType
 
 import msgspec
 
 from doctor.core.facts import Frame, LeftLoop
-from doctor.core.frames import frame_of, frames_of_stack, root_in, waits_now
+from doctor.core.frames import frame_of, frames_of_stack, is_user_code, root_in, waits_now
 from doctor.monitor.telemetry.stacks.rank_conditions import with_conditions
 
 
@@ -55,6 +56,20 @@ def _statement(frame: Frame) -> str:
 def named_root(thread: int) -> int | None:
     """Return the source or destination of the call of torch.distributed that a thread is in, within its group."""
     return root_in(sys._current_frames().get(thread))
+
+
+def has_other_work(thread: int) -> bool:
+    """Return whether another thread of this process is in the user's code, and not only in a wait for a third one: it
+    may make the call that the others wait for."""
+    for ident, frame in sys._current_frames().items():
+        inner: FrameType | None = frame
+        if ident == thread or frame.f_code.co_filename == threading.__file__:
+            continue
+        while inner is not None:
+            if is_user_code(inner.f_code.co_filename):
+                return True
+            inner = inner.f_back
+    return False
 
 
 def is_waiting_in_collective(thread: int) -> bool:
