@@ -125,12 +125,16 @@ def test_a_deadlock_before_the_first_batch_is_named(tmp_path: Path) -> None:
         "late_deadlock",
         "late_for_group",
         "late_for_barrier",
+        "late_in_file",
         pytest.param("late_shards", marks=LONGEST),
         pytest.param("late_sleep", marks=LONGEST),
     ],
 )
 def test_a_hang_before_the_model_is_wrapped_is_named(kind: str, tmp_path: Path) -> None:
-    """The other rank waits in the constructor of its wrapper, in the first step, in a barrier, or for the group."""
+    """The other rank waits in the constructor of its wrapper, in the first step, in a barrier, or for the group.
+
+    The store of the group may be a file.
+    """
     done = loop(tmp_path, kind, options=("--folder", "out", "--on-hang", "abort", "--"))
     assert done.returncode == 1  # torchrun's
     found = findings(report_in(tmp_path / "out"))["RUN001"]
@@ -190,6 +194,26 @@ def test_an_exception_while_the_others_prepare_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["late_work", pytest.param("late_everywhere", marks=LONGEST)])
 def test_what_takes_long_before_the_model_is_wrapped_is_not_a_hang(kind: str, tmp_path: Path) -> None:
+    done = loop(tmp_path, kind, options=("--folder", "out", "--on-hang", "abort", "--"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "is not watched" not in done.stderr
+    assert findings(report_in(tmp_path / "out")) == {}
+
+
+def test_a_call_before_the_model_that_one_rank_makes_is_named(tmp_path: Path) -> None:
+    """Both wait, each in a call that the other one does not make; no limit of theirs is exceeded for long."""
+    done = loop(tmp_path, "late_tells", options=("--folder", "out", "--on-hang", "abort", "--"))
+    assert done.returncode == 1  # torchrun's
+    found = findings(report_in(tmp_path / "out"))["RUN006"]
+    assert found["ranks"] == [1]
+    assert "Only rank 1 calls broadcast at loop.py" in found["summary"]
+    started = float((tmp_path / "stopped").read_text())
+    assert (tmp_path / "out/report.json").stat().st_mtime - started < patience(15)
+
+
+@pytest.mark.parametrize("kind", ["late_helps", "evaluates"])
+def test_ranks_that_wait_for_long_before_a_model_or_without_one(kind: str, tmp_path: Path) -> None:
+    """For a thread of another rank, or for a rank that works, in a program that never trains."""
     done = loop(tmp_path, kind, options=("--folder", "out", "--on-hang", "abort", "--"))
     assert done.returncode == 0, done.stderr[-3000:]
     assert "is not watched" not in done.stderr

@@ -84,8 +84,8 @@ class LateRank:
             if look * pause < FIRST_LOOK or look % LOOKS:
                 continue
             store = store or store_of_group()
-            if store is None or store.get(self._key) is not None:
-                return store is not None
+            if store is not None and store.get(self._key) is not None:
+                return True
         return False
 
     def _waits_unwatched(self) -> bool:
@@ -103,14 +103,15 @@ def _key() -> str:
 
 
 def store_of_group() -> Any:
-    """Return a connection of our own to the store of the default process group; ``None`` if it has none to share.
+    """Return a connection of our own to the store of the default process group, or to that of torchrun if the group
+    has another kind of store; ``None`` if there is none to share.
 
     Raises:
         OSError: it does not respond.
     """
-    from doctor.monitor.watchdog.store_discovery import connect, find_store
+    from doctor.monitor.watchdog.store_discovery import agent_store, connect, find_store
 
-    address = find_store()
+    address = find_store() or agent_store(os.environ)
     return None if address is None else connect(address)
 
 

@@ -72,8 +72,13 @@ def late(folder, kind):
         LATE[kind]()
     if kind == "late_alone":
         prepare()
-    if kind in ("late_for_barrier", "late_killed"):
+    if kind in ("late_for_barrier", "late_killed", "late_tells", "late_in_file"):
         dist.barrier()
+    if kind == "late_helps":
+        helper = helped() if dist.get_rank() == 0 else None
+        dist.barrier()
+        if helper is not None:
+            helper.join()
     if kind == "late_shards":
         yield from fsdp2(folder, kind)
         return
@@ -96,8 +101,55 @@ def be_killed():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def tell():
+    """Broadcast from rank 1, which the others know nothing of."""
+    dist.broadcast_object_list([None], src=1)
+
+
+def help_others():
+    """Wait for a thread of rank 0, which sleeps for twelve seconds before."""
+    dist.barrier(dist.new_group())
+
+
+def helped():
+    """Meet rank 1 in a thread."""
+    group = dist.new_group()
+    helper = threading.Thread(target=lambda: time.sleep(12) or dist.barrier(group))
+    helper.start()
+    return helper
+
+
+def evaluate(folder):
+    """Gather scores in two groups, one after the other, for six seconds each, and never train."""
+    for number in range(2):
+        if number:
+            dist.destroy_process_group()
+            dist.init_process_group("gloo", **in_file(folder))
+        for _ in range(60):
+            scores = [None] * dist.get_world_size()
+            dist.all_gather_object(scores, random.random())
+            time.sleep(0.1)
+    prepare_alone()
+
+
+def in_file(folder):
+    """Have the ranks meet in a file, and not at the store of torchrun."""
+    rank, world = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    return {"init_method": f"file://{folder}/store", "rank": rank, "world_size": world}
+
+
+def prepare_alone():
+    """Work on rank 0 for longer than a hang takes to be reported."""
+    if dist.get_rank() == 0:
+        prepare()
+    dist.barrier()
+
+
 LATE = {
+    "late_tells": tell,
+    "late_helps": help_others,
     "late_for_barrier": deadlock,
+    "late_in_file": deadlock,
     "late_killed": be_killed,
     "late_refuses": refuse,
     "late_alone": refuse,
@@ -267,10 +319,14 @@ def train(folder, kind):
         (folder / "stopped").write_text(repr(time.time()))
         server = socket.create_server(("127.0.0.1", 0))  # it accepts, and never answers
         os.environ["MASTER_PORT"] = str(server.getsockname()[1])
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", **(in_file(folder) if kind == "late_in_file" else {}))
     rank = dist.get_rank()
     for seed in (random.seed, numpy.random.seed, torch.manual_seed):
         seed(7 + rank)
+    if kind == "evaluates":
+        evaluate(folder)
+        dist.destroy_process_group()
+        return
     trace, made = [], None
     for model, loss in KINDS.get(kind, plain)(folder, kind):
         made = model
