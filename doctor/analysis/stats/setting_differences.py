@@ -8,7 +8,7 @@ import msgspec
 
 from doctor.analysis.stats.majority import MajoritySplit, describe, split_values
 from doctor.analysis.stats.rank_roles import replicas_in, same_role
-from doctor.core.facts import TORCH_SEED, ReplicaFacts, StepSettings, TrainingFacts
+from doctor.core.facts import TORCH_SEED, ProgressFacts, ReplicaFacts, StepSettings, TrainingFacts
 from doctor.core.job import Job, Rank
 from doctor.core.text import lazy_compile, ranks_in_words
 
@@ -16,19 +16,24 @@ ACCUMULATION = {"transformers": "gradient_accumulation_steps"}
 """The name of the setting by framework; Lightning's and Accelerate's are in :data:`_USUAL`."""
 _USUAL = "accumulate_grad_batches"
 _CHANGES_CALLS = lazy_compile(
-    r"accumul|^(?:max|min)_(?:steps|epochs)$|^limit_|^overfit|^fast_dev_run|val_check|check_val|num_sanity"
+    r"accumul|reductions|^(?:max|min)_(?:steps|epochs)$|^limit_|^overfit|^fast_dev_run|val_check|check_val|num_sanity"
     r"|^eval_|^save_|^num_train_epochs|find_unused|^precision$|drop_last|even_batches|^reload_"
 )
 """Settings that change which collectives a rank calls, or how many."""
 _CHANGES_VALUES = lazy_compile(
-    r"accumul|^precision$|clip|max_grad_norm|^(?:lr|weight_decay|momentum|betas|eps)\b|^learning_rate|^warmup|^optim"
-    r"|^lr_scheduler"
+    r"accumul|reductions|^precision$|clip|max_grad_norm|^(?:lr|weight_decay|momentum|betas|eps)\b|^learning_rate|^warmup"
+    r"|^optim|^lr_scheduler"
 )
 """Settings that change the updates of parameters."""
 _MODES, _FROZEN = "modules in eval mode", "parameters frozen in training"
 """The names of these values in :class:`doctor.core.facts.StepSettings`."""
 _BATCHES = "batches trained"
 """The same for their number so far, which a sharded model leaves equal on all ranks."""
+_REDUCTIONS = "gradient reductions per optimizer step"
+"""The same for backward passes in which DistributedDataParallel reduces gradients."""
+_SLOWER = 0.75
+"""The pace in batches of a rank that reduces more often, by that of its peers, below which it waits for them in each
+reduction: at half as many batches a reduction it is 0.5. Other backward passes on one rank leave the paces equal."""
 _NONE, _DEFAULT = "none", "default"
 """No modules or parameters, and an argument that a Trainer was not given."""
 
@@ -55,7 +60,7 @@ class SettingDifference(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """``accumulate_grad_batches differs (rank 0: 2; rank 1: 4)``."""
         after = f" after step {self.step}" if self.step is not None else ""
-        are_words = self.name in (_MODES, _FROZEN, _BATCHES)
+        are_words = self.name in (_MODES, _FROZEN, _BATCHES, _REDUCTIONS)
         verb = "differ" if are_words else "differs"
         name = f"{self.name[:1].upper()}{self.name[1:]}" if are_words else self.name
         return f"{name} {verb}{after} ({describe(self.split)})"
@@ -75,6 +80,8 @@ class SettingDifference(msgspec.Struct, frozen=True):
         """What modules in eval mode or frozen parameters of some ranks lead to; empty for other settings."""
         if self.name == _BATCHES:
             return "A rank that skips a step, or takes one more, does not update its shard together with the others."
+        if self.name == _REDUCTIONS:
+            return "The reductions of different batches are averaged with one another, and the ranks drift apart."
         own = next((group for group in self.split.minorities if group.value != _NONE), None)
         if self.name not in (_MODES, _FROZEN) or own is None:
             return ""
@@ -99,6 +106,8 @@ class SettingDifference(msgspec.Struct, frozen=True):
             return f"Call `model.train()` on {ranks_in_words(evaluating)} after evaluation, before training continues."
         if self.name == _BATCHES:
             return "Call `optimizer.step()` after the same batches on all ranks; decide that by a value they share."
+        if self.name == _REDUCTIONS:
+            return f"Enter `model.no_sync()` for the same batches on all ranks, also on {who}."
         if self.name == _FROZEN:
             wrapped = "before DistributedDataParallel wraps the model"
             if value == _NONE:
@@ -186,7 +195,24 @@ def _of_steps(ranks: Sequence[Rank], *, others_may_follow: bool) -> Iterator[Set
         for variable in steps[step].values:
             values.setdefault(variable.name, {})[rank] = variable.value
     for name, by_rank in values.items():
-        yield from _different(name, by_rank, step)
+        if name != _REDUCTIONS or _waits_by_reductions(ranks, by_rank):
+            yield from _different(name, by_rank, step)
+
+
+def _waits_by_reductions(ranks: Sequence[Rank], reductions: Mapping[int, str]) -> bool:
+    """Whether each rank that reduces gradients more often is slower by batches than each that does so less often."""
+    paces = {rank.number: _pace(rank) for rank in ranks if rank.number in reductions}
+    pairs = [(more, less) for more in paces for less in paces if float(reductions[more]) > float(reductions[less])]
+    return bool(pairs) and all(0 < paces[more] < _SLOWER * paces[less] for more, less in pairs)
+
+
+def _pace(rank: Rank) -> float:
+    """The newest training batches of a rank per second; 0 if too few of them are known."""
+    progress = rank.find(ProgressFacts)
+    points = progress.recent if progress is not None else ()
+    begun = [one.at for one in points if one.stage == "train" and one.point == "step" and one.at is not None]
+    seconds = begun[-1] - begun[0] if len(begun) > 2 else 0.0
+    return (len(begun) - 1) / seconds if seconds > 0 else 0.0
 
 
 def _by_step(rank: Rank) -> dict[int, StepSettings]:

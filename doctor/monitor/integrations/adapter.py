@@ -76,6 +76,7 @@ class AdapterRun:
     def _backward_begins(self, root: Any) -> None:
         if threading.get_ident() == self.telemetry.training_thread:
             self.telemetry.mark("backward")
+            self.telemetry.replica.backward_begins()
             self._loss = loss_of(root)
             if monotonic() >= self.gradients.due:
                 self.gradients.begin(root)

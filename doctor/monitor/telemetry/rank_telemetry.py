@@ -198,7 +198,7 @@ class RankTelemetry:
             device.end()
         self._batches_trained = trained = self._batches_trained + 1
         is_due = trained % self._every == 0
-        if (loss is not None and self._track_loss(trained, loss)) or is_due:
+        if (loss is not None and self._track_loss(trained, loss)) or is_due or trained == self.replica.early:
             self.replica.batch_end(trained, self._optimizer_steps)
         if is_due:
             self.memory.sample(trained, self.loaders.units())
@@ -207,7 +207,7 @@ class RankTelemetry:
     def optimizer_step(self) -> None:
         """Record the optimizer steps of a batch, before the batch ends. (step path)"""
         self._optimizer_steps = stepped = self._optimizer_steps + 1
-        if stepped % self._every == 0:
+        if stepped % self._every == 0 or stepped == self.replica.early:
             self.replica.optimizer_step(stepped, self._batches_trained + 1)
 
     def loader_end(self, stage: str, loader: int, *, ended: bool, left_at: Frame | None = None) -> None:

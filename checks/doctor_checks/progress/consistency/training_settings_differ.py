@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from doctor.analysis.stats.rank_roles import replicas_in
 from doctor.analysis.stats.setting_differences import SettingDifference, setting_differences
 from doctor.api import Finding, Job, Scope, Severity, Skip, Verdict, check
-from doctor.facts import TORCH_SEED, ReplicaFacts, StepSettings, TrainingFacts, Variable
+from doctor.facts import TORCH_SEED, PointInTime, ProgressFacts, ReplicaFacts, StepSettings, TrainingFacts, Variable
 from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running
 
 
@@ -16,6 +16,16 @@ def _sampled(name: str, usual: str, other: str, *ranks: int, step: int = 100) ->
     usually = (StepSettings(50, (Variable(name, usual),)), StepSettings(step, (Variable(name, usual),)))
     odd = (usually[0], StepSettings(step, (Variable(name, other),)))
     return running(2, 2).alter(ReplicaFacts, settings=usually).alter(ReplicaFacts, ranks=ranks, settings=odd)
+
+
+def _reducing(more: float) -> JobBuilder:
+    """Rank 2 reduces gradients in each of three batches, and takes a batch in ``more`` times the seconds of others."""
+
+    def at_pace(seconds: float) -> tuple[PointInTime, ...]:
+        return tuple(PointInTime("train", "step", batch, 1000.0 + seconds * batch) for batch in range(8))
+
+    sketch = _sampled("gradient reductions per optimizer step", "1", "3", 2)
+    return sketch.alter(ProgressFacts, recent=at_pace(0.1)).alter(ProgressFacts, ranks=(2,), recent=at_pace(0.1 * more))
 
 
 @check(
@@ -77,6 +87,9 @@ def _sampled(name: str, usual: str, other: str, *ranks: int, step: int = 100) ->
         Fails("a frozen layer on one rank", _sampled("parameters frozen in training", "none", "head", 1), ranks=(1,)),
         Fails("a step that one rank skipped", _sampled("batches trained", "100", "101", 1), ranks=(1,)),
         Fails("dropout is off on one rank", _sampled("modules in eval mode", "none", "dropout", 1), ranks=(1,)),
+        Fails("gradients that one rank reduces in batches of accumulation, too", _reducing(3.0), ranks=(2,)),
+        Passes("further backward passes of one rank, which do not delay it", _reducing(1.1)),
+        Fails("another optimizer on one rank", _sampled("optimizer class", "SGD", "Adam", 1), ranks=(1,)),
         Fails("a learning rate that a scheduler lowered on one rank", _sampled("lr", "0.1", "0.05", 2), ranks=(2,)),
         Fails(
             "autocast on one rank",

@@ -26,15 +26,20 @@ INITIAL_PARTS = 128
 """Parts that are summed before the first step: a quarter of a GiB on a CPU, 32 GiB on a CUDA device; of larger
 models the beginning."""
 
-
+EARLY_SAMPLE = 10
+"""The optimizer step and the batch of a first sample: with steps of seconds, the fiftieth comes minutes later."""
 MOST_NAMED = 64
 """Parameters that facts name."""
+REDUCES = "require_forward_param_sync"
+"""The attribute of DistributedDataParallel by which the last forward pass with gradients prepared their reduction
+(``_post_forward``, torch/nn/parallel/distributed.py)."""
 
 
 class ReplicaTracker:
     """Checksums of the parameters and the losses of a rank.
 
-    A checksum is taken every ``every_n_steps`` optimizer steps and as many batches; both count from 1. A model of many
+    A checksum is taken every ``every_n_steps`` optimizer steps and as many batches, and once before
+    (:data:`EARLY_SAMPLE`); both count from 1. A model of many
     tensors is sampled part by part in turn, so that a sample takes less than a millisecond on a CPU and some kernel
     launches on a CUDA device, whose results are read when they have arrived. If both are due at once, one sample serves
     both.
@@ -52,6 +57,7 @@ class ReplicaTracker:
 
     def __init__(self, every_n_steps: int) -> None:
         self._every = max(1, every_n_steps)
+        self.early = EARLY_SAMPLE if self._every > EARLY_SAMPLE else 0
         self._module: weakref.ref[torch.nn.Module] | None = None
         self._wrapper: Callable[[], object] = _no_wrapper
         self._model: ModelFacts | None = None
@@ -65,6 +71,8 @@ class ReplicaTracker:
         self._initial: dict[str, str] = {}
         self._last: ChecksumSample | None = None
         self._gradients: tuple[NonFinite, ...] | None = None
+        self._reduces = False
+        self._reductions = 0
 
     def attach(
         self, module: object, *, replicated: bool | None, broadcast: bool | None, wrapper: object = None
@@ -79,6 +87,7 @@ class ReplicaTracker:
         facts = describe_model(model, replicated, broadcast)
         self._module = weakref.ref(model)
         self._wrapper = _no_wrapper if wrapper is None else weakref.ref(wrapper)
+        self._reduces, self._reductions = hasattr(wrapper, REDUCES), 0
         self.settings.attach(model)
         if replicated:
             self.gradients.attach(model)
@@ -98,11 +107,21 @@ class ReplicaTracker:
 
         ``batches``: those trained so far, with the one of this step.
         """
-        if step % self._every == 0:
+        if step % self._every == 0 or step == self.early:
             self._take_sample("step", step, step)
             # Nothing but this shows that a rank did not update its shard; other wrappers leave ranks their own pace.
             is_sharded = self._model is not None and self._model.replicated is False
-            self.settings.take_sample(step // self._every, step, batches if is_sharded else None)
+            self.settings.take_sample(
+                step // self._every,
+                step,
+                batches if is_sharded else None,
+                self._reductions if self._reduces else None,
+            )
+
+    def backward_begins(self) -> None:
+        """Count a backward pass in which DistributedDataParallel reduces gradients. (step path)"""
+        if self._reduces and getattr(self._wrapper(), REDUCES, False):
+            self._reductions += 1
 
     def batch_end(self, batch: int, steps: int = -1) -> None:
         """Record the end of a batch after ``steps`` optimizer steps.
@@ -117,7 +136,7 @@ class ReplicaTracker:
             self._gradients = _non_finite_gradient(module, batch) if module is not None else ()
         if self._readback is not None:
             self._readback.collect()
-        if batch % self._every == 0:
+        if batch % self._every == 0 or batch == self.early:
             self._take_sample("batch", batch, steps)
 
     def finish(self) -> None:

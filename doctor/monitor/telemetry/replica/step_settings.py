@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MOST_GROUPS, MOST_OPTIMIZERS, MOST_NAMES = 8, 4, 4
 """Parameter groups and optimizers that are recorded, and names in one text."""
 MOST_MODULES, MOST_NODES = 20_000, 100_000
+REDUCTIONS = "gradient reductions per optimizer step"
+"""The name of their mean number since the sample before, which is rounded: a run may begin within a step."""
 DROPPED = "p"
 """The attribute with the probability that an element is zeroed (torch/nn/modules/dropout.py)."""
 IMPLEMENTATIONS = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
@@ -40,6 +42,7 @@ class StepSettingsTracker:
         self._trained: list[tuple[str, weakref.ref[torch.nn.Parameter]]] = []
         self._history: SampleHistory[StepSettings] = SampleHistory()
         self._unfrozen: tuple[str, ...] = ()
+        self._last_reductions = (0, 0)
         self.last_loss: Callable[[], object] = lambda: None
 
     def attach(self, model: torch.nn.Module) -> None:
@@ -51,21 +54,26 @@ class StepSettingsTracker:
         named = list(model.named_parameters())
         self._frozen = frozenset(name for name, one in named if not one.requires_grad)
         self._trained = [(name, weakref.ref(one)) for name, one in named if one.requires_grad][:MOST_MODULES]
+        self._last_reductions = (0, 0)
 
     def use_optimizers(self, optimizers: Iterable[Any]) -> None:
         """Set the optimizers whose settings are recorded."""
         inner = (getattr(one, "optimizer", one) for one in optimizers)  # the one in Accelerate's or Lightning's wrapper
         self._optimizers = [weakref.ref(one) for one in inner if hasattr(one, "param_groups")][:MOST_OPTIMIZERS]
 
-    def take_sample(self, number: int, step: int, batches: int | None = None) -> None:
+    def take_sample(self, number: int, step: int, batches: int | None = None, reductions: int | None = None) -> None:
         """Record the settings after optimizer step ``step``, as sample ``number``.
 
-        ``batches``: those trained so far, where they are equal on all ranks.
+        ``batches``: those trained so far, where they are equal on all ranks; ``reductions``: backward passes so far in
+        which the wrapper reduced gradients.
         """
         optimizers = [one for reference in self._optimizers if (one := reference()) is not None]
         values = [*_of_optimizers(optimizers)]
         if batches is not None:
             values.append(Variable("batches trained", str(batches)))
+        if reductions is not None:
+            (before, since), self._last_reductions = self._last_reductions, (reductions, step)
+            values.append(Variable(REDUCTIONS, f"{(reductions - before) / max(1, step - since):.0f}"))
         if self._modules:
             values.append(Variable("modules in eval mode", self._in_eval_mode()))
         if self._dropouts:
@@ -142,8 +150,10 @@ def _parameters_of(loss: object) -> set[int]:
 def _of_optimizers(optimizers: list[Any]) -> Iterable[Variable]:
     for place, optimizer in enumerate(optimizers):
         groups = optimizer.param_groups
+        of_several = f" of optimizer {place}" if len(optimizers) > 1 else ""
+        yield Variable(f"optimizer class{of_several}", type(optimizer).__name__)
         for index, group in enumerate(groups[:MOST_GROUPS]):
-            where = f" of optimizer {place}" if len(optimizers) > 1 else ""
+            where = of_several
             where += f" of parameter group {index}" if len(groups) > 1 else ""
             for name, value in group.items():
                 if name not in IMPLEMENTATIONS and isinstance(value, (int, float, tuple)):
