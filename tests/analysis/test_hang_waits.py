@@ -321,6 +321,9 @@ FAILED = f"{FAILING} (8 of them, with exit code 1)"
 REPLACED = {"children": (ChildProcess(11, "R", "python", still=7.0),)}
 PROCESSES = Frame("/usr/lib/python3.11/multiprocessing/queues.py", 90, "put")
 FULL = "room in a queue (multiprocessing.Queue.put)"
+SERVES = "a request to its own server (serve_forever)"
+SELECT = Frame("/usr/lib/python3.11/selectors.py", 415, "select")
+SERVER = Frame("/usr/lib/python3.11/socketserver.py", 235, "serve_forever")
 BETWEEN_STEPS = [
     ("a lock in the code of the user", {"blocked": LOCK}, True),
     ("the same after an epoch", {"blocked": LOCK, "point": "epoch-end"}, True),
@@ -348,6 +351,7 @@ BETWEEN_STEPS = [
     ("a checkpoint in a thread that writes to a full pipe", {**CHECKPOINT, "blocked": SAVED + PIPE}, True),
     ("a checkpoint in a thread that writes a file", {**CHECKPOINT, "blocked": SAVED + DISK}, False),
     ("a server that is silent", {"blocked": "data from 10.0.0.9:80"}, True),
+    ("a server that the rank serves on", {"blocked": SERVES, "stack": (SELECT, SERVER, OWN)}, True),
     ("a library that waits for an answer", {"blocked": ANSWER, "stack": (SOCKET, UPLOAD, OWN)}, True),
     ("the same until a timeout", {"blocked": ANSWER + WITH_TIMEOUT, "stack": (SOCKET, UPLOAD, OWN)}, False),
     ("a request until a timeout", {"blocked": ANSWER + WITH_TIMEOUT, "stack": (SOCKET, OWN)}, False),

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import http.server
 import os
 import platform
 import queue
@@ -99,6 +100,15 @@ def test_a_socket_and_its_peer():
         assert waits(lambda: client.recv(1)) == f"data from 127.0.0.1:{server.getsockname()[1]}"
         timed = socket.create_connection(server.getsockname(), timeout=60)
         assert waits(lambda: timed.recv(1)) == f"data from 127.0.0.1:{server.getsockname()[1]}{WITH_TIMEOUT}"
+
+
+def test_a_server_that_serves_without_end():
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        assert waits(server.serve_forever) == "a request to its own server (serve_forever)"
+        server.shutdown()
+        port = server.server_address[1]
+        assert waits(server.handle_request) == f"a connection to its port {port}"
+        socket.create_connection(server.server_address).close()
 
 
 def test_a_queue_and_a_lock():

@@ -13,13 +13,15 @@ import msgspec
 import pytest
 
 from doctor.collectors.base import NotPresent
-from doctor.core.facts import Checksum, ModelFacts, NonFinite, ReplicaFacts
+from doctor.core.facts import Checksum, ModelFacts, NonFinite, ReplicaFacts, Variable
+from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
 from doctor.monitor.telemetry.replica import checksum as checksum_module
 from doctor.monitor.telemetry.replica.checksum import ParameterChunks, bit_sum, byte_sum, digest
 from doctor.monitor.telemetry.replica.loss_tracker import TOGETHER, LossTracker
 from doctor.monitor.telemetry.replica.readback import SLOTS, WIDTH, Readback
 from doctor.monitor.telemetry.replica.replica_tracker import ReplicaTracker
 from doctor.monitor.telemetry.replica.sample_history import KEPT, LEVELS, SampleHistory
+from doctor.monitor.telemetry.replica.step_settings import REDUCTIONS
 from tests.lab.speed import patience
 
 torch = pytest.importorskip("torch")
@@ -325,6 +327,51 @@ def test_batches_up_to_a_step_of_a_sharded_model(replicated, recorded):
         one.value for sample in replica.facts().settings for one in sample.values if one.name == "batches trained"
     }
     assert values == recorded
+
+
+@pytest.mark.parametrize(("every", "labels"), [(50, [10, 50]), (10, [10, 20, 30, 40, 50]), (20, [10, 20, 40])])
+def test_a_first_sample_after_the_tenth_step_and_batch(every, labels):
+    net = _net()
+    telemetry = RankTelemetry(every_n_steps=every)
+    telemetry.replica.attach(net, replicated=True, broadcast=True)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    telemetry.replica.settings.use_optimizers([optimizer])
+    for _ in range(50):
+        telemetry.optimizer_step()
+        telemetry.train_batch_end(None, "data")
+    facts = telemetry.replica.facts()
+    assert [one.step for one in facts.settings] == labels
+    assert [one.step for one in facts.checksums if one.counted == "step"] == labels
+    assert [one.step for one in facts.checksums if one.counted == "batch"] == labels
+    assert Variable("optimizer class", "SGD") in facts.settings[0].values
+
+
+class _Wrapper:
+    """As DistributedDataParallel: whether the last forward pass prepared the reduction of gradients."""
+
+    require_forward_param_sync = True
+
+
+@pytest.mark.parametrize(("forgets", "counted"), [(False, "1"), (True, "3")])
+def test_reductions_for_each_optimizer_step(forgets, counted):
+    net, wrapper = _net(), _Wrapper()
+    replica = ReplicaTracker(20)
+    replica.attach(net, replicated=True, broadcast=True, wrapper=wrapper)
+    for step in range(1, 21):
+        for batch in range(3):
+            wrapper.require_forward_param_sync = forgets or batch == 2
+            replica.backward_begins()
+        replica.optimizer_step(step)
+    values = [one.value for sample in replica.facts().settings for one in sample.values if one.name == REDUCTIONS]
+    assert values == [counted, counted]
+
+
+def test_no_reductions_of_another_wrapper():
+    replica = ReplicaTracker(10)
+    replica.attach(_net(), replicated=True, broadcast=True, wrapper=nn.Identity())
+    replica.backward_begins()
+    replica.optimizer_step(10)
+    assert not any(one.name == REDUCTIONS for sample in replica.facts().settings for one in sample.values)
 
 
 def test_one_look_serves_a_step_and_its_batch(monkeypatch):

@@ -57,7 +57,7 @@ _OF_TERMINAL = ("input from a terminal", "room in a terminal")
 _OUTSIDE = (
     "a lock on ", _FULL_PIPE, "data from ", "room to send to ", "a connection to ", "the other end of a named pipe",
     "a signal", "a semaphore that other processes share", "a message queue that other processes share",
-    "a result of another process", *_OF_TERMINAL,
+    "a result of another process", "a request to its own server", *_OF_TERMINAL,
 )  # fmt: skip
 """Starts of the same for what another process, a server or a user has to end or to answer."""
 _IN_TURN = ("a lock on ", "a semaphore that other processes share")

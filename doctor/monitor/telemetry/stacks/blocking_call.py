@@ -111,6 +111,7 @@ _BY_STACK = (
     ("/grpc/_common.py", "wait", "data from a server (gRPC)"),
     ("/ray/_private/worker.py", "get_objects", "a result of another process (ray.get)"),
     ("/ray/_private/worker.py", "wait", "a result of another process (ray.wait)"),
+    ("/socketserver.py", "serve_forever", "a request to its own server (serve_forever)"),  # a loop of short waits
     ("/queue.py", "get", "an item of a queue (queue.get)"),
     ("/queue.py", "put", "room in a queue (queue.put)"),
     ("/concurrent/futures/_base.py", "result", _FUTURE),
@@ -132,6 +133,8 @@ _FAR, _MONOTONIC, _ABSOLUTE = 60.0, 1, 1
 _NEAR = 4
 """Innermost frames that are compared with these."""
 _INODE = lazy_compile(r"(?:pipe|socket):\[(\d{1,20})\]")
+_LISTENS = "0A"
+"""The state of a listening socket (TCP_LISTEN, include/net/tcp_states.h)."""
 _LONGEST_SCAN, _MOST_FILES = 0.5, 1024
 """Seconds that the search for the other end of a pipe may take, and files of a process that it looks at."""
 
@@ -267,7 +270,7 @@ def _of_socket(kind: str, link: str, proc: Path) -> str:
     what = {"connect": "a connection to", "write": "room to send to"}.get(kind, "data from")
     if row is None:
         return f"{what} a socket of this host"
-    if kind == "accept":
+    if kind == "accept" or (kind == "poll" and row["state"] == _LISTENS):
         return f"a connection to its port {row['local'].rpartition(':')[2]}"
     ends = row["remote"], row["local"]
     peer = next((one for one in rows if (one["local"], one["remote"]) == ends), None)
@@ -280,7 +283,12 @@ def _connections(proc: Path) -> Iterator[Mapping[str, str]]:
         for line in (read_text(proc / "self" / "net" / name) or "").splitlines()[1:]:
             fields = line.split()
             if len(fields) > 9:
-                yield {"local": _address(fields[1]), "remote": _address(fields[2]), "inode": fields[9]}
+                yield {
+                    "local": _address(fields[1]),
+                    "remote": _address(fields[2]),
+                    "state": fields[3],
+                    "inode": fields[9],
+                }
 
 
 def _address(text: str) -> str:
