@@ -36,6 +36,9 @@ _UNNAMED = (DEVICE_WAIT, ANY_COLLECTIVE)
 """Operations behind which any collective may be, so that they don't differ from another one."""
 LEAST_AHEAD = 2
 """Optimizer steps by which ranks that wait for one another may differ: some record a step before its collectives."""
+LONG_TRANSFER = 30.0
+"""Seconds after which a send and a receive that may fit to one another do not complete: 3 GB take as long at 1 Gbit/s.
+"""
 BY_MAJORITY = 0.8
 """Confidence that the ranks of a cycle are at fault that wait in another call than most of it."""
 EVALUATIONS = frozenset({"sanity", "validate", "test", "predict"})
@@ -304,8 +307,17 @@ def _unmatched_transfers(states: JobState) -> Diagnosis | None:
     senders = tuple(rank for rank, one in states.ranks.items() if one.stack_wait in _SENDING)
     receivers = tuple(rank for rank, one in states.ranks.items() if one.stack_wait in _RECEIVING)
     if bool(senders) == bool(receivers):
-        return None
+        return _deadlocked_transfers(states, tuple(sorted((*senders, *receivers))))
     return Diagnosis(states, "deadlock", senders or receivers, 0.7)
+
+
+def _deadlocked_transfers(states: JobState, ranks: tuple[int, ...]) -> Diagnosis | None:
+    """All ranks of a job in sends and receives none of which completes: their tags, groups or sizes do not fit."""
+    idle = [one.progress.idle or 0.0 for one in states.ranks.values() if one.progress is not None]
+    is_whole = len(ranks) == len(idle) == len(states.ranks) and not states.unseen and not states.ungathered
+    if not ranks or not is_whole or states.is_snapshot or min(idle) < LONG_TRANSFER:
+        return None
+    return Diagnosis(states, "deadlock", ranks, 0.6)
 
 
 def _loop_left(states: JobState) -> Diagnosis | None:

@@ -35,6 +35,14 @@ def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
     return late.alter(RecorderFacts, ranks=(rank,), collectives=lambda old: (*old, *calls))
 
 
+def _over_gloo(idle: float) -> JobBuilder:
+    """Rank 0 sends to rank 1, which receives from rank 0, for so many seconds."""
+    file = "torch/distributed/distributed_c10d.py"
+    sends, receives = ((package_frame(file, line, name), user_frame(30)) for line, name in ((1, "send"), (2, "recv")))
+    sketch = without_recorders(stalled()).alter(ProgressFacts, idle=idle, stack=sends, root=1)
+    return sketch.alter(ProgressFacts, ranks=(1,), stack=receives, root=0)
+
+
 @check(
     id="RUN015",
     severity=Severity.ERROR,
@@ -127,6 +135,8 @@ def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
             ),
             ranks=(1,),
         ),
+        Passes("a send and its receive that take 12 s, over Gloo", _over_gloo(12.0)),
+        Fails("a send and a receive that do not fit to one another, over Gloo", _over_gloo(40.0), ranks=(0, 1)),
         Fails(
             "two receives, and no recorder",
             without_recorders(stalled()).alter(
@@ -226,6 +236,8 @@ def _fix(found: Diagnosis, transfers: bool) -> str:
     if not transfers:
         return _fix_of_order(found)
     lone = [(rank, site) for rank, site in sites if site.operation in POINT_TO_POINT]
+    if len({_counterpart(site) for _, site in lone}) > 1:
+        return "Pass the same tag and group, and tensors of one size, to a send and its receive on the two ranks."
     if len(lone) > 1:
         (first, _), (second, _), *more = lone
         one, other = ("one rank", "the others") if more else (f"rank {first}", f"rank {second}")

@@ -587,6 +587,8 @@ _MOST_WITH_PLACE = 60
 
 def _headline(failure: Failure, most: int = 80) -> str:
     words = failure.message.strip().partition("\n")[0].removesuffix(".")
+    if failure.kind == "SystemExit" and not failure.frames and words.isdigit():
+        return f"exit code {words}"  # of a process that another one observed: os._exit() raises nothing
     words = words if words.startswith(failure.kind) else f"{failure.kind}: {words}".rstrip(": ")
     return words if len(words) <= most else f"{words[:most]}…"
 
