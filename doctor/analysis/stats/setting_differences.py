@@ -18,6 +18,7 @@ _USUAL = "accumulate_grad_batches"
 _CHANGES_CALLS = lazy_compile(
     r"accumul|reductions|^(?:max|min)_(?:steps|epochs)$|^limit_|^overfit|^fast_dev_run|val_check|check_val|num_sanity"
     r"|^eval_|^save_|^num_train_epochs|find_unused|^precision$|drop_last|even_batches|^reload_"
+    r"|^static_graph$|^broadcast_buffers$|^bucket_cap"
 )
 """Settings that change which collectives a rank calls, or how many."""
 _CHANGES_VALUES = lazy_compile(

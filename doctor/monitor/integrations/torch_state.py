@@ -80,9 +80,21 @@ def is_megatron_ddp(module: object) -> bool:
 
 
 def ddp_arguments(module: object) -> tuple[Variable, ...]:
-    """Return ``find_unused_parameters`` and ``static_graph`` of a DistributedDataParallel that differ from False."""
-    names = ("find_unused_parameters", "static_graph") if type(module).__name__ == "DistributedDataParallel" else ()
-    return tuple(Variable(name, "True") for name in names if getattr(module, name, False) is True)
+    """Return the arguments of a DistributedDataParallel that decide which collectives it calls; else none.
+
+    Buffers are broadcast only if there are any. Not its communication hook, which the program may register later.
+    """
+    if type(module).__name__ != "DistributedDataParallel":
+        return ()
+    wrapper: Any = module
+    names = ("find_unused_parameters", "static_graph")
+    found = [Variable(name, str(getattr(wrapper, name, False) is True)) for name in names]
+    if next(wrapper.buffers(), None) is not None:
+        found.append(Variable("broadcast_buffers", str(getattr(wrapper, "broadcast_buffers", True))))
+    size = getattr(wrapper, "bucket_bytes_cap", None)
+    if isinstance(size, int):
+        found.append(Variable("bucket_cap_mb", f"{size / 2**20:g}"))
+    return tuple(found)
 
 
 def joins_uneven_inputs(module: object) -> bool:

@@ -47,6 +47,10 @@ def _reducing(more: float) -> JobBuilder:
             "Gradients that were computed with different precision are averaged, and DDP may fail on tensors of "
             "different types."
         ),
+        r"find_unused|static_graph|broadcast_buffers|bucket_cap": (
+            "DistributedDataParallel calls other collectives on one rank than on the others, which deadlocks or aborts "
+            "them."
+        ),
         r"max_epochs|max_steps|limit_": (
             "Ranks run different numbers of steps, and those that run more wait in a collective that the others never "
             "join."
@@ -99,6 +103,13 @@ def _reducing(more: float) -> JobBuilder:
         Fails(
             "gradients are accumulated on one rank",
             running(1, 4).alter(TrainingFacts, ranks=(2,), accumulate=4),
+            ranks=(2,),
+        ),
+        Fails(
+            "DistributedDataParallel looks for unused parameters on one rank of a loop",
+            in_a_loop(running(1, 3), (0, 1, 2))
+            .alter(TrainingFacts, arguments=(Variable("find_unused_parameters", "False"),))
+            .alter(TrainingFacts, ranks=(2,), arguments=(Variable("find_unused_parameters", "True"),)),
             ranks=(2,),
         ),
         Fails(
