@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import doctor
 from doctor.core.facts import Sampler
 from doctor.monitor.integrations.data_parallel import DataParallelRank, infer_data_parallel_rank
-from doctor.monitor.integrations.torch_state import TorchRank
+from doctor.monitor.integrations.torch_state import TorchRank, ddp_arguments
 from tests.integrations.recorded import RecordedSession
 from tests.lab.speed import patience
 
@@ -53,6 +53,22 @@ def test_wrappers_tell_which_ranks_they_join(tmp_path: Path) -> None:
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
     assert {"bare", "ddp of two", "hybrid fsdp"} <= ranks[0].keys()
     assert {name: [rank[name] for rank in ranks] for name in ranks[0]} == {name: EXPECTED[name] for name in ranks[0]}
+
+
+class _Wrapper(torch.nn.Module):
+    """The attributes of DistributedDataParallel."""
+
+    find_unused_parameters, static_graph, broadcast_buffers = True, False, True
+    bucket_bytes_cap = 25 * 2**20
+
+
+def test_arguments_that_decide_on_collectives() -> None:
+    wrapper = type("DistributedDataParallel", (_Wrapper,), {})()
+    usual = {"find_unused_parameters": "True", "static_graph": "False", "bucket_cap_mb": "25"}
+    assert {one.name: one.value for one in ddp_arguments(wrapper)} == usual
+    wrapper.norm = torch.nn.BatchNorm1d(2)
+    assert {one.name: one.value for one in ddp_arguments(wrapper)} == usual | {"broadcast_buffers": "True"}
+    assert ddp_arguments(_Wrapper()) == ()
 
 
 def _parting(replicas: int | None, rank: int | None) -> Sampler:
