@@ -101,6 +101,13 @@ def texts_of(check_id, case_name):
         ),
         ("RUN005", "a third of the step on all ranks", "per rank if the hosts have free CPUs"),
         ("RUN006", "log of a barrier that only rank 0 reached", "ranks 1-3 did not arrive in time"),
+        ("RUN010", "a data worker that was stopped", "waits for a stopped data worker (PID 7)"),
+        ("RUN010", "a data worker that was stopped", "Run `kill -CONT 7` on"),
+        (
+            "RUN010",
+            "a data worker that waits for a server",
+            "Data worker PID 7 waits for data from 10.0.0.9:80 at data.py:17",
+        ),
         ("RUN007", "both ranks of a job of two", "The parameters differ between ranks 0 and 1 after step 50"),
         ("RUN007", "from the start", "Rank 1 started with different parameters, which still differ after step 150 | "),
         ("RUN007", "from the start", "checkpoint of the other ranks on rank 1, and check that the initial broadcast"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from doctor.analysis.call_sites import place_of_frame
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
+from doctor.analysis.hang.rank_state import LEAST_STILL
 from doctor.api import (
     EventGroup,
     Finding,
@@ -32,6 +33,12 @@ _TIMED_OUT = "[pair.cc:1] Timed out waiting 1800000ms for recv operation to comp
 
 def _busy(rank: int, *stack: object, world: int = 4, **progress: object) -> JobBuilder:
     return with_late_ranks(stalled(1, world), (rank,), *stack, **progress)  # type: ignore[arg-type]
+
+
+def _awaits(worker: ChildProcess) -> JobBuilder:
+    """Rank 1 waits for a batch of a data worker."""
+    wait = package_frame("torch/utils/data/dataloader.py", 1275, "_try_get_data")
+    return _busy(1, wait, user_frame(30), point="data", children=(worker,))
 
 
 _TRAINS = "Epoch 3:  47%|####       | 3169/6811 [30:01<38:27,  1.58it/s, loss=0.3]"
@@ -76,7 +83,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     from_logs=_from_logs,
     impacts={
         r"debugger": "The other ranks time out in their collective while the debugger waits for input.",
-        r"^Ranks? .* (?:is|are) .* waited": (
+        r"^Ranks? .* (?:is|are|waits) .* waited": (
             "The other ranks wait until this work ends; if their collective times out first, the job ends with an "
             "error that looks like a network fault."
         ),
@@ -104,6 +111,12 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             ranks=(0,),
         ),
         Fails("a sample that takes for ever", _busy(1, _ITEM, _FETCH, point="data"), ranks=(1,)),
+        Fails("a data worker that was stopped", _awaits(ChildProcess(7, "T", "pt_data_worker", still=8.0)), ranks=(1,)),
+        Fails(
+            "a data worker that waits for a server",
+            _awaits(ChildProcess(7, "S", "pt_data_worker", stack=(_ITEM,), waits="data from 10.0.0.9:80", still=8.0)),
+            ranks=(1,),
+        ),
         Fails(
             "rank 0 saves to a file server that is slow",
             _busy(0, package_frame("torch/serialization.py", 980, "_save"), user_frame(90, "save"), point="checkpoint"),
@@ -143,15 +156,15 @@ def rank_busy_past_timeout(job: Job) -> Iterator[Verdict]:
         activity = "waiting for the next batch" if found.work.is_next_batch else _ACTIVITIES[found.work.kind]
         line = found.work.frame
         place = f" at {line.file.rpartition('/')[2]}:{line.line}" if line else ""
+        what = f"{'are' if len(found.ranks) > 1 else 'is'} {activity}{place}{_worker_text(found)}"
+        if (stopped := _stopped_worker(found)) is not None and len(found.ranks) == 1:
+            what = f"waits for a stopped data worker (PID {stopped.pid})"
         yield Finding(
-            f"{stall_ranks(found)} {'are' if len(found.ranks) > 1 else 'is'} {activity}{place}{_worker_text(found)}"
-            f"{stall_waiters(found)}",
+            f"{stall_ranks(found)} {what}{stall_waiters(found)}",
             ranks=found.ranks,
             evidence={**stall_evidence(found), "busy_with": found.work.kind, **_workers(found)},
             effect="The collective of the other ranks has timed out, which ends the job." if _is_late(found) else "",
-            fix=_FORKED_LOCK
-            if _locked_worker(found)
-            else _fix(found.work.kind, ranks_in_words(found.ranks[:1]), place, _pid(found)),
+            fix=_fix_of_worker(found) or _fix(found.work.kind, ranks_in_words(found.ranks[:1]), place, _pid(found)),
             severity=Severity.INFO if found.within_limit else Severity.ERROR,
             confidence=found.confidence,
             explains=() if found.within_limit else ("RUN001", "RUN003", "RUN005", "RUN012"),
@@ -194,12 +207,42 @@ def _locked_worker(found: Diagnosis) -> ChildProcess | None:
     return next((one for one in children if "lock" in one.waits and any(frame.user for frame in one.stack)), None)
 
 
+def _stopped_worker(found: Diagnosis) -> ChildProcess | None:
+    """A data worker that a signal or a debugger has stopped."""
+    children = found.first.progress.children if found.first and found.first.progress else ()
+    stopped = (one for one in children if one.state in ("T", "t"))
+    return next(stopped, None) if found.work is not None and found.work.kind == "loading" else None
+
+
+def _standing_worker(found: Diagnosis) -> ChildProcess | None:
+    """A data worker in code of the user that waits, and of which no thread has run for some seconds."""
+    children = found.first.progress.children if found.first and found.first.progress else ()
+    standing = (one for one in children if one.waits and (one.still or 0.0) >= LEAST_STILL)
+    return next((one for one in standing if any(frame.user for frame in one.stack)), None)
+
+
 def _worker_text(found: Diagnosis) -> str:
     locked = _locked_worker(found)
     if locked is None:
         return ""
     own = next(frame for frame in locked.stack if frame.user)
     return f"; its data worker (PID {locked.pid}) is at {place_of_frame(own)} and waits for {locked.waits}"
+
+
+def _fix_of_worker(found: Diagnosis) -> str:
+    """What to do about a data worker, where that is known; else empty."""
+    if (stopped := _stopped_worker(found)) is not None:
+        host = next(iter(found.hosts), f"the host of {ranks_in_words(found.ranks[:1])}")
+        return f"Run `kill -CONT {stopped.pid}` on {host} to resume the data worker."
+    if _locked_worker(found):
+        return _FORKED_LOCK
+    if (standing := _standing_worker(found)) is None:
+        return ""
+    own = next(frame for frame in standing.stack if frame.user)
+    return (
+        f"Data worker PID {standing.pid} waits for {standing.waits} at {place_of_frame(own)}: find out why it does not "
+        "come, and set a timeout there."
+    )
 
 
 _ACTIVITIES = {
