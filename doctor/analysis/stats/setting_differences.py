@@ -82,7 +82,7 @@ class SettingDifference(msgspec.Struct, frozen=True):
         if self.name == _BATCHES:
             return "A rank that skips a step, or takes one more, does not update its shard together with the others."
         if self.name == _REDUCTIONS:
-            return "The reductions of different batches are averaged with one another, and the ranks drift apart."
+            return "The reductions of different batches are averaged with each other, and the ranks drift apart."
         own = next((group for group in self.split.minorities if group.value != _NONE), None)
         if self.name not in (_MODES, _FROZEN) or own is None:
             return ""

@@ -96,7 +96,7 @@ _TRAINS_ON = "The ranks silently train different models, and a checkpoint contai
     needs=(ReplicaFacts, ModelFacts),
     needs_peers=True,
     impacts={
-        r"^lr differs|momentum|weight_decay": (
+        r"^lr differs|momentum|weight_decay|^optimizer class": (
             "The ranks apply different updates to equal gradients, so their parameters diverge from then on."
         ),
         r"started with different parameters": (
