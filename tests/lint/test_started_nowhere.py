@@ -1,4 +1,5 @@
-"""Places that no start of a project reaches with several ranks: options that none gives, programs that none names."""
+"""Places that no start of a project reaches with several ranks: options that none gives, notebooks whose processes
+cannot start, programs that see one GPU."""
 
 from __future__ import annotations
 
@@ -69,21 +70,6 @@ def main():
 main()
 """
 )
-
-
-@pytest.mark.parametrize(
-    ("files", "severity"),
-    [
-        ({"jobs/run.sh": "torchrun --nproc_per_node=2 tools/other.py\n"}, "info"),
-        ({"jobs/run.sh": "torchrun --nproc_per_node=2 tools/other.py\n", "README.md": "See measure.\n"}, "error"),
-        ({"jobs/run.sh": "torchrun --nproc_per_node=2 more/other.py\n"}, "error"),
-        ({"jobs/run.sh": "# torchrun --nproc_per_node=2 tools/other.py\n"}, "error"),
-        ({"jobs/run.sh": "pip install torch\n"}, "error"),
-    ],
-)
-def test_a_program_that_nothing_names_beside_those_that_are_started(tmp_path, files, severity):
-    programs = {"tools/measure.py": JOINS, "tools/other.py": "print(1)\n"}
-    assert found(tmp_path, {**programs, **files}, "CODE003") == [severity]
 
 
 SPAWNS = (

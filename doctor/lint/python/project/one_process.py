@@ -34,13 +34,7 @@ from doctor.lint.python.project.starts.launch_counts import (
 )
 from doctor.lint.python.project.starts.other_starts import is_shown_elsewhere
 from doctor.lint.python.project.starts.own_folders import has_folder_of_its_own
-from doctor.lint.python.project.starts.own_start import (
-    is_demonstration,
-    is_named_nowhere,
-    is_of_own_main,
-    is_shown_nowhere,
-    shows_bug,
-)
+from doctor.lint.python.project.starts.own_start import is_demonstration, is_of_own_main, shows_bug
 from doctor.lint.python.project.unreached import is_program, unreached
 from doctor.lint.python.project.wrapped_model import fails_to_wrap, uses_past_wrapper
 from doctor.lint.python.rank_branches import (
@@ -74,7 +68,9 @@ _SHOWN_ELSEWHERE = "the project shows how it starts other programs, but no start
 def as_placed(script: Script, rule: str, severity: Severity, violation: Violation) -> Violation | None:
     """The violation of a rule over scripts as its place deserves: ``None`` where it cannot happen, an info in preview
     where it needs more processes than the project starts, or shows to start, or an option that no start gives, and no
-    error where the project calls nothing that reaches it, or shows no job of several ranks. ``severity``: of the rule."""
+    error where the project calls nothing that reaches it, or shows no job of several ranks.
+
+    ``severity``: of the rule."""
     if why := unreached(script, violation.place.line):
         step = FlowStep(script.path, violation.place.line, "", why)
         return replace(violation, severity=Severity.INFO, preview=True, flow=(*violation.flow, step))
@@ -130,9 +126,7 @@ def _is_left_to_others(script: Script, rule: str, at: ast.AST) -> bool:
         return True
     if is_demonstration(script) or is_of_own_main(script, at) or is_apart_from_group(script, at):
         return True
-    if fails_to_spawn(script) or is_named_nowhere(script):
-        return True
-    if rule in _NEEDING_OPTIONS and is_shown_nowhere(script):
+    if fails_to_spawn(script):
         return True
     return is_made_for_one(script) or cannot_run(script, at) or uses_past_wrapper(script) or fails_to_wrap(script)
 
@@ -301,9 +295,8 @@ def _has_one_gpu_each(script: Script) -> bool:
 _OF_TRAINING = frozenset({"CODE009", "CODE010", "CODE011", "CODE015", "CODE032", "CODE033"})
 """Rules about what training costs or does to its result."""
 _NEEDING_OPTIONS = frozenset(f"CODE{number:03}" for number in (1, 2, 3, 5, 7, 8, 16, 28, 30, 32, 33, 39))
-"""Rules about ranks whose hits count for little in a branch of an option that no start of the project gives, and in a
-program that none starts. Others ask themselves which options matter: one for a tracker is off by default in most
-programs, and users turn it on."""
+"""Rules about ranks whose hits count for little in a branch of an option that no start of the project gives. Others ask
+themselves which options matter: one for a tracker is off by default in most programs, and users turn it on."""
 _OF_LIGHTNING = "CODE022"
 """Says itself that a Trainer is refused, and what else its release has no more."""
 _OF_SAVED_DEVICE = "CODE001"

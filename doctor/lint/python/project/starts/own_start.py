@@ -1,5 +1,5 @@
-"""Programs that a project starts as one process (demonstrations, tools in modules) or not at all, those that measure
-how fast they are, and bugs that its pages show."""
+"""Programs that a project starts as one process (demonstrations, tools in modules), those that measure how fast they
+are, and bugs that its pages show."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from doctor.core.text import joined_lines
-from doctor.lint.python.project.starts.launch_counts import LAUNCHERS, STARTS_RANKS, may_start_ranks
+from doctor.lint.python.project.starts.launch_counts import LAUNCHERS, STARTS_RANKS
 from doctor.lint.python.project.unreached import is_program, may_import
 from doctor.lint.python.script import FunctionNode, Script, per_script
-from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER, only_infers, several_ranks
+from doctor.lint.python.training import ACCELERATOR, only_infers, several_ranks
 
 _STARTS = re.compile(rf"{LAUNCHERS.pattern}|launch|\bsbatch\b|nproc|num_processes|\$\{{?\w*(?:LAUNCH|RUN|CMD)")
 _TRAINS = re.compile(r"[Tt]rainer\b|\boptimizer|\.train\(\)|\btrain\(|\.step\(")
@@ -72,43 +72,6 @@ def is_of_own_main(script: Script, node: ast.AST) -> bool:
     return all(inside) and not any(map(word.search, importers))
 
 
-_GIVEN_TO_LAUNCHER = re.compile(
-    r"(?:torchrun|accelerate launch|torch\.distributed\.(?:launch|run)|\bdeepspeed|\bsrun|\bmpirun)\b[^\n]*?"
-    r"(?P<file>[\w./$-]+(?:\.py\b|\$[@*1-9]))|(?P<any>(?:torchrun|launch|deepspeed|srun|mpirun|python3?)\b[^\n]*"
-    r"(?:\$[@*1-9]|\$\{?\w*(?:SCRIPT|FILE|PROG|MAIN|CMD|@)))",
-    re.IGNORECASE,
-)
-"""A command that gives a file to a launcher, or whatever file it gets: ``torchrun $@``."""
-
-
-@per_script
-def is_named_nowhere(script: Script) -> bool:
-    """Whether nothing in a whole project names a program that one process runs unless a launcher starts it, though the
-    project's pages and launch files give other programs of its folder to a launcher, each by its name."""
-    modules, place = script.modules, PurePath(script.path)
-    if modules is None or modules.is_one_file or not script.location or not modules.is_whole(script.location):
-        return False
-    if not is_program(script) or script.path.endswith(".ipynb") or modules.installs(script.location):
-        return False
-    if may_start_ranks(script, modules) or next(_texts_naming(script), None) is not None:
-        return False
-    texts = [text for word in _WORDS_OF_LAUNCHERS for _, text in modules.mentioning(word, launches=True)]
-    texts += [*modules.pages(script.location), *modules.pages_at_root(script.location)]
-    found = [one for text in texts for line in joined_lines(text) for one in _GIVEN_TO_LAUNCHER.finditer(line)]
-    if not found or any(one["file"] is None or "$" in PurePath(one["file"]).name for one in found):
-        return False
-    beside = {PurePath(one["file"]) for one in found}
-    return any(modules.text_at(str(place.with_name(one.name))) for one in beside if one.parent.name in _folders(place))
-
-
-_WORDS_OF_LAUNCHERS = ("torchrun", "accelerate", "torch.distributed", "deepspeed", "srun", "mpirun")
-
-
-def _folders(place: PurePath) -> tuple[str, ...]:
-    """The names that the folder of a file may have in commands."""
-    return ("", ".", place.parent.name)
-
-
 def _is_guard(statement: ast.If) -> bool:
     return ast.unparse(statement.test) == _GUARD
 
@@ -135,33 +98,6 @@ def _texts_naming(script: Script) -> Iterator[str]:
     texts = [text for shown, text in modules.mentioning(stem) if shown != script.path]
     texts += [*(modules.pages(script.location) if script.location else ()), *modules.notebooks(stem)]
     yield from (text for text in texts if named.search(text))
-
-
-_STARTS_PROGRAM = re.compile(
-    r"^(?!\s*#).*?(?:\bpython[\d.]*|torchrun|launch|deepspeed|\bsrun|mpirun)\b.*?([\w./${}-]*\w\.py)\b"
-)
-
-
-@per_script
-def is_shown_nowhere(script: Script) -> bool:
-    """Whether nothing in a whole project names a program that needs a launcher for several ranks, not even itself,
-    while a launch file or a page starts another program of its folder."""
-    modules, place = script.modules, PurePath(script.path)
-    if modules is None or modules.is_one_file or not script.location or not modules.is_whole(script.location):
-        return False
-    if not is_program(script) or STARTS_RANKS.search(script.text) or next(script.calls(TRAINER, FABRIC), None):
-        return False
-    named = re.compile(rf"(?<![\w-]){re.escape(place.stem)}(?![\w-])")
-    if script.path.endswith(".ipynb") or named.search(script.text) or next(_texts_naming(script), None) is not None:
-        return False
-    pages = (*modules.pages(script.location), *modules.pages_at_root(script.location))
-    if any(map(named.search, pages)):
-        return False
-    texts = (*pages, *(text for _, text in modules.mentioning(".py", launches=True)))
-    started = (found[1] for text in texts for line in joined_lines(text) if (found := _STARTS_PROGRAM.match(line)))
-    paths = (PurePath(one) for one in started)
-    beside = (one for one in paths if "$" in str(one) or one.parent.name in ("", place.parent.name))
-    return any(modules.text_at(str(place.parent / one.name)) for one in beside)
 
 
 def _lines(text: str, place: PurePath) -> Iterator[str]:
