@@ -42,6 +42,9 @@ LONG_TRANSFER = 30.0
 BY_MAJORITY = 0.8
 """Confidence that the ranks of a cycle are at fault that wait in another call than most of it."""
 EVALUATIONS = frozenset({"sanity", "validate", "test", "predict"})
+LONG_CREATION = 12.0
+"""Seconds, and 0.1 for each rank, after which a group does not come about that all ranks wait for."""
+_CREATIONS = ("new_group", "split_group")
 _SENDING, _RECEIVING = ("send", "send_object_list"), ("recv", "recv_object_list")
 
 
@@ -281,7 +284,13 @@ def ranks_by_stack(states: JobState) -> Diagnosis | None:
         # A rank that stands still is the cause, and not one that works on its own part meanwhile.
         still = [rank for rank in late if states.ranks[rank].is_sampled and states.ranks[rank].is_stuck]
         return _of_late_ranks(states, still or late)
-    return _unmatched_transfers(states) or _loop_left(states) or _crossed_groups(states) or _diverged_by_stack(states)
+    return (
+        _crossed_creations(states)
+        or _unmatched_transfers(states)
+        or _loop_left(states)
+        or _crossed_groups(states)
+        or _diverged_by_stack(states)
+    )
 
 
 def ranks_by_count(states: JobState) -> Diagnosis | None:
@@ -300,6 +309,16 @@ def ranks_by_gpu(states: JobState) -> Diagnosis | None:
     if not late or 2 * len(late) >= len(kinds) or any(kinds.get(rank) != "waits" for rank in {*states.ranks} - {*late}):
         return None
     return Diagnosis(states, "missing", late, 0.4, within_limit=True)
+
+
+def _crossed_creations(states: JobState) -> Diagnosis | None:
+    """All ranks of a job create groups, and no group comes about: their orders or members differ."""
+    ranks = tuple(rank for rank, one in states.ranks.items() if one.stack_wait in _CREATIONS)
+    idle = [one.progress.idle or 0.0 for one in states.ranks.values() if one.progress is not None]
+    is_whole = len(ranks) == len(idle) == len(states.ranks) and not states.unseen and not states.ungathered
+    if len(ranks) < 2 or not is_whole or states.is_snapshot:
+        return None
+    return Diagnosis(states, "deadlock", ranks, 0.6) if min(idle) >= LONG_CREATION + 0.1 * len(ranks) else None
 
 
 def _unmatched_transfers(states: JobState) -> Diagnosis | None:

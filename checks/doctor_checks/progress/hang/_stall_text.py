@@ -147,11 +147,11 @@ def condition_in_words(condition: str) -> str:
 
 def blocked_text(found: Diagnosis) -> str:
     """`` and waits for a lock on /data/x, held by rank 0 (PID 12)``: what the kernel shows of the first faulty rank."""
-    progress = found.first.progress if found.first else None
+    progress, has = found.first.progress if found.first else None, "have" if len(found.ranks) > 1 else "has"
     if progress is not None and (folder := walked_folder(progress)):
-        return f" and has walked{f' for {progress.loops:.0f} s' if progress.loops else ''} through {folder}"
+        return f" and {has} walked{f' for {progress.loops:.0f} s' if progress.loops else ''} through {folder}"
     if progress is not None and (progress.loops or 0.0) >= LEAST_STILL:
-        return f" and has been in a loop of a few lines for {progress.loops:.0f} s"
+        return f" and {has} been in a loop of a few lines for {progress.loops:.0f} s"
     if progress is None or progress.sampled or not progress.blocked:
         return ""
     pids = {one.progress.pid: rank for rank, one in found.states.ranks.items() if one.progress and one.progress.pid}
@@ -162,7 +162,9 @@ def blocked_text(found: Diagnosis) -> str:
         here = rank is not None and found.states.hosts.get(rank) == host
         return f"rank {rank} ({match[0]})" if here else match[0]
 
-    return f" and waits for {re.sub(r'PID ([0-9]{1,9})', named, progress.blocked)}"
+    return (
+        f" and {'wait' if len(found.ranks) > 1 else 'waits'} for {re.sub(r'PID ([0-9]{1,9})', named, progress.blocked)}"
+    )
 
 
 def numbered_call(entry: Collective, state: JobState | RankState) -> str:

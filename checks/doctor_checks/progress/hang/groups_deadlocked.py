@@ -43,6 +43,14 @@ def _over_gloo(idle: float) -> JobBuilder:
     return sketch.alter(ProgressFacts, ranks=(1,), stack=receives, root=0)
 
 
+def _creating(idle: float) -> JobBuilder:
+    """Both ranks create a group for so many seconds."""
+    file = "torch/distributed/distributed_c10d.py"
+    names = ("_new_process_group_helper", "_new_group_with_tag", "new_group")
+    stack = (*(package_frame(file, 1, name) for name in names), user_frame(30))
+    return without_recorders(stalled()).alter(ProgressFacts, idle=idle, stack=stack)
+
+
 @check(
     id="RUN015",
     severity=Severity.ERROR,
@@ -135,6 +143,8 @@ def _over_gloo(idle: float) -> JobBuilder:
             ),
             ranks=(1,),
         ),
+        Passes("a group that all ranks create for 8 s", _creating(8.0)),
+        Fails("groups that ranks create in different orders", _creating(16.0), ranks=(0, 1)),
         Passes("a send and its receive that take 12 s, over Gloo", _over_gloo(12.0)),
         Fails("a send and a receive that do not fit to one another, over Gloo", _over_gloo(40.0), ranks=(0, 1)),
         Fails(
