@@ -108,7 +108,6 @@ class Turns:
         draw = random.Random(0)
         self._order = [name for _ in range(rounds + 1) for name in draw.sample(list(callbacks), len(callbacks))]
         self._on_block = on_block
-        self._before_fetch: Any = None
         self._steps = 0
         self._since = now()
 
@@ -134,14 +133,15 @@ class Turns:
         self._since = now()
 
     def _hang(self, run: Any, on: bool) -> None:
-        """Take away, or put back, what the doctor hung on the run beside its hooks: on the loop and torch's loaders."""
-        from doctor.monitor.integrations.lightning.lightning_run import BEFORE_FETCH
-
-        loop = vars(self.trainer.fit_loop.epoch_loop)
-        self._before_fetch = loop.pop(BEFORE_FETCH, self._before_fetch)
+        """Take away, or put back, what the doctor hung on the run beside its hooks: on parts of the Trainer and on
+        torch's loaders."""
+        for owner, name, replacement in run.replaced:
+            if on:
+                setattr(owner, name, replacement)
+            else:
+                vars(owner).pop(name, None)
         run.telemetry.loaders.close()
         if on:
-            loop[BEFORE_FETCH] = self._before_fetch
             run.telemetry.loaders.open()
 
     def a_step(self, name: str, clock: str, less: str | None = None) -> list[float]:

@@ -10,6 +10,8 @@ loops/evaluation_loop.py.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
+from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from doctor.core.clock import monotonic
@@ -18,10 +20,18 @@ from doctor.monitor.integrations.hook_guard import value_or_default
 from doctor.monitor.integrations.lightning.callback_base import MISSING, bind_callback_base, import_one, installed
 from doctor.monitor.integrations.lightning.lightning_run import LightningRun, loss_of
 from doctor.monitor.integrations.lightning.trainer_facts import default_directory, training_facts
+from doctor.monitor.integrations.lightning.unneeded_hooks import UnneededHook
 
 
 class LightningHooks(Adapter[LightningRun]):
     """The hooks, in the order of a run; none issues a collective or adds to a checkpoint."""
+
+    _unneeded: Mapping[str, CodeType | None] = MappingProxyType({})
+    """Of the newest run, see :class:`UnneededHook`."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return everything but what belongs to a run."""
+        return {name: value for name, value in super().__getstate__().items() if name != "_unneeded"}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Called when the process group exists and the loaders do not.
@@ -33,6 +43,7 @@ class LightningHooks(Adapter[LightningRun]):
             facts = training_facts(trainer, pl_module)
             session = self._new_session(trainer.global_rank, trainer.world_size, default_directory(trainer), facts)
             run = LightningRun(session, trainer, pl_module)
+            self._unneeded = run.unneeded
             run.watch_failures(self._on_failure)
             run.watch_children(session.await_decision)
             return run
@@ -60,11 +71,13 @@ class LightningHooks(Adapter[LightningRun]):
     def on_train_start(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
         """Called after the sanity check, before the first batch of training."""
         run.watch_fetches(self._on_before_fetch)
+        run.watch_optimization(self._on_pre_backward, self._on_after_closure)
         run.train_start()
 
-    def _on_before_fetch(self) -> None:
+    def _on_before_fetch(self, original: Callable[[], None]) -> None:
         if (run := self._run) is not None:
             run.note((monotonic(), "data", None))
+        original()
 
     @guarded
     def on_train_epoch_start(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
@@ -88,22 +101,49 @@ class LightningHooks(Adapter[LightningRun]):
             except Exception as error:
                 self._failed("on_train_batch_start", error)
 
+    @UnneededHook
+    def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Called before gradients are cleared; nothing is done."""
+
+    @UnneededHook
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Called before backward; with manual optimization any number of times per batch.
 
-        The end of backward is marked by what follows: clipping and the optimizer, or the end of the batch.
+        The end of backward is marked by what follows: clipping and the optimizer, or the end of the batch. Unneeded
+        once :meth:`_on_pre_backward` is called.
         """
         if (run := self._run) is not None:
-            at = monotonic()
+            _backward_begins(run, loss)
+
+    def _on_pre_backward(self, original: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
+        if (run := self._run) is not None:
+            run.unneeded["on_before_backward"] = run.hook_caller
+            at = monotonic()  # as _backward_begins
             run.note((at, "backward", None))
             if at >= run.gradients.due:
                 value_or_default(functools.partial(run.gradients.begin, loss), None)
+        return original(loss, *args, **kwargs)
 
+    @UnneededHook
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        """Called after backward; nothing is done."""
+
+    @UnneededHook
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Called before an optimizer step; with manual optimization in any order."""
+        """Called before an optimizer step; with manual optimization in any order.
+
+        Unneeded once :meth:`_on_after_closure` is called.
+        """
         if (run := self._run) is not None:
             run.has_stepped = True
             run.note((monotonic(), "optimizer", None))
+
+    def _on_after_closure(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if (run := self._run) is not None:
+            run.unneeded["on_before_optimizer_step"] = run.hook_caller
+            run.has_stepped = True
+            run.note((monotonic(), "optimizer", None))
+        return original(*args, **kwargs)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Called after every batch, including accumulated ones."""
@@ -191,6 +231,13 @@ class LightningHooks(Adapter[LightningRun]):
     def teardown(self, run: LightningRun, trainer: Any, pl_module: Any, stage: str) -> None:
         """Called when the run has ended normally."""
         self._end_run()
+
+
+def _backward_begins(run: LightningRun, loss: Any) -> None:
+    at = monotonic()
+    run.note((at, "backward", None))
+    if at >= run.gradients.due:
+        value_or_default(functools.partial(run.gradients.begin, loss), None)
 
 
 if TYPE_CHECKING:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Mapping
+from types import CodeType
 from typing import Any
 
 from doctor.monitor.integrations.adapter import AdapterRun
 from doctor.monitor.integrations.hook_guard import value_or_default
 from doctor.monitor.integrations.lightning.stage_loaders import StageLoaders, combined_loader
 from doctor.monitor.integrations.lightning.trainer_facts import replication, trainer_memory_lower_bound, training_facts
+from doctor.monitor.integrations.lightning.unneeded_hooks import hook_caller
 from doctor.monitor.integrations.torch_state import device_of
 from doctor.monitor.watch_session import WatchSession
 
@@ -19,6 +21,13 @@ BEFORE_FETCH = "_on_before_fetch"
 
 BROADCAST = "_broadcast_sigterm_tensor"
 """The method that it calls before that, in which all ranks wait for rank 0 to say whether a signal ends the run."""
+
+PRE_BACKWARD, AFTER_CLOSURE = "pre_backward", "_after_closure"
+"""The methods of a precision plugin that call the hooks before backward and before an optimizer step, if it does not
+call them elsewhere (lightning/pytorch/plugins/precision/precision.py)."""
+
+UNUSED = ("on_before_zero_grad", "on_after_backward")
+"""Hooks of every step in which nothing is done."""
 
 RUN_STAGE = "_run_stage"
 """The method a Trainer calls between setup and teardown (lightning/pytorch/trainer/trainer.py, _run)."""
@@ -40,7 +49,9 @@ class LightningRun(AdapterRun):
 
     ``stage``: the current evaluation stage. ``alone``: within an epoch with a single training loader, that loader and
     the recorder of its batches. ``after``: the point that follows a batch. ``has_stepped``: an optimizer stepped in
-    this batch; several of them count once. ``trainer`` and ``module`` are the user's.
+    this batch; several of them count once. ``trainer`` and ``module`` are the user's. ``unneeded``: hooks that the
+    Trainer need not call, with ``hook_caller``, its code that would. ``replaced``: objects, names and replacements of
+    methods that are called in every step.
     """
 
     def __init__(self, session: WatchSession, trainer: Any, module: Any) -> None:
@@ -60,6 +71,9 @@ class LightningRun(AdapterRun):
         self.after = "data"
         self.has_stepped = False
         self.note = self.telemetry.note
+        self.hook_caller = value_or_default(functools.partial(hook_caller, trainer), None)
+        self.unneeded: dict[str, CodeType | None] = dict.fromkeys(UNUSED, self.hook_caller)
+        self.replaced: list[tuple[object, str, Callable[..., Any]]] = []
 
     def ready(self) -> None:
         """Record the model and its device as they are used; only the first call counts."""
@@ -88,8 +102,9 @@ class LightningRun(AdapterRun):
 
     def restore(self) -> None:
         """Restore the training loop and the Trainer."""
-        vars(self._epoch_loop).pop(BEFORE_FETCH, None)
-        vars(self._epoch_loop).pop(BROADCAST, None)
+        for owner, name, replacement in self.replaced:
+            if vars(owner).get(name) is replacement:
+                delattr(owner, name)
         vars(self.trainer).pop(RUN_STAGE, None)
         value_or_default(lambda: vars(self.trainer.strategy).pop(ON_EXCEPTION, None), None)
 
@@ -125,8 +140,8 @@ class LightningRun(AdapterRun):
         if callable(run_stage) and hasattr(launcher, "_start_method"):
             setattr(self.trainer, RUN_STAGE, functools.partial(_call_and_report, run_stage, callback))
 
-    def watch_fetches(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called when the loop fetches a training batch.
+    def watch_fetches(self, callback: Callable[[Callable[[], None]], None]) -> None:
+        """Have ``callback`` called when the loop fetches a training batch, with the method that it calls then.
 
         Time before that is not spent waiting for data: other callbacks run, ranks agree whether to stop, loggers write.
         The hooked method is private, so it may be missing.
@@ -135,10 +150,27 @@ class LightningRun(AdapterRun):
         within = type(getattr(self.trainer.fit_loop, "_data_fetcher", None)).__name__ == WITHIN_STEPS
         if callable(before) and not within and self.after == "data":
             self.after = "batch-end"
-            setattr(self._epoch_loop, BEFORE_FETCH, functools.partial(_call_both, callback, before))
-            broadcast = getattr(self._epoch_loop, BROADCAST, None)
-            if callable(broadcast) and self.trainer.world_size > 1:
-                setattr(self._epoch_loop, BROADCAST, functools.partial(self.gradients.time_wait, broadcast))
+            self._replace(self._epoch_loop, BEFORE_FETCH, callback)
+            if self.trainer.world_size > 1:
+                self._replace(self._epoch_loop, BROADCAST, self.gradients.time_wait)
+
+    def watch_optimization(self, before_backward: Callable[..., Any], before_step: Callable[..., Any]) -> None:
+        """Have these called before backward and before an optimizer step, with the method that calls the hooks then.
+
+        If the strategy calls the hooks elsewhere, they are not called, and the hooks stay needed.
+        """
+        plugin = value_or_default(lambda: self.trainer.strategy.precision_plugin, None)
+        if self.hook_caller is not None:  # else the hooks would be called as well
+            self._replace(plugin, PRE_BACKWARD, before_backward)
+            self._replace(plugin, AFTER_CLOSURE, before_step)
+
+    def _replace(self, owner: object, name: str, replacement: Callable[..., Any]) -> None:
+        """Replace a method of ``owner`` once by ``replacement``, which gets it as its first argument."""
+        original = getattr(owner, name, None)
+        if callable(original) and all(original is not called for _, _, called in self.replaced):
+            called = functools.partial(replacement, original)
+            setattr(owner, name, called)
+            self.replaced.append((owner, name, called))
 
     def check_start(self, stage: str) -> None:
         """Have all ranks evaluated once before the first batch of ``stage``."""
