@@ -13,6 +13,7 @@ pytest.importorskip("lightning.pytorch")
 
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel, ManualOptimBoringModel
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer import call
 
@@ -28,14 +29,13 @@ STEP = ["data", "backward", "optimizer"]
 
 
 def _fit(folder: Path, *callbacks: Callback, model: Any = None, **options: Any) -> Any:
+    options = {"limit_train_batches": 3, "limit_val_batches": 0, "num_sanity_val_steps": 0, **options}
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = Trainer(
         default_root_dir=folder,
         accelerator="cpu",
         devices=1,
         max_epochs=1,
-        limit_train_batches=3,
-        limit_val_batches=0,
         enable_checkpointing=False,
         callbacks=[*callbacks],
         **quiet,
@@ -55,14 +55,41 @@ def test_a_trainer_calls_only_the_hooks_of_a_batch(model: Any, tmp_path: Path, m
     from doctor.monitor.integrations.lightning.callback import LightningHooks
 
     called: list[str] = []
-    for name in EACH_STEP:
+    for name in (*EACH_STEP, "on_train_batch_start"):
         hook = vars(LightningHooks)[name]
-        monkeypatch.setattr(hook, "_hook", lambda *_, name=name: called.append(name))
+        monkeypatch.setattr(hook, "_hook", _noting(called, hook._hook))
     trainer = _fit(tmp_path, DoctorCallback(), model=model())
-    assert called == []
+    assert called == ["on_train_batch_start"]  # the first one shows that nothing is lost without it
     assert _marks() == STEP * 3
-    plugin = trainer.strategy.precision_plugin
-    assert not {"pre_backward", "_after_closure"} & {*vars(plugin)}
+    assert _numbers() == [0, 1, 2]
+    replaced = {"pre_backward", "_after_closure", "on_batch_start", "_on_before_fetch"}
+    for owner in (trainer.strategy.precision_plugin, trainer._logger_connector, trainer.fit_loop.epoch_loop):
+        assert not replaced & {*vars(owner)}
+
+
+def test_another_number_of_the_batch_keeps_the_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_TrainingEpochLoop, "batch_idx", property(lambda loop: loop.batch_progress.current.completed))
+    _fit(tmp_path, DoctorCallback())
+    assert _numbers() == [1, 2, 3]  # as the hook is told by this loop
+
+
+def test_validation_within_an_epoch_is_no_batch_of_it(tmp_path: Path) -> None:
+    _fit(tmp_path, DoctorCallback(), limit_train_batches=4, limit_val_batches=2, val_check_interval=2)
+    assert _numbers() == [0, 1, 2, 3]
+    assert _numbers("validate") == [0, 1] * 2
+
+
+def _noting(called: list[str], hook: Any) -> Any:
+    def noted(*args: Any) -> None:
+        called.append(hook.__name__)
+        hook(*args)
+
+    return noted
+
+
+def _numbers(stage: str = "train") -> list[int]:
+    (run,) = RecordedSession.made
+    return [entry[2] for entry in run.said("batch_start") if entry[1] == stage]
 
 
 def test_a_program_that_calls_the_hooks_of_all_callbacks_finds_them(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class LightningHooks(Adapter[LightningRun]):
     @guarded
     def on_train_start(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
         """Called after the sanity check, before the first batch of training."""
-        run.watch_fetches(self._on_before_fetch)
+        run.watch_fetches(self._on_before_fetch, self._on_batch_start)
         run.watch_optimization(self._on_pre_backward, self._on_after_closure)
         run.train_start()
 
@@ -87,19 +87,37 @@ class LightningHooks(Adapter[LightningRun]):
     # The hooks of every step are written out, because each frame between the Trainer and the event log costs a
     # microsecond. Logging an event is an append, which does not fail.
 
+    @UnneededHook
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Called when the batch is on its device."""
+        """Called when the batch is on its device.
+
+        Unneeded once :meth:`_on_batch_start`, which is called just before it, is known to see the same number.
+        """
         if (run := self._run) is not None:
-            try:
-                if run.alone is not None:
-                    loaders, record_batch = run.alone
-                    loaders.taken = batch_idx + 1
-                    run.telemetry.train_batch_start(batch_idx, 0)
-                    record_batch(batch)
-                else:
-                    run.train_batch_start(batch, batch_idx)
-            except Exception as error:
-                self._failed("on_train_batch_start", error)
+            if run.announced == batch_idx:
+                run.unneeded["on_train_batch_start"] = run.hook_caller
+            self._batch_begins(run, batch, batch_idx)
+
+    def _on_batch_start(self, original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        # A loop of evaluation passes the number of its loader, too. No hook is called for a batch that is None.
+        if (run := self._run) is not None and batch is not None and not args and not kwargs:
+            if "on_train_batch_start" in run.unneeded:
+                self._batch_begins(run, batch, run.epoch_loop.batch_idx)
+            else:
+                run.announced = getattr(run.epoch_loop, "batch_idx", None)
+        return original(batch, *args, **kwargs)
+
+    def _batch_begins(self, run: LightningRun, batch: Any, batch_idx: int) -> None:
+        try:
+            if run.alone is not None:
+                loaders, record_batch = run.alone
+                loaders.taken = batch_idx + 1
+                run.telemetry.train_batch_start(batch_idx, 0)
+                record_batch(batch)
+            else:
+                run.train_batch_start(batch, batch_idx)
+        except Exception as error:
+            self._failed("on_train_batch_start", error)
 
     @UnneededHook
     def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:

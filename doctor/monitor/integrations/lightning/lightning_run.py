@@ -22,6 +22,9 @@ BEFORE_FETCH = "_on_before_fetch"
 BROADCAST = "_broadcast_sigterm_tensor"
 """The method that it calls before that, in which all ranks wait for rank 0 to say whether a signal ends the run."""
 
+ON_BATCH_START = "on_batch_start"
+"""The method of a Trainer's logger connector that a training loop calls just before the hooks of a batch's start."""
+
 PRE_BACKWARD, AFTER_CLOSURE = "pre_backward", "_after_closure"
 """The methods of a precision plugin that call the hooks before backward and before an optimizer step, if it does not
 call them elsewhere (lightning/pytorch/plugins/precision/precision.py)."""
@@ -50,8 +53,8 @@ class LightningRun(AdapterRun):
     ``stage``: the current evaluation stage. ``alone``: within an epoch with a single training loader, that loader and
     the recorder of its batches. ``after``: the point that follows a batch. ``has_stepped``: an optimizer stepped in
     this batch; several of them count once. ``trainer`` and ``module`` are the user's. ``unneeded``: hooks that the
-    Trainer need not call, with ``hook_caller``, its code that would. ``replaced``: objects, names and replacements of
-    methods that are called in every step.
+    Trainer need not call, with ``hook_caller``, its code that would. ``announced``: the number of a batch before its
+    hooks are called. ``replaced``: objects, names and replacements of methods that are called in every step.
     """
 
     def __init__(self, session: WatchSession, trainer: Any, module: Any) -> None:
@@ -60,7 +63,7 @@ class LightningRun(AdapterRun):
         self.module = module
         self.fits = trainer.state.fn == "fit"
         self.stage = ""
-        self._epoch_loop = trainer.fit_loop.epoch_loop
+        self.epoch_loop = trainer.fit_loop.epoch_loop
         self._loaders: dict[str, StageLoaders] = {}
         self._is_ready = False
         self._checked_stages: set[str] = set()
@@ -73,6 +76,7 @@ class LightningRun(AdapterRun):
         self.note = self.telemetry.note
         self.hook_caller = value_or_default(functools.partial(hook_caller, trainer), None)
         self.unneeded: dict[str, CodeType | None] = dict.fromkeys(UNUSED, self.hook_caller)
+        self.announced: int | None = None
         self.replaced: list[tuple[object, str, Callable[..., Any]]] = []
 
     def ready(self) -> None:
@@ -140,19 +144,23 @@ class LightningRun(AdapterRun):
         if callable(run_stage) and hasattr(launcher, "_start_method"):
             setattr(self.trainer, RUN_STAGE, functools.partial(_call_and_report, run_stage, callback))
 
-    def watch_fetches(self, callback: Callable[[Callable[[], None]], None]) -> None:
-        """Have ``callback`` called when the loop fetches a training batch, with the method that it calls then.
+    def watch_fetches(self, callback: Callable[..., Any], before_batch: Callable[..., Any]) -> None:
+        """Have ``callback`` called when the loop fetches a training batch, and ``before_batch`` when it has it.
+
+        Both get the method that the loop calls then.
 
         Time before that is not spent waiting for data: other callbacks run, ranks agree whether to stop, loggers write.
         The hooked method is private, so it may be missing.
         """
-        before = getattr(self._epoch_loop, BEFORE_FETCH, None)
+        before = getattr(self.epoch_loop, BEFORE_FETCH, None)
         within = type(getattr(self.trainer.fit_loop, "_data_fetcher", None)).__name__ == WITHIN_STEPS
         if callable(before) and not within and self.after == "data":
             self.after = "batch-end"
-            self._replace(self._epoch_loop, BEFORE_FETCH, callback)
+            self._replace(self.epoch_loop, BEFORE_FETCH, callback)
+            if self.hook_caller is not None:  # else the hook would be called as well
+                self._replace(getattr(self.trainer, "_logger_connector", None), ON_BATCH_START, before_batch)
             if self.trainer.world_size > 1:
-                self._replace(self._epoch_loop, BROADCAST, self.gradients.time_wait)
+                self._replace(self.epoch_loop, BROADCAST, self.gradients.time_wait)
 
     def watch_optimization(self, before_backward: Callable[..., Any], before_step: Callable[..., Any]) -> None:
         """Have these called before backward and before an optimizer step, with the method that calls the hooks then.
@@ -160,7 +168,7 @@ class LightningRun(AdapterRun):
         If the strategy calls the hooks elsewhere, they are not called, and the hooks stay needed.
         """
         plugin = value_or_default(lambda: self.trainer.strategy.precision_plugin, None)
-        if self.hook_caller is not None:  # else the hooks would be called as well
+        if self.hook_caller is not None:
             self._replace(plugin, PRE_BACKWARD, before_backward)
             self._replace(plugin, AFTER_CLOSURE, before_step)
 
@@ -185,10 +193,10 @@ class LightningRun(AdapterRun):
     def train_start(self) -> None:
         """Record the loaders of training, and those of validation if they exist."""
         self.telemetry.stage_start("train")
-        self.telemetry.progress.step_now = functools.partial(getattr, self._epoch_loop, "global_step")
+        self.telemetry.progress.step_now = functools.partial(getattr, self.epoch_loop, "global_step")
         self._load("train", self.trainer.fit_loop)
-        if combined_loader(self._epoch_loop.val_loop) is not None:
-            self._load("validate", self._epoch_loop.val_loop)
+        if combined_loader(self.epoch_loop.val_loop) is not None:
+            self._load("validate", self.epoch_loop.val_loop)
             self._checked_stages.add("validate")
         self.check_start("train")
 
@@ -208,7 +216,7 @@ class LightningRun(AdapterRun):
 
     def maybe_last_batch(self) -> None:
         """Record the end of the loaders, because validation runs before the epoch-end hooks."""
-        if self._train is not None and self._epoch_loop.batch_progress.is_last_batch:
+        if self._train is not None and self.epoch_loop.batch_progress.is_last_batch:
             self._loaders["train"].epoch_end(self.telemetry)
 
     def train_epoch_end(self) -> None:
@@ -252,7 +260,7 @@ class LightningRun(AdapterRun):
     def _log_metrics(self) -> None:
         """Pass the metrics of a round to the loggers once; ``log`` would mix them with others."""
         metrics = self.take_metrics()
-        step = getattr(self._epoch_loop, "_batches_that_stepped", self._epoch_loop.global_step)
+        step = getattr(self.epoch_loop, "_batches_that_stepped", self.epoch_loop.global_step)
         for logger in self.trainer.loggers if metrics else ():
             logger.log_metrics(dict(metrics), step=step)
 
