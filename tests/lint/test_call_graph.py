@@ -314,7 +314,10 @@ def test_the_reason_is_a_step_of_the_flow(tmp_path):
     assert one.evidence["flow"][-1]["note"] == "nothing that runs in the project uses wait"
 
 
-STARTS = {"README.md": "```\ntorchrun --nproc-per-node=8 main.py\n```\n", "main.py": of_main("")}
+STARTS = {
+    "README.md": "```\ntorchrun --nproc-per-node=8 main.py\ntorchrun --nproc-per-node=8 <program>\n```\n",
+    "main.py": of_main(""),
+}
 
 
 @pytest.mark.parametrize(
@@ -358,7 +361,7 @@ def test_old_copies_of_programs(tmp_path, files, expected):
 
 
 COPIED = {"other/train.py": of_main(HANG), "other/net.py": "class Net:\n    pass\n", "other/LICENSE": "MIT\n"}
-LAUNCHES = {"run.sh": "#!/bin/bash\ntorchrun --nproc-per-node=8 main.py\n", "main.py": of_main("")}
+LAUNCHES = {"run.sh": "#!/bin/bash\ntorchrun --nproc-per-node=8 main.py\ntorchrun $@\n", "main.py": of_main("")}
 IMPORTS = {"use.py": "from other.net import Net\n\nNet()\n"}
 
 

@@ -475,40 +475,6 @@ def test_processes_that_start_later_get_a_variable(tmp_path, before, after, expe
     assert reported == [("CODE026", one) for one in expected]
 
 
-EXPORTED = """\
-import torch
-
-# In[1]:
-{above}
-torch.distributed.init_process_group("nccl")
-model = torch.nn.parallel.DistributedDataParallel(build())
-
-# In[2]:
-for epoch in range(9):
-    model(load()).sum().backward()
-    if epoch % 5 == 0:
-        torch.save({{"model": model.state_dict(), "scaler": {scaler}}}, "last.pt")
-
-"""
-
-
-@pytest.mark.parametrize(
-    ("above", "scaler", "severity"),
-    [
-        ("", "scaler.state_dict()", "info"),
-        ("scaler = torch.amp.GradScaler()", "scaler.state_dict()", "warning"),
-        ("", "scaler.state_dict() if epoch > 9 else None", "warning"),
-        ("# Databricks notebook source", "scaler.state_dict()", "warning"),
-        ("from more import *", "scaler.state_dict()", "warning"),
-    ],
-)
-def test_a_file_with_what_nothing_defines_is_never_written(tmp_path, above, scaler, severity):
-    text = EXPORTED.format(above=above, scaler=scaler).replace("build()", "torch.nn.Linear(2, 2)")
-    text = text.replace("load()", "torch.ones(2)")
-    files = {"train.py": text, "other.py": OTHER_START, "run.sh": "torchrun --nproc_per_node=4 train.py\n"}
-    assert [one for one in found(tmp_path, files) if one[0] == "CODE029"] == [("CODE029", severity)]
-
-
 REPORTS = """\
 import json
 import torch

@@ -32,30 +32,24 @@ _SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr, ast.Return)
 
 def cannot_run(script: Script, node: ast.AST) -> bool:
     """Whether a place is in code that always fails: a module whose imports from the project fail, or a function that
-    uses a name which nothing defines, or the arguments of the call there do."""
+    uses a name which nothing defines."""
     if script.modules is None or script.modules.is_one_file:
         return False
     if script.location and script.modules.fails_to_import(script.location):
         return True
     function = script.function_of(node)
-    given = [*node.args, *(one.value for one in node.keywords)] if isinstance(node, ast.Call) else []
-    return (function is not None and _uses_undefined(script, function)) or any(
-        _reads_undefined(script, one) for one in given
-    )
+    return function is not None and _uses_undefined(script, function)
 
 
 def _uses_undefined(script: Script, function: FunctionNode) -> bool:
     """Whether a statement of a function's own block reads a name that the file binds nowhere."""
-    return any(isinstance(one, _SIMPLE) and _reads_undefined(script, one) for one in function.body)
-
-
-def _reads_undefined(script: Script, node: ast.AST) -> bool:
-    """Whether a statement or an expression always reads a name that the file binds nowhere."""
-    own = [node] if isinstance(node, ast.Name) else []
-    names = (one for one in (*own, *script.inside(node, ast.Name)) if is_defined_nowhere(script, one.id))
-    return not isinstance(node, _NOT_ALWAYS) and any(
-        not any(isinstance(one, _NOT_ALWAYS) for one in _until(script, name, node)) for name in names
-    )
+    for statement in function.body:
+        if not isinstance(statement, _SIMPLE):
+            continue
+        names = (one for one in script.inside(statement, ast.Name) if is_defined_nowhere(script, one.id))
+        if any(not any(isinstance(one, _NOT_ALWAYS) for one in _until(script, name, statement)) for name in names):
+            return True
+    return False
 
 
 def is_defined_nowhere(script: Script, name: str) -> bool:

@@ -80,8 +80,10 @@ def is_shown_elsewhere(script: Script) -> bool:
     programs = programs_of(modules, script.path)
     if not programs and _is_imported(script, modules):
         return False  # by programs that start ranks, or by too many
-    programs += [script.path] if is_program(script) and script.path not in programs else []
-    if not programs or any(PurePath(one).stem == "__init__" for one in programs):
+    if not programs and not is_program(script):
+        return False
+    programs += [script.path] if script.path not in programs else []
+    if any(PurePath(one).stem == "__init__" for one in programs if one != script.path):
         return False
     own = {PurePath(one).stem for one in programs}
     if any(_STARTS_ITSELF.search(text) for text in (script.text, *map(modules.text_at, programs))):
