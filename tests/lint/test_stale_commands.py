@@ -219,7 +219,7 @@ INSTALLED = {
     [
         ("    pip install -e libs/toolkit-main\n    python main.py\n", []),
         ("    pip install libs/toolkit-main/\n    python main.py\n", []),
-        ("    pip install toolkit\n    python main.py\n", [("CODE005", "error")]),
+        ("    pip install toolkit\n    python main.py\n    torchrun your_script.py\n", [("CODE005", "error")]),
         (
             "    pip install -e libs/toolkit-main\n    torchrun libs/toolkit-main/examples/hang.py\n",
             [("CODE005", "error")],
