@@ -41,6 +41,7 @@ Part: TypeAlias = Literal[
     "sixteenth",
     "seventeenth",
     "eighteenth",
+    "nineteenth",
     "development",
 ]
 Half: TypeAlias = Literal["tuned", "held"] | Part
