@@ -17,10 +17,15 @@ from typing import TYPE_CHECKING, Any
 from doctor.core.clock import monotonic
 from doctor.monitor.integrations.adapter import Adapter, guarded
 from doctor.monitor.integrations.hook_guard import value_or_default
-from doctor.monitor.integrations.lightning.callback_base import MISSING, bind_callback_base, import_one, installed
+from doctor.monitor.integrations.lightning.callback_base import (
+    MISSING,
+    UnneededHook,
+    bind_callback_base,
+    import_one,
+    installed,
+)
 from doctor.monitor.integrations.lightning.lightning_run import LightningRun, loss_of
 from doctor.monitor.integrations.lightning.trainer_facts import default_directory, training_facts
-from doctor.monitor.integrations.lightning.unneeded_hooks import UnneededHook
 
 
 class LightningHooks(Adapter[LightningRun]):

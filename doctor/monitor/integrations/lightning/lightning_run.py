@@ -10,9 +10,9 @@ from typing import Any
 
 from doctor.monitor.integrations.adapter import AdapterRun
 from doctor.monitor.integrations.hook_guard import value_or_default
+from doctor.monitor.integrations.lightning.callback_base import hook_caller
 from doctor.monitor.integrations.lightning.stage_loaders import StageLoaders, combined_loader
 from doctor.monitor.integrations.lightning.trainer_facts import replication, trainer_memory_lower_bound, training_facts
-from doctor.monitor.integrations.lightning.unneeded_hooks import hook_caller
 from doctor.monitor.integrations.torch_state import device_of
 from doctor.monitor.watch_session import WatchSession
 
