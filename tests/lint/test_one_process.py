@@ -266,6 +266,39 @@ def test_another_program_says_how_many_processes_a_script_has(tmp_path):
         assert found(tmp_path, {"train.py": HEAD + JOINS + HANG, "run.py": starts}) == [("CODE005", severity)]
 
 
+NAMED = (
+    "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--net', type=str)\n"
+    "args = parser.parse_args()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("above", "below", "declares", "expected"),
+    [
+        ("'base-16' in args.net", "'base-16x4' in args.net", NAMED, []),
+        ("args.lr or 'base-16' in args.net", "args.lr and 'base-16x4' in args.net", NAMED, []),
+        ("'base' in args.net", "args.net == 'base-16x4'", "args = read()\n", []),
+        ("'base' in args.net", "'base-16' in args.net", "args = read()\nprint(args.net.lower())\n", []),
+        ("args.net == 'small'", "args.net == 'small'", "args = read()\n", []),
+        ("'base-16x4' in args.net", "'base-16' in args.net", NAMED, ["error"]),
+        ("'base-16' in args.name", "'base-16x4' in args.net", NAMED, ["error"]),
+        ("args.lr and 'base-16' in args.net", "'base-16x4' in args.net", NAMED, ["error"]),
+        ("'base-16' in args.net", "args.lr or 'base-16x4' in args.net", NAMED, ["error"]),
+        ("'base-16' not in args.net", "'base-16x4' in args.net", NAMED, ["error"]),
+        ("next(names) == 'small'", "next(names) == 'small'", "args = read()\n", ["error"]),
+        ("'base-16' in args.net", "'base-16x4' in args.net", NAMED.replace("type=str", "nargs='+'"), ["error"]),
+        ("'base-16' in args.net", "'base-16x4' in args.net", "args = read()\n", ["error"]),
+    ],
+)
+def test_a_branch_that_is_only_possible_where_an_earlier_one_is_taken(tmp_path, above, below, declares, expected):
+    chain = f"if {above}:\n    net = 1\nelif args.other:\n    net = 2\nelif {below}:\n" + indented(HANG)
+    files = {
+        "train.py": HEAD + declares + JOINS + chain,
+        "run.sh": "#!/bin/bash\ntorchrun --nproc-per-node=8 train.py\n",
+    }
+    assert found(tmp_path, files) == [("CODE005", one) for one in expected]
+
+
 def test_a_script_that_starts_its_ranks_is_not_one_process(tmp_path):
     (tmp_path / "README.md").write_text("python train.py\n")
     spawns = "def main(rank):\n" + indented(JOINS + HANG) + "\ntorch.multiprocessing.spawn(main, nprocs={})\n"

@@ -12,6 +12,7 @@ from pathlib import PurePath
 from doctor.core.finding import Severity
 from doctor.lint.engine.rule import FlowStep, Violation
 from doctor.lint.python.project.before_group import is_apart_from_group
+from doctor.lint.python.project.earlier_branches import is_taken_before
 from doctor.lint.python.project.failing_calls import (
     fails_before,
     fails_with_ranks,
@@ -137,15 +138,18 @@ _COMMENT = re.compile(r"(?<=\s)#[^\n]*$|^#[^\n]*$", re.MULTILINE)
 
 
 def never_runs(script: Script, node: ast.AST, depth: int = _DEPTH, *, options: bool = False) -> bool:
-    """Whether a place is in a branch that no run takes, since its condition is constant or depends on arguments that
-    every call leaves at their default, below a statement that leaves its block, in a private function of the module
-    that nothing in its file or its project names, or in a function all of whose uses are at such places. ``options``:
-    also where it depends on the values of options and settings that the project shows."""
+    """Whether a place is in a branch that no run takes, since its condition is constant, depends on arguments that
+    every call leaves at their default, or holds only where one above it does, below a statement that leaves its block,
+    in a private function of the module that nothing in its file or its project names, or in a function all of whose
+    uses are at such places. ``options``: also where it depends on the values of options and settings that the project
+    shows."""
     inner = node
     for outer in script.around(node):
         if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test:
             is_in_body = inner is outer.body or inner in block_of(outer, inner, ("body",))
             if outcome(script, outer.test, options=options) is (not is_in_body):
+                return True
+            if is_in_body and isinstance(outer, ast.If) and is_taken_before(script, outer):
                 return True
             if options and _is_set_off(script, outer, inner):
                 return True

@@ -359,6 +359,16 @@ def _declared_in(script: Script, name: str) -> list[DeclaredOption]:
     return [option for call in calls for one, option in _declared_by(call, script.value) if one == name]
 
 
+def is_text_option(script: Script, node: ast.expr) -> bool:
+    """Whether an expression is an option that is one text, as each file of the project declares it that does."""
+    name, modules = _setting(node)[1], script.modules
+    if modules is None or not name:
+        return False
+    texts = dict(_naming(modules, name)) | {script.path: script.text}
+    found = [one for at, text in texts.items() if at.endswith(".py") for one in _declared_at(modules, at, text, name)]
+    return bool(found) and all(one.read("some words") == "some words" for one in found)
+
+
 def _of_own_parser(script: Script, modules: ProjectModules, name: str) -> Values | None:
     """The values of an option of a program's own parser in each command of the project that starts it."""
     found = _declared_in(script, name)
