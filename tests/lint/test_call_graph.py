@@ -363,6 +363,7 @@ def test_old_copies_of_programs(tmp_path, files, expected):
 COPIED = {"other/train.py": of_main(HANG), "other/net.py": "class Net:\n    pass\n", "other/LICENSE": "MIT\n"}
 LAUNCHES = {"run.sh": "#!/bin/bash\ntorchrun --nproc-per-node=8 main.py\ntorchrun $@\n", "main.py": of_main("")}
 IMPORTS = {"use.py": "from other.net import Net\n\nNet()\n"}
+RUNS = "import os\n\ncommand = 'torchrun \\\n    --nproc-per-node={} use.py'.format(8)\n"
 
 
 @pytest.mark.parametrize(
@@ -373,6 +374,10 @@ IMPORTS = {"use.py": "from other.net import Net\n\nNet()\n"}
         (COPIED | IMPORTS | {"other/run.sh": "#!/bin/bash\ntorchrun train.py\n"}, ["error"]),
         (COPIED | IMPORTS | LAUNCHES, ["info"]),
         (COPIED | {"use.py": "from .other.net import Net\n\nNet()\n"} | LAUNCHES, ["info"]),
+        (COPIED | IMPORTS | {"jobs.py": RUNS + "os.system(command)\n"}, ["info"]),
+        (COPIED | IMPORTS | {"jobs.py": RUNS + "print(command)\n"}, ["error"]),
+        (COPIED | IMPORTS | {"jobs.py": RUNS.replace("command", "#") + "os.system(sys.argv[1])\n"}, ["error"]),
+        (COPIED | IMPORTS | {"jobs.py": RUNS.replace("use.py", "other/train.py") + "os.system(command)\n"}, ["error"]),
         (COPIED | IMPORTS, ["error"]),
         (STARTS | COPIED, ["error"]),
         (STARTS | COPIED | IMPORTS | {"run.sh": "#!/bin/bash\ncd other && torchrun train.py\n"}, ["error"]),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePath
 
+from doctor.core.text import joined_lines
 from doctor.lint.python.script import ProjectModules, Script, per_script
 
 _OLD = re.compile(
@@ -39,13 +40,14 @@ _SAYS_OLD = re.compile(
 """What a folder's page, or the first lines of a file, say of code that nobody shall start."""
 _FIRST_LINES = 8
 _STARTS = re.compile(r"(?:\bpython[\d.]*\b|torchrun|launch|deepspeed|\bsrun\b)[^\n]*\.py\b")
+_RUNS = re.compile(r"\bos\.(?:system|popen)\(|\bsubprocess\b|\bPopen\(")
 
 
 @per_script
 def left_over_folder(script: Script) -> str:
     """The folder of a script that nothing outside it starts or imports, if its name says that it is old; or that of a
     copied project, whose modules are imported or which is installed, if nothing outside it starts the script, though
-    pages or launch files of the project start other programs. Empty otherwise."""
+    pages, launch files or programs of the project start other programs. Empty otherwise."""
     modules = script.modules
     if modules is None or not script.location:
         return ""
@@ -124,12 +126,18 @@ def _is_library(script: Script, folder: str) -> bool:
     place = PurePath(script.location)
     own = re.compile(rf"(?<![\w-]){re.escape(place.name)}\b|\b{re.escape(folder)}\.[\w.]*\b{re.escape(place.stem)}\b")
     imported = re.compile(rf"^\s*(?:from|import)\s+\.*{re.escape(folder)}\b", re.MULTILINE)
-    starts = map(_STARTS.search, (*pages, *_outside(modules, folder, ".py", launches=True)))
+    starts = map(_STARTS.search, (*pages, *_outside(modules, folder, ".py", launches=True), *_run(modules, folder)))
     is_imported = any(map(imported.search, _outside(modules, folder, folder)))
     if not any(starts) or not (is_imported or _is_installed(script, modules, folder)):
         return False
     named = (*_outside(modules, folder, place.stem), *pages, *modules.notebooks(place.stem))
     return not any(map(own.search, named))
+
+
+def _run(modules: ProjectModules, folder: str) -> Iterator[str]:
+    """The lines of programs outside a folder that run commands: ``os.system("torchrun main.py")``."""
+    texts = (text for text in _outside(modules, folder, ".py") if _RUNS.search(text) is not None)
+    return (line for text in texts for line in joined_lines(text) if not line.lstrip().startswith("#"))
 
 
 def _is_installed(script: Script, modules: ProjectModules, folder: str) -> bool:
