@@ -64,3 +64,38 @@ def test_a_script_that_others_source_sets_variables_for_them(tmp_path):
 def test_a_script_that_starts_nothing_before_is_one_of_settings(tmp_path):
     text = "#!/bin/bash\nexport NCCL_ASYNC_ERROR_HANDLING=0\necho ready\n"
     assert rules_in(tmp_path, text) == {"NCCL004", "NCCL011"}
+
+
+REMOTE = """\
+export NCCL_ASYNC_ERROR_HANDLING=0
+THE-HOME="not set"
+hosts=`cat $1 | cut -d " " -f1`
+for host in $hosts; do
+    echo "on $host"
+    ssh $host \\
+        "cd $PWD && export WANDB_MODE=offline && \\
+        torchrun --nproc-per-node=8 train.py" &
+done
+"""
+
+
+def test_ssh_passes_no_variables_on(tmp_path):
+    assert rules_in(tmp_path, REMOTE) == set()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("ssh $host", "ssh -o SendEnv=NCCL_ASYNC_ERROR_HANDLING $host"),
+        ("cd $PWD &&", "cd $PWD && export NCCL_ASYNC_ERROR_HANDLING=$NCCL_ASYNC_ERROR_HANDLING &&"),
+        ("ssh $host", "env > vars && scp vars $host: ; ssh $host"),
+        ("ssh $host", "pdsh -w $host"),
+        ("ssh $host", "bash -c"),
+        ("done\n", "done\ntorchrun --nproc-per-node=8 evaluate.py\n"),
+        ("done\n", "done\n$COMMAND\n"),
+        ("`cat", "`python hosts.py"),
+    ],
+)
+def test_variables_that_may_get_to_programs_are_kept(tmp_path, old, new):
+    assert old in REMOTE
+    assert rules_in(tmp_path, REMOTE.replace(old, new)) == {"NCCL004", "NCCL011"}

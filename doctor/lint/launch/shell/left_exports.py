@@ -1,4 +1,4 @@
-"""Variables that a script exports after its programs have ended, so that none of them reads the values."""
+"""Variables that a script exports for none of its programs: after these have ended, or where all run on other hosts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from doctor.lint.engine.project_files import ProjectFiles
 from doctor.lint.launch.partial_text import OUTPUT
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.lint.launch.shell.statements import DECLARING, Statement, assigned_name, split_script
-from doctor.lint.launch.shell.tokens import Array, Opaque, ParameterExpansion, Part, Word
+from doctor.lint.launch.shell.tokens import Array, Literal, Opaque, ParameterExpansion, Part, Word
 
 _QUIET = frozenset(
     (
@@ -26,19 +26,26 @@ _OPEN_FUNCTION = re.compile(r"^[ \t]*function[ \t]+[\w.:-]+[ \t]*(?:\{|$)", re.M
 """A function without brackets behind its name, whose block :mod:`statements` does not follow."""
 _LATER = frozenset(("trap", "alias"))
 """Commands whose words run later."""
+_SSH_ENVIRONMENT = re.compile(r"\b(?:SendEnv|SetEnv|printenv|env|declare|typeset|export[ \t]+-p)\b")
+"""What may carry variables to other hosts."""
+_PROGRAM = re.compile(
+    r"\b(?:python[\d.]*|torchrun|deepspeed|accelerate|srun|mpi(?:run|exec)|docker)\b|\.(?:py|sh)\b|\beval\b"
+)
 MOST_FUNCTIONS = 100
 """Functions of a script whose calls are followed."""
 
 
 def without_left_exports(file: ShellFile, text: str, modules: ProjectFiles) -> ShellFile:
-    """The file with the variables as not exported that it sets when it starts no more programs. A file that starts none
-    before, or that another one of its project reads with ``source``, may set them for others."""
-    if not text.startswith("#!") or not modules.is_script_of_whole(file.path):
+    """The file with the variables as not exported that it sets when it starts no more programs, or if it starts all of
+    them through ssh, which passes none on. A file that starts none before, or that another one of its project reads
+    with ``source``, may set them for others."""
+    if not modules.is_script_of_whole(file.path) or not (text.startswith("#!") or "ssh" in text):
         return file
     statements = split_script(text).statements
     execs = (one.line for one in statements if one.words[0].plain == "exec" and len(one.words) > 1)
     first = min((*(one.place.line for one in file.launches), *execs), default=None)
-    left = _left_lines(statements, text, first) if first is not None else set()
+    left = _left_lines(statements, text, first) if first is not None and text.startswith("#!") else set()
+    left |= _local_lines(statements, text)
     if not left or _is_sourced(file, modules):
         return file
     settings = (replace(one, is_exported=False) if one.place.line in left else one for one in file.settings)
@@ -70,6 +77,34 @@ def _left_lines(statements: tuple[Statement, ...], text: str, first: int) -> set
         at for at, one in enumerate(statements) if _sets(one) and order.is_below(at, first) and order.is_quiet_after(at)
     )
     return {statements[at].line for at in set_at} - noisy
+
+
+def _local_lines(statements: tuple[Statement, ...], text: str) -> set[int]:
+    """The lines with variables of a script whose programs all run in commands of ssh that do not name them: a login has
+    an environment of its own, and what it gets of that of its user has to be named (ssh_config, SendEnv)."""
+    remote = [one for one in statements if one.words[0].plain == "ssh"]
+    others = [one for one in statements if one not in remote]
+    lines = text.splitlines()
+
+    def text_of(statement: Statement) -> str:
+        return "\n".join(lines[statement.line - 1 : statement.end_line])
+
+    sent = "\n".join(map(text_of, remote))
+    if not remote or _SSH_ENVIRONMENT.search(sent) or _OPEN_FUNCTION.search(text):
+        return set()
+    if any(_PROGRAM.search(text_of(one)) or not _is_harmless(one) for one in others):
+        return set()
+    named = ((one.line, _NAME.findall(text_of(one))) for one in others if _sets(one))
+    return {line for line, names in named if not any(re.search(rf"\b{name}\b", sent) for name in names)}
+
+
+def _is_harmless(statement: Statement) -> bool:
+    """Whether a statement has a quiet command, or sets variables, also with a name that is none: ``A-B=4``."""
+    first = statement.words[0].parts[0]
+    return statement.words[0].plain in _QUIET or _sets(statement) or (isinstance(first, Literal) and "=" in first.text)
+
+
+_NAME = re.compile(r"\b([A-Za-z_]\w*)=")
 
 
 def _sets(statement: Statement) -> bool:
