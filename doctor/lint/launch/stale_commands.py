@@ -22,6 +22,7 @@ _BRINGS_FILES = re.compile(
     re.MULTILINE,
 )
 """Commands after which the files are not those of the project."""
+_COPIES_INTO = re.compile(r"^[ \t]*cp[ \t][^\n;&|]*[ \t](?P<folder>\$\S+)[ \t]*$\n?", re.MULTILINE)
 _CHANGES_FOLDER = re.compile(
     r"^[^#\n]*?\bcd\s+(?P<folder>[^\s;&|)]+)|--(?:chdir|workdir)\b|#SBATCH\s+-D\b", re.MULTILINE
 )
@@ -53,11 +54,22 @@ def _is_stale(file: LaunchFile, modules: ProjectFiles, launch: Launch) -> bool:
         return False
     text = modules.text_at(file.path)
     entered = _CHANGES_FOLDER.finditer(text)
-    if _BRINGS_FILES.search(text) or not all(_is_inside(modules, one["folder"]) for one in entered):
+    brought = _without_backups(text) if "/" not in last.script else text
+    if _BRINGS_FILES.search(brought) or not all(_is_inside(modules, one["folder"]) for one in entered):
         return False
     if modules.lacks_file(file.path, last.script):
         return True
     return any(modules.lacks_file(file.path, one) for one in _configurations(last) if _is_plain(one))
+
+
+def _without_backups(text: str) -> str:
+    """A script without copies into a folder that it has made, which is not the one that it is in: ``mkdir -p $OUT``."""
+
+    def kept(copy: re.Match[str]) -> str:
+        folder = re.escape(copy["folder"])
+        return "" if re.search(rf"^[ \t]*mkdir[ \t](?:[^\n]*[ \t])?{folder}[ \t]*$", text, re.MULTILINE) else copy[0]
+
+    return _COPIES_INTO.sub(kept, text)
 
 
 def _is_inside(modules: ProjectFiles, folder: str | None) -> bool:
