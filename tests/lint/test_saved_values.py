@@ -208,3 +208,40 @@ run(train, args=(th.device({device}), True))
 def test_ranks_over_gloo_that_train_on_the_cpu(tmp_path, backend, device, name, expected):
     files = {"train.py": ON_CPU.format(backend=backend, device=device, name=name)}
     assert [severity for _, severity in severities_in(tmp_path, files, BOOK)] == expected
+
+
+RESNETS = """\
+import os
+import torch
+import torchvision.models as models
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.distributed.init_process_group("nccl")
+path = os.path.join(args.models, "pretrained_models", args.net)
+if "50" in path:
+    model = models.resnet50(pretrained=False)
+elif "18" in path:
+    model = models.resnet18(pretrained=False)
+else:
+    model = None
+model.load_state_dict(torch.load(path))
+train(DDP(model.cuda()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "severity"),
+    [
+        ("", "", "info"),
+        ("torch.load(path)", "torch.load(path), strict=False", "warning"),
+        ("torch.load(path)", "torch.load(path)['model']", "warning"),
+        ("pretrained_models", "runs", "warning"),
+        ("resnet18(pretrained=False)", "resnet18(num_classes=10)", "warning"),
+        ("    model = None\n", "    model = build()\n", "warning"),
+        ("model.load", "model.fc = torch.nn.Linear(512, 10)\nmodel.load", "warning"),
+        ("import torchvision.models as", "from . import", "warning"),
+    ],
+)
+def test_a_model_of_torchvision_may_get_published_weights(tmp_path, old, new, severity):
+    files = {"train.py": RESNETS.replace(old, new)}
+    assert severities_in(tmp_path, files, BOOK, preview=True) == [("CODE001", severity)]

@@ -18,7 +18,12 @@ from doctor.lint.python.project.option_values import (
     is_left_by_all_starts,
     option_values,
 )
-from doctor.lint.python.project.saved_values import file_name, is_read_without_gpu, is_saved_without_gpu
+from doctor.lint.python.project.saved_values import (
+    file_name,
+    is_for_torchvision,
+    is_read_without_gpu,
+    is_saved_without_gpu,
+)
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import UNKNOWN, last_name
@@ -191,6 +196,7 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
                 found = _unmapped(script, call, shown)
                 is_less = _is_from_elsewhere(script, call) or _is_given_by_no_start(script, call)
                 is_less = is_less or _only_evaluates(script, shown) or _is_published(script, call)
+                is_less = is_less or is_for_torchvision(script, call)
                 yield replace(found, severity=Severity.INFO, preview=True) if is_less else found
         elif fixed := _first_gpu(script, where):
             yield Violation(

@@ -196,6 +196,55 @@ def _bound_above(script: Script, name: ast.Name) -> ast.expr | None:
     return None
 
 
+_OF_PRETRAINED = re.compile(r"pre-?_?train|imagenet", re.IGNORECASE)
+
+
+def is_for_torchvision(script: Script, call: ast.Call) -> bool:
+    """Whether a model as torchvision makes it, with the classes of ImageNet, gets all that a call loads from a path for
+    pretrained weights, strictly: published files of torchvision fit, and these hold tensors of the CPU."""
+    parent = script.parent(call)
+    model = parent.func.value if isinstance(parent, ast.Call) and isinstance(parent.func, ast.Attribute) else None
+    if not isinstance(parent, ast.Call) or not isinstance(model, ast.Name) or not call.args:
+        return False
+    if last_name(parent.func) != "load_state_dict" or len(parent.args) + len(parent.keywords) != 1:
+        return False
+    path = call.args[0]
+    made = (_bound_above(script, path) if isinstance(path, ast.Name) else None) or path
+    words = (one.value for one in ast.walk(made) if isinstance(one, ast.Constant) and isinstance(one.value, str))
+    return any(map(_OF_PRETRAINED.search, words)) and _is_made_by_torchvision(script, model)
+
+
+def _is_made_by_torchvision(script: Script, model: ast.Name) -> bool:
+    """Whether the nearest statement above a model that gives it a value has constructors of torchvision for it, and
+    nothing below changes a part of it: ``model.fc = Linear(512, 10)``."""
+    for one in sorted(statements_above(script, model), key=lambda above: -above.lineno):
+        named = [part for part in ast.walk(one) if isinstance(part, ast.Name) and part.id == model.id]
+        bound = [part for part in named if isinstance(part.ctx, ast.Store)]
+        if not bound:
+            if any(
+                isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)
+                for part in map(script.parent, named)
+            ):
+                return False
+            continue
+        givers = [script.parent(part) for part in bound]
+        values = [part.value for part in givers if isinstance(part, ast.Assign)]
+        calls = [part for part in values if isinstance(part, ast.Call)]
+        is_known = len(values) == len(bound) and all(isinstance(part, (ast.Call, ast.Constant)) for part in values)
+        return (
+            is_known
+            and bool(calls)
+            and len(named) == len(bound)
+            and all(_is_plain_torchvision(script, one) for one in calls)
+        )
+    return False
+
+
+def _is_plain_torchvision(script: Script, call: ast.Call) -> bool:
+    names = {one.arg for one in call.keywords}
+    return script.name(call.func).startswith("torchvision.models.") and names <= {"pretrained", "weights", "progress"}
+
+
 def _default_of(script: Script, name: ast.Name) -> ast.expr | None:
     """The default of a parameter that no call in the file gives."""
     function = script.function_of(name) if not any(True for _ in handed_in(script, name)) else None
