@@ -23,6 +23,9 @@ VAIN = {
     "a function that is defined below its use": "for step in range(9):\n    save(step)\n\ndef save(step):\n"
     + indented(HANG),
     "a list that is made below the loop": IN_LOOP.format(use="seen.append(batch)", more="    seen = []\n"),
+    "a list that a branch of the loop makes below": IN_LOOP.format(
+        use="seen.append(batch)", more="        if batch:\n            seen = []\n"
+    ),
     "a sampler for a loader that shuffles": "from torch.utils.data import DataLoader, RandomSampler\n"
     "sampler = RandomSampler(data)\nloader = DataLoader(data, 8, True, sampler)\n" + HANG,
     "in a condition": IN_LOOP.format(use="if len(seen): print(batch)", more="    seen = []\n"),
@@ -44,6 +47,9 @@ REACHED = {
     "a function below its use in another": "def main():\n    save(1)\n\ndef save(step):\n"
     + indented(HANG)
     + "\nmain()\n",
+    "a list that a branch of the loop makes above": IN_LOOP.format(
+        use="if batch:\n            seen = []\n        seen.append(batch)", more=""
+    ),
     "a list that the loop makes": IN_LOOP.format(use="seen.append(batch)", more="        seen = []\n"),
     "a list of the module": "seen = []\n" + IN_LOOP.format(use="seen.append(batch)", more="    print(seen)\n"),
     "a name that a star gives": "from tools import *\n\nsave(1)\n\ndef save(step):\n" + indented(HANG) + "\nsave(2)\n",

@@ -237,6 +237,38 @@ def test_gradients_of_a_model_that_is_made_to_be_measured(tmp_path, name, given,
     assert found(tmp_path, "CODE042", {"train.py": text}) == [severity]
 
 
+TIMES = """\
+import torch
+from time import time
+
+dist.init_process_group("nccl")
+model = torch.nn.parallel.DistributedDataParallel(build())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(100):
+    x = {x}
+    began = {clock}
+    criterion(model(x), x).backward()
+    optimizer.step()
+    print({clock} - began)
+{after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("x", "clock", "after", "severity"),
+    [
+        ("torch.rand(8, 8)", "time()", "", "info"),
+        ("next(batches) + torch.rand(8, 8)", "time()", "", "error"),
+        ("batches[step]", "time()", "", "error"),
+        ("torch.rand(8, 8)", "step", "", "error"),
+        ("torch.rand(8, 8)", "time()", "torch.save(model.state_dict(), 'last.pt')", "error"),
+    ],
+)
+def test_gradients_of_timed_steps_on_random_numbers(tmp_path, x, clock, after, severity):
+    text = TIMES.format(x=x, clock=clock, after=after)
+    assert found(tmp_path, "CODE042", {"train.py": text}) == [severity]
+
+
 ALONE = """\
 import argparse
 import torch

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
-from doctor.lint.python.project.starts.own_start import is_measured
+from doctor.lint.python.project.starts.own_start import is_measured, times_steps
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import is_test
 from doctor.lint.python.value_flow import computed_from, handed_in, origins
@@ -106,7 +106,8 @@ def gradients_not_zeroed(script: Script) -> Iterator[Violation]:
             continue
         back = next((one for one in script.inside(loop, ast.Call) if last_name(one.func) == "backward"), None)
         if back is not None and _is_kept(script, optimizer, loop) and not _is_handed_on(script, optimizer):
-            is_discarded = is_measured(script, call)
+            is_timed = times_steps(script, loop) and _draws_inputs(script, loop)
+            is_discarded = is_timed or is_measured(script, call)
             yield Violation(
                 call,
                 f"{script.text_of(optimizer)}.zero_grad() is missing: gradients add up over all steps of the loop at "
@@ -123,18 +124,31 @@ _DRAWN = re.compile(r"^torch\.(?:rand|randn|randint|randperm|ones|zeros|full|emp
 def _is_on_random_numbers(script: Script, loop: ast.For | ast.While) -> bool:
     """Whether a loop over numbers trains on tensors that it draws, with the output itself as the loss: it learns
     nothing, and shows how something is called, or how fast it is."""
+    return _draws_inputs(script, loop) and all(
+        last_name(_whole(script, loss)) in ("sum", "mean") for loss in _losses(script, loop)
+    )
+
+
+def _draws_inputs(script: Script, loop: ast.For | ast.While) -> bool:
+    """Whether a loop over numbers computes each loss from random numbers, and from no batch that it gets."""
     if isinstance(loop, ast.For) and last_name(loop.iter) not in ("range", "trange"):
         return False
-    losses = [
+    sources = [
+        [one for one in computed_from(script, loss) if isinstance(one, ast.Call)] for loss in _losses(script, loop)
+    ]
+    return bool(sources) and all(
+        any(_DRAWN.match(script.name(one.func)) for one in calls)
+        and all(last_name(one.func) != "next" for one in calls)
+        for calls in sources
+    )
+
+
+def _losses(script: Script, loop: ast.For | ast.While) -> list[ast.expr]:
+    return [
         call.func.value
         for call in script.inside(loop, ast.Call)
         if isinstance(call.func, ast.Attribute) and call.func.attr == "backward" and not call.args
     ]
-    return bool(losses) and all(
-        any(isinstance(one, ast.Call) and _DRAWN.match(script.name(one.func)) for one in computed_from(script, loss))
-        and last_name(_whole(script, loss)) in ("sum", "mean")
-        for loss in losses
-    )
 
 
 def _whole(script: Script, loss: ast.expr) -> ast.expr:

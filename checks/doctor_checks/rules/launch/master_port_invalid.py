@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import FilePasses, LaunchFile, Script, Severity, Violation, is_older, rule
+from doctor.lint.engine.releases import Releases
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.lint.launch.process_launches import option_name, starts_of
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
@@ -101,8 +102,16 @@ _CHECKED_SINCE = "1.9"
 
 
 def _cut_port(file: EnvironmentSource, port: str) -> int:
-    """The port that the torch of the project makes of a too high one; 0 if it rejects it, or is unknown."""
-    return int(port) & 0xFFFF if port.isdigit() and is_older(file.stated_torch, _CHECKED_SINCE) else 0
+    """The port that the torch of the project makes of a too high one; 0 if it rejects it, or is unknown. A folder that
+    states none is of the time of the others in its project."""
+    stated = [file.stated_torch] if file.stated_torch else _torch_of_others(file)
+    is_cut = bool(stated) and all(is_older(one, _CHECKED_SINCE) for one in stated)
+    return int(port) & 0xFFFF if port.isdigit() and is_cut else 0
+
+
+def _torch_of_others(file: EnvironmentSource) -> list[str]:
+    releases = file.releases
+    return [newest for _, newest in releases.elsewhere("torch")] if isinstance(releases, Releases) else []
 
 
 def _is_port(text: str) -> bool:

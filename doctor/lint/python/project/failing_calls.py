@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -320,8 +321,8 @@ def _is_conditional(script: Script, node: ast.AST, last: ast.AST) -> bool:
 
 
 def _is_unbound(script: Script, name: ast.Name) -> bool:
-    """Whether a name has no value at a place of its own function or module: all that binds it is below, and no loop
-    around both comes back."""
+    """Whether a name has no value at a place of its own function or module when a run first comes there: all that
+    binds it is below, outside of loops around both or in branches of them."""
     if not isinstance(name.ctx, ast.Load) or hasattr(builtins, name.id):
         return False
     around = list(script.around(name))
@@ -333,7 +334,9 @@ def _is_unbound(script: Script, name: ast.Name) -> bool:
     binders = _binders(script, scope).get(name.id, [])
     loops = [one for one in around[: around.index(scope)] if isinstance(one, _LOOPS)]
     return bool(binders) and all(
-        one is not None and one.lineno > (name.end_lineno or name.lineno) and not _is_in_any(script, one, loops)
+        one is not None
+        and one.lineno > (name.end_lineno or name.lineno)
+        and (not _is_in_any(script, one, loops) or _is_in_branch_of(script, one, loops))
         for one in binders
     )
 
@@ -346,6 +349,12 @@ def _may_be_starred(script: Script, name: str) -> bool:
 
 def _is_in_any(script: Script, node: ast.AST, outer: Sequence[ast.AST]) -> bool:
     return any(one in outer for one in script.around(node))
+
+
+def _is_in_branch_of(script: Script, node: ast.AST, loops: Sequence[ast.AST]) -> bool:
+    """Whether a node is in a branch of the innermost loop, which its first rounds may not take."""
+    inner = list(itertools.takewhile(lambda one: one not in loops, script.around(node)))
+    return any(isinstance(one, ast.If) and node not in ast.walk(one.test) for one in inner)
 
 
 _Binders = dict[str, list["ast.stmt | ast.expr | None"]]

@@ -130,6 +130,7 @@ _OF_BENCHMARKS = re.compile(
     re.IGNORECASE,
 )
 _TAKES_TIME = re.compile(r"\btime\.(?:time|perf_counter|monotonic)\(|\bperf_counter\(|cuda\.Event\(")
+_CLOCKS = ("time.time", "time.perf_counter", "time.monotonic", "timeit.default_timer")
 _COMMENTS = re.compile(r"#.*")
 _KEEPS_MODEL = re.compile(
     r"\bsave\w*\(|state_dict\(\)|push_to_hub|\bdump\(|\.eval\(\)|\bno_grad\(|inference_mode|\bvalid\w*\(|"
@@ -145,6 +146,14 @@ def measures_speed(script: Script) -> bool:
         return False
     names = (PurePath(script.path).as_posix().rsplit("/", 2)[-2:], [one.name for one in script.functions])
     return any(_OF_BENCHMARKS.search(name) for part in names for name in part)
+
+
+def times_steps(script: Script, loop: ast.For | ast.While) -> bool:
+    """Whether a loop takes the time at least twice around what it does, in a program that neither evaluates nor saves a
+    model: its steps are measured, and what the model has learned is discarded."""
+    clocks = set(script.calls(*_CLOCKS))
+    taken = sum(one in clocks for one in script.inside(loop, ast.Call))
+    return taken > 1 and _KEEPS_MODEL.search(_COMMENTS.sub("", script.text)) is None
 
 
 _GETS_MODEL = re.compile(r"net|model|module|optim|engine|self", re.IGNORECASE)
