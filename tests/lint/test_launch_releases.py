@@ -157,6 +157,8 @@ OF_LAUNCHER = "python -m torch.distributed.launch --nproc_per_node=8 --master_po
         ({"README.md": "## Software\n\nPytorch: 1.7.1\n"}, "info"),
         ({"README.md": "- **PyTorch** 1.7.1\n"}, "info"),
         ({"requirements.txt": "torch==1.10.2\n"}, "error"),
+        ({"part/requirements.txt": "torch==1.7.0\n", "README.md": "pip install mmdet==2.13.0\n"}, "info"),
+        ({"part/requirements.txt": "torch==1.7.0\n", "other/requirements.txt": "torch==2.1.0\n"}, "error"),
         ({}, "error"),
     ],
 )

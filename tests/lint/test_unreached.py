@@ -64,7 +64,26 @@ REACHED = {
     },
     "what a page shows": {"net.py": NET, "train.py": "print()\n", "README.md": "Give `net.Net` to a Trainer.\n"},
 }
+OF_HYDRA = (
+    f"import hydra\n{HEAD}@hydra.main(config_path='.', config_name='train.yaml')\ndef main(cfg):\n"
+    "    pl.Trainer(devices=2, weights_summary=None)\n\nif __name__ == '__main__':\n    main()\n"
+)
+REACHED |= {
+    "a program whose configuration is there": {"own.py": OF_HYDRA, "train.yaml": "a: 1\n", "use.py": "print()\n"},
+    "a program without the folder of its configurations": {"own.py": OF_HYDRA, "use.py": "print()\n"},
+    "a program whose configuration a command selects": {
+        "own.py": OF_HYDRA,
+        "other.yaml": "a: 1\n",
+        "run.sh": "python own.py --config-name other\n",
+    },
+    "a program whose configuration is in a store": {
+        "own.py": OF_HYDRA,
+        "other.yaml": "a: 1\n",
+        "use.py": "ConfigStore.instance().store(name='train', node=node)\n",
+    },
+}
 NOT_REACHED = {
+    "a program whose configuration is not there": {"own.py": OF_HYDRA, "other.yaml": "a: 1\n", "use.py": "print()\n"},
     "a copy that nothing imports and that says what it is": {
         "own.py": f'{COPY}\nif __name__ == "__main__":\n    print("plugins")\n',
         "train.py": "print()\n",

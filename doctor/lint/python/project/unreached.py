@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from doctor.lint.python.project.call_graph import CallGraph
-from doctor.lint.python.project.failing_start import stopped_before
+from doctor.lint.python.project.failing_start import lacks_configuration, stopped_before
 from doctor.lint.python.project.left_over import is_old_copy, left_over_folder
 from doctor.lint.python.script import ProjectModules, Script, last_name, per_script
 
@@ -46,7 +46,8 @@ def unreached(script: Script, line: int) -> str:
     is_offered = modules.installs(script.location)
     if not (is_offered or _has_programs(script)):
         return ""
-    if not is_offered and (missing := stopped_before(script, line)) and not _may_be_imported(script):
+    missing = "" if is_offered else stopped_before(script, line) or lacks_configuration(script)
+    if missing and not _may_be_imported(script):
         return f"every run stops before: {missing} does not exist"
     if is_imported_nowhere(script):
         return "nothing in the project imports or starts this file"
