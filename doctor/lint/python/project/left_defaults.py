@@ -120,6 +120,10 @@ def possible_values(script: Script, node: ast.expr, depth: int = DEPTH, *, optio
     if isinstance(node, ast.Name):
         scope = script.bindings.scope_of(node, node.id)
         bound = scope.names[node.id] if scope is not None else ()
+        if options and len(bound) > 1:
+            taken = [one for one in bound if not _is_in_branch_left_out(script, one, depth - 1)]
+            if len(taken) == 1 and isinstance(taken[0], ast.Constant):
+                return frozenset({taken[0].value})  # an option selects it
         return _bound_values(script, bound, depth, options=options)
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
         owner = script.class_of(node)
@@ -127,6 +131,20 @@ def possible_values(script: Script, node: ast.expr, depth: int = DEPTH, *, optio
         if bound and not _is_set_elsewhere(script, node.attr):
             return _bound_values(script, bound, depth, options=options)
     return option_values(script, node) if options else None
+
+
+def _is_in_branch_left_out(script: Script, value: object, depth: int) -> bool:
+    """Whether the value of a name is in a branch that no start takes which the project shows."""
+    inner: ast.AST | None = value if isinstance(value, ast.expr) else None
+    for outer in script.around(inner) if inner is not None and depth else ():
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return False
+        if isinstance(outer, ast.If) and inner is not outer.test:
+            is_in_body = any(inner is one for one in outer.body)
+            if outcome(script, outer.test, depth, options=True) is (not is_in_body):
+                return True
+        inner = outer
+    return False
 
 
 def _bound_values(script: Script, bound: object, depth: int, *, options: bool) -> Values | None:

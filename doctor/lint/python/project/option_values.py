@@ -24,6 +24,7 @@ from doctor.lint.python.project.options import (
 )
 from doctor.lint.python.project.starts.launch_counts import LAUNCHERS, may_start_ranks, programs_of
 from doctor.lint.python.project.unreached import is_program
+from doctor.lint.python.project.yacs_entries import entry_values
 from doctor.lint.python.script import UNKNOWN, ProjectModules, Script, last_name, parsed, per_script
 
 Values = frozenset[object]
@@ -144,8 +145,13 @@ def option_values(script: Script, node: ast.expr, *, restarts: bool = False) -> 
     modules = script.modules
     if modules is None or not owner or not name.isidentifier():
         return None
-    if _OF_RANKS.search(name) or (not restarts and _OF_RESTARTS.search(name)):
+    if _OF_RANKS.search(name):
         return None
+    entry = entry_values(script, node)
+    if not restarts and _OF_RESTARTS.search(name):
+        return entry if entry == frozenset({True}) else None  # on in the first run too
+    if entry is not None:
+        return entry if _is_known(entry) else None
     key = ("option values", script.path, owner if owner == "self" else "", name)
     if key not in modules.memo:
         modules.memo[key] = None  # while it is looked for
@@ -533,6 +539,9 @@ def is_given_nowhere(script: Script, node: ast.expr) -> bool:
     modules = script.modules
     if modules is None or modules.is_one_file or not owner or not name.isidentifier():
         return False
+    entry = entry_values(script, node)
+    if entry is not None:
+        return all(one is None or one == "" for one in entry)
     key = ("given nowhere", script.path, ast.unparse(node))
     if key not in modules.memo:
         sections = _entries_of_section(modules, node)
