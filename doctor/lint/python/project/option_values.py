@@ -163,6 +163,33 @@ def option_values(script: Script, node: ast.expr, *, restarts: bool = False) -> 
     return values
 
 
+def is_chosen_nowhere(script: Script, node: ast.expr, text: object) -> bool:
+    """Whether configurations of the project give an entry, and neither they nor anything else there gives it a text for
+    which a program has a branch: ``config["dataset"] == "faces"``."""
+    (owner, name), modules = _setting(node), script.modules
+    if modules is None or not owner or not isinstance(text, str) or not text or not name.isidentifier():
+        return False
+    if _OF_RANKS.search(name) or _OF_RANKS.search(text) or _OF_RESTARTS.search(name):
+        return False
+    given = re.compile(rf"^[ \t{{]*[\"']?{name}[\"']?[ \t]*:[ \t]*[\"']?\w", re.MULTILINE)
+    launches = modules.mentioning(name, launches=True)
+    if not any(given.search(one) for shown, one in launches if shown.endswith(_CONFIGURATIONS)):
+        return False
+    word = re.compile(rf"(?<!\w){re.escape(text)}(?!\w)")
+    pages = modules.pages(script.location) if script.location else ()
+    others = [one for _, one in modules.mentioning(text, launches=True)]
+    if any(map(word.search, (*others, *pages, *modules.notebooks(text)))):
+        return False
+    programs = [one for one in modules.mentioning(text) if one[0].endswith(".py")]
+    known = [_settings_in(modules, shown, one) for shown, one in programs[: MOST_READ + 1]]
+    if len(known) > MOST_READ or None in known:
+        return False
+    values = {_literal(part) for one in known if one is not None for part in one.written.get(name, ())}
+    values |= {option.default for one in known if one is not None for option in one.declared.get(name, ())}
+    commands = [part for one in known if one is not None for part in one.commands]
+    return text not in values and not any(map(word.search, commands))
+
+
 def values_in_own_file(script: Script, node: ast.expr) -> Values:
     """The values of an entry in the only configuration that a script opens by a fixed name, if that has one such entry,
     and in the shell scripts of its folder that give it; empty if another text of the folder has the name."""

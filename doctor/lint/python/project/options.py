@@ -42,6 +42,22 @@ def switch_off_by_default(script: Script, test: ast.expr) -> str:
     return f"--{name}" if is_off and not _is_asked_for(script, name, spelled) else ""
 
 
+def _turned_off_by(script: Script, test: ast.expr) -> str:
+    """The option that turns off what a test asks for, if it is on by default and no launch file or page of the project
+    turns it off: ``--no_repeated_aug``; empty otherwise."""
+    name, modules = _entry_of(test), script.modules
+    if not name.isidentifier() or modules is None or sets(script, name):
+        return ""
+    spelled = name.replace("_", "[-_]")
+    declared = re.compile(rf"[\"']--no[-_]{spelled}[\"'][^\n]{{0,60}}store_false[^\n]{{0,60}}\b{name}\b")
+    is_on = re.compile(rf"set_defaults\([^)\n]*\b{name}\s?=\s?True")
+    given = re.compile(rf"--no[-_]{spelled}\b|\b{name}[\"']?\s*[:=]\s*(?:[Ff]alse|0|no)\b")
+    texts = [text for one in {name, name.replace("_", "-")} for _, text in modules.mentioning(one, launches=True)]
+    texts += modules.pages(script.location) if script.location else ()
+    is_declared = declared.search(script.text) is not None and is_on.search(script.text) is not None
+    return f"--no_{name}" if is_declared and not any(map(given.search, texts)) else ""
+
+
 _GIVES_OPTIONS = re.compile(r"[\"'\s]--\w+")
 
 
@@ -50,7 +66,12 @@ def left_off(script: Script, node: ast.AST) -> str:
     the script with other options, also those of its pages, do not give it: ``--test_only``; empty otherwise."""
     branches = [one for one in script.around(node) if isinstance(one, ast.If)]
     tests = [one.test for one in branches if any(node is part for held in one.body for part in ast.walk(held))]
-    option = next(filter(None, (switch_off_by_default(script, one) for one in tests)), "")
+    others = [one.test for one in branches if any(node is part for held in one.orelse for part in ast.walk(held))]
+    options = (
+        *(switch_off_by_default(script, one) for one in tests),
+        *(_turned_off_by(script, one) for one in others),
+    )
+    option = next(filter(None, options), "")
     place, modules = PurePath(script.path), script.modules
     if not option or modules is None:
         return ""
