@@ -59,6 +59,13 @@ _REFILLS = frozenset(
                 "if item is not None]", "if item is not None]  # !"
             ),
         ),
+        passes("no sample is None, in any mode", _NEVER_NONE.replace("return {", _OF_MODES)),
+        fails(
+            "a sample of some kinds may be None",
+            _NEVER_NONE.replace("return {", _OF_MODES.replace("self.mode in", "self.kinds[i] in")).replace(
+                "None]", "None]  # !"
+            ),
+        ),
         passes("no sample is None, with a filter", _NEVER_NONE.replace(_KEPT, _FILTERED)),
         fails(
             "a filter of what may be None",
@@ -175,21 +182,29 @@ def _reads_of(script: Script) -> list[FunctionNode]:
 
 def _returns_samples(script: Script, function: FunctionNode, depth: int = 3) -> bool:
     values = [one.value for one in script.inside(function, ast.Return)]
-    is_complete = isinstance(function.body[-1], (ast.Return, ast.While, ast.With, ast.Raise)) or _always_returns(
-        function
-    )
+    is_complete = isinstance(function.body[-1], (ast.While, ast.With)) or _always_returns(function.body)
     return is_complete and bool(values) and all(_is_sample(script, one, depth) for one in values)
 
 
-def _always_returns(function: FunctionNode) -> bool:
-    """``if …: return a`` with an ``else`` that returns too, or a ``try`` whose handlers do."""
-    last: ast.stmt = function.body[-1]
-    blocks: list[list[ast.stmt]] = []
+def _always_returns(block: list[ast.stmt]) -> bool:
+    """Whether a block ends with a ``return`` or ``raise`` for all samples: also ``if …: return a`` with an ``else``
+    that returns too, or a ``try`` whose handlers do. Without an ``else``, a test of the dataset alone (``self.mode ==
+    "train"``) has one outcome for all samples: it leaves out no part of a batch."""
+    last = block[-1] if block else None
     if isinstance(last, ast.If):
-        blocks = [last.body, last.orelse]
-    elif isinstance(last, ast.Try):
+        is_last = not last.orelse and _asks_the_dataset(last.test)
+        return _always_returns(last.body) and (is_last or _always_returns(last.orelse))
+    if isinstance(last, ast.Try):
         blocks = [last.orelse or last.body, *(one.body for one in last.handlers)]
-    return bool(blocks) and all(one and isinstance(one[-1], (ast.Return, ast.Raise)) for one in blocks)
+        return all(map(_always_returns, blocks))
+    return isinstance(last, (ast.Return, ast.Raise))
+
+
+def _asks_the_dataset(test: ast.expr) -> bool:
+    """``self.mode in ("eval", "test")``: no part of it depends on the sample."""
+    nodes = list(ast.walk(test))
+    names = {one.id for one in nodes if isinstance(one, ast.Name)}
+    return names == {"self"} and not any(isinstance(one, (ast.Call, ast.Subscript)) for one in nodes)
 
 
 def _is_sample(script: Script, value: ast.expr | None, depth: int) -> bool:
@@ -246,6 +261,11 @@ return self.read(i)
         if i > 9:
             pass
         return {"""
+_OF_MODES = """\
+if self.mode == "train":
+            return self.pairs[i]
+        elif self.mode in ("eval", "test"):
+            return {"""
 _NEVER_NONE: str = (
     _script("batch = [item for item in batch if item is not None]")
     + """\
