@@ -1301,6 +1301,20 @@ def test_a_function_that_uses_an_undefined_name_always_fails(tmp_path, statement
     assert found(tmp_path, {"train.py": train, "other.py": "import torch\n"}) == expected
 
 
+@pytest.mark.parametrize(
+    ("declares", "severity"),
+    [
+        ("passer = argparse.ArgumentParser()", "info"),
+        ("parser = argparse.ArgumentParser()", "error"),
+        ("from argparse import *\n    parser = ArgumentParser()", "error"),
+    ],
+)
+def test_a_program_that_starts_with_an_undefined_name_always_fails(tmp_path, declares, severity):
+    train = HEAD + "import argparse\n\ndef run(args):\n    " + JOINS + indented(HANG)
+    train += f"\nif __name__ == '__main__':\n    {declares}\n    args = parser.parse_args()\n    run(args)\n"
+    assert found(tmp_path, {"train.py": train, "other.py": "import torch\n"}) == [("CODE005", severity)]
+
+
 LOADS = "dist.init_process_group('nccl')\nmodel.load_state_dict(torch.load('checkpoint.pt'))\n"
 
 

@@ -322,7 +322,8 @@ def _is_conditional(script: Script, node: ast.AST, last: ast.AST) -> bool:
 
 def _is_unbound(script: Script, name: ast.Name) -> bool:
     """Whether a name has no value at a place of its own function or module when a run first comes there: all that
-    binds it is below, outside of loops around both or in branches of them."""
+    binds it is below, outside of loops around both or in branches of them, or nothing binds it, and the place is in the
+    block that only a program runs."""
     if not isinstance(name.ctx, ast.Load) or hasattr(builtins, name.id):
         return False
     around = list(script.around(name))
@@ -332,6 +333,8 @@ def _is_unbound(script: Script, name: ast.Name) -> bool:
     if isinstance(scope, ast.Module) and (_UNKNOWN_NAMES.search(script.text) or _may_be_starred(script, name.id)):
         return False
     binders = _binders(script, scope).get(name.id, [])
+    if not binders and isinstance(scope, ast.Module):
+        return _is_of_main(script, around) and is_defined_nowhere(script, name.id)
     loops = [one for one in around[: around.index(scope)] if isinstance(one, _LOOPS)]
     return bool(binders) and all(
         one is not None
@@ -339,6 +342,12 @@ def _is_unbound(script: Script, name: ast.Name) -> bool:
         and (not _is_in_any(script, one, loops) or _is_in_branch_of(script, one, loops))
         for one in binders
     )
+
+
+def _is_of_main(script: Script, around: Sequence[ast.AST]) -> bool:
+    """Whether a place is below ``if __name__ == "__main__":`` of a project's file: an example may leave out names."""
+    tests = (ast.unparse(one.test) for one in around if isinstance(one, ast.If))
+    return script.modules is not None and not script.modules.is_one_file and "__name__ == '__main__'" in tests
 
 
 def _may_be_starred(script: Script, name: str) -> bool:
