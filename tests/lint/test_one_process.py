@@ -854,6 +854,7 @@ def options():
     parser.add_argument("--save-model", action="store_true")
     return parser.parse_args()
 """
+LOCAL = "def build():\n    save_model = Saver()\n    return save_model\n"
 OF_TEXT = 'parser.add_argument("--saves", default="no")'
 FIELDS = "from dataclasses import dataclass\n\n@dataclass\nclass Options:\n    save_model: bool = {}\n"
 
@@ -867,6 +868,9 @@ FIELDS = "from dataclasses import dataclass\n\n@dataclass\nclass Options:\n    s
         ({"run.sh": "torchrun train.py\n", "other.sh": "torchrun other.py --save_model\n"}, False),
         ({"run.sh": "torchrun train.py\n", "start.py": "run(['torchrun', 'train.py', '--save-model'])\n"}, False),
         ({"run.sh": "torchrun train.py\n", "tune.py": "args.save_model = True\n"}, False),
+        ({"run.sh": "torchrun train.py\n", "model.py": LOCAL}, True),
+        ({"run.sh": "torchrun train.py\n", "model.py": LOCAL.replace("return", "args.save_model =")}, False),
+        ({"run.sh": "torchrun train.py\n", "model.py": LOCAL.replace("return", "return locals(),")}, False),
         ({"run.sh": "torchrun train.py $EXTRA_ARGS\n"}, False),
         ({"run.sh": "torchrun other.py\n"}, False),
     ],

@@ -85,8 +85,8 @@ class NamedValues:
         self.copied: dict[str, str] = {}
         self.fixed: set[str] = set()
         self.commands: list[str] = []
-        declaring: set[ast.AST] = set()
         nodes = list(ast.walk(parsed(text)))
+        declaring: set[ast.AST] = _computed_locals(nodes)
         keeps = any(isinstance(one, ast.ClassDef) and _KEEPS.search(one.name) for one in nodes)
         replacing: dict[str, list[ast.Assign]] = defaultdict(list)
         for node in nodes:
@@ -755,6 +755,25 @@ def _written_by(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
         yield from ((key, value) for one, value in named if isinstance(key := _literal(one), str))
     elif isinstance(node, ast.arguments):
         yield from _defaults_of(node)
+
+
+def _computed_locals(nodes: Sequence[ast.AST]) -> set[ast.AST]:
+    """The assignments of functions that compute a variable (``dataset = CIFAR10("data")``) of which no setting is made:
+    ``args.dataset = dataset``, ``Config(dataset=dataset)``, ``locals()``."""
+    shared = {one for node in nodes if isinstance(node, (ast.Global, ast.Nonlocal)) for one in node.names}
+    for node in nodes:
+        if isinstance(node, ast.Call) and last_name(node.func) in ("locals", "vars", "exec", "eval"):
+            return set()
+        shared.update(name for name, value in _written_by(node) if isinstance(value, ast.Name) and value.id == name)
+    functions = (one for one in nodes if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    return {
+        one
+        for function in functions
+        for one in ast.walk(function)
+        if isinstance(one, ast.Assign)
+        and isinstance(one.value, ast.Call)
+        and all(isinstance(target, ast.Name) and target.id not in shared for target in one.targets)
+    }
 
 
 def _replaced_by(node: ast.AST) -> Iterator[str]:
