@@ -757,6 +757,52 @@ def test_a_branch_for_another_value_than_all_configurations_have_is_not_taken(tm
     assert (severity == "info") == is_info
 
 
+NAMES_ONE = """\
+import argparse
+import torch.distributed as dist
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--config", default="conf/first.json")
+cfg = read(parser.parse_args().config)
+dist.init_process_group()
+{test}:
+    if dist.get_rank() == 0:
+        dist.barrier()
+"""
+TWO = {
+    "conf/first.json": '{"train": {"amp": false, "warm": 0}}\n',
+    "conf/second.json": '{"train": {"amp": true, "warm": 9}}\n',
+}
+FIRST = {"run.sh": "torchrun tools/train.py --config conf/first.json\n"}
+BOTH = {**FIRST, "more.sh": "torchrun tools/train.py --config conf/second.json\n"}
+WITH_PATHS = {"tools/config.py": "class Config:\n    def get(self, *key):\n        return self.at(key)\n"}
+
+
+@pytest.mark.parametrize(
+    ("test", "files", "is_info"),
+    [
+        ("if cfg.train.amp", FIRST, True),
+        ("if cfg.train.amp", {"run.sh": "torchrun tools/train.py --lr 3\n"}, True),
+        ("if not cfg.train.amp", FIRST, False),
+        ("if cfg.train.amp", BOTH, False),
+        ("if cfg.train.amp", {}, False),
+        ("if cfg.train.amp", {"run.sh": "torchrun tools/train.py --config $CONF\n"}, False),
+        ("if cfg.train.amp", {"run.sh": f"{FIRST['run.sh'].rstrip()} train.amp=true\n"}, False),
+        ("if cfg.train.amp", {**FIRST, "tools/tune.py": "cfg.update('amp', True)\n"}, False),
+        ("if cfg.train.amp", {**FIRST, "README.md": "Set `amp` for newer GPUs.\n"}, False),
+        ("if cfg.get('train', 'amp')", {**FIRST, **WITH_PATHS}, True),
+        ("if cfg.get('train', 'amp')", FIRST, False),
+        ("for step in range(cfg.train.warm)", FIRST, True),
+        ("for step in range(0, cfg.train.warm)", FIRST, True),
+        ("for step in range(-4, cfg.train.warm)", FIRST, False),
+        ("for step in range(cfg.train.warm)", BOTH, False),
+    ],
+)
+def test_a_branch_for_another_value_than_the_named_configurations_have(tmp_path, test, files, is_info):
+    ((_, severity),) = found(tmp_path, {"tools/train.py": NAMES_ONE.format(test=test), **TWO, **files})
+    assert (severity == "info") == is_info
+
+
 @pytest.mark.parametrize(
     ("use", "files", "is_info"),
     [

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from doctor.lint.python.project.call_graph import CALLED_BY_TORCH, INERT, PLAIN_BASES
+from doctor.lint.python.project.named_configurations import values_in_named
 from doctor.lint.python.project.option_values import Values, is_chosen_nowhere, numbers_of, option_values
 from doctor.lint.python.project.options import number_in
 from doctor.lint.python.script import UNKNOWN, FunctionNode, ProjectModules, Script, last_name, parsed
@@ -132,7 +133,20 @@ def possible_values(script: Script, node: ast.expr, depth: int = DEPTH, *, optio
         bound = script.bindings.members(owner).get(node.attr, ()) if owner is not None else ()
         if bound and not _is_set_elsewhere(script, node.attr):
             return _bound_values(script, bound, depth, options=options)
-    return option_values(script, node) if options else None
+    return (values_in_named(script, node) or option_values(script, node)) if options else None
+
+
+def has_no_rounds(script: Script, loop: ast.AST) -> bool:
+    """Whether a loop counts to an option or setting that is 0 in all starts that the project shows: ``for step in
+    range(cfg.warmup_steps):``."""
+    call = loop.iter if isinstance(loop, ast.For) else None
+    if not isinstance(call, ast.Call) or last_name(call.func) != "range":
+        return False
+    if len(call.args) not in (1, 2) or isinstance(call.args[-1], ast.Constant):
+        return False
+    stops, first = possible_values(script, call.args[-1], options=True), call.args[0]
+    is_from_below = len(call.args) == 2 and isinstance(first, ast.UnaryOp)
+    return stops is not None and all(one == 0 and one is not False for one in stops) and not is_from_below
 
 
 def _is_in_branch_left_out(script: Script, value: object, depth: int) -> bool:

@@ -20,7 +20,7 @@ from doctor.lint.python.project.failing_calls import (
     makes_no_trainer,
     training_fails,
 )
-from doctor.lint.python.project.left_defaults import outcome
+from doctor.lint.python.project.left_defaults import has_no_rounds, outcome
 from doctor.lint.python.project.never_used import cannot_run, fails_to_spawn, is_notebook_of_one_process
 from doctor.lint.python.project.option_values import numbers_of
 from doctor.lint.python.project.options import left_off, own_starts, switch_off_by_default, texts_of_starts
@@ -142,7 +142,7 @@ def never_runs(script: Script, node: ast.AST, depth: int = _DEPTH, *, options: b
     every call leaves at their default, or holds only where one above it does, below a statement that leaves its block,
     in a private function of the module that nothing in its file or its project names, or in a function all of whose
     uses are at such places. ``options``: also where it depends on the values of options and settings that the project
-    shows."""
+    shows, and in loops of 0 rounds."""
     inner = node
     for outer in script.around(node):
         if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test:
@@ -153,6 +153,8 @@ def never_runs(script: Script, node: ast.AST, depth: int = _DEPTH, *, options: b
                 return True
             if options and _is_set_off(script, outer, inner):
                 return True
+        if options and isinstance(outer, ast.For) and inner in outer.body and has_no_rounds(script, outer):
+            return True
         if any(_leaves(script, one, options=options) for one in statements_before(outer, inner, BLOCKS)):
             return True
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):

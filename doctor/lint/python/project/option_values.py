@@ -190,6 +190,27 @@ def is_chosen_nowhere(script: Script, node: ast.expr, text: object) -> bool:
     return text not in values and not any(map(word.search, commands))
 
 
+def of_user(name: str) -> bool:
+    """Whether a setting is none for ranks, devices or restarts, which a launcher, or a later run, gives."""
+    return not _OF_RANKS.search(name) and not _OF_RESTARTS.search(name)
+
+
+def setting_of(node: ast.expr) -> str:
+    """The name of the option or entry that an expression reads; empty if it reads none."""
+    return _setting(node)[1]
+
+
+def may_have_more(command: str) -> bool:
+    """Whether a command may have more options than it shows: ``train.py "$@"``."""
+    return _GIVES_MORE.search(command) is not None
+
+
+def given_in_text(text: str, name: str) -> Values:
+    """The values that a configuration gives a name; empty if there is none, or one is a path, empty or unknown."""
+    found = _given_anywhere(text, name, _scalar, is_page=False)
+    return frozenset(found) if _is_known(found) else frozenset()
+
+
 def values_in_own_file(script: Script, node: ast.expr) -> Values:
     """The values of an entry in the only configuration that a script opens by a fixed name, if that has one such entry,
     and in the shell scripts of its folder that give it; empty if another text of the folder has the name."""
