@@ -194,6 +194,45 @@ def test_another_program_has_an_option_of_the_same_name(tmp_path, files, severit
     assert ("CODE029", severity) in found(tmp_path, {"train.py": SCORES, **files})
 
 
+LOADS_IN_METHOD = """
+import argparse
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+class Runner:
+    def __init__(self, args):
+        torch.distributed.init_process_group("nccl")
+        self.model = DDP(build().cuda())
+        if args.{name} is not None:
+            path = args.{name}
+            self.read(path)
+
+    def read(self, path):
+        self.model.load_state_dict(torch.load("%s.pt" % path))
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--{name}", default=None)
+Runner(parser.parse_args())
+"""
+TESTS_ALONE = "python train.py --load out/best --test_only\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "severity"),
+    [
+        ({"run.sh": RUNS, "test.sh": TESTS_ALONE}, "load", "info"),
+        ({"run.sh": 'torchrun train.py "$@"\n', "test.sh": TESTS_ALONE}, "load", "info"),
+        ({"run.sh": "torchrun train.py --load out/last\n", "test.sh": TESTS_ALONE}, "load", "warning"),
+        ({"run.sh": RUNS, "test.sh": f"{TESTS_ALONE.rstrip()} --gpus 4\n"}, "load", "warning"),
+        ({"run.sh": RUNS, "test.sh": TESTS_ALONE, "README.md": "Start again with `--load`.\n"}, "load", "warning"),
+        ({"run.sh": RUNS, "test.sh": TESTS_ALONE.replace("load", "resume")}, "resume", "warning"),
+    ],
+)
+def test_a_checkpoint_that_only_commands_of_one_process_load(tmp_path, files, name, severity):
+    reported = found(tmp_path, {"train.py": LOADS_IN_METHOD.format(name=name), **files})
+    assert [one for one in reported if one[0] == "CODE001"] == [("CODE001", severity)]
+
+
 DOWNLOADS = """\
 import torch
 from torchvision.datasets import MNIST

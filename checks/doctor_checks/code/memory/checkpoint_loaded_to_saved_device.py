@@ -14,10 +14,12 @@ from doctor.lint.python.gpu_use import simulates_ranks, uses_gpus
 from doctor.lint.python.project.option_values import (
     is_empty_in_commands,
     is_given_nowhere,
+    is_given_to_one_process,
     is_in_no_configuration,
     is_left_by_all_starts,
     option_values,
 )
+from doctor.lint.python.project.options import OF_SETTINGS
 from doctor.lint.python.project.saved_values import (
     file_name,
     is_for_torchvision,
@@ -196,7 +198,7 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
                 found = _unmapped(script, call, shown)
                 is_less = _is_from_elsewhere(script, call) or _is_given_by_no_start(script, call)
                 is_less = is_less or _only_evaluates(script, shown) or _is_published(script, call)
-                is_less = is_less or is_for_torchvision(script, call)
+                is_less = is_less or is_for_torchvision(script, call) or _is_given_to_one_process(script, call)
                 yield replace(found, severity=Severity.INFO, preview=True) if is_less else found
         elif fixed := _first_gpu(script, where):
             yield Violation(
@@ -362,6 +364,40 @@ def _is_given_by_no_start(script: Script, call: ast.Call) -> bool:
     return any(is_left_by_all_starts(script, one) or is_in_no_configuration(script, one) for one in named) or any(
         is_empty_in_commands(script, one) for one in others
     )
+
+
+def _is_given_to_one_process(script: Script, call: ast.Call) -> bool:
+    """Whether each path is made of an option that only commands for one process give, also as the argument of the
+    function around: ``self.load(args.load)``."""
+    options = [_option_in(script, one) for one in _paths(script, call)]
+    return bool(options) and all(
+        one is not None and not _OF_RESTARTS.search(one.attr) and is_given_to_one_process(script, one)
+        for one in options
+    )
+
+
+def _paths(script: Script, call: ast.Call) -> list[ast.expr]:
+    """What a path is made of: names as what they are bound to, a parameter as what all calls in the file give it."""
+    function = script.function_of(call)
+    names = [one for one in ast.walk(call.args[0]) if isinstance(one, ast.Name)] if call.args else []
+    if len(names) != 1 or not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return []
+    parameters = [one.arg for one in function.args.args if one.arg != "self"]
+    if names[0].id not in parameters:
+        return list(script.values_of(names[0]))
+    place = parameters.index(names[0].id)
+    calls = [one for one in script.all(ast.Call) if last_name(one.func) == function.name]
+    if len(re.findall(rf"\b{function.name}\b", script.text)) != len(calls) + 1:
+        return []
+    given = [script.argument(one, names[0].id, place) for one in calls]
+    return [made for one in given for made in (script.values_of(one) if one is not None else [call])]
+
+
+def _option_in(script: Script, made: ast.expr) -> ast.Attribute | None:
+    """The only option in an expression: ``args.load``."""
+    found = [one for one in ast.walk(made) if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name)]
+    found = [one for one in found if OF_SETTINGS.match(last_name(one.value)) and last_name(one.value) != "self"]
+    return found[0] if len(found) == 1 else None
 
 
 _OF_RESTARTS = re.compile(r"resum|restor|continu|restart", re.IGNORECASE)

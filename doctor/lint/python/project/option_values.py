@@ -22,7 +22,12 @@ from doctor.lint.python.project.options import (
     texts_of_starts,
     with_variables,
 )
-from doctor.lint.python.project.starts.launch_counts import LAUNCHERS, may_start_ranks, programs_of
+from doctor.lint.python.project.starts.launch_counts import (
+    LAUNCHERS,
+    asks_for_more,
+    may_start_ranks,
+    programs_of,
+)
 from doctor.lint.python.project.unreached import is_program
 from doctor.lint.python.project.yacs_entries import entry_values
 from doctor.lint.python.script import UNKNOWN, ProjectModules, Script, last_name, parsed, per_script
@@ -644,6 +649,28 @@ def is_left_by_all_starts(script: Script, node: ast.expr) -> bool:
     that is empty by default."""
     texts = texts_of_starts(script)
     return bool(own_starts(script, (*texts.launches, *texts.pages))) and is_given_nowhere(script, node)
+
+
+def is_given_to_one_process(script: Script, node: ast.expr) -> bool:
+    """Whether an option is given by commands that start a script as one process, and by none of those that start it
+    with a launcher, though there are some, and no page explains it."""
+    name, modules = _setting(node)[1], script.modules
+    if modules is None or not name.isidentifier() or _is_set_by(script, name) or may_start_ranks(script, modules):
+        return False
+    texts = texts_of_starts(script)
+    starts = own_starts(script, (*texts.launches, *texts.pages))
+    given = re.compile(rf"(?<![\w-])--{name.replace('_', '[-_]')}(?![\w-])")
+    launched = [one for one in starts if LAUNCHERS.search(one)]
+    alone = [one for one in starts if one not in launched and given.search(one)]
+    if (
+        not launched
+        or not alone
+        or any(map(given.search, launched))
+        or any(asks_for_more(script, one) for one in alone)
+    ):
+        return False
+    rest = (one for text in texts.pages for one in joined_lines(text) if one not in starts)
+    return not any(map(given.search, rest))
 
 
 def _entries_of_section(modules: ProjectModules, node: ast.expr) -> list[str]:
