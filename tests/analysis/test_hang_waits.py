@@ -7,7 +7,7 @@ from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.hang.rank_state import LONG_STILL, JobState, RankState
 from doctor.analysis.hang.wait_graph import CollectiveNode, missing_from, roots_of, strong_components, wait_graph
 from doctor.core.facts import Frame
-from doctor.core.facts.telemetry import ENDLESS, FAILING, IDLE, WALK, WHOSE_THREAD, WITH_TIMEOUT
+from doctor.core.facts.telemetry import ENDLESS, FAILING, IDLE, LOST, SHARED_LOCK, WALK, WHOSE_THREAD, WITH_TIMEOUT
 from doctor.core.job import Member, build_job
 from doctor.facts import ChildProcess, Collective, ProcessGroup, ProgressFacts, RecorderFacts
 from doctor.monitor.telemetry.stacks.blocking_call import OF_THREADS
@@ -243,6 +243,7 @@ def test_components_in_the_order_in_which_they_lead_to_one_another():
 
 
 LOCK = "a lock of its own process (threading.Lock, or a lock in native code)"
+SHARED = f"{SHARED_LOCK} (multiprocessing)"
 OWN, LIBRARY = Frame("/job/train.py", 5, "main", user=True), Frame("/env/site-packages/wandb/init.py", 7, "init")
 LOADING = {
     "blocked": "an item of a queue (multiprocessing.Queue.get)",
@@ -257,6 +258,9 @@ BEFORE_TRAINING = [
     ("an event that another thread sets", {"blocked": "an event or a condition (threading)"}, False),
     ("a lock on a file", {"blocked": "a lock on /data/x.lock", "still": 100.0}, False),
     ("a question to the user", {"blocked": "input from a terminal (/dev/pts/3)"}, True),
+    ("a lock that processes share", {"blocked": SHARED}, True),
+    ("the same in a library", {"blocked": SHARED, "stack": (LIBRARY, OWN)}, False),
+    ("the same of a process that has ended", {"blocked": SHARED + LOST, "stack": (LIBRARY, OWN)}, True),
     ("a sleep, which may be short", {}, False),
     ("a sleep that is long", {"still": LONG_STILL}, True),
     ("the same, as the kernel shows it", {"still": LONG_STILL, "blocked": "the end of a sleep"}, True),
@@ -330,6 +334,11 @@ BETWEEN_STEPS = [
     ("a lock while a child works", {"blocked": LOCK, "children": (ChildProcess(7, "S", "aws"),)}, False),
     ("a lock for a moment", {"blocked": LOCK, "still": 4.0}, False),
     ("a lock of a logger", {"blocked": LOCK, "stack": (LIBRARY, OWN)}, False),
+    ("a lock that processes share", {"blocked": SHARED}, True),
+    ("the same in a library", {"blocked": SHARED, "stack": (LIBRARY, OWN)}, False),
+    ("the same of a process that has ended", {"blocked": SHARED + LOST, "stack": (LIBRARY, OWN)}, True),
+    ("the same in a step", {"blocked": SHARED + LOST, "stack": (SEMAPHORE, LIBRARY, OWN), "point": "step"}, True),
+    ("the same for a moment", {"blocked": SHARED + LOST, "still": 4.0}, False),
     ("a queue that nobody fills", {"blocked": PRODUCER, "stack": (CONDITION, QUEUE, OWN)}, True),
     ("a queue of a library", {"blocked": PRODUCER, "stack": (CONDITION, QUEUE, LIBRARY, OWN)}, False),
     ("an event that another thread may set", {"blocked": EVENT, "stack": (CONDITION, OWN)}, False),

@@ -25,7 +25,9 @@ from doctor.core.facts.telemetry import (
     FAILING,
     FAR,
     IDLE,
+    LOST,
     OWN_LOCK,
+    SHARED_LOCK,
     WALK,
     WHOSE_THREAD,
     WITH_TIMEOUT,
@@ -61,7 +63,7 @@ _OUTSIDE = (
 )  # fmt: skip
 """Starts of the same for what another process, a server or a user has to end or to answer."""
 _IN_TURN = ("a lock on ", "a semaphore that other processes share")
-_OF_OTHERS = (OWN_LOCK, "one of several files or sockets", *_OUTSIDE)
+_OF_OTHERS = (OWN_LOCK, SHARED_LOCK, "one of several files or sockets", *_OUTSIDE)
 """The same with what another thread has to end."""
 _OF_STEP = frozenset({"step", "forward", "backward", "optimizer"})
 _AFTER_STEP = frozenset({"batch-end", "epoch-end"})
@@ -173,6 +175,8 @@ class RankState(msgspec.Struct, frozen=True, dict=True):
             return loops or _stands_between_steps(progress)
         work = local_work_of(self.stack)
         if is_before and is_outside and (loops or _waits_before_training(progress)):
+            return True
+        if progress.stage == "train" and progress.blocked.endswith(LOST):
             return True
         if work is not None:
             return (
@@ -405,7 +409,7 @@ def _stands_before_training(progress: ProgressFacts) -> bool:
     if not progress.stack[0].user or _may_have_work_done(progress):
         return False
     if progress.blocked and progress.blocked != A_SLEEP:
-        return progress.blocked.startswith((OWN_LOCK, *_OF_TERMINAL))
+        return progress.blocked.startswith((OWN_LOCK, SHARED_LOCK, *_OF_TERMINAL))
     return (progress.still or 0.0) >= LONG_STILL
 
 
@@ -420,7 +424,9 @@ def _waits_before_training(progress: ProgressFacts) -> bool:
             return True
         return bool(awaited) and not any(map(_may_end, awaited)) and _stands_while_loading(progress)
     is_in_turn = progress.blocked == A_SLEEP or progress.blocked.startswith(_IN_TURN)
-    if is_in_turn or _may_have_work_done(progress) or not _caller(progress.stack)[1].user:
+    if is_in_turn or _may_have_work_done(progress):
+        return False
+    if not (_caller(progress.stack)[1].user or progress.blocked.endswith(LOST)):
         return False
     return _waits_without_end(progress)
 
@@ -458,7 +464,7 @@ def _stands_while_loading(progress: ProgressFacts) -> bool:
 def _waits_without_end(progress: ProgressFacts) -> bool:
     blocked = progress.blocked
     is_of_user = _caller(progress.stack)[1].user
-    if FAILING in blocked:
+    if FAILING in blocked or blocked.endswith(LOST):
         return True
     if blocked.endswith((ENDLESS, IDLE)) or blocked.startswith(_QUEUES):
         return is_of_user

@@ -261,6 +261,10 @@ def group_in_words(name: str, description: str = "") -> str:
 
 OWN_LOCK = "a lock of its own process"
 """Start of :attr:`ProgressFacts.blocked` for locks of threads and of native code."""
+SHARED_LOCK = "a lock that other processes share"
+"""The same for a lock of ``multiprocessing``."""
+LOST = ", taken by a process that has ended"
+"""End of the same if no living process can release it."""
 WITH_TIMEOUT = ", until a timeout"
 """End of the same for a wait that has a limit of its own."""
 A_SLEEP = "the end of a sleep"
