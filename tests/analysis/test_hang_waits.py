@@ -7,7 +7,17 @@ from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.hang.rank_state import LONG_STILL, JobState, RankState
 from doctor.analysis.hang.wait_graph import CollectiveNode, missing_from, roots_of, strong_components, wait_graph
 from doctor.core.facts import Frame
-from doctor.core.facts.telemetry import ENDLESS, FAILING, IDLE, LOST, SHARED_LOCK, WALK, WHOSE_THREAD, WITH_TIMEOUT
+from doctor.core.facts.telemetry import (
+    ENDLESS,
+    FAILING,
+    IDLE,
+    LOST,
+    SHARED_LOCK,
+    TRICKLES,
+    WALK,
+    WHOSE_THREAD,
+    WITH_TIMEOUT,
+)
 from doctor.core.job import Member, build_job
 from doctor.facts import ChildProcess, Collective, ProcessGroup, ProgressFacts, RecorderFacts
 from doctor.monitor.telemetry.stacks.blocking_call import OF_THREADS
@@ -315,6 +325,7 @@ DEVICE = Frame("/env/site-packages/torch/cuda/__init__.py", 1040, "synchronize")
 IMPORT = Frame("<frozen importlib._bootstrap>", 225, "acquire")
 FILELOCK = Frame("/env/site-packages/filelock/_api.py", 340, "acquire")
 ANSWER = "data from 10.0.0.9:443"
+SLOW = f"{ANSWER}{WITH_TIMEOUT}{TRICKLES}16 bytes in 8 s"
 STILL, DEAD = ChildProcess(8, "S", "rsync", still=8.0), ChildProcess(9, "Z", "ls")
 COMMAND = {"stack": (Frame("/usr/lib/python3.11/subprocess.py", 2004, "_try_wait"), OWN)}
 COMMAND |= {"blocked": "the end of a child process"}
@@ -363,6 +374,8 @@ BETWEEN_STEPS = [
     ("a server that the rank serves on", {"blocked": SERVES, "stack": (SELECT, SERVER, OWN)}, True),
     ("a library that waits for an answer", {"blocked": ANSWER, "stack": (SOCKET, UPLOAD, OWN)}, True),
     ("the same until a timeout", {"blocked": ANSWER + WITH_TIMEOUT, "stack": (SOCKET, UPLOAD, OWN)}, False),
+    ("the same while bytes trickle", {"blocked": SLOW, "stack": (SOCKET, UPLOAD, OWN)}, True),
+    ("the same while a child works", {"blocked": SLOW, "stack": (SOCKET, OWN), "children": (WORKS,)}, False),
     ("a request until a timeout", {"blocked": ANSWER + WITH_TIMEOUT, "stack": (SOCKET, OWN)}, False),
     ("attempts to receive until a timeout", {"blocked": ANSWER + WITH_TIMEOUT}, True),
     ("an event of processes", {"blocked": LOCK, "stack": (SEMAPHORE, OWN)}, True),

@@ -30,11 +30,14 @@ from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
 from doctor.monitor.telemetry.stacks.endless_waits import shown_by_threads
 from doctor.monitor.telemetry.stacks.folder_walks import walk_in_words
 from doctor.monitor.telemetry.stacks.live_stacks import named_root, thread_stack, with_statements
+from doctor.monitor.telemetry.stacks.trickles import Trickle
 from doctor.monitor.telemetry.step_clock import GRADIENTS, WAITED, StepClock
 from doctor.monitor.telemetry.wait_shares import WaitShares
 
 Sections = dict[str, "Section | Missing"]
 
+_RECEIVES = "data from "
+"""Start of the words of a thread that receives."""
 CHILD_LOOK = 1.0
 """Seconds without progress after which children are looked at: shorter steps cost nothing."""
 
@@ -69,6 +72,7 @@ class RankTelemetry:
         self._optimizer_steps = 0
         self._children = ChildStillness()
         self._failing = FailingProcesses()
+        self._trickle = Trickle()
         self._paused_at = -1
 
     @property
@@ -268,7 +272,9 @@ class RankTelemetry:
             self._paused_at = progress.passed
             self._children.look()
             self._failing.restart()
+            self._trickle.restart()
         self._failing.look()
+        self._trickle.look(progress.native_id)
 
     def sample(self) -> float:
         """Look whether the training thread waits for other ranks; return the seconds until the next look.
@@ -323,6 +329,8 @@ class RankTelemetry:
             stack = thread_stack(thread)
             is_over = progress.state not in ("running", "stalled")  # its thread then waits for the doctor
             blocked = "" if is_over or waits_in(stack) else blocking_call(self.progress.native_id, stack)
+            if blocked.startswith(_RECEIVES):
+                blocked += self._trickle.words(self.progress.native_id)
             children, failing = self._children.look(), self._failing.words() if blocked else ""
             if not (blocked or is_over or waits_in(stack)):
                 blocked = walk_in_words(sys._current_frames().get(thread))

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from doctor.collectors.base import listed, parse_int, read_text
+from doctor.collectors.base import link_target, listed, parse_int, read_text
 from doctor.collectors.host.kernel_view import open_links, plain, system_call
 from doctor.core.clock import monotonic
 from doctor.core.facts import Frame
@@ -170,6 +170,18 @@ def blocking_call(native_id: int, stack: Sequence[Frame], pid: int | None = None
     link = links.get(descriptor, "") if descriptor is not None else ""
     words = _of_file(kind, link, native_id, proc) if link else ""
     return words + WITH_TIMEOUT if words and kind == "poll" and _is_limited(number, arguments) else words
+
+
+def receives_from(native_id: int, proc: Path = Path("/proc")) -> tuple[int, str] | None:
+    """Return descriptor and link of the socket that a thread of this process receives from, ``None`` without one."""
+    process = proc / "self"
+    number, arguments = system_call(process / "task" / str(native_id) / "syscall")
+    kind = _CALLS.get(platform.machine(), {}).get(number if number is not None else -1, "")
+    if kind not in ("read", "poll") or not arguments or arguments[0] is None:
+        return None
+    descriptor = _polled(arguments[0], process) if kind == "poll" else arguments[0]
+    link = link_target(process / "fd" / str(descriptor)) or ""
+    return (descriptor, link) if descriptor is not None and link.startswith("socket:") else None
 
 
 def _sleeps_for_long(arguments: Sequence[int | None], process: Path) -> bool:
