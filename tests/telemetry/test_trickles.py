@@ -62,13 +62,3 @@ def test_a_server_that_sends_few_bytes():
 @pytest.mark.parametrize(("data", "pause"), [(bytes(20_000), 0.1), (b"", 0.2)], ids=["a download", "silence"])
 def test_a_server_that_sends_much_or_nothing(data, pause):
     assert words_of(data, pause) == ""
-
-
-def test_progress_begins_the_count_anew():
-    trickle = Trickle()
-    with receiver(b"xy", 0.1) as thread:
-        while trickle.look(thread.native_id) is None:
-            time.sleep(0.01)
-        time.sleep(1.0)
-        trickle.restart()
-        assert trickle.words(thread.native_id) == ""

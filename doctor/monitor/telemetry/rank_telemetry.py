@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,9 +31,11 @@ from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
 from doctor.monitor.telemetry.stacks.endless_waits import shown_by_threads
 from doctor.monitor.telemetry.stacks.folder_walks import walk_in_words
 from doctor.monitor.telemetry.stacks.live_stacks import named_root, thread_stack, with_statements
-from doctor.monitor.telemetry.stacks.trickles import Trickle
 from doctor.monitor.telemetry.step_clock import GRADIENTS, WAITED, StepClock
 from doctor.monitor.telemetry.wait_shares import WaitShares
+
+if TYPE_CHECKING:
+    from doctor.monitor.telemetry.stacks.trickles import Trickle
 
 Sections = dict[str, "Section | Missing"]
 
@@ -72,7 +75,7 @@ class RankTelemetry:
         self._optimizer_steps = 0
         self._children = ChildStillness()
         self._failing = FailingProcesses()
-        self._trickle = Trickle()
+        self._trickle: Trickle | None = None
         self._paused_at = -1
 
     @property
@@ -272,9 +275,10 @@ class RankTelemetry:
             self._paused_at = progress.passed
             self._children.look()
             self._failing.restart()
-            self._trickle.restart()
+            self._trickle = _new_trickle()
         self._failing.look()
-        self._trickle.look(progress.native_id)
+        if self._trickle is not None:
+            self._trickle.look(progress.native_id)
 
     def sample(self) -> float:
         """Look whether the training thread waits for other ranks; return the seconds until the next look.
@@ -329,7 +333,7 @@ class RankTelemetry:
             stack = thread_stack(thread)
             is_over = progress.state not in ("running", "stalled")  # its thread then waits for the doctor
             blocked = "" if is_over or waits_in(stack) else blocking_call(self.progress.native_id, stack)
-            if blocked.startswith(_RECEIVES):
+            if blocked.startswith(_RECEIVES) and self._trickle is not None:
                 blocked += self._trickle.words(self.progress.native_id)
             children, failing = self._children.look(), self._failing.words() if blocked else ""
             if not (blocked or is_over or waits_in(stack)):
@@ -352,6 +356,12 @@ class RankTelemetry:
             "replica": _read_section("replica", lambda: self.replica.facts(stands=True)),
             "flight-recorder": _read_section("flight-recorder", read_recorder),
         }
+
+
+def _new_trickle() -> Trickle:
+    from doctor.monitor.telemetry.stacks.trickles import Trickle  # only pauses need it
+
+    return Trickle()
 
 
 def _read_section(key: str, read: Callable[[], Section]) -> Section | Missing:

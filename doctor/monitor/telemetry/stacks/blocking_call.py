@@ -19,7 +19,6 @@ from doctor.core.clock import monotonic
 from doctor.core.facts import Frame
 from doctor.core.facts.telemetry import A_SLEEP, FAR, OWN_LOCK, WITH_TIMEOUT
 from doctor.core.text import lazy_compile
-from doctor.monitor.telemetry.stacks.shared_locks import shared_lock
 
 _CALLS: dict[str, dict[int, str]] = {
     "x86_64": {
@@ -153,6 +152,8 @@ def blocking_call(native_id: int, stack: Sequence[Frame], pid: int | None = None
     argument = arguments[0] if arguments else None
     kind = _CALLS.get(platform.machine(), {}).get(number if number is not None else -1, "")
     if kind == "futex":
+        from doctor.monitor.telemetry.stacks.shared_locks import shared_lock  # no healthy step needs it
+
         shared = shared_lock(arguments, proc) if pid is None else ""
         return shared or f"{OWN_LOCK} (threading.Lock, or a lock in native code)"
     if kind in _WORDS:

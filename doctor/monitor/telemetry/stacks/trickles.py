@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from typing import NamedTuple
+
+import msgspec
 
 from doctor.core.clock import monotonic
 from doctor.core.facts.telemetry import TRICKLES
@@ -21,21 +22,17 @@ _TCP_INFO, _BYTES_RECEIVED = 11, 128
 """The option of tcp(7), and the offset of the counter, 64 bits."""
 
 
-class _Count(NamedTuple):
+class _Count(msgspec.Struct, frozen=True):
     link: str
     received: int
     at: float
 
 
 class Trickle:
-    """The bytes that the connection of one thread receives, from one look to the next."""
+    """The bytes that the connection of one thread receives in one pause, from one look to the next."""
 
     def __init__(self) -> None:
         self._first: _Count | None = None
-
-    def restart(self) -> None:
-        """Forget what was counted: the thread has made progress."""
-        self._first = None
 
     def look(self, native_id: int) -> _Count | None:
         """Count what the connection has received; begin anew if it is another one than before."""
