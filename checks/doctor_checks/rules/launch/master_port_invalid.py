@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import FilePasses, LaunchFile, Script, Severity, Violation, is_older, rule
-from doctor.lint.engine.releases import Releases
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.lint.launch.process_launches import option_name, starts_of
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
@@ -110,8 +109,9 @@ def _cut_port(file: EnvironmentSource, port: str) -> int:
 
 
 def _torch_of_others(file: EnvironmentSource) -> list[str]:
-    releases = file.releases
-    return [newest for _, newest in releases.elsewhere("torch")] if isinstance(releases, Releases) else []
+    """The newest torch that each other part of the project permits; none of a file that is linted alone."""
+    elsewhere = getattr(file.releases, "elsewhere", None)
+    return [newest for _, newest in elsewhere("torch")] if elsewhere is not None else []
 
 
 def _is_port(text: str) -> bool:
