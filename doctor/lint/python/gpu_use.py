@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
 from doctor.core.text import joined_lines
-from doctor.lint.python.project.option_values import given_in_commands, lists_one
+from doctor.lint.python.project.settings.option_values import given_in_commands, lists_one
 from doctor.lint.python.script import Script, last_name, per_script
 from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER, has_one_rank
 

@@ -14,7 +14,7 @@ from doctor.lint.python.collectives import CollectiveCall, collectives_and_forwa
 from doctor.lint.python.lightning_version import known_lightning
 from doctor.lint.python.matching_collectives import flow_of, unmatched_condition
 from doctor.lint.python.project.before_group import waits_for_nobody
-from doctor.lint.python.project.options import switch_off_by_default
+from doctor.lint.python.project.settings.options import switch_off_by_default
 from doctor.lint.python.rank_branches import (
     RankCondition,
     block_of,

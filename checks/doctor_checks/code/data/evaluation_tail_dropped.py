@@ -22,7 +22,7 @@ from doctor.lint.python.loader_calls import (
 )
 from doctor.lint.python.project.left_defaults import shown_numbers
 from doctor.lint.python.project.one_process import never_runs
-from doctor.lint.python.project.option_values import values_in_own_file
+from doctor.lint.python.project.settings.option_values import values_in_own_file
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import last_name

@@ -11,8 +11,8 @@ from dataclasses import replace
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone, sees_one_gpu
 from doctor.lint.python.project.left_defaults import shown_numbers
-from doctor.lint.python.project.option_values import lists_one, values_in_commands
-from doctor.lint.python.project.options import switch_off_by_default
+from doctor.lint.python.project.settings.option_values import lists_one, values_in_commands
+from doctor.lint.python.project.settings.options import switch_off_by_default
 from doctor.lint.python.project.starts.own_start import measures_speed
 from doctor.lint.python.script import UNKNOWN, FunctionNode, last_name
 from doctor.lint.python.training import calls_of, has_backward, is_test, several_ranks

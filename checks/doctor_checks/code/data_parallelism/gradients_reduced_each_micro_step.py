@@ -11,7 +11,7 @@ from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.loader_calls import target_name
 from doctor.lint.python.project.left_defaults import shown_numbers
 from doctor.lint.python.project.one_process import never_runs
-from doctor.lint.python.project.option_values import values_in_commands
+from doctor.lint.python.project.settings.option_values import values_in_commands
 from doctor.lint.python.project.starts.accelerate_jobs import shards_always
 from doctor.lint.python.rank_branches import block_of, plain_test
 from doctor.lint.python.script import last_name

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from doctor.api import Script, SetArgument, Severity, Violation, is_older, location_of, rule
 from doctor.lint.python.lightning_version import known_lightning
 from doctor.lint.python.project.one_process import never_runs
-from doctor.lint.python.project.options import left_off
+from doctor.lint.python.project.settings.options import left_off
 from doctor.lint.python.project.starts.accelerate_jobs import shards_always
 from doctor.lint.python.training import DDP, FABRIC, TRAINER, hooks, lightning_modules, trains_on_several
 from doctor.testing.script_cases import fails, passes

@@ -11,7 +11,13 @@ from doctor.api import Script, SetArgument, Severity, Violation, location_of, ru
 from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.cuda import shows_one_gpu, shows_own_gpu
 from doctor.lint.python.gpu_use import simulates_ranks, uses_gpus
-from doctor.lint.python.project.option_values import (
+from doctor.lint.python.project.saved_values import (
+    file_name,
+    is_for_torchvision,
+    is_read_without_gpu,
+    is_saved_without_gpu,
+)
+from doctor.lint.python.project.settings.option_values import (
     is_empty_in_commands,
     is_given_nowhere,
     is_given_to_one_process,
@@ -19,13 +25,7 @@ from doctor.lint.python.project.option_values import (
     is_left_by_all_starts,
     option_values,
 )
-from doctor.lint.python.project.options import OF_SETTINGS
-from doctor.lint.python.project.saved_values import (
-    file_name,
-    is_for_torchvision,
-    is_read_without_gpu,
-    is_saved_without_gpu,
-)
+from doctor.lint.python.project.settings.options import OF_SETTINGS
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import UNKNOWN, last_name

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import mentions_ranks, words_behind
-from doctor.lint.python.project.options import left_off
+from doctor.lint.python.project.settings.options import left_off
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import per_script
 from doctor.lint.python.single_rank import may_run_alone

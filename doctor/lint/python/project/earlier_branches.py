@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.lint.python.project.option_values import is_text_option
+from doctor.lint.python.project.settings.option_values import is_text_option
 from doctor.lint.python.script import Script
 
 _OF_TEXTS = frozenset({"startswith", "endswith", "lower", "upper", "strip", "split", "replace"})

@@ -18,7 +18,7 @@ from doctor.lint.python.gpu_use import block_with_ranks
 from doctor.lint.python.project.call_graph import INERT
 from doctor.lint.python.project.failing_start import names_by_star
 from doctor.lint.python.project.never_used import is_defined_nowhere
-from doctor.lint.python.project.options import lacks_option
+from doctor.lint.python.project.settings.options import lacks_option
 from doctor.lint.python.project.tracker_runs import logs_without_run
 from doctor.lint.python.project.unreached import may_import
 from doctor.lint.python.rank_branches import RankCondition, plain_test, rank_condition, statements_above

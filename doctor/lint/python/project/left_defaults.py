@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from doctor.lint.python.project.call_graph import CALLED_BY_TORCH, INERT, PLAIN_BASES
-from doctor.lint.python.project.named_configurations import values_in_named
-from doctor.lint.python.project.option_values import Values, is_chosen_nowhere, numbers_of, option_values
-from doctor.lint.python.project.options import number_in
+from doctor.lint.python.project.settings.named_configurations import values_in_named
+from doctor.lint.python.project.settings.option_values import Values, is_chosen_nowhere, numbers_of, option_values
+from doctor.lint.python.project.settings.options import number_in
 from doctor.lint.python.script import UNKNOWN, FunctionNode, ProjectModules, Script, last_name, parsed
 
 MOST_READ = 40

@@ -39,7 +39,8 @@ _SAYS_OLD = re.compile(
 )
 """What a folder's page, or the first lines of a file, say of code that nobody shall start."""
 _FIRST_LINES = 8
-_STARTS = re.compile(r"(?:\bpython[\d.]*\b|torchrun|launch|deepspeed|\bsrun\b)[^\n]*\.py\b")
+STARTS_PROGRAM = re.compile(r"(?:\bpython[\d.]*|torchrun|launch|deepspeed|\bsrun)\b[^\n]*\.py\b")
+"""A command that starts a program of Python, in a launch file or a page."""
 _RUNS = re.compile(r"\bos\.(?:system|popen)\(|\bsubprocess\b|\bPopen\(")
 
 
@@ -126,7 +127,9 @@ def _is_library(script: Script, folder: str) -> bool:
     place = PurePath(script.location)
     own = re.compile(rf"(?<![\w-]){re.escape(place.name)}\b|\b{re.escape(folder)}\.[\w.]*\b{re.escape(place.stem)}\b")
     imported = re.compile(rf"^\s*(?:from|import)\s+\.*{re.escape(folder)}\b", re.MULTILINE)
-    starts = map(_STARTS.search, (*pages, *_outside(modules, folder, ".py", launches=True), *_run(modules, folder)))
+    starts = map(
+        STARTS_PROGRAM.search, (*pages, *_outside(modules, folder, ".py", launches=True), *_run(modules, folder))
+    )
     is_imported = any(map(imported.search, _outside(modules, folder, folder)))
     if not any(starts) or not (is_imported or _is_installed(script, modules, folder)):
         return False

@@ -22,8 +22,8 @@ from doctor.lint.python.project.failing_calls import (
 )
 from doctor.lint.python.project.left_defaults import has_no_rounds, outcome
 from doctor.lint.python.project.never_used import cannot_run, fails_to_spawn, is_notebook_of_one_process
-from doctor.lint.python.project.option_values import numbers_of
-from doctor.lint.python.project.options import left_off, own_starts, switch_off_by_default, texts_of_starts
+from doctor.lint.python.project.settings.option_values import numbers_of
+from doctor.lint.python.project.settings.options import left_off, own_starts, switch_off_by_default, texts_of_starts
 from doctor.lint.python.project.starts.console_starts import is_shown_as_one
 from doctor.lint.python.project.starts.launch_counts import (
     LAUNCHERS,

@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from doctor.lint.python.project.call_graph import CallGraph
 from doctor.lint.python.project.failing_start import lacks_configuration, stopped_before
-from doctor.lint.python.project.left_over import is_old_copy, left_over_folder
+from doctor.lint.python.project.left_over import STARTS_PROGRAM, is_old_copy, left_over_folder
 from doctor.lint.python.script import ProjectModules, Script, last_name, per_script
 
 _FINDS_BY_NAME = re.compile(
@@ -294,9 +294,6 @@ _MAKES_TRAINER = re.compile(
 )
 
 
-_SHOWS_START = re.compile(r"(?:\bpython[\d.]*|torchrun|launch|deepspeed|\bsrun)\b[^\n]*\.py\b")
-
-
 def is_set_aside(script: Script, package: str) -> bool:
     """Whether the requirements of a project lack a package that a script needs, and its pages start other programs,
     while nothing names the script: one that came with a copied library."""
@@ -305,7 +302,9 @@ def is_set_aside(script: Script, package: str) -> bool:
         return False
     pages = (*modules.pages(script.location), *modules.pages_at_root(script.location))
     named = (*pages, *(text for shown, text in modules.mentioning(stem) if shown != script.path))
-    return any(map(_SHOWS_START.search, pages)) and not any(stem in text for text in (*named, *modules.notebooks(stem)))
+    return any(map(STARTS_PROGRAM.search, pages)) and not any(
+        stem in text for text in (*named, *modules.notebooks(stem))
+    )
 
 
 @per_script

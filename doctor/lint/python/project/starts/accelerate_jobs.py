@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from doctor.lint.python.project.options import starts_in
+from doctor.lint.python.project.settings.options import starts_in
 from doctor.lint.python.script import ProjectModules, Script, last_name, per_script
 from doctor.lint.python.training import ACCELERATOR, calls_of
 

@@ -6,7 +6,7 @@ import re
 
 from doctor.lint.engine.imported_names import modules_at_top
 from doctor.lint.launch.launch_file import EnvironmentSource
-from doctor.lint.python.project.options import own_starts, texts_of_starts
+from doctor.lint.python.project.settings.options import own_starts, texts_of_starts
 from doctor.lint.python.script import Script, per_script
 
 _PACKAGES = re.compile(r"(?:habana_frameworks|optimum\.habana|torch_npu|torch_neuronx)(?:\.|$)")

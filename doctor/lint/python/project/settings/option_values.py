@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import PurePath
-from typing import NamedTuple
 
 from doctor.core.text import joined_lines
-from doctor.lint.python.project.options import (
-    OF_SETTINGS,
+from doctor.lint.python.project.left_over import STARTS_PROGRAM
+from doctor.lint.python.project.settings.declared_settings import (
+    HOLDERS,
+    DeclaredOption,
+    NamedValues,
+    declared_by,
+    is_copy,
+    literal,
+    of_text,
+    owner_and_entry,
+    scalar,
+    settings_in,
+)
+from doctor.lint.python.project.settings.options import (
     StartTexts,
     names_other,
     number_in,
@@ -22,6 +31,7 @@ from doctor.lint.python.project.options import (
     texts_of_starts,
     with_variables,
 )
+from doctor.lint.python.project.settings.yacs_entries import entry_values
 from doctor.lint.python.project.starts.launch_counts import (
     LAUNCHERS,
     asks_for_more,
@@ -29,8 +39,7 @@ from doctor.lint.python.project.starts.launch_counts import (
     programs_of,
 )
 from doctor.lint.python.project.unreached import is_program
-from doctor.lint.python.project.yacs_entries import entry_values
-from doctor.lint.python.script import UNKNOWN, ProjectModules, Script, last_name, parsed, per_script
+from doctor.lint.python.script import UNKNOWN, ProjectModules, Script, last_name, per_script
 
 Values = frozenset[object]
 MOST_READ = 40
@@ -62,91 +71,13 @@ _DEFAULTS_OF_TRANSFORMERS: dict[str, object] = {
     "max_steps": -1,
 }
 """transformers/training_args.py"""
-_SETTINGS = re.compile(rf"(?:\w+_)?(?:args|cfg|config|conf|options|params)$|{OF_SETTINGS.pattern}", re.IGNORECASE)
-"""Names of objects that hold the options or settings of a program."""
-_KEEPS = re.compile(r"conf|args|arguments|opt|param|setting|flags|namespace", re.IGNORECASE)
-"""Words of classes that hold settings."""
-
-
-class DeclaredOption(NamedTuple):
-    """An option as a program declares it. ``spelled``: all its names; ``read``: the value of the word that a command
-    gives, or of an option alone; :data:`UNKNOWN` if that is not known."""
-
-    spelled: tuple[str, ...]
-    default: object
-    read: Callable[[str | None], object]
-
-
-class NamedValues:
-    """What a file declares and sets by name: options of parsers, fields with a default, and other values; ``replaced``:
-    settings that get a computed value; ``copied``: those of them that get what another one has at first;
-    ``fixed``: those that get 1 from the program itself, and no other value: ``args.steps = 1``; ``commands``: texts
-    with options, of commands or a part of one."""
-
-    def __init__(self, text: str) -> None:
-        self.declared: dict[str, list[DeclaredOption]] = defaultdict(list)
-        self.written: dict[str, list[ast.expr]] = defaultdict(list)
-        self.replaced: set[str] = set()
-        self.copied: dict[str, str] = {}
-        self.fixed: set[str] = set()
-        self.commands: list[str] = []
-        nodes = list(ast.walk(parsed(text)))
-        declaring: set[ast.AST] = _computed_locals(nodes)
-        keeps = any(isinstance(one, ast.ClassDef) and _KEEPS.search(one.name) for one in nodes)
-        replacing: dict[str, list[ast.Assign]] = defaultdict(list)
-        for node in nodes:
-            if isinstance(node, ast.Call) and (read := _DECLARATIONS.get(last_name(node.func))) is not None:
-                declaring.update(ast.walk(node))
-                for name, option in read(node, _literal):
-                    self.declared[name].append(option)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                if "--" in node.value and node not in declaring:
-                    self.commands.append(node.value)
-            elif isinstance(node, ast.ClassDef):
-                declaring.update(self._read_fields(node))
-            elif node not in declaring and (keeps or not _is_of_self(node)):
-                for name in _replaced_by(node):
-                    replacing[name] += [node] if isinstance(node, ast.Assign) else []
-                for name, value in _written_by(node):
-                    self.written[name].append(value)
-        self.replaced = set(replacing)
-        assigning = [one for one in nodes if isinstance(one, (ast.Assign, ast.AugAssign))]
-        self._read_copies(replacing, assigning)
-        self._read_fixed(assigning)
-
-    def _read_fixed(self, nodes: Sequence[ast.Assign | ast.AugAssign]) -> None:
-        for name in {_setting(target)[1] for one in nodes if isinstance(one, ast.Assign) for target in one.targets}:
-            values = [_literal(one) for one in self.written[name] if not _is_copy(one, name)] if name else []
-            if values == [1] and name not in self.declared:
-                self.fixed.add(name)
-
-    def _read_copies(
-        self, replacing: Mapping[str, Sequence[ast.Assign]], nodes: Sequence[ast.Assign | ast.AugAssign]
-    ) -> None:
-        """``opt.total = opt.batch_size``, unless a line above gives the other one a value."""
-        for name, (copy, *others) in replacing.items():
-            other = _setting(copy.value)[1] if isinstance(copy.value, ast.Attribute) else ""
-            values = [one for one in self.written[name] if one is not copy.value]
-            if not other or others or not all(_is_copy(one, name) for one in values):
-                continue
-            if not any(one.lineno < copy.lineno and _sets(one, other) for one in nodes):
-                self.copied[name] = other
-
-    def _read_fields(self, owner: ast.ClassDef) -> Iterator[ast.AnnAssign]:
-        for one in owner.body:
-            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and one.value is not None:
-                default = _literal(_default_in(one.value))
-                kind = "str" if isinstance(default, str) else last_name(one.annotation)
-                read = partial(_switched, read=_READERS.get(kind, _scalar))
-                self.declared[one.target.id].append(DeclaredOption((f"--{one.target.id}",), default, read))
-                yield one
 
 
 def option_values(script: Script, node: ast.expr, *, restarts: bool = False) -> Values | None:
     """The values that an option of the command line (``args.mode``), or an entry of configurations (``cfg.train.amp``),
     has in all starts that the project shows; ``None`` if one is unknown, or nothing shows any. Names for ranks, devices
     and, unless they are asked for, restarts are left out."""
-    owner, name = _setting(node)
+    owner, name = owner_and_entry(node)
     modules = script.modules
     if modules is None or not owner or not name.isidentifier():
         return None
@@ -171,7 +102,7 @@ def option_values(script: Script, node: ast.expr, *, restarts: bool = False) -> 
 def is_chosen_nowhere(script: Script, node: ast.expr, text: object) -> bool:
     """Whether configurations of the project give an entry, and neither they nor anything else there gives it a text for
     which a program has a branch: ``config["dataset"] == "faces"``."""
-    (owner, name), modules = _setting(node), script.modules
+    (owner, name), modules = owner_and_entry(node), script.modules
     if modules is None or not owner or not isinstance(text, str) or not text or not name.isidentifier():
         return False
     if _OF_RANKS.search(name) or _OF_RANKS.search(text) or _OF_RESTARTS.search(name):
@@ -186,10 +117,10 @@ def is_chosen_nowhere(script: Script, node: ast.expr, text: object) -> bool:
     if any(map(word.search, (*others, *pages, *modules.notebooks(text)))):
         return False
     programs = [one for one in modules.mentioning(text) if one[0].endswith(".py")]
-    known = [_settings_in(modules, shown, one) for shown, one in programs[: MOST_READ + 1]]
+    known = [settings_in(modules, shown, one) for shown, one in programs[: MOST_READ + 1]]
     if len(known) > MOST_READ or None in known:
         return False
-    values = {_literal(part) for one in known if one is not None for part in one.written.get(name, ())}
+    values = {literal(part) for one in known if one is not None for part in one.written.get(name, ())}
     values |= {option.default for one in known if one is not None for option in one.declared.get(name, ())}
     commands = [part for one in known if one is not None for part in one.commands]
     return text not in values and not any(map(word.search, commands))
@@ -202,7 +133,7 @@ def of_user(name: str) -> bool:
 
 def setting_of(node: ast.expr) -> str:
     """The name of the option or entry that an expression reads; empty if it reads none."""
-    return _setting(node)[1]
+    return owner_and_entry(node)[1]
 
 
 def may_have_more(command: str) -> bool:
@@ -212,14 +143,14 @@ def may_have_more(command: str) -> bool:
 
 def given_in_text(text: str, name: str) -> Values:
     """The values that a configuration gives a name; empty if there is none, or one is a path, empty or unknown."""
-    found = _given_anywhere(text, name, _scalar, is_page=False)
+    found = _given_anywhere(text, name, scalar, is_page=False)
     return frozenset(found) if _is_known(found) else frozenset()
 
 
 def values_in_own_file(script: Script, node: ast.expr) -> Values:
     """The values of an entry in the only configuration that a script opens by a fixed name, if that has one such entry,
     and in the shell scripts of its folder that give it; empty if another text of the folder has the name."""
-    name, modules = _setting(node)[1], script.modules
+    name, modules = owner_and_entry(node)[1], script.modules
     calls = (one for one in script.all(ast.Call) if last_name(one.func) == "open")
     opened = {script.value(script.argument(one, "file", 0)) for one in calls}
     paths = [one for one in opened if isinstance(one, str) and one.endswith(_CONFIGURATIONS)]
@@ -227,12 +158,12 @@ def values_in_own_file(script: Script, node: ast.expr) -> Values:
         return frozenset()
     folder = PurePath(script.path).parent
     own = str(folder / paths[0])
-    given = _given_anywhere(modules.text_at(own), name, _scalar, is_page=False)
+    given = _given_anywhere(modules.text_at(own), name, scalar, is_page=False)
     beside = {shown: text for shown, text in _naming(modules, name) if PurePath(shown).parent == folder}
     others = {shown: text for shown, text in beside.items() if shown not in (own, script.path)}
     if len(given) != 1 or not all(shown.endswith(".sh") for shown in others):
         return frozenset()
-    return frozenset(given).union(*(_given_anywhere(text, name, _scalar, is_page=False) for text in others.values()))
+    return frozenset(given).union(*(_given_anywhere(text, name, scalar, is_page=False) for text in others.values()))
 
 
 def numbers_of(script: Script, name: str) -> Values:
@@ -255,7 +186,7 @@ def _numbers(script: Script, modules: ProjectModules, name: str) -> set[object]:
     given = re.compile(rf"(?<![\w-])(?:--)?(?:\w+\.)*{spelled}[\"']?(?:\s?[:=]\s?|[ \t]+)[\"']?([^\s\"',;}})]+)")
     stated = re.compile(rf"(?<![\w-])(?:--)?(?:\w+\.)*{spelled}[\"'`]?(?:\s?[:=]\s?|[ \t]+)[\"'`]?(\d+)")
     texts, naming = texts_of_starts(script), dict(_naming(modules, name))
-    own = _settings_in(modules, script.path, script.text)
+    own = settings_in(modules, script.path, script.text)
     if own is not None and name in own.copied and (copied := given_in_commands(script, own.copied[name])) is not None:
         return set(copied)
     declared = _declared_at(modules, script.path, script.text, name)
@@ -276,10 +207,10 @@ def _numbers(script: Script, modules: ProjectModules, name: str) -> set[object]:
     found |= {_number(one) for text in pages for one in stated.findall(text)}
     defaults: set[object] = set()
     for shown, text in programs.items():
-        settings = _settings_in(modules, shown, text)
+        settings = settings_in(modules, shown, text)
         if settings is None:
             return {UNKNOWN}
-        written = (_literal(one) for one in settings.written.get(name, ()))
+        written = (literal(one) for one in settings.written.get(name, ()))
         found |= {one for one in written if isinstance(one, (int, float)) and not isinstance(one, bool)}
         found |= {UNKNOWN} if name in settings.replaced else set()
         defaults |= {one.default for one in settings.declared.get(name, ())}
@@ -325,7 +256,7 @@ def _without_others(script: Script, text: str, *, is_own: bool) -> str:
 
     def is_left_out(line: str) -> bool:
         if name not in line:
-            return is_own and _STARTS_OTHER.search(line) is not None
+            return is_own and STARTS_PROGRAM.search(line) is not None
         if _OF_ONE_PROCESS.search(line) or (is_own and names_other(script, line)):
             return True
         return plain.search(line) is not None and LAUNCHERS.search(line) is None and _starts_no_ranks(script)
@@ -338,7 +269,6 @@ def _starts_no_ranks(script: Script) -> bool:
     return script.modules is not None and not may_start_ranks(script, script.modules)
 
 
-_STARTS_OTHER = re.compile(r"\b(?:python[\d.]*|torchrun|launch|deepspeed|srun)\b[^\n]*\.py\b")
 _OF_ONE_PROCESS = re.compile(
     r"^(?!.*nnodes)(?!.*num_machines).*(?:nproc[_-]per[_-]node|num[_-]processes|num_gpus)[= ]1(?!\S)"
 )
@@ -353,12 +283,12 @@ def _given_in(given: re.Pattern[str], text: str) -> Iterator[str]:
 
 
 def _declared_at(modules: ProjectModules, shown: str, text: str, name: str) -> list[DeclaredOption]:
-    settings = _settings_in(modules, shown, text)
+    settings = settings_in(modules, shown, text)
     return settings.declared.get(name, []) if settings is not None else []
 
 
 def _number(word: str) -> object:
-    value = _scalar(word)
+    value = scalar(word)
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else UNKNOWN
 
 
@@ -394,33 +324,15 @@ def _may_select(makes: dict[str, bool], text: str) -> bool:
     return any(named) or not named
 
 
-def _setting(node: ast.expr) -> tuple[str, str]:
-    """The name of the settings and that of the entry: of ``args.mode``, ``cfg["train"]["amp"]``, ``cfg.get("amp")``."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
-        name, base = _literal(node.args[0]), node.func.value
-    elif isinstance(node, ast.Subscript):
-        name, base = _literal(node.slice), node.value
-    elif isinstance(node, ast.Attribute):
-        name, base = node.attr, node.value
-    else:
-        return "", ""
-    while isinstance(base, (ast.Attribute, ast.Subscript)):
-        if isinstance(base, ast.Attribute) and _SETTINGS.match(base.attr):
-            break
-        base = base.value
-    owner = last_name(base)
-    return (owner, name) if isinstance(name, str) and _SETTINGS.match(owner) else ("", "")
-
-
 def _declared_in(script: Script, name: str) -> list[DeclaredOption]:
     """The options of a name that a script declares."""
     calls = script.method_calls("add_argument")
-    return [option for call in calls for one, option in _declared_by(call, script.value) if one == name]
+    return [option for call in calls for one, option in declared_by(call, script.value) if one == name]
 
 
 def is_text_option(script: Script, node: ast.expr) -> bool:
     """Whether an expression is an option that is one text, as each file of the project declares it that does."""
-    name, modules = _setting(node)[1], script.modules
+    name, modules = owner_and_entry(node)[1], script.modules
     if modules is None or not name:
         return False
     texts = dict(_naming(modules, name)) | {script.path: script.text}
@@ -448,7 +360,7 @@ def _of_own_parser(script: Script, modules: ProjectModules, name: str) -> Values
 def values_in_commands(script: Script, node: ast.expr) -> Values | None:
     """The values of an option of a program's own parser in the commands that start it, whatever else a page says of
     it; ``None`` if one is unknown, or there is no command."""
-    name = _setting(node)[1]
+    name = owner_and_entry(node)[1]
     return None if _is_set_by(script, name) else given_in_commands(script, name)
 
 
@@ -465,7 +377,7 @@ def is_empty_in_commands(script: Script, node: ast.expr) -> bool:
     """Whether the commands that start a script leave an option empty, or give it ``None``, a text that names no file,
     whatever the commands of other programs give it, and no page has it. The option may be one of a module of the
     project's."""
-    name, modules = _setting(node)[1], script.modules
+    name, modules = owner_and_entry(node)[1], script.modules
     if modules is None or not script.location or not name or _is_set_by(script, name):
         return False
     around = list(modules.texts_around(script.location))
@@ -540,7 +452,7 @@ def _is_named_elsewhere(
 def _starts_other_with(modules: ProjectModules, line: str, program: str, spelled: str) -> bool:
     """Whether a line starts another program of the project, which declares an option of that name itself."""
     names = {PurePath(one).name for one in re.findall(r"[\w./-]+\.py\b", line)}
-    if _STARTS_OTHER.search(line) is None or len(names) != 1 or program in names:
+    if STARTS_PROGRAM.search(line) is None or len(names) != 1 or program in names:
         return False
     declares = re.compile(rf"\badd_argument\(\s*(?:[\"']-\w[\"'],\s*)?[\"'](?:{spelled})[\"']")
     others = [text for shown, text in modules.mentioning("add_argument") if PurePath(shown).name in names]
@@ -562,14 +474,14 @@ def _of_project(script: Script, modules: ProjectModules, name: str) -> Values | 
     programs = [one for one in _naming(modules, name) if one[0].endswith(".py")]
     if len(programs) > MOST_READ:
         return None
-    found = [_settings_in(modules, shown, text) for shown, text in programs]
+    found = [settings_in(modules, shown, text) for shown, text in programs]
     if None in found:
         return None
     known = [one for one in found if one is not None]
     declared = [option for one in known for option in one.declared.get(name, ())]
-    read = declared[0].read if declared else _scalar
+    read = declared[0].read if declared else scalar
     values = {one.default for one in declared}
-    values.update(_literal(part) for one in known for part in one.written.get(name, ()) if not _is_copy(part, name))
+    values.update(literal(part) for one in known for part in one.written.get(name, ()) if not is_copy(part, name))
     commands = [text for one in known for text in one.commands]
     values.update(given for text in commands for given in _given_anywhere(text, name, read, is_page=False))
     is_declared, is_configured = bool(declared), False
@@ -588,7 +500,7 @@ def _of_project(script: Script, modules: ProjectModules, name: str) -> Values | 
 def is_given_nowhere(script: Script, node: ast.expr) -> bool:
     """Whether an option that is empty by default, or an entry of a section of configurations (``cfg.model.weights``),
     has a value in no start, configuration or program that the project shows, if it shows any."""
-    owner, name = _setting(node)
+    owner, name = owner_and_entry(node)
     modules = script.modules
     if modules is None or modules.is_one_file or not owner or not name.isidentifier():
         return False
@@ -610,7 +522,7 @@ def is_given_nowhere(script: Script, node: ast.expr) -> bool:
 def is_in_no_configuration(script: Script, node: ast.expr) -> bool:
     """Whether an entry of a configuration is in none of those that the commands name which start a script with several
     processes, nor in the commands: ``config["resume"]``, with ``python train.py --config first.yaml``."""
-    name, modules = _setting(node)[1], script.modules
+    name, modules = owner_and_entry(node)[1], script.modules
     if modules is None or not name.isidentifier() or _is_stored(script, name):
         return False
     texts = texts_of_starts(script)
@@ -654,7 +566,7 @@ def is_left_by_all_starts(script: Script, node: ast.expr) -> bool:
 def is_given_to_one_process(script: Script, node: ast.expr) -> bool:
     """Whether an option is given by commands that start a script as one process, and by none of those that start it
     with a launcher, though there are some, and no page explains it."""
-    name, modules = _setting(node)[1], script.modules
+    name, modules = owner_and_entry(node)[1], script.modules
     if modules is None or not name.isidentifier() or _is_set_by(script, name) or may_start_ranks(script, modules):
         return False
     texts = texts_of_starts(script)
@@ -678,8 +590,8 @@ def _entries_of_section(modules: ProjectModules, node: ast.expr) -> list[str]:
     lines below ``encoder:``. None if a text sets the entry by its path: ``encoder.weights=last.pt``."""
     base = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
     base = base or getattr(node, "value", None)
-    section, name = last_name(base) if isinstance(base, ast.Attribute) else "", _setting(node)[1]
-    if not section or _SETTINGS.match(section):
+    section, name = last_name(base) if isinstance(base, ast.Attribute) else "", owner_and_entry(node)[1]
+    if not section or HOLDERS.match(section):
         return []
     if any(
         re.search(rf"\b{section}[.\"'\]\[]+{name}[\"'\]]*\s?=(?!=)", text) for _, text in modules.mentioning(section)
@@ -694,17 +606,17 @@ def _entries_of_section(modules: ProjectModules, node: ast.expr) -> list[str]:
 
 def _is_empty_everywhere(script: Script, modules: ProjectModules, name: str) -> bool:
     programs = [one for one in _naming(modules, name) if one[0].endswith(".py")]
-    settings = [_settings_in(modules, shown, text) for shown, text in programs[: MOST_READ + 1]]
+    settings = [settings_in(modules, shown, text) for shown, text in programs[: MOST_READ + 1]]
     if len(settings) > MOST_READ or None in settings or not _shows_starts(script, modules):
         return False
     known = [one for one in settings if one is not None]
     given: list[object] = [option.default for one in known for option in one.declared.get(name, ())]
     is_declared = bool(given)
-    given += [_literal(part) for one in known for part in one.written.get(name, ()) if not _is_copy(part, name)]
+    given += [literal(part) for one in known for part in one.written.get(name, ()) if not is_copy(part, name)]
     commands = [text for one in known for text in one.commands]
-    given += [value for text in commands for value in _given_anywhere(text, name, _scalar, is_page=False)]
+    given += [value for text in commands for value in _given_anywhere(text, name, scalar, is_page=False)]
     for _, text, is_page in _other_texts(script, modules, name):
-        given += _given_anywhere(text, name, _scalar, is_page=is_page)
+        given += _given_anywhere(text, name, scalar, is_page=is_page)
     return is_declared and all(one is None or one == "" for one in given)
 
 
@@ -751,10 +663,10 @@ def _value_of(given: str | None, text: str, read: _Read, *, is_entry: bool) -> o
     if given is None or (not is_entry and given.startswith("--")):
         return UNKNOWN if is_entry else read(None)
     word = given.strip("\"'")
-    if read is _scalar and is_entry and word != given:
-        return _of_text(word)
+    if read is scalar and is_entry and word != given:
+        return of_text(word)
     word = number_in(word, text) if word else word
-    return UNKNOWN if _of_text(word) is UNKNOWN else read(word)
+    return UNKNOWN if of_text(word) is UNKNOWN else read(word)
 
 
 def _naming(modules: ProjectModules, name: str) -> list[tuple[str, str]]:
@@ -772,233 +684,3 @@ def _shows_starts(script: Script, modules: ProjectModules) -> bool:
         for line in starts_in(name, [*(text for _, text in modules.mentioning(name, launches=True)), *pages])
     ]
     return bool(starts) and not any(map(_GIVES_MORE.search, starts))
-
-
-def _settings_in(modules: ProjectModules, shown: str, text: str) -> NamedValues | None:
-    key = ("settings", shown)
-    if key not in modules.memo:
-        try:
-            modules.memo[key] = NamedValues(text)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            modules.memo[key] = None
-    found: NamedValues | None = modules.memo[key]
-    return found
-
-
-def _written_by(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """The names that a node gives a value: attributes, entries, keywords, variables of modules and classes."""
-    if isinstance(node, ast.Assign):
-        for target in node.targets:
-            name = _literal(target.slice) if isinstance(target, ast.Subscript) else last_name(target)
-            if isinstance(name, str):
-                yield name, node.value
-    elif isinstance(node, ast.AugAssign):
-        yield last_name(node.target), ast.BinOp(node.target, node.op, node.value)
-    elif isinstance(node, ast.AnnAssign) and node.value is not None:
-        yield last_name(node.target), node.value
-    elif isinstance(node, ast.keyword) and node.arg:
-        yield node.arg, node.value
-    elif isinstance(node, ast.Dict):
-        named = zip(node.keys, node.values, strict=True)
-        yield from ((key, value) for one, value in named if isinstance(key := _literal(one), str))
-    elif isinstance(node, ast.arguments):
-        yield from _defaults_of(node)
-
-
-def _computed_locals(nodes: Sequence[ast.AST]) -> set[ast.AST]:
-    """The assignments of functions that compute a variable (``dataset = CIFAR10("data")``) of which no setting is made:
-    ``args.dataset = dataset``, ``Config(dataset=dataset)``, ``locals()``."""
-    shared = {one for node in nodes if isinstance(node, (ast.Global, ast.Nonlocal)) for one in node.names}
-    for node in nodes:
-        if isinstance(node, ast.Call) and last_name(node.func) in ("locals", "vars", "exec", "eval"):
-            return set()
-        shared.update(name for name, value in _written_by(node) if isinstance(value, ast.Name) and value.id == name)
-    functions = (one for one in nodes if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)))
-    return {
-        one
-        for function in functions
-        for one in ast.walk(function)
-        if isinstance(one, ast.Assign)
-        and isinstance(one.value, ast.Call)
-        and all(isinstance(target, ast.Name) and target.id not in shared for target in one.targets)
-    }
-
-
-def _replaced_by(node: ast.AST) -> Iterator[str]:
-    """The settings that a statement gives a value which is computed, and not from what they are: ``args.n_gpu =
-    device_count()``."""
-    for target in node.targets if isinstance(node, ast.Assign) else ():
-        owner, name = _setting(target)
-        if owner and isinstance(node, ast.Assign) and _literal(node.value) is UNKNOWN:
-            if not any(_is_copy(part, name) for part in ast.walk(node.value) if isinstance(part, ast.expr)):
-                yield name
-
-
-def _sets(node: ast.Assign | ast.AugAssign, name: str) -> bool:
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return any(isinstance(one, (ast.Attribute, ast.Subscript)) and _setting(one)[1] == name for one in targets)
-
-
-def _is_of_self(node: ast.AST) -> bool:
-    """``self.steps = ...``: what an object has, which is no setting unless its class holds them."""
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    return all(isinstance(one, ast.Attribute) and last_name(one.value) == "self" for one in targets)
-
-
-def _defaults_of(node: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
-    given = [*node.posonlyargs, *node.args]
-    defaults = zip(given[::-1], node.defaults[::-1], strict=False)
-    yield from ((one.arg, _default_in(value)) for one, value in defaults)
-    keywords = zip(node.kwonlyargs, node.kw_defaults, strict=True)
-    yield from ((one.arg, _default_in(value)) for one, value in keywords if value is not None)
-
-
-def _is_copy(value: ast.expr, name: str) -> bool:
-    """Whether a value is that of the same name elsewhere: ``amp=args.amp``, ``self.amp = amp``."""
-    return last_name(value) == name or _setting(value)[1] == name
-
-
-def _declared_by(call: ast.Call, value: Callable[[ast.expr | None], object]) -> Iterator[tuple[str, DeclaredOption]]:
-    """The name and the declaration of an option by ``add_argument``."""
-    names = [one for arg in call.args if isinstance(one := value(arg), str) and one.startswith("-")]
-    long = [one for one in names if one.startswith("--")]
-    given = {one.arg: one.value for one in call.keywords}
-    if None in given or not (long or "dest" in given):
-        return
-    dest = value(given["dest"]) if "dest" in given else long[0].lstrip("-").replace("-", "_")
-    if not isinstance(dest, str):
-        return
-    action = value(given["action"]) if "action" in given and not _is_optional(given["action"]) else None
-    default = value(given["default"]) if "default" in given else None
-    if "action" in given and _is_optional(given["action"]):
-        off = tuple(f"--no-{one.lstrip('-')}" for one in long)
-        yield dest, DeclaredOption((*names, *off), UNKNOWN, lambda _: UNKNOWN)
-    elif action in ("store_true", "store_false"):
-        is_on = action == "store_true"
-        yield dest, DeclaredOption(tuple(names), (not is_on) if default is None else default, lambda _: is_on)
-    elif action not in (None, "store") or "nargs" in given:
-        yield dest, DeclaredOption(tuple(names), UNKNOWN, lambda _: UNKNOWN)
-    else:
-        kind = last_name(given["type"]) if "type" in given else "str"
-        read = (
-            bool
-            if kind == "bool"
-            else _READERS.get(kind, _of_words if re.search(r"bool", kind, re.IGNORECASE) else lambda _: UNKNOWN)
-        )
-        if isinstance(default, str) and kind != "str":
-            default = read(default)
-        yield dest, DeclaredOption(tuple(names), default, lambda word: UNKNOWN if word is None else read(word))
-
-
-def _declared_by_click(
-    call: ast.Call, value: Callable[[ast.expr | None], object]
-) -> Iterator[tuple[str, DeclaredOption]]:
-    """``@click.option("--steps", default=4)``."""
-    names = [one for arg in call.args if isinstance(one := value(arg), str)]
-    long = [one for one in names if one.startswith("--")]
-    bare = next((one for one in names if one.isidentifier()), long[0].lstrip("-").replace("-", "_") if long else "")
-    given = {one.arg: one.value for one in call.keywords}
-    if long and "is_flag" not in given:
-        default = value(given["default"]) if "default" in given else None
-        kind = type(default).__name__ if default is not None else last_name(given.get("type", call))
-        yield bare, DeclaredOption(tuple(long), default, partial(_read_word, read=_READERS.get(kind, _scalar)))
-
-
-def _declared_by_absl(
-    call: ast.Call, value: Callable[[ast.expr | None], object]
-) -> Iterator[tuple[str, DeclaredOption]]:
-    """``flags.DEFINE_integer("steps", 4, "...")``."""
-    given = {one.arg: one.value for one in call.keywords}
-    name = value(call.args[0] if call.args else given.get("name"))
-    default = value(call.args[1] if len(call.args) > 1 else given.get("default"))
-    kind = "int" if last_name(call.func) == "DEFINE_integer" else "float"
-    if isinstance(name, str):
-        yield name, DeclaredOption((f"--{name}",), default, partial(_read_word, read=_READERS[kind]))
-
-
-def _read_word(word: str | None, read: Callable[[str], object]) -> object:
-    return UNKNOWN if word is None else read(word)
-
-
-_DECLARATIONS = {
-    "add_argument": _declared_by,
-    "option": _declared_by_click,
-    "DEFINE_integer": _declared_by_absl,
-    "DEFINE_float": _declared_by_absl,
-}
-
-
-def _default_in(value: ast.expr) -> ast.expr:
-    """The default that a declaration of a field or an option gives: ``field(default=4)``, ``Field(4, ge=1)``."""
-    if not isinstance(value, ast.Call) or last_name(value.func) not in ("field", "Field", "Option"):
-        return value
-    given = [word.value for word in value.keywords if word.arg == "default"]
-    return given[0] if given else value.args[0] if value.args else value
-
-
-def _is_optional(action: ast.expr) -> bool:
-    return last_name(action) == "BooleanOptionalAction"
-
-
-def _literal(node: ast.expr | None) -> object:
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
-        number = node.operand.value
-        return -number if isinstance(number, (int, float)) else UNKNOWN
-    return UNKNOWN
-
-
-def _of_number(kind: type[int] | type[float]) -> Callable[[str], object]:
-    def read(word: str) -> object:
-        try:
-            return kind(word)
-        except ValueError:
-            return UNKNOWN
-
-    return read
-
-
-def _of_words(word: str) -> object:
-    """What functions for options accept."""
-    named = word.lower()
-    if named in ("true", "yes", "on", "t", "y", "1"):
-        return True
-    return False if named in ("false", "no", "off", "f", "n", "0") else UNKNOWN
-
-
-def _of_text(word: str) -> object:
-    return UNKNOWN if "$" in word or "<" in word or "{" in word else word
-
-
-_READERS: dict[str, Callable[[str], object]] = {
-    "int": _of_number(int),
-    "float": _of_number(float),
-    "str": _of_text,
-    "bool": _of_words,
-}
-
-
-def _switched(word: str | None, read: Callable[[str], object]) -> object:
-    """The value of a field that a command has, alone for ``True``."""
-    return True if word is None else read(word)
-
-
-def _scalar(word: str | None) -> object:
-    """The value of a plain word of a configuration (yaml.org/type/bool.html), or of an option alone."""
-    if not word or word[0] in "[({&*!|>":
-        return True if word is None else UNKNOWN
-    named = word.lower()
-    if named in _SCALARS:
-        return _SCALARS[named]
-    for read in (_of_number(int), _of_number(float)):
-        if (number := read(word)) is not UNKNOWN:
-            return number
-    return word
-
-
-_SCALARS: dict[str, bool | None] = {
-    **dict.fromkeys(("true", "yes", "on"), True),
-    **dict.fromkeys(("false", "no", "off"), False),
-    **dict.fromkeys(("null", "none", "~"), None),
-}

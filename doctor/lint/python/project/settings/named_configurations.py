@@ -6,8 +6,8 @@ import ast
 import re
 from pathlib import PurePath
 
-from doctor.lint.python.project.option_values import Values, given_in_text, may_have_more, of_user, setting_of
-from doctor.lint.python.project.options import own_starts, texts_of_starts
+from doctor.lint.python.project.settings.option_values import Values, given_in_text, may_have_more, of_user, setting_of
+from doctor.lint.python.project.settings.options import own_starts, texts_of_starts
 from doctor.lint.python.script import ProjectModules, Script
 
 _NAMES = re.compile(r"(?<![\w./$-])([\w./-]+\.(?:ya?ml|json))\b")
