@@ -58,20 +58,6 @@ def test_a_branch_of_an_option_that_no_start_gives(tmp_path, files, severity):
     assert found(tmp_path, {"train.py": LOADS, "net.py": "print()\n", **files}, "CODE001") == [severity]
 
 
-JOINS = (
-    HEAD
-    + """\
-def main():
-    local_rank = int(os.environ["LOCAL_RANK"])
-    dist.init_process_group("nccl")
-    model = DDP(torch.nn.Linear(8, 8).cuda())
-    model(torch.ones(8, 8).cuda()).sum().backward()
-
-main()
-"""
-)
-
-
 SPAWNS = (
     HEAD
     + """\

@@ -551,6 +551,16 @@ def test_a_trainer_that_knows_the_ranks_may_average_its_results(tmp_path, before
     assert found(tmp_path, files) == [("CODE029", severity)]
 
 
+TUNES = """\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.distributed.init_process_group("nccl")
+model = DDP(torch.nn.Linear(2, 2).cuda())
+for step in range(99):
+    model(torch.ones(1, 2).cuda()).sum().backward()
+torch.save(model.state_dict(), "last.pt")
+"""
 OTHERS = {"tools/train.py": "print()\n", "README.md": "torchrun --nproc_per_node=8 tools/train.py\n"}
 
 
@@ -559,4 +569,5 @@ OTHERS = {"tools/train.py": "print()\n", "README.md": "torchrun --nproc_per_node
     ["# torchrun --nproc_per_node=8 tune.py\n", "import torch.multiprocessing as mp\nmp.spawn(print, nprocs=8)\n"],
 )
 def test_a_program_that_shows_its_start_needs_no_other_page(tmp_path, before):
-    assert ("CODE029", "info") not in found(tmp_path, {"tools/tune.py": before + JOB, **OTHERS})
+    assert found(tmp_path, {"tools/tune.py": TUNES, **OTHERS}) == [("CODE029", "info")]
+    assert found(tmp_path, {"tools/tune.py": before + TUNES, **OTHERS}) == [("CODE029", "warning")]
