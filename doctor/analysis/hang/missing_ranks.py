@@ -314,11 +314,16 @@ def ranks_by_gpu(states: JobState) -> Diagnosis | None:
 def _crossed_creations(states: JobState) -> Diagnosis | None:
     """All ranks of a job create groups, and no group comes about: their orders or members differ."""
     ranks = tuple(rank for rank, one in states.ranks.items() if one.stack_wait in _CREATIONS)
+    return _deadlock_of_all(states, ranks, LONG_CREATION + 0.1 * len(ranks)) if len(ranks) > 1 else None
+
+
+def _deadlock_of_all(states: JobState, ranks: tuple[int, ...], least: float) -> Diagnosis | None:
+    """A deadlock of these ranks, if they are all of the job, and each has been idle for so many seconds."""
     idle = [one.progress.idle or 0.0 for one in states.ranks.values() if one.progress is not None]
     is_whole = len(ranks) == len(idle) == len(states.ranks) and not states.unseen and not states.ungathered
-    if len(ranks) < 2 or not is_whole or states.is_snapshot:
+    if not ranks or not is_whole or states.is_snapshot or min(idle) < least:
         return None
-    return Diagnosis(states, "deadlock", ranks, 0.6) if min(idle) >= LONG_CREATION + 0.1 * len(ranks) else None
+    return Diagnosis(states, "deadlock", ranks, 0.6)
 
 
 def _unmatched_transfers(states: JobState) -> Diagnosis | None:
@@ -326,17 +331,9 @@ def _unmatched_transfers(states: JobState) -> Diagnosis | None:
     senders = tuple(rank for rank, one in states.ranks.items() if one.stack_wait in _SENDING)
     receivers = tuple(rank for rank, one in states.ranks.items() if one.stack_wait in _RECEIVING)
     if bool(senders) == bool(receivers):
-        return _deadlocked_transfers(states, tuple(sorted((*senders, *receivers))))
+        # If all are in them, their tags, groups or sizes do not fit.
+        return _deadlock_of_all(states, tuple(sorted((*senders, *receivers))), LONG_TRANSFER)
     return Diagnosis(states, "deadlock", senders or receivers, 0.7)
-
-
-def _deadlocked_transfers(states: JobState, ranks: tuple[int, ...]) -> Diagnosis | None:
-    """All ranks of a job in sends and receives none of which completes: their tags, groups or sizes do not fit."""
-    idle = [one.progress.idle or 0.0 for one in states.ranks.values() if one.progress is not None]
-    is_whole = len(ranks) == len(idle) == len(states.ranks) and not states.unseen and not states.ungathered
-    if not ranks or not is_whole or states.is_snapshot or min(idle) < LONG_TRANSFER:
-        return None
-    return Diagnosis(states, "deadlock", ranks, 0.6)
 
 
 def _loop_left(states: JobState) -> Diagnosis | None:

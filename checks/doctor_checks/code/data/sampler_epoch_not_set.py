@@ -78,7 +78,7 @@ from doctor.testing.script_cases import fails, passes
             _PLAIN.replace("range(10):", "range(10):\n    loader = tqdm(loader)"),
         ),
         fails(
-            "a bar with a name of its own",
+            "a bar with its own name",
             _PLAIN.replace("range(10):", "range(10):\n    bar = tqdm(loader, disable=rank > 0)").replace(
                 "enumerate(loader)", "enumerate(bar)"
             ),

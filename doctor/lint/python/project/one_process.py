@@ -23,7 +23,11 @@ from doctor.lint.python.project.failing_calls import (
 from doctor.lint.python.project.left_defaults import has_no_rounds, outcome
 from doctor.lint.python.project.never_used import cannot_run, fails_to_spawn, is_notebook_of_one_process
 from doctor.lint.python.project.settings.option_values import numbers_of
-from doctor.lint.python.project.settings.options import left_off, own_starts, switch_off_by_default, texts_of_starts
+from doctor.lint.python.project.settings.options import (
+    left_off,
+    shown_starts,
+    switch_off_by_default,
+)
 from doctor.lint.python.project.starts.console_starts import is_shown_as_one
 from doctor.lint.python.project.starts.launch_counts import (
     LAUNCHERS,
@@ -465,8 +469,7 @@ def _spawns_never(script: Script, spawned: Iterable[ast.Call]) -> bool:
     gives, though they start the script: ``if args.multiprocessing_distributed: mp.spawn(...)``."""
     if script.modules is None or not all(_is_behind_switch(script, one) for one in spawned):
         return False
-    texts = texts_of_starts(script)
-    starts = own_starts(script, (*texts.launches, *texts.pages))
+    starts = shown_starts(script)
     return bool(starts) and not any(LAUNCHERS.search(one) or asks_for_more(script, one) for one in starts)
 
 
@@ -480,8 +483,7 @@ def _sees_one_gpu(script: Script, spawned: Iterable[ast.Call]) -> bool:
     counts = [script.argument(one, *_SPAWNS[script.name(one.func)][:2]) for one in spawned]
     if script.modules is None or not all(one is not None and _is_of_gpus(script, one) for one in counts):
         return False
-    texts = texts_of_starts(script)
-    starts = own_starts(script, (*texts.launches, *texts.pages))
+    starts = shown_starts(script)
     return bool(starts) and all(_ONE_VISIBLE.search(one) and not LAUNCHERS.search(one) for one in starts)
 
 

@@ -27,6 +27,7 @@ from doctor.lint.python.project.settings.options import (
     number_in,
     own_starts,
     sets,
+    shown_starts,
     starts_in,
     texts_of_starts,
     with_variables,
@@ -525,8 +526,7 @@ def is_in_no_configuration(script: Script, node: ast.expr) -> bool:
     name, modules = owner_and_entry(node)[1], script.modules
     if modules is None or not name.isidentifier() or _is_stored(script, name):
         return False
-    texts = texts_of_starts(script)
-    starts = [line for line in own_starts(script, (*texts.launches, *texts.pages)) if not _shows_one(line)]
+    starts = [line for line in shown_starts(script) if not _shows_one(line)]
     folder = PurePath(script.path).parent
     entry = re.compile(
         rf"^[ \t]*[\"']?{name}[\"']?[ \t]*:(?![ \t]*(?:null|~|None|[\"']{{2}})?[ \t]*(?:#|,|$))", re.MULTILINE
@@ -559,8 +559,7 @@ def _is_stored(script: Script, name: str) -> bool:
 def is_left_by_all_starts(script: Script, node: ast.expr) -> bool:
     """Whether the project shows commands that start a script, and neither they nor another part of it give an option
     that is empty by default."""
-    texts = texts_of_starts(script)
-    return bool(own_starts(script, (*texts.launches, *texts.pages))) and is_given_nowhere(script, node)
+    return bool(shown_starts(script)) and is_given_nowhere(script, node)
 
 
 def is_given_to_one_process(script: Script, node: ast.expr) -> bool:

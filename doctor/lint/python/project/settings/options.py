@@ -162,6 +162,12 @@ def own_starts(script: Script, texts: Iterable[str]) -> list[str]:
     return [line for line in starts_in(place.name, texts) if not names_other(script, line)]
 
 
+def shown_starts(script: Script) -> list[str]:
+    """The commands that start a script in the launch files and pages that may start it."""
+    texts = texts_of_starts(script)
+    return own_starts(script, (*texts.launches, *texts.pages))
+
+
 def names_other(script: Script, line: str) -> bool:
     """Whether a command names another file of the project that has the name of the script: ``second/main.py`` for
     ``first/main.py``."""

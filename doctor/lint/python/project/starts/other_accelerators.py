@@ -6,7 +6,7 @@ import re
 
 from doctor.lint.engine.imported_names import modules_at_top
 from doctor.lint.launch.launch_file import EnvironmentSource
-from doctor.lint.python.project.settings.options import own_starts, texts_of_starts
+from doctor.lint.python.project.settings.options import shown_starts
 from doctor.lint.python.script import Script, per_script
 
 _PACKAGES = re.compile(r"(?:habana_frameworks|optimum\.habana|torch_npu|torch_neuronx)(?:\.|$)")
@@ -28,6 +28,5 @@ def _is_for_others(script: Script) -> bool:
         return True
     if script.modules is None or not script.location:
         return False
-    texts = texts_of_starts(script)
-    starts = own_starts(script, (*texts.launches, *texts.pages))
+    starts = shown_starts(script)
     return bool(starts) and all(map(_STARTS.search, starts))
