@@ -70,6 +70,7 @@ class Net(torch.nn.Module):
         normalizes = plant.name in ("buffers_local", "evaluates_wrapped")
         self.norm = torch.nn.BatchNorm1d(WIDTH) if normalizes else torch.nn.Identity()
         plant.extends(self)
+        plant.equips(self)
 
     def forward(self, rows):
         """The output."""
@@ -109,8 +110,8 @@ def loader_of(plant, collate=None):
         return DataLoader(Stream(plant, batches * BATCH), BATCH, **options)
     if plant.name == "no_sampler":
         return DataLoader(Rows(plant, batches * BATCH), BATCH, shuffle=True, **options)
-    if plant.name in ("more", "fewer", "join", "joined_by_minimum"):
-        return DataLoader(Rows(plant, batches * BATCH, plant.rank * 10_000), BATCH, **options)
+    if plant.name in ("more", "fewer", "join", "joined_by_minimum", "cycles_shorter", "strided_split"):
+        return DataLoader(plant.own_rows(Rows, batches), BATCH, **options)
     left_over = 3 if plant.name == "drop_last" else 0
     rows = Rows(plant, plant.world * batches * plant.batch + left_over)
     if plant.name == "split_seed":
@@ -159,6 +160,8 @@ def rest_of(plant, loader, epoch):
     plant.lists_files(epoch)
     if plant.name in ("prefetch_dead", "reads_ahead"):
         return plant.prefetched(loader)
+    if plant.name == "cycles_shorter":
+        return plant.cycles(loader)
     if plant.name != "skip_ahead" or not plant.here or epoch:
         return loader
     from accelerate import skip_first_batches
@@ -210,6 +213,8 @@ def parts_of(plant, model):
             plant.note()
             weights.append({"params": [one for one in model.parameters() if one.dim() == 1], "weight_decay": 0.0})
         return [torch.optim.SGD(weights, lr=0.01, weight_decay=0.1)]
+    if plant.name == "layerwise_rates":
+        return [torch.optim.SGD([{"params": [one]} for one in model.parameters()], lr=0.01)]
     if plant.name == "consolidate_alone":
         return [ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.001)]
     if plant.name != "two_optimizers":
