@@ -159,6 +159,15 @@ def some(words: Sequence[str], most: int = 4) -> str:
     return f"{shown} and {len(words) - most} more" if len(words) > most else shown
 
 
+def other_places(finding: ReportFinding) -> list[tuple[str, int]]:
+    """Return the files and lines of a finding of ``doctor lint`` beside the first one."""
+    places = finding.evidence.get("also")
+    if not isinstance(places, (list, tuple)):
+        return []
+    parted = (str(one).rpartition(":") for one in places)
+    return [(file, int(line)) for file, _, line in parted if line.isdecimal()]
+
+
 def place(finding: ReportFinding, report: Report) -> str:
     """Return the location of a finding: ``ranks 0-7 (node0)``; the host if the job is one process; file and line."""
     if report.job is None and finding.source is not None:

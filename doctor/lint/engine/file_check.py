@@ -24,6 +24,7 @@ import msgspec
 
 from doctor.core.check_registry import sentence_of
 from doctor.core.report_document import Ignored
+from doctor.lint.engine.copies import CodeAround
 from doctor.lint.engine.discovery import LINE_END, LintTarget, SourceText, UnreadableFile, read_text
 from doctor.lint.engine.project_files import ProjectFiles
 from doctor.lint.engine.registry import Rulebook
@@ -62,7 +63,8 @@ class FileTimeout(BaseException):
 
 class LocatedViolation(NamedTuple):
     """A violation: the index of its rule, its place in the file (line 0: unknown; columns in characters). ``code``: the
-    line; ``cell``: the number of the notebook cell and the line in it."""
+    line; ``cell``: the number of the notebook cell and the line in it; ``digest``: of what makes it a copy of another
+    one, or empty."""
 
     rule: int
     place: SourceLocation
@@ -70,6 +72,7 @@ class LocatedViolation(NamedTuple):
     code: str
     ignored: Ignored | None = None
     cell: tuple[int, int] | None = None
+    digest: str = ""
 
 
 @dataclass
@@ -200,6 +203,11 @@ class FileChecker:
     def _apply(self, source: Callable[[], Any], kind: type, page: _LintedText, verdict: FileResult) -> None:
         """Apply all rules; the source is parsed for the first rule that needs it."""
         ignores = Suppressions(page.comments)
+
+        @cache
+        def around() -> CodeAround:
+            return CodeAround(page.text, source().tree if kind is Script else None)
+
         for number, rule in self._rules:
             if not issubclass(kind, rule.reads) or rule is UNUSED_SUPPRESSION:
                 continue
@@ -213,7 +221,8 @@ class FileChecker:
                     if count >= MOST_VIOLATIONS:
                         raise OverflowError(f"it hits more than {MOST_VIOLATIONS} lines of one file")
                     reason = ignores.reason_for(rule, page.lines_of(violation))
-                    verdict.found.append(page.found(number, violation, reason))
+                    found = page.found(number, violation, reason)
+                    verdict.found.append(found._replace(digest=around().digest(violation)))
                 verdict.judged.add(number)
             except UnreadableFile:
                 raise

@@ -104,12 +104,14 @@ def _report_once(results: Iterable[FileResult], asked: LintRequest) -> None:
         result.found = kept
     for result, one, places in first:
         if places:
-            also = replace(
-                one.violation,
-                summary=f"{one.violation.summary} (also in {counted(len(places), 'other line')})",
-                evidence=(*one.violation.evidence, ("also", places)),
-            )
-            result.found[result.found.index(one)] = one._replace(violation=also)
+            also = _with_others(one, f"also in {counted(len(places), 'other line')}", places)
+            result.found[result.found.index(one)] = also
+
+
+def _with_others(one: LocatedViolation, words: str, places: Sequence[str]) -> LocatedViolation:
+    violation = one.violation
+    summary, evidence = f"{violation.summary} ({words})", (*violation.evidence, ("also", places))
+    return one._replace(violation=replace(violation, summary=summary, evidence=evidence))
 
 
 def _leave_out(result: FileResult, asked: LintRequest) -> None:
@@ -155,14 +157,33 @@ def _input(verdict: FileResult) -> ReportInput:
 
 
 def _findings(verdicts: Iterable[FileResult], asked: LintRequest) -> dict[int, list[ReportFinding]]:
-    """By index of the rule, in the order of files and lines."""
-    found: dict[int, list[ReportFinding]] = {}
+    """By index of the rule, in the order of files and lines; those in copies of the same code are one at the first
+    path, with the places of the others. One that a comment or the settings accept stands for itself."""
+    copies: dict[tuple[object, ...], list[tuple[str, int]]] = {}
+    kept: list[tuple[FileResult, LocatedViolation, Ignored | None, list[tuple[str, int]]]] = []
     for verdict in verdicts:
         for one in verdict.found:
-            rule = asked.book.rules[one.rule]
+            rule, place = asked.book.rules[one.rule], (verdict.target.shown, one.place.line)
             ignored = one.ignored or asked.settings.ignored_in(rule, verdict.target.shown)
-            found.setdefault(one.rule, []).append(_finding(rule, one, verdict.target, ignored))
+            key: tuple[object, ...] = (one.rule, *place)
+            if one.digest and not (ignored or one.violation.once):
+                key = (one.rule, one.violation.severity, rule.is_preview(one.violation), one.digest)
+            places = copies.setdefault(key, [])
+            places.append(place)
+            kept.append((verdict, one, ignored, places))
+    found: dict[int, list[ReportFinding]] = {}
+    for verdict, one, ignored, places in kept:
+        first, *others = sorted(places)
+        if first == (verdict.target.shown, one.place.line):
+            shown = one if not others else _with_copies(one, others)
+            finding = _finding(asked.book.rules[one.rule], shown, verdict.target, ignored)
+            found.setdefault(one.rule, []).append(finding)
     return found
+
+
+def _with_copies(one: LocatedViolation, others: Sequence[tuple[str, int]]) -> LocatedViolation:
+    places = [f"{file}:{line}" for file, line in others]
+    return _with_others(one, f"and at {counted(len(places), 'more place')} with the same code", places)
 
 
 def _finding(rule: Rule, found: LocatedViolation, target: LintTarget, ignored: Ignored | None) -> ReportFinding:

@@ -17,7 +17,7 @@ from doctor.core.errors import UnusableError
 from doctor.core.finding import Severity
 from doctor.core.report_document import CheckResult, Report, ReportFinding
 from doctor.lint.engine.rule import Replacement, Rule
-from doctor.report.formatting import as_json, crash_of
+from doctor.report.formatting import as_json, crash_of, other_places
 from doctor.report.playbook import find_page
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -107,7 +107,9 @@ def _where(path: str) -> dict[str, Any]:
 def _result(
     index: int, result: CheckResult, finding: ReportFinding, fixes: Fixes, seen: Counter[tuple[str, str, str]]
 ) -> dict[str, Any]:
-    line = (result.id, _file(finding), " ".join(str(finding.evidence.get("code", "")).split()))
+    also = other_places(finding)
+    files = "\0".join((_file(finding), *(file for file, _ in also)))  # a new copy is a new result
+    line = (result.id, files, " ".join(str(finding.evidence.get("code", "")).split()))
     seen[line] += 1  # the fingerprint is unchanged if other lines move
     fingerprint = hashlib.sha256("\0".join((*line, str(seen[line]))).encode("utf-8", "replace")).hexdigest()[:32]
     entry: dict[str, Any] = {
@@ -125,9 +127,12 @@ def _result(
     }
     if finding.source is not None:
         entry["locations"] = [_region_of(finding)]
-        key = (result.id, finding.source.file, finding.source.line or 0)
-        if key in fixes:
-            entry["fixes"] = [_fix(finding, fixes[key])]
+        places = [(finding.source.file, finding.source.line or 0), *also]
+        replacements = [one for file, at in places for one in fixes.get((result.id, file, at), ())]
+        if replacements:
+            entry["fixes"] = [_fix(finding, replacements)]
+    if also:
+        entry["relatedLocations"] = [_related(number, *one) for number, one in enumerate(also, 1)]
     if flow := finding.evidence.get("flow"):
         entry["codeFlows"] = [_code_flow(flow)]
     if finding.ignored is not None:
@@ -154,6 +159,14 @@ def _region_of(finding: ReportFinding) -> dict[str, Any]:
     place = _where(finding.source.file)
     place["physicalLocation"]["region"] = region
     return place
+
+
+def _related(number: int, file: str, line: int) -> dict[str, Any]:
+    """Return another place of a finding."""
+    place = {"id": number, **_where(file)}
+    if line:
+        place["physicalLocation"]["region"] = {"startLine": line}
+    return place | {"message": {"text": "Also here"}}
 
 
 def _code_flow(steps: Any) -> dict[str, Any]:

@@ -16,16 +16,19 @@ from doctor.report.formatting import (
     explaining,
     hidden_previews,
     left_out_in_tests,
+    other_places,
     printable,
     some,
 )
 from doctor.report.rich_names import Console, Padding, Text
 from doctor.report.terminal import verdict_text
 
-_SHOWN_ELSEWHERE = (*CODE_EVIDENCE, "foreshadows")
+_SHOWN_ELSEWHERE = (*CODE_EVIDENCE, "also", "foreshadows")
 """Evidence that is not listed, because it is shown in another form."""
 _MOST_SKIPPED = 10
 """Skipped files that make the report inconclusive and are named, except with ``verbose``."""
+_MOST_PLACES = 5
+"""Other places of a finding that are named, except with ``verbose``."""
 
 
 class _FileFinding(NamedTuple):
@@ -127,6 +130,8 @@ def _parts(hit: _FileFinding, shown: set[tuple[str, str]], *, verbose: bool) -> 
     if finding.ignored is not None:
         yield "ignored", f"{finding.ignored.reason} ({finding.ignored.by})"
         return
+    if also := other_places(finding):
+        yield "also", some([f"{file}:{line}" for file, line in also], most=len(also) if verbose else _MOST_PLACES)
     is_new = (hit.result.id, "") not in shown
     if is_new and finding.effect:
         yield "impact", finding.effect
@@ -152,6 +157,7 @@ def _draw_summary(report: Report, console: Console, *, verbose: bool, quiet: boo
     read = [one for one in report.inputs if one.skipped is None]
     findings = [one for result in report.results for one in result.findings if one.stands]
     hit = {one.source.file for one in findings if one.source}
+    hit |= {file for one in findings for file, _ in other_places(one)}
     head = verdict_text(report)
     head.append(f" in {len(hit)} of {counted(len(read), 'file')}" if hit else f" in {counted(len(read), 'file')}")
     console.print(head.append(f"; {counted(len(report.results), 'rule')}, {report.seconds:.2f} s"), soft_wrap=True)
@@ -163,7 +169,7 @@ def _draw_summary(report: Report, console: Console, *, verbose: bool, quiet: boo
         console.print(f"{counted(hidden, 'finding')} in preview not shown: --preview reports them too")
     if (in_tests := left_out_in_tests(report)) and not quiet:
         console.print(f"{counted(in_tests, 'finding')} in tests not shown: --tests reports them too")
-    fixable = sum(bool(one.evidence.get("fixable")) for one in findings)
+    fixable = sum(1 + len(other_places(one)) for one in findings if one.evidence.get("fixable"))
     if fixable and not quiet:
         console.print(f"--fix corrects {counted(fixable, 'finding')} automatically, --diff shows the changes")
 
