@@ -86,10 +86,31 @@ def test_outside_of_functions_whole_files_are_compared(tmp_path):
     assert places == [("a.py", 4, [f"{tmp_path}/b.py:4"], None), ("c.py", 4, [], None)]
 
 
-def test_launch_files_are_compared_without_comments(tmp_path):
-    files = {"a.sh": JOB, "b.sh": JOB.replace("export", "# the port\n\nexport  "), "c.sh": JOB.replace("=2", "=4")}
+def test_launch_files_are_compared_without_comments_and_arguments(tmp_path):
+    commented = JOB.replace("export", "# the port\n\nexport  ")
+    files = {"a.sh": JOB, "b.sh": commented, "c.sh": JOB.replace("train.py", "\\\n    train.py --lr 0.1")}
+    also = [f"{tmp_path}/b.sh:5", f"{tmp_path}/c.sh:3"]
+    assert found(tmp_path, files, "ENV007") == [("a.sh", 3, also, None)]
+
+
+OTHER_JOBS = {
+    "another value": JOB.replace("70000", "80000"),
+    "another program": JOB.replace("train", "tune"),
+    "another command": JOB.replace("export", "module load cuda\nexport"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_JOBS)
+def test_other_launch_files_keep_their_own_finding(tmp_path, name):
+    places = found(tmp_path, {"a.sh": JOB, "b.sh": OTHER_JOBS[name]}, "ENV007")
+    assert [(file, also) for file, _, also, _ in places] == [("a.sh", []), ("b.sh", [])]
+
+
+def test_configurations_are_compared_as_a_whole(tmp_path):
+    pod = "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - env:\n    - {name: MASTER_PORT, value: '70000'}\n"
+    files = {"a.yaml": pod, "b.yaml": f"# a pod\n{pod}", "c.yaml": pod + "  restartPolicy: Never\n"}
     places = found(tmp_path, files, "ENV007")
-    assert places == [("a.sh", 3, [f"{tmp_path}/b.sh:5"], None), ("c.sh", 3, [], None)]
+    assert places == [("a.yaml", 6, [f"{tmp_path}/b.yaml:7"], None), ("c.yaml", 6, [], None)]
 
 
 def test_a_suppressed_place_is_not_listed(tmp_path):

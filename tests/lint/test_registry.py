@@ -14,6 +14,7 @@ from doctor.core.finding import capitalized
 from doctor.lint.engine.registry import Rulebook, builtin_rules, choose_rules, rules_in
 from doctor.lint.fix.edits import fixed_text
 from doctor.lint.launch.manifest import Manifest
+from doctor.lint.launch.shell.reader import ShellFile
 from doctor.report.playbook import find_page
 from tests.lab.cases import assert_each
 from tests.lab.shell import fault_of_fix
@@ -63,7 +64,7 @@ def _is_documented(rule):
 def _is_named_after_its_check_or_has_a_name_of_its_own(rule):
     if rule.family == RULE_FAMILY:
         assert rule.name not in {check.name for check in CHECKS.values()}
-        assert rule.reads in (Script, Manifest)
+        assert rule.reads in (Script, Manifest, ShellFile)
         assert rule.mentions, "words by which files are told that need no parsing"
         assert rule.judge.__name__ == rule.judge.__module__.rpartition(".")[2]
     else:

@@ -24,7 +24,7 @@ import msgspec
 
 from doctor.core.check_registry import sentence_of
 from doctor.core.report_document import Ignored
-from doctor.lint.engine.copies import CodeAround
+from doctor.lint.engine.copies import CodeAround, CodeOfScript, CodeOfShell
 from doctor.lint.engine.discovery import LINE_END, LintTarget, SourceText, UnreadableFile, read_text
 from doctor.lint.engine.project_files import ProjectFiles
 from doctor.lint.engine.registry import Rulebook
@@ -206,7 +206,7 @@ class FileChecker:
 
         @cache
         def around() -> CodeAround:
-            return CodeAround(page.text, source().tree if kind is Script else None)
+            return _code_around(page.text, source())
 
         for number, rule in self._rules:
             if not issubclass(kind, rule.reads) or rule is UNUSED_SUPPRESSION:
@@ -247,6 +247,15 @@ def _violations(rule: Rule, source: Any) -> Iterator[Violation]:
             violation = as_launched(source, found)
         if violation is not None:
             yield violation
+
+
+def _code_around(text: str, source: object) -> CodeAround:
+    from doctor.lint.launch.shell.reader import ShellFile
+    from doctor.lint.launch.shell.statements import split_script
+
+    if isinstance(source, Script):
+        return CodeOfScript(text, source.tree)
+    return CodeOfShell(text, split_script(text).statements) if isinstance(source, ShellFile) else CodeAround(text)
 
 
 def _is_of_tests(target: LintTarget, text: str) -> bool:

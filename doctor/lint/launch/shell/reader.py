@@ -13,6 +13,7 @@ from doctor.lint.launch.command_line import CommandContext, read_command
 from doctor.lint.launch.launch_file import EnvironmentSetting, Launch, LaunchFile
 from doctor.lint.launch.launcher_options import CommandWord
 from doctor.lint.launch.partial_text import is_placeholder, unknown_mark
+from doctor.lint.launch.shell.cut_commands import CutCommand, cut_commands
 from doctor.lint.launch.shell.expansion import Value, Variables
 from doctor.lint.launch.shell.lexer import comments
 from doctor.lint.launch.shell.statements import Statement, assigned_name, split_script
@@ -39,12 +40,13 @@ _HARMLESS = ("activate", "bashrc", "profile", "conda.sh", "zshrc", "bash_profile
 class ShellFile(LaunchFile):
     """``allocation``: the request of its ``#SBATCH`` lines; ``None``: it has none and may run anywhere. ``waits``:
     lines of ``wait`` commands; ``waits_in_loops``: those in loops. ``late_headers``: options behind the first command,
-    by line."""
+    by line; ``cuts``: commands that end at an escaped blank."""
 
     allocation: Allocation | None = None
     waits: tuple[int, ...] = ()
     waits_in_loops: tuple[int, ...] = ()
     late_headers: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    cuts: tuple[CutCommand, ...] = ()
 
 
 def read_shell(path: str, text: str) -> ShellFile:
@@ -66,6 +68,7 @@ def read_shell(path: str, text: str) -> ShellFile:
         tuple(reader.waits),
         tuple(line for line, in_loop in reader.waits.items() if in_loop),
         read_late_headers(text),
+        reader.cuts,
     )
 
 
@@ -95,6 +98,7 @@ class ScriptReader:
         self.notes: list[str] = []
         self.settings: list[EnvironmentSetting] = []
         self.launches: list[Launch] = []
+        self.cuts: tuple[CutCommand, ...] = ()  # of the last text
         self.waits: dict[int, bool] = {}  # lines, and whether they stand in a loop
         self._asking = frozenset[int]()  # lines whose comments ask for another address
         self._variables = Variables(given, inside_step=inside_step)
@@ -110,6 +114,7 @@ class ScriptReader:
         script = split_script(text)
         self._variables.doubtful |= script.doubtful
         self._asking = _asking_lines(text)
+        self.cuts = cut_commands(text, script.statements[:MOST_COMMANDS])
         for statement in script.statements[:MOST_COMMANDS]:
             self._statement(statement)
         if len(script.statements) > MOST_COMMANDS:
