@@ -158,3 +158,34 @@ srun python /home/author/project/generate.py
 def test_a_program_at_a_path_of_its_author(tmp_path, files, found):
     book = Rulebook(tuple(one for one in builtin_rules() if one.id == "ENV010"))
     assert severities_in(tmp_path, {"job.sh": JOB, **files}, book) == found
+
+
+TURNS = """\
+import os
+
+import torch
+import torch.distributed as dist
+
+RANK = int(os.environ["SLURM_PROCID"])
+dist.init_process_group("gloo", rank=RANK, world_size=int(os.environ["SLURM_NTASKS"]))  # not nccl: only a barrier
+gpus = torch.cuda.device_count()
+with torch.cuda.device(int(os.environ["SLURM_LOCALID"]) % gpus):
+    encode(RANK)
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "severity"),
+    [
+        (TURNS, "info"),
+        (TURNS.replace('"gloo"', '"nccl"'), "warning"),
+        (TURNS.replace('"gloo", rank=RANK, world_size=int(os.environ["SLURM_NTASKS"])', ""), "warning"),
+        (TURNS.replace(" % gpus", ""), "warning"),
+    ],
+)
+def test_tasks_that_share_gpus_on_purpose(tmp_path, text, severity):
+    book = Rulebook(tuple(one for one in builtin_rules() if one.id == "ENV010"))
+    files = {"job.sh": JOB.replace("/home/author/project", "tools"), "tools/generate.py": text}
+    assert severities_in(tmp_path, files, book, preview=True) == [("ENV010", severity)]
+    assert len(severities_in(tmp_path, files, book)) == (severity == "warning")

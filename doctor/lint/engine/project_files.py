@@ -58,6 +58,14 @@ _STAR = re.compile(r"^[ \t]*from[ \t]+(?P<module>[.\w]+)[ \t]+import[ \t]+\*", r
 _MOST_STARS = 3
 """Modules in a row that give all names of another one."""
 _NO_GPU = re.compile(r".*VISIBLE_DEVICES'\] = '(?:-1)?'$|(?:\w+\.)?device = (?:torch\.device\()?'cpu'")
+_IN_TURN = re.compile(
+    r"(?:rank|LOCALID|PROCID)\w*[\"')\]]*\s*%\s*(?:[\w.]*device_count\(|(?:\w+\.)?\w*(?:gpu|device)s?\w*)",
+    re.IGNORECASE,
+)
+_MAY_USE_NCCL = re.compile(
+    r"nccl|init_process_group\(\s*\)|\bTrainer\(|\bAccelerator\(|\bFabric\(|deepspeed|horovod", re.IGNORECASE
+)
+_COMMENT = re.compile(r"#[^\n]*")
 _STEPS = re.compile(r"\b(?:srun|mpirun|mpiexec)\b")
 _SPAWNS = re.compile(r"\b(?:mp|multiprocessing)\.(?:spawn|start_processes)\(|\bmultiprocessing import [^#\n]*\bspawn\b")
 _THREADS = re.compile(r"\bDataParallel\b|\bdata_parallel\b")
@@ -540,6 +548,15 @@ class ProjectFiles:
         return bool(places) and not any(
             _JOINS.search(self._text(one)) for place in places for one in self._related(place)
         )
+
+    def shares_gpus(self, script: str) -> bool:
+        """Whether a program that a launch file names is a file of the project that gives its ranks the GPUs of the host
+        in turn, so that several may share one, and whose process group, if any, is not of NCCL."""
+        return any(map(self._takes_turns, self._programs(script)))
+
+    def _takes_turns(self, location: str) -> bool:
+        texts = [_COMMENT.sub("", self._text(one)) for one in self._related(location)]
+        return any(map(_IN_TURN.search, texts)) and not any(map(_MAY_USE_NCCL.search, texts))
 
     def starts_steps(self, script: str) -> bool:
         """Whether a program that a launch file names is a file of the project that runs srun or mpirun itself."""

@@ -249,13 +249,16 @@ def _judge_launched_trainer(file: ShellFile, start: ProcessLaunch, step: Allocat
         return []
     if file.modules is not None and file.modules.runs_alone(start.launch.script):
         return []  # tasks that join no job, as loaders or evaluations beside each other
+    intended = file.modules is not None and file.modules.shares_gpus(start.launch.script)
     return [
         Violation(
             start.launch.place,
             f"{tasks} tasks per host share {gpus} GPU{'' if gpus == 1 else 's'}",
             fix=f"Use `#SBATCH --gpus-per-node={tasks}` or `#SBATCH --ntasks-per-node={gpus}`.",
-            severity=Severity.WARNING,
+            severity=Severity.INFO if intended else Severity.WARNING,
             confidence=0.7,
             evidence=(("tasks_per_node", tasks), ("gpus_per_node", gpus)),
+            preview=intended,
+            effect="None if the tasks fit: they share the memory and the compute time of the GPUs." if intended else "",
         )
     ]
