@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from doctor.api import FileFails, FilePasses, Script, Severity, Violation, is_older, rule
@@ -10,7 +11,7 @@ from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.environment_variables import misspelled, without_loss
 from doctor.knowledge.environment_variables import nearest as nearest_variable
 from doctor.knowledge.releases import bundled_nccl
-from doctor.lint.launch.launch_file import EnvironmentSetting, EnvironmentSource
+from doctor.lint.launch.launch_file import EnvironmentSetting, EnvironmentSource, LaunchFile
 from doctor.lint.python.project.starts.other_accelerators import uses_no_nccl
 from doctor.lint.python.training import several_ranks
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
@@ -29,6 +30,9 @@ spec:
 
 _OF_XCCL = "TORCH_XCCL_"
 """Variables of torch's backend for GPUs of Intel, which has some of those for NCCL."""
+_TIMEOUT = re.compile(r"(?:TORCH_)?NCCL_(?:COMM_|COLL_|OP_|PG_)?TIMEOUT(?:_(?:MS|S|SECS?|SECONDS?))?")
+"""Names that are meant to set the timeout of collectives, which is an argument of ``init_process_group`` alone
+(torch/distributed/constants.py and ``_get_default_timeout`` of distributed_c10d.py read no variable)."""
 
 
 @rule(
@@ -98,6 +102,28 @@ def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
                 or _is_set_before(file, near, setting)
                 else None,
             )
+        elif is_unknown_variable(name) and _TIMEOUT.fullmatch(name) and _is_read_nowhere(file, name):
+            yield Violation(
+                setting.place,
+                unknown_summary(name, None),
+                fix=f"Remove `{name}`, and pass `timeout` to `init_process_group`, or to what calls it.",
+                severity=Severity.INFO,
+                effect="Collectives keep the timeout of their process group: 10 minutes with NCCL, if the program does "
+                "not set it.",
+            )
+
+
+def _is_read_nowhere(file: EnvironmentSource, name: str) -> bool:
+    """Whether a file belongs to a project with programs, and none of its files reads a variable: some programs take the
+    timeout of their process group from one."""
+    modules = file.modules if isinstance(file, LaunchFile | Script) else None
+    if modules is None or modules.is_one_file:
+        return False
+    reads = re.compile(
+        rf"(?:getenv\(|environ\.(?:get|pop|setdefault)\(|env[:.,]\s*)\s*[\"']?{name}\b|\bin os\.environ"
+        rf"|environ\[\s*[\"']{name}[\"']\s*\](?!\s*=[^=])|\$\{{?{name}\b|[\"']{name}[\"']\s*(?:in\b|\))"
+    )
+    return not any(reads.search(text) for _, text in modules.mentioning(name))
 
 
 def _is_ignored_too(file: EnvironmentSource, variable: str, setting: EnvironmentSetting) -> str:
