@@ -162,7 +162,8 @@ def test_a_method_of_a_copy_is_called_by_the_programs_of_that_copy(tmp_path):
 
 def test_a_program_beside_a_copy_may_call_a_method(tmp_path):
     files = COPIES | {"start.py": "from lib.meter import Run\n\nRun().wait()\n"}
-    assert found(tmp_path, files) == ["warning", "warning"]
+    [of_both] = findings(tmp_path, files)
+    assert (of_both.severity.value, len(of_both.evidence["also"])) == ("warning", 1)
 
 
 SETUP = "import setuptools\n\nsetuptools.setup({})\n"

@@ -40,7 +40,7 @@ _HARMLESS = ("activate", "bashrc", "profile", "conda.sh", "zshrc", "bash_profile
 class ShellFile(LaunchFile):
     """``allocation``: the request of its ``#SBATCH`` lines; ``None``: it has none and may run anywhere. ``waits``:
     lines of ``wait`` commands; ``waits_in_loops``: those in loops. ``late_headers``: options behind the first command,
-    by line; ``cuts``: commands that end at an escaped blank."""
+    by line; ``cuts``: commands that end too early."""
 
     allocation: Allocation | None = None
     waits: tuple[int, ...] = ()
@@ -114,7 +114,7 @@ class ScriptReader:
         script = split_script(text)
         self._variables.doubtful |= script.doubtful
         self._asking = _asking_lines(text)
-        self.cuts = cut_commands(text, script.statements[:MOST_COMMANDS])
+        self.cuts = tuple(cut_commands(text, script.statements[:MOST_COMMANDS]))
         for statement in script.statements[:MOST_COMMANDS]:
             self._statement(statement)
         if len(script.statements) > MOST_COMMANDS:

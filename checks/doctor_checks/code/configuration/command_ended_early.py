@@ -1,4 +1,4 @@
-"""CODE044: a blank behind a backslash ends the command of a launcher."""
+"""CODE044: the command of a launcher ends before the lines that were meant to continue it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,24 @@ from doctor.testing.script_cases import shell_fails, shell_passes
 
 _LONGEST_WORD = 24
 """Characters of a word that a summary names."""
+_CAUSES = {
+    "blank": "a blank behind the backslash",
+    "comment": "a comment",
+    "newline": "a line without a backslash",
+}
+_FIXES = {
+    "blank": "",
+    "comment": "Move the comment above the command.",
+    "newline": "Add a backslash at the end of the line.",
+}
+_LOST = "The shell runs the next lines as a command of their own: the program runs without their options."
 
 
 @rule(
     id="CODE044",
     severity=Severity.ERROR,
     reads=ShellFile,
-    mentions=("\\ ", "\\\t"),
+    mentions=("\\", "--"),
     impacts={
         r"as an argument": (
             "A program that does not expect it, such as one that uses `argparse`, ends with an error on every rank."
@@ -51,6 +62,26 @@ _LONGEST_WORD = 24
             "done",
         ),
         shell_fails("the last line", "torchrun --nproc-per-node 4 train.py --lr 0.1 \\  # !", "", "echo done"),
+        shell_fails(
+            "an option that is commented out",
+            "torchrun --nproc-per-node 4 train.py \\",
+            "    --lr 0.1 \\",
+            "    # --resume last.pt  # !",
+            "    --batch-size 8",
+        ),
+        shell_fails(
+            "a line without a backslash",
+            "torchrun --nproc-per-node 4 train.py \\",
+            "    --lr 0.1  # !",
+            "    --batch-size 8",
+        ),
+        shell_passes(
+            "the last option is commented out",
+            "torchrun --nproc-per-node 4 train.py \\",
+            "    --lr 0.1 \\",
+            "    # --batch-size 8",
+            "echo done",
+        ),
         shell_passes(
             "nothing behind the backslash",
             "torchrun --nproc-per-node 4 train.py \\",
@@ -58,34 +89,35 @@ _LONGEST_WORD = 24
             "    --batch-size 8",
         ),
         shell_passes("a blank in a name", "torchrun --nproc-per-node 4 train.py --data /data/my\\ images --lr 0.1"),
-        shell_passes("a quoted backslash", "torchrun --nproc-per-node 4 train.py --note 'a \\ '", "    --lr 0.1"),
+        shell_passes("a quoted backslash", "torchrun --nproc-per-node 4 train.py --note 'a \\ '"),
         shell_passes("a program without a launcher", "python count.py \\  ", "    --verbose"),
         shell_passes("a comment", "torchrun train.py", "# torchrun train.py \\  ", "#    --lr 0.1"),
     ),
 )
-def command_ended_by_blank(file: ShellFile) -> Iterator[Violation]:
-    """Ask whether no command of a launcher ends at a backslash with a blank behind it.
+def command_ended_early(file: ShellFile) -> Iterator[Violation]:
+    """Ask whether no command of a launcher ends before the lines that continue it.
 
     Why it hurts: the shell passes the blank to the program as an argument, ends the command there, and runs the next
-    line as a command of its own. The options on it are lost: the program ends with an error, or runs without them.
+    line as a command of its own. Its options are lost: the program ends with an error, or runs without them.
     Fix: Remove the blank behind the backslash, so that the line is continued.
     """
-    cuts = {one.line: one for one in file.cuts}
+    cuts = {one.end: one for one in file.cuts}
     for start in starts_of(file):
         launch, outer = start.launch, start.outer
         cut = cuts.get(launch.place.end_line or launch.place.line)
         if cut is None or not (launch.is_agent or launch.starts_tasks or outer is not None):
             continue
         program = (launch if launch.is_agent or outer is None else outer).program
+        place, ended = SourceLocation(cut.line), f"{_CAUSES[cut.by]} ends {program} here"
         if _lacks_script(launch):
-            words, severity = f"a blank behind the backslash ends {program} here, before its script", Severity.ERROR
+            yield Violation(place, f"{ended}, before its script", fix=_FIXES[cut.by])
         elif cut.rest:
             word = cut.rest.split()[0][:_LONGEST_WORD]
-            words = f"a blank behind the backslash ends {program} here: `{word}` starts a command of its own"
-            severity = Severity.ERROR
-        else:
-            words, severity = "the blank behind the backslash is passed to the program as an argument", Severity.WARNING
-        yield Violation(SourceLocation(cut.line), words, severity=severity)
+            lost = "" if cut.by == "blank" else _LOST
+            yield Violation(place, f"{ended}: `{word}` starts a command of its own", fix=_FIXES[cut.by], effect=lost)
+        elif cut.by == "blank":
+            words = "the blank behind the backslash is passed to the program as an argument"
+            yield Violation(place, words, severity=Severity.WARNING)
 
 
 def _lacks_script(launch: Launch) -> bool:
