@@ -160,7 +160,7 @@ def some(words: Sequence[str], most: int = 4) -> str:
 
 
 def other_places(finding: ReportFinding) -> list[tuple[str, int]]:
-    """Return the files and lines of a finding of ``doctor lint`` beside the first one."""
+    """Return the other files and lines of a finding of ``doctor lint``, after its own."""
     places = finding.evidence.get("also")
     if not isinstance(places, (list, tuple)):
         return []

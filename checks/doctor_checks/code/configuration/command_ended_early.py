@@ -22,7 +22,7 @@ _FIXES = {
     "comment": "Move the comment above the command.",
     "newline": "Add a backslash at the end of the line.",
 }
-_LOST = "The shell runs the next lines as a command of their own: the program runs without their options."
+_LOST = "The shell runs the next lines as another command: the program runs without their options."
 
 
 @rule(
@@ -98,7 +98,7 @@ def command_ended_early(file: ShellFile) -> Iterator[Violation]:
     """Ask whether no command of a launcher ends before the lines that continue it.
 
     Why it hurts: the shell passes the blank to the program as an argument, ends the command there, and runs the next
-    line as a command of its own. Its options are lost: the program ends with an error, or runs without them.
+    line as another command. Its options are lost: the program ends with an error, or runs without them.
     Fix: Remove the blank behind the backslash, so that the line is continued.
     """
     cuts = {one.end: one for one in file.cuts}
@@ -114,7 +114,7 @@ def command_ended_early(file: ShellFile) -> Iterator[Violation]:
         elif cut.rest:
             word = cut.rest.split()[0][:_LONGEST_WORD]
             lost = "" if cut.by == "blank" else _LOST
-            yield Violation(place, f"{ended}: `{word}` starts a command of its own", fix=_FIXES[cut.by], effect=lost)
+            yield Violation(place, f"{ended}: `{word}` starts another command", fix=_FIXES[cut.by], effect=lost)
         elif cut.by == "blank":
             words = "the blank behind the backslash is passed to the program as an argument"
             yield Violation(place, words, severity=Severity.WARNING)
