@@ -120,7 +120,7 @@ def _is_read_nowhere(file: EnvironmentSource, name: str) -> bool:
     if modules is None or modules.is_one_file:
         return False
     reads = re.compile(
-        rf"(?:getenv\(|environ\.(?:get|pop|setdefault)\(|env[:.,]\s*)\s*[\"']?{name}\b|\bin os\.environ"
+        rf"(?:getenv\(|environ\.(?:get|pop)\(|env[:.,]\s*)\s*[\"']?{name}\b"
         rf"|environ\[\s*[\"']{name}[\"']\s*\](?!\s*=[^=])|\$\{{?{name}\b|[\"']{name}[\"']\s*(?:in\b|\))"
     )
     return not any(reads.search(text) for _, text in modules.mentioning(name))
