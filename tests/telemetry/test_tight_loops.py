@@ -3,6 +3,8 @@
 import functools
 import io
 import json
+import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from doctor.monitor.telemetry.stacks.endless_loops import endless_loop
 from doctor.monitor.telemetry.stacks.tight_loops import TightLoop
 
 pytestmark = pytest.mark.real_time
@@ -56,6 +59,29 @@ class Endless:
         checkpoint = functools.partial(time.sleep, 0.01)
         while not self.stop:
             checkpoint()
+
+    def yields(self):
+        """Ask after other threads and processes could run."""
+        while not self.stop:
+            os.sched_yield()
+
+    def asks_system(self):
+        """Ask the system for the same again and again."""
+        while not self.stop:
+            os.path.exists("/never/there")
+
+    def counts_files(self):
+        """Ask the system for one file after the other."""
+        number = 0
+        while not self.stop and number < 10**9:
+            os.path.exists(f"/never/{number}")
+            number += 1
+
+    def reads_lines(self):
+        """Read to the end of a file."""
+        with open("/dev/zero", "rb") as lines:
+            while not self.stop and lines.read(100):
+                pass
 
     def waits_until(self):
         """Wait for a moment."""
@@ -139,3 +165,18 @@ def test_a_loop_whose_calls_are_all_known(work):
 @pytest.mark.parametrize("work", ["evaluates", "checkpoints", "waits_until", "all_rows", "polls_for_save"])
 def test_a_loop_that_may_end_by_itself(work):
     assert longest(work) < 2.0
+
+
+@pytest.mark.parametrize(
+    ("work", "is_endless"),
+    [("naps", True), ("yields", True), ("asks_system", True), ("counts_files", False), ("reads_lines", False)],
+)
+def test_by_its_source_a_loop_that_gets_the_same_answer_has_no_end(work, is_endless):
+    endless = Endless()
+    thread = threading.Thread(target=getattr(endless, work))
+    thread.start()
+    time.sleep(0.2)
+    found = endless_loop(sys._current_frames()[thread.ident])
+    endless.stop = True
+    thread.join()
+    assert (found is not None) == is_endless

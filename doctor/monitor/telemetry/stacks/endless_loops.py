@@ -33,10 +33,10 @@ _MOST_FRAMES, _MOST_USER_FRAMES, _DEEPEST = 60, 4, 3
 _CLOCKS = frozenset({"time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "now"})
 _PAUSES = frozenset(
     """
-    accept acquire get join poll recv recvfrom request result select sleep urlopen wait
+    accept acquire get join poll recv recvfrom request result sched_yield select sleep urlopen wait
     """.split()  # noqa: SIM905 - as those below
 )
-"""Calls that may let a thread sleep."""
+"""Calls that may let a thread sleep, or let others run first."""
 _QUESTIONS = frozenset(
     """
     access call cancelled check check_call check_output close connect connect_ex create_connection done empty exists
@@ -48,6 +48,12 @@ _QUESTIONS = frozenset(
     """.split()  # noqa: SIM905 - eighty lines otherwise
 )
 """Calls that ask the system, a server, another thread or process, and messages."""
+_STATES = frozenset(
+    """
+    access cancelled check done empty exists full getmtime getpid getsize locked lstat num_keys qsize stat state status
+    """.split()  # noqa: SIM905 - as those above
+)
+"""Those of them that take nothing from what they ask, so that they may get the same answer for ever."""
 _OPERATIONS = frozenset(
     """
     abs add all any append appendleft argmax argmin clear clip copy cos count cpu cycle decode detach difference discard
@@ -125,9 +131,21 @@ def _may_last(loop: ast.For | ast.While, kinds: set[str]) -> bool:
     """
     iterated = loop.iter if isinstance(loop, ast.For) else None
     over = ast.unparse(iterated.func).rpartition(".")[2] if isinstance(iterated, ast.Call) else ""
+    if isinstance(loop, ast.While) and kinds == {"question"} and not _changes_anything(loop):
+        return True  # it asks again and again, without a pause
     if isinstance(loop, ast.While) or over in _WITHOUT_END:
         return "pause" in kinds or "question" not in kinds
     return over == "range" and "pause" in kinds and any(isinstance(one, ast.Try) for one in loop.body)
+
+
+def _changes_anything(loop: ast.While) -> bool:
+    """Return whether a loop does anything but keep an answer: one that counts comes to an end."""
+    for node in _nodes([loop.test, *loop.body]):
+        if isinstance(node, (ast.Assign, ast.NamedExpr)) and not isinstance(node.value, ast.Call):
+            return True
+        if isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.Delete, ast.For, ast.With)):
+            return True
+    return False
 
 
 class _Calls:
@@ -137,7 +155,10 @@ class _Calls:
         self._names, self._depth = names, depth
 
     def kinds(self, statements: Iterable[ast.AST]) -> set[str] | None:
-        """Return ``pause``, ``question`` and ``operation`` as far as they occur; ``None`` if any call is another."""
+        """Return ``pause``, ``question``, ``take`` of what is asked, and ``operation`` as far as they occur.
+
+        ``None`` if any call is another.
+        """
         found: set[str] = set()
         for node in _nodes(statements):
             if isinstance(node, (ast.Yield, ast.YieldFrom, ast.AsyncFor, ast.AsyncWith)):
@@ -171,7 +192,7 @@ class _Calls:
         if name in _CLOCKS or name in _NOT_BUILTIN:
             return None
         if value is not None and value is getattr(builtins, name, None):
-            return {"question"} if name in ("open", "print") else {"operation"}
+            return {"question", "take"} if name in ("open", "print") else {"operation"}
         return _of_method(name) if value is None or not callable(getattr(type(value), "forward", None)) else None
 
     def _of_function(self, function: FunctionType) -> set[str] | None:
@@ -211,8 +232,10 @@ class _Calls:
 def _of_method(name: str) -> set[str] | None:
     if name in _PAUSES:
         return {"pause"}
-    if name in _QUESTIONS or _ASKS.search(name):
+    if name in _STATES or _ASKS.search(name):
         return {"question"}
+    if name in _QUESTIONS:
+        return {"question", "take"}
     return {"operation"} if name in _OPERATIONS else None
 
 
