@@ -17,7 +17,7 @@ from doctor.core.errors import UnusableError
 from doctor.core.files.own_folder import OwnFolder
 from doctor.monitor.evaluator import RunEvaluator, run_settings
 from doctor.monitor.findings_error import Findings
-from doctor.monitor.sinks.console import ConsoleSink, print_status
+from doctor.monitor.sinks.console import CONCLUSION, ConsoleSink, print_status
 from doctor.monitor.sinks.finding_sink import FindingSink
 from doctor.monitor.sinks.python_warnings import WarningSink
 from doctor.monitor.sinks.report_file import ReportFileSink
@@ -236,6 +236,8 @@ class WatchSession:
                 files.path,
                 is_written=lambda: files.is_written,
                 page=lambda: page.written if page is not None else None,
+                printed=self._folder.file(CONCLUSION) if self._world_size > 1 else None,
+                leads=self.rank == 0,
             ),
             WarningSink(),
             *self._extra_sinks,

@@ -4,16 +4,20 @@ import os
 import pty
 import re
 import select
+import stat
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 from rich.progress import Progress
 
 from doctor.api import Finding, Severity
+from doctor.core.files.own_folder import OwnFolder
+from doctor.core.files.trusted_owners import TrustedOwners
 from doctor.core.settings import IgnoreEntry, Settings
-from doctor.monitor.sinks.console import MOST_LINES, ConsoleSink
+from doctor.monitor.sinks.console import CONCLUSION, MOST_LINES, ConsoleSink
 from doctor.monitor.sinks.rate_limit import RateLimit
 from doctor.testing import running
 from tests.sinks.reports import DIED, SLOW, VANISHED, all_news, report_of, result_of
@@ -239,3 +243,49 @@ def test_a_run_that_lost_much_says_so_in_its_last_lines():
     assert "lost time: 50% of 800 rank-seconds lost (2 ranks for 400 s); scaling efficiency at most 50%" in text
     assert "ranks 0 and 1 waited for data" in text
     assert "lost time" not in ended(report_of(sketch=sketch(2.0)))
+
+
+def concluded(folder, report, *, leads, is_written=True):
+    stream = io.StringIO()
+    printed = OwnFolder(folder).file(CONCLUSION)
+    ConsoleSink(REPORT, stream, is_written=lambda: is_written, printed=printed, leads=leads).ended(report)
+    return stream.getvalue()
+
+
+def died(run="1a2b"):
+    return msgspec.structs.replace(report_of(result_of("RUN004", "rank-died", DIED)), run=run)
+
+
+def test_rank_0_does_not_repeat_the_conclusion_of_a_rank_that_failed(tmp_path):
+    assert "start with RUN004" in concluded(tmp_path, died(), leads=False)
+    assert concluded(tmp_path, died(), leads=True) == ""
+
+
+@pytest.mark.parametrize(
+    "later", [died(run="9f8e"), died(run=None), msgspec.structs.replace(died(), results=(), primary=None)]
+)
+def test_another_conclusion_is_printed(tmp_path, later):
+    concluded(tmp_path, died(), leads=False)
+    assert concluded(tmp_path, later, leads=True)
+
+
+def test_a_conclusion_is_printed_again_if_its_report_could_not_be_written(tmp_path):
+    concluded(tmp_path, died(), leads=False)
+    assert concluded(tmp_path, died(), leads=True, is_written=False)
+
+
+def test_rank_0_leaves_no_conclusion(tmp_path):
+    assert concluded(tmp_path, died(), leads=True)
+    assert not (tmp_path / CONCLUSION).exists()
+
+
+def test_a_link_or_a_file_of_another_user_hides_no_conclusion(tmp_path, monkeypatch):
+    concluded(tmp_path, died(), leads=False)
+    (tmp_path / "elsewhere").write_bytes((tmp_path / CONCLUSION).read_bytes())
+    (tmp_path / CONCLUSION).unlink()
+    (tmp_path / CONCLUSION).symlink_to(tmp_path / "elsewhere")
+    assert concluded(tmp_path, died(), leads=True)
+    (tmp_path / CONCLUSION).unlink()
+    concluded(tmp_path, died(), leads=False)
+    monkeypatch.setattr(TrustedOwners, "trusts", lambda self, seen: stat.S_ISDIR(seen.st_mode))
+    assert concluded(tmp_path, died(), leads=True)

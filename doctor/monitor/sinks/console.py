@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +13,7 @@ import msgspec
 
 from doctor.core.capture import EARLIER
 from doctor.core.clock import monotonic, strftime
+from doctor.core.files.own_folder import OwnFile
 from doctor.core.job import Job
 from doctor.core.masking import mask_text
 from doctor.core.report_document import CheckResult, Report
@@ -27,6 +29,11 @@ MOST_LINES = 100
 
 LEAST_LOST, LEAST_LOST_SHARE = 60.0, 0.1
 """Rank-seconds, and their share, from which lost time is printed at the end of a run."""
+
+CONCLUSION = ".conclusion"
+"""The file in the folder of a run that has the conclusion a rank printed. Rank 0 evaluates the end itself unless the
+messages of the others are signed, and reaches the same conclusion as a rank that failed a moment before."""
+LARGEST_CONCLUSION = 1 << 16
 
 RANK_DIED = "RUN004"
 """The check that names the rank that failed first; at the end of a run it is printed even if it has another cause."""
@@ -45,7 +52,8 @@ class ConsoleSink(FindingSink):
     """Prints findings to a terminal or log.
 
     ``report``: the file that the final summary refers to; ``is_written``: returns whether it holds the report, and
-    ``page`` the path of the report as a page, if it was written.
+    ``page`` the path of the report as a page, if it was written. ``printed``: :data:`CONCLUSION`; an equal conclusion
+    of the same run is not printed again. ``leads``: no rank prints one after this one.
     ``stream``: ``None`` for the current ``sys.stderr``, because progress bars replace it by a stream that writes above
     them. A block is one write, and begins with a line break, because a bar leaves its line open. A stream that cannot
     be written is not used again.
@@ -58,10 +66,15 @@ class ConsoleSink(FindingSink):
         rate_limit: RateLimit | None = None,
         is_written: Callable[[], bool] = lambda: True,
         page: Callable[[], Path | None] = lambda: None,
+        *,
+        printed: OwnFile | None = None,
+        leads: bool = True,
     ) -> None:
         self._path = spelt_out(str(report))
         self._is_written = is_written
         self._page = page
+        self._printed = printed
+        self._leads = leads
         self._stream = stream
         self._rate_limit = rate_limit or RateLimit()
         self._held_back: Counter[str] = Counter()
@@ -92,12 +105,31 @@ class ConsoleSink(FindingSink):
             path += f", page: {spelt_out(str(page))}"
         if report.run and self._is_written():
             path += f" (moved to {EARLIER}/{spelt_out(report.run)}/ when the next run starts)"
-        first, *others = [spelt_out(line) for line in _conclusion(report)]
+        first, *others = lines = [spelt_out(line) for line in _conclusion(report)]
+        if (
+            report.run
+            and self._printed is not None
+            and self._is_printed(self._printed, "\n".join([report.run, *lines]))
+        ):
+            return
         if others:
             text = "\n".join(("", f"rankdoctor: {first}", *(f"  {line}" for line in others), f"  report: {path}", ""))
         else:
             text = ("\n" if stream.isatty() else "") + f"rankdoctor: {first}; report: {path}\n"
         self._write(stream, text)
+
+    def _is_printed(self, printed: OwnFile, conclusion: str) -> bool:
+        """Return whether another rank has printed this conclusion; else keep it for those that may print theirs later.
+
+        A folder that cannot be used, or a file of another user in it, only means that it is printed twice.
+        """
+        with contextlib.suppress(OSError):
+            if printed.read(LARGEST_CONCLUSION) == conclusion.encode():
+                return self._is_written()
+        if not self._leads:
+            with contextlib.suppress(OSError):
+                printed.folder.write(printed.name, conclusion.encode())
+        return False
 
     def _report_held_back(self) -> None:
         stream = self._open()
