@@ -388,6 +388,8 @@ BETWEEN_STEPS = [
     ("a walk through many folders", {"blocked": f"{WALK}/data/7"}, False),
     ("a library that waits for a device", {"blocked": LOCK, "stack": (DEVICE, OWN)}, False),
     ("an import that waits", {"blocked": LOCK, "stack": (IMPORT, OWN)}, False),
+    ("the same while no other thread runs", {"blocked": LOCK + IDLE, "stack": (IMPORT, OWN)}, True),
+    ("the same of a library", {"blocked": LOCK + IDLE, "stack": (IMPORT, LIBRARY, OWN)}, False),
     ("an event, and all other threads sleep", {"blocked": EVENT + IDLE, "stack": (CONDITION, OWN)}, True),
     ("the same in a library", {"blocked": EVENT + IDLE, "stack": (CONDITION, LIBRARY, OWN)}, False),
     ("a task of Ray that never runs", {"blocked": "a result of another process (ray.get)", "stack": (RAY, OWN)}, True),

@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from doctor.core.facts.telemetry import A_SLEEP, ENDLESS, FAR, IDLE, WHOSE_THREAD, WITH_TIMEOUT
+from doctor.core.facts.telemetry import A_SLEEP, ENDLESS, FAR, IDLE, OWN_LOCK, WHOSE_THREAD, WITH_TIMEOUT
 from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
 from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
 from doctor.monitor.telemetry.stacks.live_stacks import thread_stack
@@ -182,6 +182,25 @@ def test_an_event_that_another_thread_may_set(others, own, expected):
     program = f"{WAITS_FOR_AN_EVENT}{others}threading.Thread(target=look).start()\n{own}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(30))
     assert done.stdout.strip() == EVENT + expected, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"), [("time.sleep(60)", IDLE), ("[sum(range(9999)) for _ in range(99999)]", "")]
+)
+def test_an_import_of_what_another_thread_imports(module, expected, tmp_path):
+    (tmp_path / "imported_twice.py").write_text(f"import time\n{module}\n")
+    imports = OTHER.format("lambda: __import__('imported_twice')") + "time.sleep(0.2)\n"
+    program = f"{WAITS_FOR_AN_EVENT}threading.Thread(target=look).start()\n{imports}import imported_twice"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=patience(30),
+    )
+    words = done.stdout.strip()
+    assert words.startswith(OWN_LOCK), done.stderr
+    assert words.endswith(IDLE) == bool(expected)
 
 
 FULL_PIPE = "os.write(os.pipe()[1], bytes(1 << 20))"

@@ -50,6 +50,8 @@ LONG_STILL = 40.0
 _QUEUES = ("an item of a queue (", "room in a queue (")
 _OF_STANDARD = lazy_compile(r"/lib(?:64)?/python\d+\.\d+/(?!site-packages|dist-packages|importlib)")
 """Files of Python's own library: what calls them waits."""
+_IMPORTS = "<frozen importlib"
+"""Start of the file of an import, which waits while another thread imports the same module."""
 _FULL_PIPE = "room in a pipe"
 """The same for a file whose reader has stopped; a file server may only be slow."""
 _END_OF_CHILD, _FROM_PIPE = "the end of a child process", "data from a pipe"
@@ -376,11 +378,12 @@ def _without_endless_wait(progress: ProgressFacts) -> tuple[Frame, ...]:
 
 
 def _caller(stack: Sequence[Frame]) -> tuple[int, Frame]:
-    """The innermost frame outside of Python's own library, and of what waits for lock files, with its place."""
+    """The innermost frame outside of imports, of Python's own library and of what waits for lock files, with its
+    place."""
     places = (
         (at, one)
         for at, one in enumerate(stack)
-        if one.user or not (_OF_STANDARD.search(one.file) or tries_lock_file(one.file))
+        if one.user or not (_OF_STANDARD.search(one.file) or one.file.startswith(_IMPORTS) or tries_lock_file(one.file))
     )
     return next(places, (0, stack[0]))
 

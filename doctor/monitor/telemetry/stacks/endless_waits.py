@@ -46,6 +46,8 @@ _LONGEST, _MOST_THREADS = 4, 256
 """Threads of a chain of waits that are named, and threads that are looked at for a deadlock."""
 _MOMENT = 0.05
 """Seconds in which a thread that only waits for the interpreter's lock runs."""
+_IMPORT, _TAKES = "<frozen importlib._bootstrap>", "acquire"
+"""``_ModuleLock.acquire`` waits until another thread has imported a module."""
 _TIMED = ("wait", "join", "_wait_for_tstate_lock")
 """Functions of ``threading`` that may have a timeout."""
 
@@ -53,16 +55,17 @@ _TIMED = ("wait", "join", "_wait_for_tstate_lock")
 def shown_by_threads(thread: int, words: str) -> str:
     """Return what the other threads show of the training thread, which waits for ``words``; empty if it is nothing.
 
-    :data:`WHOSE_THREAD` with what the one that it waits for waits for itself, or :data:`ENDLESS`.
+    :data:`WHOSE_THREAD` with what the one that it waits for waits for itself, :data:`ENDLESS` or :data:`IDLE`.
     """
-    if words not in OF_THREADS:
-        return ""
     frames = sys._current_frames()
+    awaits_import = words.startswith(OWN_LOCK) and _is_in_import(frames.get(thread))
+    if words not in OF_THREADS and not awaits_import:
+        return ""
     # Without its lock, which the training thread may hold.
     known = getattr(threading, "_enumerate", threading.enumerate)()
     native = {one.ident: one.native_id for one in known}
     frames.pop(threading.get_ident(), None)
-    if _has_timeout(frames.get(thread)):
+    if awaits_import or _has_timeout(frames.get(thread)):
         return _idle(thread, frames, native)
     shown = _awaited_by(thread, frames, native) + (ENDLESS if _is_deadlock(thread, frames) else "")
     if shown:
@@ -70,6 +73,10 @@ def shown_by_threads(thread: int, words: str) -> str:
     others = {one: frame for one, frame in frames.items() if one != thread}
     stand = (_sets_nothing(frame) or _stands(frame, native.get(ident)) for ident, frame in others.items())
     return ENDLESS if all(stand) else _idle(thread, frames, native)
+
+
+def _is_in_import(frame: FrameType | None) -> bool:
+    return frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) == (_IMPORT, _TAKES)
 
 
 def _idle(thread: int, frames: dict[int, FrameType], native: dict[int | None, int | None]) -> str:
