@@ -12,6 +12,7 @@ from doctor.core.facts.telemetry import (
     FAILING,
     IDLE,
     LOST,
+    PROCESS_EVENT,
     SHARED_LOCK,
     TRICKLES,
     WALK,
@@ -319,6 +320,7 @@ FETCH = {
 WORKER, READS = (ChildProcess(pid, "S", "pt_data_worker", still=still) for pid, still in ((5, 8.0), (6, 1.0)))
 RAY = Frame("/env/site-packages/ray/_private/worker.py", 1029, "get_objects")
 SOCKET = Frame("/usr/lib/python3.11/socket.py", 718, "readinto")
+NOTICE = Frame("/usr/lib/python3.11/multiprocessing/synchronize.py", 268, "wait")
 SEMAPHORE = Frame("/usr/lib/python3.11/multiprocessing/synchronize.py", 95, "__enter__")
 LOGGING = Frame("/usr/lib/python3.11/logging/__init__.py", 922, "acquire")
 DEVICE = Frame("/env/site-packages/torch/cuda/__init__.py", 1040, "synchronize")
@@ -378,7 +380,13 @@ BETWEEN_STEPS = [
     ("the same while a child works", {"blocked": SLOW, "stack": (SOCKET, OWN), "children": (WORKS,)}, False),
     ("a request until a timeout", {"blocked": ANSWER + WITH_TIMEOUT, "stack": (SOCKET, OWN)}, False),
     ("attempts to receive until a timeout", {"blocked": ANSWER + WITH_TIMEOUT}, True),
-    ("an event of processes", {"blocked": LOCK, "stack": (SEMAPHORE, OWN)}, True),
+    ("a lock of processes", {"blocked": LOCK, "stack": (SEMAPHORE, OWN)}, True),
+    ("an event of processes", {"blocked": f"{PROCESS_EVENT} (multiprocessing)", "stack": (NOTICE, OWN)}, True),
+    (
+        "the same of a library",
+        {"blocked": f"{PROCESS_EVENT} (multiprocessing)", "stack": (NOTICE, LIBRARY, OWN)},
+        False,
+    ),
     ("a handler of a logger", {"blocked": LOCK, "stack": (LOGGING, OWN)}, True),
     ("a pool whose processes fail", {"blocked": EVENT + FAILED, "stack": (CONDITION, POOL, OWN), **REPLACED}, True),
     ("the same in a library", {"blocked": EVENT + FAILED, "stack": (CONDITION, POOL, LIBRARY, OWN), **REPLACED}, True),

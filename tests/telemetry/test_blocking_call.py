@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import http.server
+import multiprocessing
 import os
 import platform
 import queue
@@ -15,7 +16,7 @@ import time
 
 import pytest
 
-from doctor.core.facts.telemetry import A_SLEEP, ENDLESS, FAR, IDLE, OWN_LOCK, WHOSE_THREAD, WITH_TIMEOUT
+from doctor.core.facts.telemetry import A_SLEEP, ENDLESS, FAR, IDLE, OWN_LOCK, PROCESS_EVENT, WHOSE_THREAD, WITH_TIMEOUT
 from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
 from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
 from doctor.monitor.telemetry.stacks.live_stacks import thread_stack
@@ -130,6 +131,19 @@ def test_the_end_of_a_process_until_a_timeout():
         words = waits(lambda: child.wait(60))
         child.kill()
     assert words == "the end of a child process"
+
+
+@pytest.mark.parametrize("make", ["Event", "Barrier"])
+def test_what_another_process_brings_about_is_no_lock_of_this_one(make):
+    processes = multiprocessing.get_context("fork")
+    awaited = processes.Barrier(2) if make == "Barrier" else processes.Event()
+    thread = threading.Thread(target=awaited.wait, daemon=True)
+    thread.start()
+    until, found = time.monotonic() + patience(10), ""
+    while not found.startswith(PROCESS_EVENT) and time.monotonic() < until:
+        found = blocking_call(thread.native_id, thread_stack(thread.ident))
+    awaited.wait() if make == "Barrier" else awaited.set()
+    assert found == f"{PROCESS_EVENT} (multiprocessing)"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="sleeps in select")

@@ -27,6 +27,7 @@ from doctor.core.facts.telemetry import (
     IDLE,
     LOST,
     OWN_LOCK,
+    PROCESS_EVENT,
     SHARED_LOCK,
     WALK,
     WHOSE_THREAD,
@@ -65,7 +66,7 @@ _OUTSIDE = (
 )  # fmt: skip
 """Starts of the same for what another process, a server or a user has to end or to answer."""
 _IN_TURN = ("a lock on ", "a semaphore that other processes share")
-_OF_OTHERS = (OWN_LOCK, SHARED_LOCK, "one of several files or sockets", *_OUTSIDE)
+_OF_OTHERS = (OWN_LOCK, SHARED_LOCK, PROCESS_EVENT, "one of several files or sockets", *_OUTSIDE)
 """The same with what another thread has to end."""
 _OF_STEP = frozenset({"step", "forward", "backward", "optimizer"})
 _AFTER_STEP = frozenset({"batch-end", "epoch-end"})

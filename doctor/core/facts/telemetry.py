@@ -261,6 +261,8 @@ def group_in_words(name: str, description: str = "") -> str:
 
 OWN_LOCK = "a lock of its own process"
 """Start of :attr:`ProgressFacts.blocked` for locks of threads and of native code."""
+PROCESS_EVENT = "an event or a condition of several processes"
+"""The same for what a process of ``multiprocessing`` has to bring about."""
 SHARED_LOCK = "a lock that other processes share"
 """The same for a lock of ``multiprocessing``."""
 LOST = ", taken by a process that has ended"

@@ -17,7 +17,7 @@ from doctor.collectors.base import link_target, listed, parse_int, read_text
 from doctor.collectors.host.kernel_view import open_links, plain, system_call
 from doctor.core.clock import monotonic
 from doctor.core.facts import Frame
-from doctor.core.facts.telemetry import A_SLEEP, FAR, OWN_LOCK, WITH_TIMEOUT
+from doctor.core.facts.telemetry import A_SLEEP, FAR, OWN_LOCK, PROCESS_EVENT, WITH_TIMEOUT
 from doctor.core.text import lazy_compile
 
 _CALLS: dict[str, dict[int, str]] = {
@@ -112,6 +112,7 @@ _BY_STACK = (
     ("/ray/_private/worker.py", "get_objects", "a result of another process (ray.get)"),
     ("/ray/_private/worker.py", "wait", "a result of another process (ray.wait)"),
     ("/socketserver.py", "serve_forever", "a request to its own server (serve_forever)"),  # a loop of short waits
+    ("/multiprocessing/synchronize.py", "wait", f"{PROCESS_EVENT} (multiprocessing)"),
     ("/queue.py", "get", "an item of a queue (queue.get)"),
     ("/queue.py", "put", "room in a queue (queue.put)"),
     ("/concurrent/futures/_base.py", "result", _FUTURE),
@@ -123,7 +124,7 @@ _BY_STACK = (
     ("/multiprocessing/queues.py", "put", "room in a queue (multiprocessing.Queue.put)"),
 )
 """File, function and text of waits that the stack shows, before the kernel is asked; the first one that fits counts:
-queues and futures wait in conditions of ``threading``."""
+queues, futures and barriers of processes wait in conditions of ``threading``."""
 _OPENS_PIPE = "wait_for_partner"
 """The function of the kernel in which ``open`` of a named pipe waits (fs/pipe.c, ``fifo_open``)."""
 _POLL = 7

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from doctor.core.clock import sleep
-from doctor.core.facts.telemetry import ENDLESS, IDLE, OWN_LOCK, SHARED_LOCK, WHOSE_THREAD
+from doctor.core.facts.telemetry import ENDLESS, IDLE, OWN_LOCK, PROCESS_EVENT, SHARED_LOCK, WHOSE_THREAD
 from doctor.core.frames import frames_of_stack, waits_in
 from doctor.monitor.telemetry.stacks.blocking_call import OF_THREADS, blocking_call
 from doctor.monitor.telemetry.stacks.stillness import nanoseconds_run
@@ -30,6 +30,7 @@ _STANDS = (
     "an item of a queue (queue.get)",
     "room in a queue (queue.put)",
     OWN_LOCK,
+    PROCESS_EVENT,
     SHARED_LOCK,
     "a lock on ",
     "room in a pipe",
