@@ -1,5 +1,6 @@
 """What a thread waits for: real locks, pipes, sockets and queues, held by real processes."""
 
+import asyncio
 import contextlib
 import fcntl
 import http.server
@@ -93,6 +94,21 @@ def test_a_named_pipe_that_nobody_writes_to(tmp_path):
     with path.open("wb"):
         pass
     assert words == "the other end of a named pipe"
+
+
+async def waits_in_vain():
+    """Wait for an event of asyncio that nobody sets."""
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(asyncio.Event().wait(), 5)
+
+
+def test_an_event_loop_whose_tasks_wait():
+    thread = threading.Thread(target=asyncio.run, args=(waits_in_vain(),), daemon=True)
+    thread.start()
+    until, found = time.monotonic() + 4, ""
+    while "asyncio" not in found and time.monotonic() < until:
+        found = blocking_call(thread.native_id, thread_stack(thread.ident))
+    assert found == "one of several files or sockets (select, in an event loop of asyncio)"
 
 
 def test_a_socket_and_its_peer():

@@ -127,6 +127,8 @@ _BY_STACK = (
 queues, futures and barriers of processes wait in conditions of ``threading``."""
 _OPENS_PIPE = "wait_for_partner"
 """The function of the kernel in which ``open`` of a named pipe waits (fs/pipe.c, ``fifo_open``)."""
+_EVENT_LOOP = "/asyncio/base_events.py"
+"""The file whose ``_run_once`` waits until a file or a socket is ready, or a callback is due."""
 _POLL = 7
 """The number of poll(2), which aarch64 does not have."""
 _FAR, _MONOTONIC, _ABSOLUTE = 60.0, 1, 1
@@ -160,7 +162,8 @@ def blocking_call(native_id: int, stack: Sequence[Frame], pid: int | None = None
     if kind in _WORDS:
         return _WORDS[kind]
     if kind == "select":
-        return "one of several files or sockets (select)"
+        is_of_loop = any(frame.file.endswith(_EVENT_LOOP) for frame in stack[:_NEAR])
+        return f"one of several files or sockets (select{', in an event loop of asyncio' if is_of_loop else ''})"
     if _is_at(process / "task" / str(native_id) / "wchan", _OPENS_PIPE):
         return "the other end of a named pipe"
     if kind == "sleep":
