@@ -245,3 +245,38 @@ train(DDP(model.cuda()))
 def test_a_model_of_torchvision_may_get_published_weights(tmp_path, old, new, severity):
     files = {"train.py": RESNETS.replace(old, new)}
     assert severities_in(tmp_path, files, BOOK, preview=True) == [("CODE001", severity)]
+
+
+RESUMES_OPTIMIZER = """\
+import os
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.distributed.init_process_group("nccl")
+model = build().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+optimizer.load_state_dict(torch.load(os.path.join(args.folder, "optimizer.pt")))
+model = DDP(model)
+train(model, optimizer)
+{save}torch.save(optimizer.state_dict(), os.path.join(args.output, "{name}"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("save", "name", "severity"),
+    [
+        ("# ", "optimizer.pt", "info"),
+        ("", "optimizer.pt", "warning"),
+        ("# ", "scheduler.pt", "warning"),
+        ("# earlier: ", "optimizer.pt", "info"),
+    ],
+)
+def test_a_file_whose_save_is_in_a_comment_is_from_elsewhere(tmp_path, save, name, severity):
+    train = RESUMES_OPTIMIZER.format(save=save, name=name)
+    assert severities_in(tmp_path, {"train.py": train}, BOOK, preview=True) == [("CODE001", severity)]
+
+
+def test_a_comment_beside_a_call_that_saves_counts_for_nothing(tmp_path):
+    train = RESUMES_OPTIMIZER.format(save="# ", name="optimizer.pt")
+    train += 'torch.save(optimizer.state_dict(), os.path.join(args.folder, "optimizer.pt"))\n'
+    assert severities_in(tmp_path, {"train.py": train}, BOOK) == [("CODE001", "warning")]

@@ -44,6 +44,7 @@ def put(project, place, text):
     [
         ("tests/distributed/helpers.py", PROGRAM),
         ("pkg/test/groups.py", PROGRAM),
+        ("unitest/groups.py", PROGRAM),
         ("pkg/test_groups.py", HANG),
         ("pkg/groups_test.py", HANG),
         ("conftest.py", "import pytest\n" + HANG),
@@ -61,7 +62,9 @@ def test_in_files_of_a_test_runner_they_are_counted(project, place, text):
     assert "CODE005" in lint(".", code=1)
 
 
-@pytest.mark.parametrize("place", ["test_groups.py", "evaluation/test_ddp.py", "contest.py", "latest/run.py"])
+@pytest.mark.parametrize(
+    "place", ["test_groups.py", "evaluation/test_ddp.py", "contest.py", "latest/run.py", "unit/run.py"]
+)
 def test_a_program_by_such_a_name_is_no_test(project, place):
     put(project, place, PROGRAM)
     assert "CODE005" in lint(".", code=1)

@@ -50,8 +50,8 @@ _SETS_ENVIRONMENT = ("environ", "putenv")
 """Every script that sets variables has one of these words."""
 
 
-_TEST_FOLDERS = re.compile(r"(?:^|/)(?:tests|unit_?tests?|test_?utils?|testing)/")
-_TEST_FOLDERS_OF_PYTHON = re.compile(r"(?:^|/)(?:tests?|unit_?tests?|test_?utils?|testing)/")
+_TEST_FOLDERS = re.compile(r"(?:^|/)(?:tests|unit?_?tests?|test_?utils?|testing)/")
+_TEST_FOLDERS_OF_PYTHON = re.compile(r"(?:^|/)(?:tests?|unit?_?tests?|test_?utils?|testing)/")
 """Scripts in ``test/`` may start the evaluation of a model."""
 _TEST_NAMES = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|conftest)\.py$")
 _HAS_TESTS = re.compile(r"^[ \t]*(?:async )?def test_|^class Test|^(?:import|from) (?:unittest|pytest)\b", re.MULTILINE)

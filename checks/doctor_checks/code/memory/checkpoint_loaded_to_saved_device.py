@@ -15,6 +15,7 @@ from doctor.lint.python.project.saved_values import (
     file_name,
     is_for_torchvision,
     is_read_without_gpu,
+    is_saved_no_more,
     is_saved_without_gpu,
 )
 from doctor.lint.python.project.settings.option_values import (
@@ -199,6 +200,7 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
                 is_less = _is_from_elsewhere(script, call) or _is_given_by_no_start(script, call)
                 is_less = is_less or _only_evaluates(script, shown) or _is_published(script, call)
                 is_less = is_less or is_for_torchvision(script, call) or _is_given_to_one_process(script, call)
+                is_less = is_less or (bool(call.args) and is_saved_no_more(script, call.args[0]))
                 yield replace(found, severity=Severity.INFO, preview=True) if is_less else found
         elif fixed := _first_gpu(script, where):
             yield Violation(

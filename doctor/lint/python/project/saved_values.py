@@ -58,6 +58,14 @@ def is_saved_without_gpu(script: Script, path: ast.expr) -> bool:
     )
 
 
+def is_saved_no_more(script: Script, path: ast.expr) -> bool:
+    """Whether a script saves nothing under the name of a file, and a comment of it has the call that did so
+    (``# torch.save(optimizer.state_dict(), os.path.join(folder, "optimizer.pt"))``): its runs leave no such file."""
+    name = file_name(script, path)
+    in_comment = re.compile(rf"^[ \t]*#[^\n]*\bsave\w*\([^\n]*[\"'/]{re.escape(name)}[\"']", re.MULTILINE)
+    return bool(name) and in_comment.search(script.text) is not None and not any(True for _ in _saved_in(script, name))
+
+
 def is_read_without_gpu(script: Script, call: ast.Call) -> bool:
     """Whether all that a function reads of what a call loads are entries of dictionaries, and those that the script, or
     otherwise its project, saves with such entries have no tensors: ``state = torch.load(path)``, ``state["fid"]``."""
