@@ -32,6 +32,8 @@ _SELECTS = frozenset({"nonzero", "masked_select", "argwhere", "unique"})
 _ADDS = frozenset({"append", "extend", "add"})
 _PARTS_OF_MODELS = re.compile(r"^(?:named_)?(?:layers|modules|children|parameters|blocks|gates|experts|buffers|heads)$")
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_OPTIONS = frozenset({"args", "cfg", "config", "conf", "opt", "opts", "options", "hparams", "flags"})
+"""Names of objects whose attributes are the settings of a run."""
 _STEPS = 4
 
 
@@ -118,8 +120,10 @@ def _exchanged(script: Script, function: ast.AST | None) -> dict[str, int]:
 
 def _is_of_all(script: Script, value: ast.AST, before: int | None) -> bool:
     """Whether a value is computed from what all ranks have gathered above a line, and from no data of its own: also
-    through lists and functions, which return the same on all ranks then."""
+    through lists and functions, which return the same on all ranks then, and from tensors that a line above it has
+    reduced in place."""
     function = script.function_of(value) or script.tree
+    reduced = _reduced_in_place(script, script.function_of(value))
     gathering = {one.call for one in collectives_of(script).all() if one.word in _GATHER}
     waiting: list[ast.AST] = [value]
     seen: set[str] = set()
@@ -129,6 +133,11 @@ def _is_of_all(script: Script, value: ast.AST, before: int | None) -> bool:
             return found
         node = waiting.pop()
         if node in gathering and (before is None or getattr(node, "lineno", 0) < before):
+            found = True
+            continue
+        if _is_setting(node):
+            continue
+        if isinstance(node, ast.Name) and reduced.get(node.id, node.lineno) < node.lineno:
             found = True
             continue
         waiting.extend(ast.iter_child_nodes(node))
@@ -142,6 +151,17 @@ def _is_of_all(script: Script, value: ast.AST, before: int | None) -> bool:
         waiting.extend(values_bound(_last_bound(script, node, bound)))
         waiting.extend(part for call in _added_to(script, node) for part in call.args)
     return False
+
+
+def _reduced_in_place(script: Script, function: ast.AST | None) -> dict[str, int]:
+    """The names of the tensors that a function reduces or broadcasts in place, with their first lines."""
+    calls = [one.call for one in collectives_of(script).all() if one.word in ("all_reduce", "broadcast")]
+    alone = [one for one in calls if isinstance(script.parent(one), ast.Expr) and script.function_of(one) is function]
+    first: dict[str, int] = {}
+    for call in sorted(alone, key=lambda one: one.lineno):
+        if call.args and isinstance(call.args[0], ast.Name):
+            first.setdefault(call.args[0].id, call.lineno)
+    return first
 
 
 def _last_bound(script: Script, name: ast.Name, bound: list[ast.AST | str]) -> list[ast.AST | str]:
@@ -239,8 +259,15 @@ def _words_of(script: Script, read: ast.expr) -> Iterator[str]:
             yield from (last_name(part) for one in compared for part in ast.walk(one))
 
 
+def _is_setting(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and last_name(node.value).lower() in _OPTIONS
+
+
 def _named_parts(script: Script, node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of an expression without dictionaries of which one entry is read."""
+    """The nodes of an expression without dictionaries of which one entry is read, and without settings, which are the
+    same on all ranks: ``args.target_accuracy``."""
+    if _is_setting(node):
+        return
     yield node
     key = script.value(node.slice) if isinstance(node, ast.Subscript) else None
     inner = (node.slice,) if isinstance(node, ast.Subscript) and isinstance(key, str) else ast.iter_child_nodes(node)

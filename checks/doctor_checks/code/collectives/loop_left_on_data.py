@@ -60,6 +60,12 @@ _Leaving = ast.Continue | ast.Break | ast.Return
         passes("early stopping on data that all ranks have", _STOPPER_SHARED_DATA),
         passes("the number of steps", _STEPS_COUNTED),
         passes("the ranks agree to skip", _AGREED),
+        passes("scores that are reduced in place, and a target of the settings", _HISTORY),
+        fails(
+            "scores of one rank",
+            _HISTORY.replace("dist.all_reduce(score)", "pass").replace("break", "break  # !"),
+        ),
+        passes("values of a list against a target of the settings", _HISTORY_OF_TARGETS),
         passes("a loss of zero takes part", _ZERO),
         passes("every rank stops at the same step", _STEPS),
         passes("a loop without collectives", _PLAIN),
@@ -514,6 +520,20 @@ def train(net, loader, optimizer):
         if loss_reduced > 1e4:
             break
 """
+_HISTORY = """\
+def train(net, loader, optimizer, args):
+    model = DDP(net)
+    scores = []
+    for epoch in range(args.epochs):
+        score = model(next(loader)).mean()
+        score.backward()
+        optimizer.step()
+        dist.all_reduce(score)
+        scores.append(score.item())
+        if all(one >= args.target_score for one in scores[-args.patience :]):
+            break
+"""
+_HISTORY_OF_TARGETS: str = _HISTORY.replace("score.item()", "epoch").replace("scores", "history")
 _ZERO = """\
 def train(net, loader, optimizer):
     model = DDP(net)
