@@ -571,3 +571,96 @@ OTHERS = {"tools/train.py": "print()\n", "README.md": "torchrun --nproc_per_node
 def test_a_program_that_shows_its_start_needs_no_other_page(tmp_path, before):
     assert found(tmp_path, {"tools/tune.py": TUNES, **OTHERS}) == [("CODE029", "info")]
     assert found(tmp_path, {"tools/tune.py": before + TUNES, **OTHERS}) == [("CODE029", "warning")]
+
+
+@pytest.mark.parametrize(
+    ("command", "severity"),
+    [
+        ("srun -n $2 python train.py --lr 3", "info"),
+        ('srun -n $2 python train.py --lr 3 "$@"', "warning"),
+        ("srun -n $2 python train.py --lr 3 --encoder_weights runs", "warning"),
+    ],
+)
+def test_arguments_of_a_launcher_give_a_program_no_options(tmp_path, command, severity):
+    assert found(tmp_path, {"train.py": OPTION, "net.py": "print()\n", "run.sh": f"{command}\n"}) == [
+        ("CODE001", severity)
+    ]
+
+
+SECTION = """\
+import torch
+import yaml
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+cfgs = Wrapped(yaml.safe_load(open(args.config)))
+torch.distributed.init_process_group("nccl")
+model = build().cuda()
+if cfgs.saver.pretrain_model:
+    model.load_state_dict(torch.load(cfgs.saver.pretrain_model))
+model = DDP(model)
+train(model)
+"""
+
+
+@pytest.mark.parametrize(
+    ("entry", "severity"),
+    [("", "info"), (" null  # later", "info"), (" ''", "info"), (" runs/last.pth", "warning")],
+)
+def test_an_entry_that_is_empty_in_all_configurations(tmp_path, entry, severity):
+    files = {
+        "train.py": SECTION,
+        "net.py": "print()\n",
+        "conf/a.yaml": "saver:\n  folder: runs\n  pretrain_model:\n",
+        "conf/b.yaml": f"saver:\n  folder: runs\n  pretrain_model:{entry}\nlr: 3\n",
+        "run.sh": "srun -n $2 python train.py --config $1\n",
+    }
+    assert found(tmp_path, files) == [("CODE001", severity)]
+
+
+EVALUATES_LATER = """\
+import argparse
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def fit(model):
+    model = DDP(model)
+    model(torch.ones(2)).sum().backward()
+    torch.save(model.state_dict(), "best.pth")
+
+def evaluate(model):
+    restore(model)
+    score(model)
+
+def restore(model):
+    model.load_state_dict(torch.load("best.pth"))
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--evaluate_only", action="store_true")
+parser.add_argument("--lr", type=float)
+args = parser.parse_args()
+torch.distributed.init_process_group("nccl")
+if args.evaluate_only:
+    evaluate(build().cuda())
+else:
+    fit(build().cuda())
+"""
+
+
+@pytest.mark.parametrize(
+    ("train", "files", "severity"),
+    [
+        (EVALUATES_LATER, {"run.sh": "torchrun --nproc_per_node=8 train.py --lr 3\n"}, "info"),
+        (EVALUATES_LATER, {"run.sh": "torchrun --nproc_per_node=8 train.py --lr 3 --evaluate_only\n"}, "warning"),
+        (f"{EVALUATES_LATER}restore(net)\n", {"run.sh": "torchrun --nproc_per_node=8 train.py --lr 3\n"}, "warning"),
+        (
+            EVALUATES_LATER,
+            {
+                "run.sh": "torchrun --nproc_per_node=8 train.py --lr 3\n",
+                "more.py": "from train import evaluate\nevaluate(build())\n",
+            },
+            "warning",
+        ),
+    ],
+)
+def test_functions_that_only_an_option_reaches_which_no_start_gives(tmp_path, train, files, severity):
+    assert [one for rule, one in found(tmp_path, {"train.py": train, **files}) if rule == "CODE001"] == [severity]

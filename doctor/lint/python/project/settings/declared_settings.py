@@ -12,7 +12,7 @@ from typing import NamedTuple
 from doctor.lint.python.project.settings.options import OF_SETTINGS
 from doctor.lint.python.script import UNKNOWN, ProjectModules, last_name, parsed
 
-HOLDERS = re.compile(rf"(?:\w+_)?(?:args|cfg|config|conf|options|params)$|{OF_SETTINGS.pattern}", re.IGNORECASE)
+HOLDERS = re.compile(rf"(?:\w+_)?(?:args|cfgs?|configs?|conf|options|params)$|{OF_SETTINGS.pattern}", re.IGNORECASE)
 """Names of objects that hold the options or settings of a program."""
 
 

@@ -42,7 +42,10 @@ def _found(script: Script, modules: ProjectModules, name: str) -> Values | None:
     texts = texts_of_starts(script)
     starts = own_starts(script, (*texts.launches, *texts.pages))
     named = re.compile(rf"(?<![A-Za-z]){name.replace('_', '[-_]')}\b")
-    if not starts or any(map(may_have_more, starts)) or any(map(named.search, (*starts, *texts.pages))):
+    program = PurePath(script.path).name
+    if not starts or any(may_have_more(one, program) for one in starts):
+        return None
+    if any(map(named.search, (*starts, *texts.pages))):
         return None
     paths = {path for line in starts for path in _NAMES.findall(line) or [_default(script, line)]}
     found = [given_in_text(_text_at(modules, script, path), name) for path in paths]

@@ -137,9 +137,10 @@ def setting_of(node: ast.expr) -> str:
     return owner_and_entry(node)[1]
 
 
-def may_have_more(command: str) -> bool:
-    """Whether a command may have more options than it shows: ``train.py "$@"``."""
-    return _GIVES_MORE.search(command) is not None
+def may_have_more(command: str, program: str) -> bool:
+    """Whether a command may give a program more options than it shows: ``train.py "$@"``. What is before its name is
+    of the launcher: ``srun -n $2 python train.py``."""
+    return _GIVES_MORE.search(command.partition(program)[2]) is not None
 
 
 def given_in_text(text: str, name: str) -> Values:
@@ -401,9 +402,11 @@ def is_empty_in_commands(script: Script, node: ast.expr) -> bool:
 
 
 def _given_in_starts(script: Script, texts: StartTexts, option: DeclaredOption) -> Iterator[object]:
+    name = PurePath(script.path).name
     for text in (*texts.launches, *texts.pages):
         for line in (with_variables(one, text) for one in own_starts(script, [text])):
-            yield UNKNOWN if _GIVES_MORE.search(line) or _abbreviates(line, option) else _given(line, text, option)
+            is_open = may_have_more(line, name) or _abbreviates(line, option)
+            yield UNKNOWN if is_open else _given(line, text, option)
 
 
 def _given(line: str, text: str, option: DeclaredOption) -> object:
@@ -512,12 +515,16 @@ def is_given_nowhere(script: Script, node: ast.expr) -> bool:
     if key not in modules.memo:
         sections = _entries_of_section(modules, node)
         modules.memo[key] = (
-            not any(re.search(rf"(?:^|[\s,{{]){name}[\"']?[ \t]*:", one) for one in sections)
+            not any(re.search(rf"(?:^|[\s,{{]){name}[\"']?[ \t]*:{_NOT_EMPTY}", one) for one in sections)
             if sections
             else _is_empty_everywhere(script, modules, name)
         )
     found: bool = modules.memo[key]
     return found
+
+
+_NOT_EMPTY = r"(?![ \t]*(?:null|~|None|[\"']{2})?[ \t]*(?:[#,}]|$|\n))"
+"""What follows the colon of an entry that has a value."""
 
 
 def is_in_no_configuration(script: Script, node: ast.expr) -> bool:
@@ -528,9 +535,7 @@ def is_in_no_configuration(script: Script, node: ast.expr) -> bool:
         return False
     starts = [line for line in shown_starts(script) if not _shows_one(line)]
     folder = PurePath(script.path).parent
-    entry = re.compile(
-        rf"^[ \t]*[\"']?{name}[\"']?[ \t]*:(?![ \t]*(?:null|~|None|[\"']{{2}})?[ \t]*(?:#|,|$))", re.MULTILINE
-    )
+    entry = re.compile(rf"^[ \t]*[\"']?{name}[\"']?[ \t]*:{_NOT_EMPTY}", re.MULTILINE)
     named = re.compile(rf"(?<![\w-]){name}(?=[\s=]|$)")
 
     def has_none(line: str) -> bool:
@@ -678,8 +683,8 @@ def _shows_starts(script: Script, modules: ProjectModules) -> bool:
     paths = [script.path] if is_program(script) else programs_of(modules, script.path)
     pages = modules.pages(script.location) if script.location else ()
     starts = [
-        line
+        (line, name)
         for name in {PurePath(one).name for one in paths}
         for line in starts_in(name, [*(text for _, text in modules.mentioning(name, launches=True)), *pages])
     ]
-    return bool(starts) and not any(map(_GIVES_MORE.search, starts))
+    return bool(starts) and not any(may_have_more(*one) for one in starts)

@@ -12,7 +12,7 @@ from doctor.core.text import joined_lines
 from doctor.lint.python.script import ProjectModules, Script, last_name
 
 OF_SETTINGS = re.compile(
-    r"^_?(?:args?|opts?|options|configs?|cfg|conf|hparams|flags|params|settings|self)$", re.IGNORECASE
+    r"^_?(?:args?|opts?|options|configs?|cfgs?|conf|hparams|flags|params|settings|self)$", re.IGNORECASE
 )
 
 
@@ -64,14 +64,7 @@ _GIVES_OPTIONS = re.compile(r"[\"'\s]--\w+")
 def left_off(script: Script, node: ast.AST) -> str:
     """The option that a place needs, if it is off by default, and the commands and programs of the project which start
     the script with other options, also those of its pages, do not give it: ``--test_only``; empty otherwise."""
-    branches = [one for one in script.around(node) if isinstance(one, ast.If)]
-    tests = [one.test for one in branches if any(node is part for held in one.body for part in ast.walk(held))]
-    others = [one.test for one in branches if any(node is part for held in one.orelse for part in ast.walk(held))]
-    options = (
-        *(switch_off_by_default(script, one) for one in tests),
-        *(_turned_off_by(script, one) for one in others),
-    )
-    option = next(filter(None, options), "")
+    option = _option_off_at(script, node, _CALLERS)
     place, modules = PurePath(script.path), script.modules
     if not option or modules is None:
         return ""
@@ -82,6 +75,46 @@ def left_off(script: Script, node: ast.AST) -> str:
     given = [text for text in starts if _GIVES_OPTIONS.search(text)]
     is_given = any(one in text for one in (option, option.replace("_", "-")) for text in given)
     return option if given and not is_given else ""
+
+
+_CALLERS = 3
+"""Functions in a row, each called by the one before."""
+
+
+def _option_off_at(script: Script, node: ast.AST, depth: int) -> str:
+    """The option that a branch around a place needs, or one around each use of the function that it is in, if that is
+    off by default; empty otherwise."""
+    branches = [one for one in script.around(node) if isinstance(one, ast.If)]
+    tests = [one.test for one in branches if any(node is part for held in one.body for part in ast.walk(held))]
+    others = [one.test for one in branches if any(node is part for held in one.orelse for part in ast.walk(held))]
+    options = (
+        *(switch_off_by_default(script, one) for one in tests),
+        *(_turned_off_by(script, one) for one in others),
+    )
+    option = next(filter(None, options), "")
+    function = script.function_of(node)
+    if option or function is None or depth == 0 or not isinstance(script.parent(function), ast.Module):
+        return option
+    if function.decorator_list or script.modules is None:
+        return ""
+    uses = [one for one in script.all(ast.Name) if one.id == function.name]
+    word = re.compile(rf"\b{re.escape(function.name)}\b")
+    is_known = bool(uses) and len(word.findall(_LINE_COMMENT.sub("", script.text))) == len(uses) + 1
+    texts = script.modules.mentioning(function.name) if is_known else ()
+    if not is_known or any(shown != script.path and _may_take(script, text, word) for shown, text in texts):
+        return ""
+    needed = [_option_off_at(script, one, depth - 1) for one in uses]
+    return needed[0] if all(needed) else ""
+
+
+_LINE_COMMENT = re.compile(r"(?<=\s)#[^\n\"']*$|^#[^\n]*$", re.MULTILINE)
+
+
+def _may_take(script: Script, text: str, name: re.Pattern[str]) -> bool:
+    """Whether another file may use a function of a script."""
+    return (
+        name.search(text) is not None and re.search(rf"\b{re.escape(PurePath(script.path).stem)}\b", text) is not None
+    )
 
 
 def _entry_of(test: ast.expr) -> str:
