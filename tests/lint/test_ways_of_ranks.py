@@ -305,3 +305,37 @@ main(parser.parse_args())
 )
 def test_a_switch_with_which_a_program_makes_no_ranks(tmp_path, test, more, expected):
     assert found(tmp_path, "CODE029", {"train.py": ALONE.format(test=test, more=more)}) == expected
+
+
+USES_CURRENT_GPU = """\
+import os
+
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.distributed.init_process_group("nccl")
+print("rank", os.environ["LOCAL_RANK"])
+model = DDP(build().cuda())
+model(torch.ones(2).cuda()).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("python -m torch.distributed.launch --use_env train.py --lr 3", "info"),
+        ("torchrun --nnodes=4 --rdzv-endpoint=$HEAD train.py", "info"),
+        ("torchrun --nproc_per_node=8 train.py", "error"),
+        ("torchrun --nproc_per_node=$GPUS train.py", "error"),
+        ("srun torchrun --nnodes=4 train.py", "error"),
+        ("deepspeed train.py", "error"),
+    ],
+)
+def test_one_process_on_each_host_may_use_its_first_gpu(tmp_path, command, expected):
+    files = {"train.py": USES_CURRENT_GPU, "net.py": "print()\n", "README.md": f"```bash\n{command}\n```\n"}
+    assert found(tmp_path, "CODE003", files) == [expected]
+
+
+def test_another_command_starts_several_on_a_host(tmp_path):
+    files = {"train.py": USES_CURRENT_GPU, "net.py": "print()\n", "README.md": "```bash\ntorchrun train.py\n```\n"}
+    assert found(tmp_path, "CODE003", files | {"run.sh": "torchrun --nproc_per_node=8 train.py\n"}) == ["error"]

@@ -33,6 +33,7 @@ from doctor.lint.python.project.starts.launch_counts import (
     LAUNCHERS,
     STARTS_RANKS,
     asks_for_more,
+    is_one_on_each_host,
     is_started_as_one,
     lines_naming,
     shown_counts,
@@ -112,6 +113,8 @@ def _as_started(script: Script, rule: str, severity: Severity, violation: Violat
         return None
     if rule == _OF_SAVED_DEVICE and _all_launches_bind(script):
         return None
+    if rule in _OF_DEVICES and is_one_on_each_host(script):
+        return replace(violation, severity=Severity.INFO, preview=True)
     if _is_left_to_others(script, rule, at) or (rule in _NEEDING_OPTIONS and left_off(script, at)):
         return replace(violation, severity=Severity.INFO, preview=True)
     if violation.severity in (None, Severity.ERROR) and severity is Severity.ERROR:

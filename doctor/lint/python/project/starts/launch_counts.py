@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import PurePath
 
 from doctor.core.text import joined_lines
@@ -350,25 +350,37 @@ def _counts_in(modules: ProjectModules, shown: str, text: str, name: str) -> Ite
 @per_script
 def is_started_on_one_host(script: Script) -> bool:
     """Whether the project shows how a script is started, and every launcher there waits for one host."""
+    return _is_one_in_all(script, hosts_of)
+
+
+@per_script
+def is_one_on_each_host(script: Script) -> bool:
+    """Whether the project shows how a script is started, and every launcher there starts one process on each host, as
+    ``torchrun`` does without ``--nproc-per-node``."""
+    modules = script.modules
+    return modules is not None and _is_one_in_all(script, processes_of) and not may_start_ranks(script, modules)
+
+
+def _is_one_in_all(script: Script, count: Callable[[Launch], int | None]) -> bool:
     modules = script.modules
     if modules is None or not script.location:
         return False
     name = PurePath(script.path).name
-    hosts: list[int | None] = []
+    counts: list[int | None] = []
     for shown, text in modules.mentioning(name):
         if shown.endswith(".py"):
-            hosts += [None] if shown != script.path and _NAMES_LAUNCHER.search(text) else []
+            counts += [None] if shown != script.path and _NAMES_LAUNCHER.search(text) else []
         elif is_nearest(modules, shown, script.path):
-            hosts += _hosts_in(shown, text, name)
+            counts += _of_starts(shown, text, name, count)
     for text in (*modules.pages(script.location), *modules.notebooks(name)):
         for line in joined_lines(text):
             if name in line and _NAMES_LAUNCHER.search(line) and _may_mean(script, line, script.path):
-                hosts += list(_hosts_in("page.sh", f"{_command_in(line)}\n", name)) or [None]
-    return bool(hosts) and all(count == 1 for count in hosts)
+                counts += list(_of_starts("page.sh", f"{_command_in(line)}\n", name, count)) or [None]
+    return bool(counts) and all(one == 1 for one in counts)
 
 
-def _hosts_in(shown: str, text: str, name: str) -> Iterator[int | None]:
-    """The hosts of each start of a script; ``None`` if unknown."""
+def _of_starts(shown: str, text: str, name: str, count: Callable[[Launch], int | None]) -> Iterator[int | None]:
+    """A number of each start of a script; ``None`` if unknown."""
     try:
         file = read_launch_file(shown, text)
     except Exception:  # noqa: BLE001 - as above
@@ -376,7 +388,7 @@ def _hosts_in(shown: str, text: str, name: str) -> Iterator[int | None]:
         return
     for start in starts_of(file) if file is not None else ():
         if PurePath(start.launch.script).name == name:
-            yield hosts_of(start.launch) if start.is_agent and start.outer is None else None
+            yield count(start.launch) if start.is_agent and start.outer is None else None
 
 
 _PROCESSES = re.compile(r"^num_processes:[ \t]*[\"']?(\d{1,6})\b", re.MULTILINE)
