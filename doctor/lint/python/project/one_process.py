@@ -113,8 +113,6 @@ def _as_started(script: Script, rule: str, severity: Severity, violation: Violat
         return None
     if rule == _OF_SAVED_DEVICE and _all_launches_bind(script):
         return None
-    if rule in _OF_DEVICES and is_one_on_each_host(script):
-        return replace(violation, severity=Severity.INFO, preview=True)
     if _is_left_to_others(script, rule, at) or (rule in _NEEDING_OPTIONS and left_off(script, at)):
         return replace(violation, severity=Severity.INFO, preview=True)
     if violation.severity in (None, Severity.ERROR) and severity is Severity.ERROR:
@@ -130,6 +128,7 @@ def _is_left_to_others(script: Script, rule: str, at: ast.AST) -> bool:
         fails_with_ranks(script, at)
         or (rule != _OF_NAMES and is_left_to_one_rank(script, at))
         or (rule == _OF_SHARED_FOLDERS and has_folder_of_its_own(script, at))
+        or (rule in _OF_DEVICES and is_one_on_each_host(script))
     ):
         return True
     if is_demonstration(script) or is_of_own_main(script, at) or is_apart_from_group(script, at):
