@@ -587,6 +587,17 @@ def test_arguments_of_a_launcher_give_a_program_no_options(tmp_path, command, se
     ]
 
 
+@pytest.mark.parametrize(("more", "severity"), [("", "info"), (" ${CONFIG}", "warning")])
+def test_commands_of_another_program_of_the_same_name_may_have_more(tmp_path, more, severity):
+    files = {
+        "vision/train.py": OPTION.replace("args =", "parser.set_defaults(**read())\nargs ="),
+        "vision/run.sh": f"torchrun --nproc_per_node=8 train.py --lr 3{more}\n",
+        "text/train.py": "print()\n",
+        "text/run.sh": "torchrun --nproc_per_node=8 ${ROOT}/train.py ${CONFIG}\n",
+    }
+    assert found(tmp_path, files) == [("CODE001", severity)]
+
+
 SECTION = """\
 import torch
 import yaml

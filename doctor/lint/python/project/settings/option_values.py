@@ -680,6 +680,8 @@ def _naming(modules: ProjectModules, name: str) -> list[tuple[str, str]]:
 
 def _shows_starts(script: Script, modules: ProjectModules) -> bool:
     """Whether the project has a command, without unknown parts, for each program with the script that it starts."""
+    if is_program(script) and (own := shown_starts(script)):
+        return not any(may_have_more(one, PurePath(script.path).name) for one in own)
     paths = [script.path] if is_program(script) else programs_of(modules, script.path)
     pages = modules.pages(script.location) if script.location else ()
     starts = [
