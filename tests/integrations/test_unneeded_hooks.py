@@ -55,15 +55,18 @@ def test_a_trainer_calls_only_the_hooks_of_a_batch(model: Any, tmp_path: Path, m
     from doctor.monitor.integrations.lightning.callback import LightningHooks
 
     called: list[str] = []
-    for name in (*EACH_STEP, "on_train_batch_start"):
+    for name in (*EACH_STEP, "on_train_batch_start", "on_train_batch_end"):
         hook = vars(LightningHooks)[name]
         monkeypatch.setattr(hook, "_hook", _noting(called, hook._hook))
     trainer = _fit(tmp_path, DoctorCallback(), model=model())
     assert called == ["on_train_batch_start"]  # the first one shows that nothing is lost without it
     assert _marks() == STEP * 3
     assert _numbers() == [0, 1, 2]
-    replaced = {"pre_backward", "_after_closure", "on_batch_start", "_on_before_fetch"}
-    for owner in (trainer.strategy.precision_plugin, trainer._logger_connector, trainer.fit_loop.epoch_loop):
+    assert _ends() == 3
+    replaced = {"pre_backward", "_after_closure", "on_batch_start", "_on_before_fetch", "run"}
+    loop = trainer.fit_loop.epoch_loop
+    loops = (loop, loop.automatic_optimization, loop.manual_optimization)
+    for owner in (trainer.strategy.precision_plugin, trainer._logger_connector, *loops):
         assert not replaced & {*vars(owner)}
 
 
@@ -85,6 +88,11 @@ def _noting(called: list[str], hook: Any) -> Any:
         hook(*args)
 
     return noted
+
+
+def _ends() -> int:
+    (run,) = RecordedSession.made
+    return len(run.said("batch_end"))
 
 
 def _numbers(stage: str = "train") -> list[int]:
@@ -148,6 +156,43 @@ def test_a_subclass_has_its_own_hooks_called(tmp_path: Path) -> None:
     _fit(tmp_path, callback)
     assert callback.called == ["before", "after"] * 3
     assert _marks() == STEP * 3
+
+
+def test_a_batch_counts_once_if_a_subclass_calls_our_hooks(tmp_path: Path) -> None:
+    class Mine(DoctorCallback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.losses: list[Any] = []
+
+        def on_train_batch_start(self, *args: Any) -> None:
+            super().on_train_batch_start(*args)
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *batch: Any) -> None:
+            super().on_train_batch_end(trainer, pl_module, outputs, *batch)
+            self.losses.append(outputs["loss"])
+
+    callback = Mine()
+    _fit(tmp_path, callback)
+    assert len(callback.losses) == 3
+    assert _numbers() == [0, 1, 2]
+    assert _ends() == 3
+
+
+def test_a_loop_that_calls_another_method_keeps_the_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("doctor.monitor.integrations.lightning.lightning_run.RUN_BATCH", "absent")
+    _fit(tmp_path, DoctorCallback())
+    assert _ends() == 3
+
+
+def test_the_batch_ends_before_other_callbacks_work(tmp_path: Path) -> None:
+    ends: list[int] = []
+
+    class Other(Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            ends.append(_ends())
+
+    _fit(tmp_path, Other(), DoctorCallback())
+    assert ends == [1, 2, 3]
 
 
 def test_it_travels_after_a_run(tmp_path: Path) -> None:

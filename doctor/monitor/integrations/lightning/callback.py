@@ -76,7 +76,7 @@ class LightningHooks(Adapter[LightningRun]):
     def on_train_start(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
         """Called after the sanity check, before the first batch of training."""
         run.watch_fetches(self._on_before_fetch, self._on_batch_start)
-        run.watch_optimization(self._on_pre_backward, self._on_after_closure)
+        run.watch_optimization(self._on_pre_backward, self._on_after_closure, self._on_batch_done)
         run.train_start()
 
     def _on_before_fetch(self, original: Callable[[], None]) -> None:
@@ -99,6 +99,8 @@ class LightningHooks(Adapter[LightningRun]):
         Unneeded once :meth:`_on_batch_start`, which is called just before it, is known to see the same number.
         """
         if (run := self._run) is not None:
+            if "on_train_batch_start" in run.unneeded and run.epoch_loop.batch_idx == batch_idx:
+                return  # the hook of a subclass calls it
             if run.announced == batch_idx:
                 run.unneeded["on_train_batch_start"] = run.hook_caller
             self._batch_begins(run, batch, batch_idx)
@@ -168,17 +170,31 @@ class LightningHooks(Adapter[LightningRun]):
             run.note((monotonic(), "optimizer", None))
         return original(*args, **kwargs)
 
+    @UnneededHook
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Called after every batch, including accumulated ones."""
+        """Called after every batch, including accumulated ones.
+
+        Unneeded once :meth:`_on_batch_done` is called, which is just before it.
+        """
+        if (run := self._run) is not None and "on_train_batch_end" not in run.unneeded:
+            self._batch_ends(run, outputs)
+
+    def _on_batch_done(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        outputs = original(*args, **kwargs)
         if (run := self._run) is not None:
-            try:
-                loss = outputs.get("loss") if type(outputs) is dict else loss_of(outputs)
-                if run.has_stepped:
-                    run.has_stepped = False
-                    run.telemetry.optimizer_step()
-                run.telemetry.train_batch_end(loss, run.after)
-            except Exception as error:
-                self._failed("on_train_batch_end", error)
+            run.unneeded["on_train_batch_end"] = run.hook_caller
+            self._batch_ends(run, outputs)
+        return outputs
+
+    def _batch_ends(self, run: LightningRun, outputs: Any) -> None:
+        try:
+            loss = outputs.get("loss") if type(outputs) is dict else loss_of(outputs)
+            if run.has_stepped:
+                run.has_stepped = False
+                run.telemetry.optimizer_step()
+            run.telemetry.train_batch_end(loss, run.after)
+        except Exception as error:
+            self._failed("on_train_batch_end", error)
 
     @guarded
     def on_train_epoch_end(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:

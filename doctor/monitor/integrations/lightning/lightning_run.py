@@ -29,6 +29,10 @@ PRE_BACKWARD, AFTER_CLOSURE = "pre_backward", "_after_closure"
 """The methods of a precision plugin that call the hooks before backward and before an optimizer step, if it does not
 call them elsewhere (lightning/pytorch/plugins/precision/precision.py)."""
 
+OPTIMIZATIONS, RUN_BATCH = ("automatic_optimization", "manual_optimization"), "run"
+"""The loops of which a training loop calls one for each batch, and the method, which returns what the hooks of the
+batch's end get; only schedulers are stepped in between (lightning/pytorch/loops/training_epoch_loop.py)."""
+
 UNUSED = ("on_before_zero_grad", "on_after_backward")
 """Hooks of every step in which nothing is done."""
 
@@ -162,8 +166,11 @@ class LightningRun(AdapterRun):
             if self.trainer.world_size > 1:
                 self._replace(self.epoch_loop, BROADCAST, self.gradients.time_wait)
 
-    def watch_optimization(self, before_backward: Callable[..., Any], before_step: Callable[..., Any]) -> None:
-        """Have these called before backward and before an optimizer step, with the method that calls the hooks then.
+    def watch_optimization(
+        self, before_backward: Callable[..., Any], before_step: Callable[..., Any], batch_done: Callable[..., Any]
+    ) -> None:
+        """Have these called before backward, before an optimizer step and around the work of a batch, each with the
+        method that does that.
 
         If the strategy calls the hooks elsewhere, they are not called, and the hooks stay needed.
         """
@@ -171,6 +178,8 @@ class LightningRun(AdapterRun):
         if self.hook_caller is not None:
             self._replace(plugin, PRE_BACKWARD, before_backward)
             self._replace(plugin, AFTER_CLOSURE, before_step)
+            for name in OPTIMIZATIONS:
+                self._replace(getattr(self.epoch_loop, name, None), RUN_BATCH, batch_done)
 
     def _replace(self, owner: object, name: str, replacement: Callable[..., Any]) -> None:
         """Replace a method of ``owner`` once by ``replacement``, which gets it as its first argument."""
