@@ -123,7 +123,7 @@ class Progress:
     def take(self, events: Sequence[event_log.LoggedEvent], *, contiguous: bool = True) -> None:
         """Process ``events``; ``contiguous``: no events were lost before them."""
         intervals, point, since = self._stage_intervals, self.point, self.since if contiguous else events[0][0]
-        stage, batch, note = self.stage, self.batch, self._recent.append
+        stage, batch, left = self.stage, self.batch, len(events)
         for at, entered, detail in events:
             if point not in intervals:
                 intervals[point] = TypicalInterval(at - since)
@@ -136,7 +136,9 @@ class Progress:
                     intervals, stage, batch = self._stage_intervals, self.stage, None
                 else:
                     batch, self.loader, _ = detail  # type: ignore[misc]  # bool is ENDED alone
-            note((stage, point, batch, at))
+            if left <= RECENT:
+                self._recent.append((stage, point, batch, at))
+            left -= 1
         self.point, self.since, self.batch = point, since, batch
         self.passed += len(events)
         if not self._has_trained:

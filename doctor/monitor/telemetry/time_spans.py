@@ -40,32 +40,38 @@ class TimeSpans:
 
     def take(self, events: Iterable[LoggedEvent], *, contiguous: bool = True) -> None:
         """Process ``events``; ``contiguous``: no events were lost before them."""
-        part, last, stage, seconds = (
-            UNMEASURED if not contiguous else self._part,
-            self._at,
-            self._stage,
-            self._row.seconds,
-        )
+        part = self._part if contiguous else UNMEASURED
+        last, stage, batch, row = self._at, self._stage, self._batch, self._row
+        seconds, begin, end = row.seconds, *self._bounds()
         places: dict[str, int] = {}  # of the points of this stage
         for at, point, detail in events:
             if last is not None:
                 seconds[part] += at - last
                 last = at
-            if detail is None or detail is ENDED:
-                if detail is ENDED or point in WORK_IS_DONE:
-                    seconds = self._after_work()
+            is_done = False
+            if detail is None:
+                is_done = point in WORK_IS_DONE
+            elif detail is ENDED:
+                is_done = True
             elif isinstance(detail, StageEntered):
                 stage, places = detail.stage, {}
-                if stage != "train":
-                    seconds = self._after_work()
+                is_done = stage != "train"
             elif detail[2] >= 0:  # type: ignore[index]  # bool is ENDED alone
                 if stage != "train":
                     stage, places = "train", {}
-                last = at if last is None and self._batch < 0 else last
-                seconds = self._begin(detail[2])  # type: ignore[index]
+                last = at if last is None and batch < 0 else last
+                batch = detail[2]  # type: ignore[index]
+                if not begin <= batch < end:
+                    row = self._enter(batch)
+                    seconds, begin, end = row.seconds, *self._bounds()
+                row.batches += 1
+            # What follows the work of a batch counts for the next one.
+            if is_done and batch >= 0 and not begin <= batch + 1 < end:
+                row = self._enter(batch + 1)
+                seconds, begin, end = row.seconds, *self._bounds()
             found = places.get(point)
             part = places[point] = _place(stage, point) if found is None else found
-        self._part, self._at, self._stage = part, last, stage
+        self._part, self._at, self._stage, self._batch = part, last, stage, batch
 
     def stop(self, now: float) -> None:
         """Count the time until ``now``, and none that follows."""
@@ -96,19 +102,12 @@ class TimeSpans:
         """The number of batches of a span."""
         return self._size
 
-    def _begin(self, batch: int) -> list[float]:
-        self._batch = batch
-        seconds = self._enter(batch)
-        self._row.batches += 1
-        return seconds
+    def _bounds(self) -> tuple[int, int]:
+        """Return the first batch of the current span and that of the next one."""
+        return self._entered * self._size, (self._entered + 1) * self._size
 
-    def _after_work(self) -> list[float]:
-        """Count what follows for the next batch."""
-        return self._enter(self._batch + 1) if self._batch >= 0 else self._row.seconds
-
-    def _enter(self, batch: int) -> list[float]:
-        if batch // self._size == self._entered:
-            return self._row.seconds
+    def _enter(self, batch: int) -> _Row:
+        """Return the row of ``batch``, which becomes the current one."""
         while batch // self._size >= MOST_SPANS:
             self._size *= 2
             merged: dict[int, _Row] = {}
@@ -119,7 +118,7 @@ class TimeSpans:
         if place not in self._rows:
             self._rows[place] = _Row()
         self._row, self._entered = self._rows[place], place
-        return self._row.seconds
+        return self._row
 
 
 class _Row:

@@ -69,7 +69,7 @@ class LossTracker:
     def _check_kept(self) -> None:
         values = [(batch, loss.item()) for batch, loss in self._kept if loss.numel() == 1]
         self._kept.clear()
-        if values and math.isfinite(sum(value for _, value in values)):  # then each of them is
+        if values and math.isfinite(sum([value for _, value in values])):  # then each of them is
             self.seen += len(values) - 1
             values = values[-1:]
         for batch, value in values:
