@@ -12,7 +12,7 @@ from doctor.monitor.autostart.hook import sitecustomize as hook
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 OPTIONS = "DOCTOR_RUN_OPTIONS"
 """The variable that holds the options as JSON."""
@@ -141,12 +141,14 @@ def unreached(command: "Sequence[str]") -> str:
 
 
 def _restore_signals() -> None:
-    """Python ignores SIGPIPE and SIGXFSZ, and what is ignored stays so in the command."""
-    import signal
+    """Python ignores SIGPIPE and SIGXFSZ, and what is ignored stays so in the command.
 
+    The built-in module does that: ``signal`` imports ``enum`` for its constants, and takes milliseconds.
+    """
+    signals: Any = sys.modules.get("_signal") or __import__("signal")
     for name in ("SIGPIPE", "SIGXFSZ"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_DFL)
+        if hasattr(signals, name):
+            signals.signal(getattr(signals, name), signals.SIG_DFL)
 
 
 def _execute(command: "Sequence[str]", environ: "Mapping[str, str]") -> "NoReturn":
