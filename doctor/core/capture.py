@@ -242,14 +242,26 @@ def read_capture(path: Path) -> Capture:
     return parse_capture(data, str(path))
 
 
-def parse_capture(data: bytes, name: str, *, masked: bool = False) -> Capture:
+class DecodedSections:
+    """Sections of the capture that was decoded last, which are not decoded again while their bytes are the same.
+
+    For captures of one process that arrive again and again. Bytes are compared by their hash: keeping them would double
+    what the sections take.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[str, bytes], Section] = {}
+
+
+def parse_capture(data: bytes, name: str, *, masked: bool = False, decoded: DecodedSections | None = None) -> Capture:
     """Decode the capture in ``data``, called ``name`` in messages; the errors are those of :func:`read_capture`.
 
     ``masked``: its secrets are already masked, because this release wrote it; otherwise they are masked here.
+    ``decoded``: sections of the capture before, replaced by those of this one.
     """
     try:
         document = _decode_document(data, name)
-        decoder = _SectionDecoder()
+        decoder = _SectionDecoder(decoded)
         capture = msgspec.structs.replace(_assemble(document, name, decoder), evidence=document.evidence)
         if document.expected is not None:
             expected = _assemble(document.expected, f"{name} (what it expects)", decoder)
@@ -328,10 +340,14 @@ def section_keys(level: Level) -> list[str]:
 class _SectionDecoder:
     """Decodes sections; equal bytes become one object, so that a job of thousands of similar ranks stays small."""
 
-    def __init__(self) -> None:
+    def __init__(self, decoded: DecodedSections | None = None) -> None:
         self.sections: dict[tuple[str, bytes], Section] = {}
         self._reasons: dict[Missing, Missing] = {}
         self._known = {"host": set(section_keys("host")), "rank": set(section_keys("rank"))}
+        self._before: dict[tuple[str, bytes], Section] = {}
+        if decoded is not None:
+            self._before, decoded.known = decoded.known, self.sections
+        self._is_kept = decoded is not None
 
     def decode(self, raw: SectionData, level: str, name: str) -> dict[str, Section | Missing]:
         """Return the sections of ``level`` that this release knows."""
@@ -343,12 +359,14 @@ class _SectionDecoder:
         for key, encoded in raw.facts.items():
             if key in known:
                 data = bytes(encoded)
-                found[key] = self.sections.get((key, data)) or self._decode_section(key, data, name)
+                identity = key, hashlib.blake2b(data, digest_size=16).digest() if self._is_kept else data
+                section = self.sections.get(identity) or self._before.get(identity)
+                found[key] = self.sections[identity] = section or self._decode_section(key, data, name)
         return found
 
     def _decode_section(self, key: str, data: bytes, name: str) -> Section:
         try:
-            section = self.sections[key, data] = msgspec.json.decode(data, type=prepared(SECTIONS[key]))
+            section: Section = msgspec.json.decode(data, type=prepared(SECTIONS[key]))
         except msgspec.ValidationError as error:
             raise UnusableError(f"{name} is malformed in {key}: {mask_text(str(error))}") from None
         return section

@@ -13,8 +13,8 @@ from doctor.cluster.gather.protocol import TOKEN_PREFIX_BYTES, GatherVerdict, Me
 from doctor.cluster.membership.protocol import JoinRequest, LeaderAnnouncement
 from doctor.cluster.transport.codec import MalformedMessage, decode, encode, pack_member, unpack_capture
 from doctor.core import capture
-from doctor.core.capture import FILE_LIMIT, EncodedSections
-from doctor.core.facts import Variable
+from doctor.core.capture import FILE_LIMIT, DecodedSections, EncodedSections
+from doctor.core.facts import Section, Variable
 from doctor.facts import EnvironmentFacts
 from doctor.testing import healthy
 
@@ -159,3 +159,21 @@ def test_a_bomb_is_not_blown_up():
     assert len(bomb) < 1 << 17
     with pytest.raises(MalformedMessage, match="too large"):
         unpack_capture(bomb, "facts")
+
+
+def test_sections_that_arrive_again_are_not_decoded_again():
+    def arrived(member):
+        return unpack_capture(pack_member(member), "the facts of rank 1", decoded).members[0].sections
+
+    decoded = DecodedSections()
+    before = arrived(MEMBER)
+    changed = EnvironmentFacts(variables=(Variable("NCCL_DEBUG", "INFO"),))
+    after = arrived(MEMBER._replace(sections={**MEMBER.sections, EnvironmentFacts.key: changed}))
+    assert after[EnvironmentFacts.key] == changed
+    same = {key for key, one in before.items() if isinstance(one, Section)} - {EnvironmentFacts.key}
+    assert same
+    assert all(after[key] is before[key] for key in same)
+    assert len(decoded.known) <= len(after)  # no more is kept than arrived last
+    with pytest.raises(MalformedMessage):
+        unpack_capture(b"garbage", "the facts of rank 1", decoded)
+    assert arrived(MEMBER) == before

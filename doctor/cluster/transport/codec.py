@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from doctor.core.capture import FILE_LIMIT, Capture, EncodedSections, parse_capture, to_document
+from doctor.core.capture import FILE_LIMIT, Capture, DecodedSections, EncodedSections, parse_capture, to_document
 from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
 from doctor.core.job import Member, build_job
@@ -59,8 +59,12 @@ def pack_member(member: Member, encoded: EncodedSections | None = None) -> bytes
     return zlib.compress(msgspec.json.encode(to_document(build_job([member]), encoded=encoded)), 1)
 
 
-def unpack_capture(data: bytes, name: str) -> Capture:
-    """The inverse of :func:`pack_member`. Raises :class:`MalformedMessage` if it is damaged or too large."""
+def unpack_capture(data: bytes, name: str, decoded: DecodedSections | None = None) -> Capture:
+    """The inverse of :func:`pack_member`; ``decoded``: as in :func:`.parse_capture`.
+
+    Raises:
+        MalformedMessage: it is damaged or too large.
+    """
     inflate = zlib.decompressobj()
     try:
         plain = inflate.decompress(data, FILE_LIMIT >> 6)
@@ -69,6 +73,6 @@ def unpack_capture(data: bytes, name: str) -> Capture:
     if not inflate.eof:
         raise MalformedMessage(f"{name} is truncated or too large")
     try:
-        return parse_capture(plain, name, masked=True)
+        return parse_capture(plain, name, masked=True, decoded=decoded)
     except (UnusableError, UnicodeError) as error:
         raise MalformedMessage(f"{name}: {error}") from None

@@ -10,6 +10,7 @@ import msgspec
 from doctor.cluster.transport.codec import MalformedMessage, unpack_capture
 from doctor.cluster.transport.failover import FailoverStore, StoreConnection
 from doctor.collectors.host.local_processes import SILENT
+from doctor.core.capture import DecodedSections
 from doctor.core.clock import time
 from doctor.core.facts import Failure, ProgressFacts
 from doctor.core.job import Job, Member, build_job
@@ -44,6 +45,7 @@ class PeerTable:
         self._store = store
         self._records = records
         self._posted: dict[int, tuple[bytes, ...]] = {}
+        self._decoded: dict[int, DecodedSections] = {}
         self._members: dict[int, Member] = {}
         self._reachable: set[int] = set()
         self.silent: dict[int, Member] = {}
@@ -64,7 +66,8 @@ class PeerTable:
         found: list[tuple[str, Member]] = []
         for one in {*posted}:
             try:
-                capture = unpack_capture(one, f"the facts of rank {rank}")
+                decoded = self._decoded.setdefault(rank, DecodedSections())
+                capture = unpack_capture(one, f"the facts of rank {rank}", decoded)
             except MalformedMessage:
                 continue
             found += [(capture.created, member) for member in capture.members[:1]]
