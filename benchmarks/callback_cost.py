@@ -140,6 +140,8 @@ class Turns:
                 setattr(owner, name, replacement)
             else:
                 vars(owner).pop(name, None)
+        loop = self.trainer.fit_loop
+        loop._data_fetcher._start_profiler = loop.epoch_loop._on_before_fetch  # it keeps the method of its start
         run.telemetry.loaders.close()
         if on:
             run.telemetry.loaders.open()
