@@ -1749,3 +1749,21 @@ def test_a_page_says_that_a_launch_file_is_for_one_gpu(tmp_path, page, severity)
     text = "import torch\nmodel = torch.nn.DataParallel(Net())\nfor x in loader:\n    model(x).sum().backward()\n"
     files = {"train.py": text, "run.sh": "#!/bin/bash\npython train.py --lr 3\n", "README.md": f"{page}\n"}
     assert found(tmp_path, files) == [("CODE009", severity)]
+
+
+@pytest.mark.parametrize(
+    ("command", "severity"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0 sh scripts/run.sh", "info"),
+        ("CUDA_VISIBLE_DEVICES=0,1 sh scripts/run.sh", "warning"),
+        ("sh scripts/run.sh", "warning"),
+        ("CUDA_VISIBLE_DEVICES=0 sh scripts/run.sh\nbash scripts/run.sh", "warning"),
+    ],
+)
+@pytest.mark.parametrize("is_module", [False, True])
+def test_a_launch_file_that_is_started_with_one_gpu(tmp_path, command, severity, is_module):
+    text = "import torch\n\ndef fit():\n    model = torch.nn.DataParallel(Net())\n    model(x).sum().backward()\n"
+    main = "from fit import fit\n\nif __name__ == '__main__':\n    fit()\n"
+    files = {"fit.py": text, "main.py": main} if is_module else {"main.py": f"{text}\nfit()\n"}
+    files |= {"scripts/run.sh": "python3 main.py --lr 3\n", "README.md": f"```bash\n{command}\n```\n"}
+    assert found(tmp_path, files) == [("CODE009", severity)]

@@ -9,7 +9,9 @@ from pathlib import PurePath
 
 from doctor.core.text import joined_lines
 from doctor.lint.python.project.settings.option_values import given_in_commands, lists_one
-from doctor.lint.python.script import Script, last_name, per_script
+from doctor.lint.python.project.starts.launch_counts import programs_of
+from doctor.lint.python.project.unreached import is_program
+from doctor.lint.python.script import ProjectModules, Script, last_name, per_script
 from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER, has_one_rank
 
 _ASKS_FOR_RANKS = re.compile(r"distributed|\bddp\b|multi_?gpu|world_?size|n_?gpus?|num_gpus|device_count|nprocs")
@@ -93,18 +95,26 @@ def _is_constant_of(script: Script, module: str, name: str) -> bool:
 
 
 def _is_started_with_one(script: Script) -> bool:
-    """Whether the project shows commands that start a script, and all of them leave one GPU visible, or are in a job
-    that asks for one."""
-    modules, name = script.modules, PurePath(script.path).name
+    """Whether the project shows commands that start a script, or each program that imports a module, and all of them
+    leave one GPU visible, or are in a job that asks for one."""
+    modules = script.modules
     if modules is None or not script.location:
         return False
+    programs = [script.path] if is_program(script) else programs_of(modules, script.path)
+    pages = list(modules.pages(script.location))
+    return bool(programs) and all(_is_shown_with_one(modules, one, pages) for one in programs)
+
+
+def _is_shown_with_one(modules: ProjectModules, path: str, pages: list[str]) -> bool:
+    name = PurePath(path).name
     started = re.compile(
         rf"\bpython[\d.]*[\"']?(?:[ \t]+|,[ \t]*)(?:-\w[ \t]+)*[\"']?(?:[\w./${{}}-]*/)?{re.escape(name)}(?![\w.])"
     )
-    pages = list(modules.pages(script.location))
     found = []
     for shown_at, text in (*modules.mentioning(name, launches=True), *(("", page) for page in pages)):
-        is_for_one = bool(shown_at) and _is_for_one_gpu(PurePath(shown_at).name, pages)
+        is_for_one = bool(shown_at) and (
+            _is_for_one_gpu(PurePath(shown_at).name, pages) or _sees_one_gpu(modules, shown_at, pages)
+        )
         exported = "0" if is_for_one or set(_gpus_of_job(text)) == {"1"} else ""
         for line in joined_lines(text):
             shown = _SHOWS.search(line) or _OF_CONTAINER.search(line)
@@ -113,6 +123,20 @@ def _is_started_with_one(script: Script) -> bool:
             elif shown and line.lstrip().startswith("export"):
                 exported = shown["devices"]
     return bool(found) and all(map(_ONE_GPU.match, found))
+
+
+def _sees_one_gpu(modules: ProjectModules, launch: str, pages: Iterable[str]) -> bool:
+    """Whether the project shows commands that start a launch file, and each of them lets it see one GPU:
+    ``CUDA_VISIBLE_DEVICES=0 sh scripts/run.sh``."""
+    name = PurePath(launch).name
+    named = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
+    others = (text for shown, text in modules.mentioning(name) if shown != launch)
+    lines = [line for text in (*others, *pages) for line in joined_lines(text) if named.search(line)]
+    starts = [
+        line for line in lines if re.search(rf"(?:\b(?:sh|bash|source)[ \t]+|\./)[\w./-]*{re.escape(name)}", line)
+    ]
+    shown = [_SHOWS.search(line) for line in starts]
+    return bool(shown) and all(one is not None and _ONE_GPU.match(one["devices"]) for one in shown)
 
 
 def _is_for_one_gpu(launch: str, pages: Iterable[str]) -> bool:

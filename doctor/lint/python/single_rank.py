@@ -207,13 +207,25 @@ def _goes_elsewhere(script: Script, asked: list[_Asked], call: ast.Call) -> bool
 
 
 def _is_in_turns(script: Script, outer: ast.AST, inner: ast.AST) -> bool:
-    """``if rank != 0: barrier()`` above it in its block: rank 0 comes first, and the others find its result."""
+    """``if rank != 0: barrier()`` above it in its block: rank 0 comes first, and the others find its result. A device may
+    stand for the rank: ``if gpu != 0: barrier()``."""
     blocks = (getattr(outer, name, None) for name in ("body", "orelse"))
     block: list[ast.AST] = next((one for one in blocks if isinstance(one, list) and inner in one), [inner])
     return any(
-        isinstance(one, ast.If) and is_rank_test(script, one.test) and _waits(script, one)
+        isinstance(one, ast.If)
+        and (is_rank_test(script, one.test) or _is_device_test(script, one))
+        and _waits(script, one)
         for one in block[: block.index(inner)]
     )
+
+
+def _is_device_test(script: Script, branch: ast.If) -> bool:
+    """``if gpu != 0:``, with a number of a device by which a script distinguishes its ranks."""
+    test = branch.test
+    is_compared = isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], (ast.NotEq, ast.Gt))
+    is_left_out = is_compared and isinstance(test, ast.Compare) and script.value(test.comparators[0]) == 0
+    asked = test.left if is_left_out and isinstance(test, ast.Compare) else test
+    return not branch.orelse and _DEVICES.search(last_name(asked)) is not None
 
 
 def _waits(script: Script, branch: ast.If) -> bool:

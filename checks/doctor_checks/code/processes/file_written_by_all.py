@@ -134,6 +134,11 @@ _OPTIMIZES = re.compile(r"optim|[Tt]rainer|train_one_epoch|\.train\(|\btrain\(",
         fails("where it says several", _script("if args.dist == 'on':\n        np.save('a.npy', predictions)  # !")),
         passes("one after the other", _script("with FileLock('a.lock'):\n        np.save('a.npy', predictions)")),
         passes("a cache that rank 0 makes first, while the others wait", _CACHED),
+        passes("a cache that the process of GPU 0 makes first", _CACHED_BY_DEVICE),
+        fails(
+            "a cache that all make at the same time",
+            _CACHED_BY_DEVICE.replace("gpu != 0", "args.waits").replace('"wb") as file:', '"wb") as file:  # !'),
+        ),
         passes(
             "in a function that returns where the rank is not 0",
             _script(
@@ -997,3 +1002,9 @@ def main(args):
 
 main(parse())
 """
+_CACHED_BY_DEVICE: str = (
+    _CACHED.replace("main(args)", "main(gpu, args)")
+    .replace("args.local_rank not in (-1, 0)", "gpu != 0")
+    .replace("args.local_rank == 0", "gpu == 0")
+    .replace("main(parse())", "torch.multiprocessing.spawn(main, args=(parse(),), nprocs=4)")
+)
