@@ -207,8 +207,8 @@ def _goes_elsewhere(script: Script, asked: list[_Asked], call: ast.Call) -> bool
 
 
 def _is_in_turns(script: Script, outer: ast.AST, inner: ast.AST) -> bool:
-    """``if rank != 0: barrier()`` above it in its block: rank 0 comes first, and the others find its result. A device may
-    stand for the rank: ``if gpu != 0: barrier()``."""
+    """``if rank != 0: barrier()`` above it in its block: rank 0 comes first, and the others find its result. The number
+    of a device may be asked for instead: ``if gpu != 0: barrier()``."""
     blocks = (getattr(outer, name, None) for name in ("body", "orelse"))
     block: list[ast.AST] = next((one for one in blocks if isinstance(one, list) and inner in one), [inner])
     return any(
