@@ -1767,3 +1767,57 @@ def test_a_launch_file_that_is_started_with_one_gpu(tmp_path, command, severity,
     files = {"fit.py": text, "main.py": main} if is_module else {"main.py": f"{text}\nfit()\n"}
     files |= {"scripts/run.sh": "python3 main.py --lr 3\n", "README.md": f"```bash\n{command}\n```\n"}
     assert found(tmp_path, files) == [("CODE009", severity)]
+
+
+_OF_SHARES = """\
+import lightning as L
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+
+class Data(L.LightningDataModule):
+    def test_dataloader(self):
+        if dist.is_initialized():
+            sampler = DistributedSampler(self.test_set)
+            return DataLoader(self.test_set, self.batch_size, sampler=sampler, drop_last=True)
+        return DataLoader(self.test_set, self.batch_size)
+"""
+_BY_HYDRA = """\
+import hydra
+
+@hydra.main(config_path="configs", config_name="train.yaml")
+def main(cfg):
+    hydra.utils.instantiate(cfg.trainer).fit(model, hydra.utils.instantiate(cfg.data))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, ["info"]),
+        ({"configs/trainer/gpu.yaml": "defaults:\n  - default\n\ndevices: 4\n"}, ["warning"]),
+        ({"configs/exp/large.yaml": "defaults:\n  - override /trainer: ddp\n"}, ["warning"]),
+        ({"configs/exp/large.yaml": "trainer:\n  devices: 8\n"}, ["warning"]),
+        ({"configs/exp/large.yaml": "trainer:\n  max_epochs: 8\n"}, ["info"]),
+        ({"README.md": "    python train.py trainer=ddp\n"}, ["warning"]),
+        ({"README.md": "    python train.py trainer.devices=4\n"}, ["warning"]),
+        ({"README.md": "    python train.py trainer=gpu\n"}, ["info"]),
+        ({"run.sh": "srun python train.py trainer=gpu\n"}, ["warning"]),
+    ],
+)
+def test_a_selected_trainer_with_one_device(tmp_path, more, expected):
+    (tmp_path / ".git").mkdir()
+    files = {
+        "data.py": _OF_SHARES,
+        "train.py": _BY_HYDRA,
+        "configs/train.yaml": "defaults:\n  - _self_\n  - trainer: gpu.yaml\n  - data: mine\n",
+        "configs/data/mine.yaml": "_target_: data.Data\nbatch_size: 64\n",
+        "configs/trainer/default.yaml": "_target_: lightning.Trainer\naccelerator: cpu\ndevices: 1\n",
+        "configs/trainer/gpu.yaml": "defaults:\n  - default\n\naccelerator: gpu\n",
+        "configs/trainer/ddp.yaml": "defaults:\n  - default\n\nstrategy: ddp\ndevices: 4\n",
+    }
+    book = Rulebook(tuple(one for one in builtin_rules() if one.id == "CODE015"))
+    hits = severities_in(tmp_path, {**files, **more}, book, preview=True)
+    assert [severity for _, severity in hits] == expected

@@ -203,6 +203,21 @@ def test_a_configuration_that_nothing_names_may_not_be_in_use(tmp_path, files, s
     assert found(tmp_path, {**PROGRAMS, "conf/zero2_offload.json": OFFLOADS, **files}) == [("CODE035", severity)]
 
 
+@pytest.mark.parametrize(
+    ("page", "severity"),
+    [
+        ("├── conf\n│   └── both.yaml   # of Accelerate\n", "info"),
+        ("|-- conf\n|   |-- both.yaml\n", "info"),
+        ("    accelerate launch --config_file conf/both.yaml train.py\n", "error"),
+    ],
+)
+def test_a_refused_configuration_that_no_job_reads(tmp_path, page, severity):
+    (tmp_path / ".git").mkdir()
+    both = "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nmixed_precision: bf16\n"
+    both += "deepspeed_config:\n  deepspeed_config_file: ds.json\n"
+    assert found(tmp_path, {**PROGRAMS, "conf/both.yaml": both, "README.md": page}) == [("CODE035", severity)]
+
+
 def test_a_configuration_of_a_part_of_a_project_may_be_in_use(tmp_path):
     (tmp_path / ".git").mkdir()
     files = {**PROGRAMS, "conf/zero2_offload.json": OFFLOADS}

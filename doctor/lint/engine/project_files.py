@@ -54,6 +54,8 @@ _JOINS = re.compile(
 """Words of programs that are for several ranks, or may be: of PyTorch, and of libraries that create the group."""
 _ADDS_TO_PATH = re.compile(r"^[^#\n]*(?:\bsys\.path\b|PYTHONPATH|addsitedir|pip3? install (?:-e|\.))", re.MULTILINE)
 _OWN_FOLDER = re.compile(r"getcwd\(\)|__file__|[\"']\.{1,2}/?[\"']")
+_ENTRY_OF_TREE = re.compile(r"^[ \t]*(?:[│|][ \t]*)*(?:[├└│]|\|--|\+--|`--).*$", re.MULTILINE)
+"""A line of a page that shows the files of a project as a tree."""
 _STAR = re.compile(r"^[ \t]*from[ \t]+(?P<module>[.\w]+)[ \t]+import[ \t]+\*", re.MULTILINE)
 _MOST_STARS = 3
 """Modules in a row that give all names of another one."""
@@ -499,12 +501,13 @@ class ProjectFiles:
         return is_root(target.root) and not self.is_one_file
 
     def is_unnamed(self, shown: str) -> bool:
-        """Whether all of a repository is linted, and no other file, page or notebook in it has the name of a file."""
+        """Whether all of a repository is linted, and no other file, page or notebook in it has the name of a file, but
+        for a tree of its files."""
         target, stem = self._shown.get(shown), PurePath(shown).stem
         if target is None or target.is_named or not is_root(target.root) or self.is_one_file:
             return False
         word = re.compile(rf"(?<![\w-]){re.escape(stem)}(?![\w-])")
-        return not any(map(word.search, self.texts_with(shown, stem)))
+        return not any(word.search(_ENTRY_OF_TREE.sub("", text)) for text in self.texts_with(shown, stem))
 
     def texts_with(self, shown: str, word: str) -> Iterator[str]:
         """The texts of other files, notebooks and pages that have a word, for the file that is shown by this path."""

@@ -223,7 +223,7 @@ def configuration_contradicts_itself(file: Manifest) -> Iterator[Violation]:
                 found.claim,
                 fix=found.fix,
                 # Nothing shows that a job reads it
-                severity=None if found.is_refused else Severity.INFO if is_unnamed else Severity.WARNING,
+                severity=Severity.INFO if is_unnamed else None if found.is_refused else Severity.WARNING,
                 confidence=found.confidence,
                 evidence=(
                     ("configuration_of", config.kind),

@@ -29,6 +29,7 @@ from doctor.lint.python.project.settings.options import (
     switch_off_by_default,
 )
 from doctor.lint.python.project.starts.console_starts import is_shown_as_one
+from doctor.lint.python.project.starts.hydra_trainers import has_trainer_of_one
 from doctor.lint.python.project.starts.launch_counts import (
     LAUNCHERS,
     STARTS_RANKS,
@@ -439,7 +440,8 @@ def _statements_beside(script: Script, node: ast.AST) -> Iterator[ast.stmt]:
 @per_script
 def is_made_for_one(script: Script) -> bool:
     """Whether a script is used with one process, as far as its project shows, though it may run with more: its only
-    Accelerator is one of the CPU, or the launchers that start it in the project's files get one process each."""
+    Accelerator is one of the CPU, or the launchers that start it in the project's files get one process each, or its
+    configurations select a Trainer with one device."""
     accelerators = list(script.calls(ACCELERATOR))
     if accelerators and all(script.value(script.argument(one, "cpu")) is True for one in accelerators):
         return True
@@ -454,7 +456,7 @@ def is_made_for_one(script: Script) -> bool:
         return True
     if script.modules is None or STARTS_RANKS.search(script.text):
         return False
-    return is_started_as_one(script) or is_shown_as_one(script)
+    return is_started_as_one(script) or is_shown_as_one(script) or has_trainer_of_one(script)
 
 
 _SPAWNS = {
