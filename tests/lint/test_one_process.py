@@ -1821,3 +1821,42 @@ def test_a_selected_trainer_with_one_device(tmp_path, more, expected):
     book = Rulebook(tuple(one for one in builtin_rules() if one.id == "CODE015"))
     hits = severities_in(tmp_path, {**files, **more}, book, preview=True)
     assert [severity for _, severity in hits] == expected
+
+
+_SPAWNS_PER_HOST = """\
+import argparse
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from other import build, fit
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(gpu, args):
+    dist.init_process_group("nccl", world_size=args.nodes * args.gpus, rank=args.host * args.gpus + gpu)
+    model = DDP(build())
+    fit(model, torch.optim.SGD(model.parameters(), 0.1))
+    torch.save(model.state_dict(), "last.pt")
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--nodes", type=int, default=4)
+parser.add_argument("--host", type=int, default=0)
+parser.add_argument("--gpus", type=int, default=1)
+args = parser.parse_args()
+mp.spawn(train, nprocs=args.gpus, args=(args,))
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "severity"),
+    [
+        ("    python spawns.py --host 2\n", "info"),
+        ("    python spawns.py --host 2 --gpus 8\n", "warning"),
+    ],
+)
+def test_one_rank_on_each_host_has_a_folder_of_its_own(tmp_path, page, severity):
+    files = {
+        "spawns.py": _SPAWNS_PER_HOST,
+        "README.md": page,
+        "other.py": "def build(): pass\n\ndef fit(*args): pass\n",
+    }
+    assert found(tmp_path, files) == [("CODE029", severity)]

@@ -37,10 +37,15 @@ _WHOLE_BATCHES = re.compile(
 )
 """Files whose kernels or pipelines need full batches in evaluation too, whose ranks synchronize in each forward pass,
 or whose loss or metric compares the samples of a batch, so that its value depends on their number."""
-_DECIDES = re.compile(
-    r"best|early_?stop|should_stop|patience|plateau|monitor|accura|(?:\b|_)acc(?:s|\d)?(?:\b|_)|\btop_?[15k]|f1|\bauc|"
+_METRICS = re.compile(
+    r"accura|(?:\b|_)acc(?:s|\d)?(?:\b|_)|\btop_?[15k]|f1|\bauc|"
     r"auroc|bleu|rouge|psnr|ssim|\bdice|\bm?iou|precision_|recall|perplex|\bppl|score|error_?rate|\b[cw]er\b|"
     r"\bm[as]e\b|rmse|pearson|spearman|lowest|confusion",
+    re.IGNORECASE,
+)
+"""Words of metrics that are reported."""
+_DECIDES = re.compile(
+    rf"best|early_?stop|should_stop|patience|plateau|monitor|{_METRICS.pattern}",
     re.IGNORECASE,
 )
 """Words of files that select something by an evaluation, or compute metrics that are reported."""
@@ -155,6 +160,21 @@ _DECIDES = re.compile(
             "a loss that compares the samples of a batch",
             _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)", "loss = InfoNCE()"),
         ),
+        passes("a validation whose mean loss is all that is computed", _VALIDATES),
+        fails(
+            "one that counts what is right",
+            _VALIDATES.replace("loss += model(x)", "accuracy += count(model(x))").replace("=True)", "=True)  # !"),
+        ),
+        fails(
+            "a test whose mean loss is reported",
+            _VALIDATES.replace("val_loader", "test_loader").replace("=True)", "=True)  # !"),
+        ),
+        fails(
+            "a validation by a function that is unknown",
+            _VALIDATES.replace("for x in val_loader", "report(val_loader)\n    for x in val_loader").replace(
+                "=True)", "=True)  # !"
+            ),
+        ),
         passes("one sample a batch", _script("DataLoader(test_set, sampler=shares, drop_last=True)")),
         passes(
             "the samplers' rest by itself",
@@ -199,8 +219,10 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
             yield Violation(
                 loader.call,
                 f"{loader.title} drops up to {batch} on each rank (drop_last=True)",
-                # A few samples of a validation set, or a mean that is logged
-                severity=Severity.INFO if _costs_little(script, loader) or _only_logs(script, loader.call) else None,
+                # A few samples of a validation set, or a mean that is logged, or selects a checkpoint
+                severity=Severity.INFO
+                if _costs_little(script, loader) or _only_logs(script, loader.call) or _is_for_loss(script, loader)
+                else None,
             )
     for call in script.calls(SAMPLER):
         data = script.argument(call, "dataset", 0)
@@ -229,6 +251,54 @@ def _only_logs(script: Script, loader: ast.Call) -> bool:
     return not any(_DECIDES.search(text) for text in (script.text, *texts))
 
 
+_SELECTING = re.compile(
+    r"^_*(?:val|valid|validation|dev|eval)(?:_|$)|_(?:val|valid|validation|dev|eval)(?:_|$)", re.IGNORECASE
+)
+_PASSES_ON = frozenset(
+    {"enumerate", "tqdm", "trange", "len", "iter", "next", "print", "zip", "range", "prepare", "cycle"}
+)
+"""Functions that are handed a loader, and compute nothing."""
+
+
+def _is_for_loss(script: Script, loader: LoaderCall) -> bool:
+    """Whether all that the project computes over a loader for validation are losses, by the words of the loops over it
+    and of the functions that it is handed to: their mean selects a checkpoint at most."""
+    name, modules = loader.name, script.modules
+    if not name.isidentifier() or not _SELECTING.search(name):
+        return False
+    texts = {script.path: script.text}
+    texts |= {shown: text for shown, text in modules.mentioning(name) if shown.endswith(".py")} if modules else {}
+    blocks = [block for text in texts.values() for block in _computed_over(name, text, _texts_near(script, text))]
+    return bool(blocks) and all("loss" in one.lower() and not _METRICS.search(one) for one in blocks)
+
+
+def _texts_near(script: Script, text: str) -> Iterator[str]:
+    """The text itself, and those of the project that a script imports."""
+    yield text
+    yield from script.modules.texts_around(script.location) if script.modules is not None else ()
+
+
+def _computed_over(name: str, text: str, others: Iterator[str]) -> Iterator[str]:
+    """The bodies of the loops over a loader, also by another name (``bar = tqdm(self.val_loader)``), and those of the
+    functions that it is handed to; a text without a word if one of these is unknown."""
+    known = list(others)
+    bound = {
+        one[1] for one in re.finditer(rf"^[ \t]*(\w+) = (?:tqdm\()?(?:self\.)?{name}\b(?![(.\[])", text, re.MULTILINE)
+    }
+    loader = rf"(?<![\w.])(?:(?:self\.)?{name}|{'|'.join(bound) or name})\b"
+    loops = re.compile(rf"^([ \t]*)for\b[^\n]*\bin\b[^\n]*{loader}[^\n]*:[^\n]*\n({_BLOCK})", re.MULTILINE)
+    yield from (one[2] for one in loops.finditer(text))
+    handed = {one[1] for one in re.finditer(rf"(?<!def )\b(\w+)\([^()]*{loader}(?!\s*=[^=])", text)}
+    for function in handed - _PASSES_ON:
+        if any(f"class {function}" in one and f"self.{name}" in one for one in (text, *known)):
+            continue  # its loops are over that attribute
+        body = re.compile(rf"^([ \t]*)def {function}\((?:[^\n]*\n)+?({_BLOCK})", re.MULTILINE)
+        bodies = [found[2] for one in known for found in body.finditer(one)]
+        yield from bodies or ("",)
+
+
+_BLOCK = r"(?:\1[ \t]+[^\n]*(?:\n|$)|[ \t]*\n)+"
+"""The indented lines below one that the first group begins."""
 _EVALUATES = re.compile(r"\.eval\(\)|\bno_grad\b|\binference_mode\b")
 
 
@@ -435,3 +505,8 @@ def get_val_loader(folder, options):
 
 torch.distributed.init_process_group("nccl")
 """
+_VALIDATES: str = (
+    _script("0", "val_loader = DataLoader(val_set, 64, sampler=shares, drop_last=True)")
+    + "best = 9\nfor epoch in range(9):\n    loss = 0\n    for x in val_loader:\n        loss += model(x).item()\n"
+    "    best = min(best, loss)\n"
+)

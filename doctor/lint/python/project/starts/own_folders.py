@@ -6,6 +6,7 @@ import ast
 import re
 from pathlib import PurePath
 
+from doctor.lint.python.project.left_defaults import shown_numbers
 from doctor.lint.python.project.starts.launch_counts import is_nearest
 from doctor.lint.python.script import Script, per_script
 
@@ -28,7 +29,20 @@ _PER_POD = re.compile(r"\b(?:nprocPerNode|numProcPerNode|nproc[_-]per[_-]node)\b
 
 def has_folder_of_its_own(script: Script, at: ast.AST) -> bool:
     """Whether each rank that reaches a place writes into a folder that no other one has."""
-    return _RANK_PER_HOST.search(script.text) is not None or _is_in_pods(script, _path_at(script, at))
+    if _RANK_PER_HOST.search(script.text) is not None or _spawns_one(script):
+        return True
+    return _is_in_pods(script, _path_at(script, at))
+
+
+@per_script
+def _spawns_one(script: Script) -> bool:
+    """Whether a program of a project spawns one rank on each host, by all numbers that the project shows:
+    ``mp.spawn(train, nprocs=args.gpus)`` with ``--gpus``, which is 1 by default and given nowhere."""
+    if script.modules is None or script.modules.is_one_file:
+        return False
+    spawned = list(script.calls("torch.multiprocessing.spawn"))
+    counts = [script.argument(one, "nprocs", 2) for one in spawned]
+    return bool(counts) and all(one is not None and shown_numbers(script, one) == {1} for one in counts)
 
 
 def _path_at(script: Script, at: ast.AST) -> str:
