@@ -603,6 +603,12 @@ class Job:
 
 Job(*read()).run(build())
 """
+OVER_VALIDATION = (
+    "bar = tqdm(self.val_loader)\n        for x in bar:\n            {adds}\n        best = min(best, total_loss)"
+)
+REPORTED = "\n        report(self.val_loader)"
+VALIDATED = "from other import measure\n        best = min(best, measure(model, self.val_loader))"
+MEASURES = "def measure(model, loader):\n    for x in loader:\n        {adds}\n    return total_loss\n"
 DECLARES_SIZE = "def sizes(parser):\n    parser.add_argument('--val_size', type=int, default={})\n"
 
 
@@ -616,6 +622,12 @@ DECLARES_SIZE = "def sizes(parser):\n    parser.add_argument('--val_size', type=
         ("args.val_size", "best = score(self.val_loader)", {"a.py": DECLARES_SIZE.format(64)}, ["warning"]),
         ("64", "with torch.no_grad(): log(sum(map(model, self.val_loader)))", {}, ["info"]),
         ("64", "with torch.no_grad(): log_accuracy(map(model, self.val_loader))", {}, ["warning"]),
+        ("64", OVER_VALIDATION.format(adds="total_loss += model(x)"), {}, ["info"]),
+        ("64", OVER_VALIDATION.format(adds="accuracy += is_right(model(x))"), {}, ["warning"]),
+        ("64", OVER_VALIDATION.format(adds="total_loss += model(x)") + REPORTED, {}, ["warning"]),
+        ("64", VALIDATED, {"other.py": MEASURES.format(adds="total_loss += model(x)")}, ["info"]),
+        ("64", VALIDATED, {"other.py": MEASURES.format(adds="bleu += model(x)")}, ["warning"]),
+        ("64", VALIDATED, {"other.py": "def another(loader):\n    pass\n"}, ["warning"]),
     ],
 )
 def test_what_depends_on_the_samples_that_an_evaluation_drops(tmp_path, size, reads, files, expected):

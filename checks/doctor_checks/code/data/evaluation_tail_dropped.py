@@ -160,21 +160,6 @@ _DECIDES = re.compile(
             "a loss that compares the samples of a batch",
             _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)", "loss = InfoNCE()"),
         ),
-        passes("a validation whose mean loss is all that is computed", _VALIDATES),
-        fails(
-            "one that counts what is right",
-            _VALIDATES.replace("loss += model(x)", "accuracy += count(model(x))").replace("=True)", "=True)  # !"),
-        ),
-        fails(
-            "a test whose mean loss is reported",
-            _VALIDATES.replace("val_loader", "test_loader").replace("=True)", "=True)  # !"),
-        ),
-        fails(
-            "a validation by a function that is unknown",
-            _VALIDATES.replace("for x in val_loader", "report(val_loader)\n    for x in val_loader").replace(
-                "=True)", "=True)  # !"
-            ),
-        ),
         passes("one sample a batch", _script("DataLoader(test_set, sampler=shares, drop_last=True)")),
         passes(
             "the samplers' rest by itself",
@@ -505,8 +490,3 @@ def get_val_loader(folder, options):
 
 torch.distributed.init_process_group("nccl")
 """
-_VALIDATES: str = (
-    _script("0", "val_loader = DataLoader(val_set, 64, sampler=shares, drop_last=True)")
-    + "best = 9\nfor epoch in range(9):\n    loss = 0\n    for x in val_loader:\n        loss += model(x).item()\n"
-    "    best = min(best, loss)\n"
-)
