@@ -1860,3 +1860,87 @@ def test_one_rank_on_each_host_has_a_folder_of_its_own(tmp_path, page, severity)
         "other.py": "def build(): pass\n\ndef fit(*args): pass\n",
     }
     assert found(tmp_path, files) == [("CODE029", severity)]
+
+
+_REAL_OR_MADE_UP = """\
+import argparse
+import torch
+import torch.distributed as dist
+import torchvision
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+class RandomData(Dataset):
+    def __getitem__(self, index):
+        return torch.rand(3, 32, 32), 0
+
+    def __len__(self):
+        return 50000
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--use_cifar", action="store_true")
+args = parser.parse_args()
+dist.init_process_group("nccl")
+model = DDP(torch.nn.Linear(9, 9))
+if args.use_cifar:
+    data = torchvision.datasets.CIFAR10("data", download=True)
+else:
+    data = RandomData()
+sampler = DistributedSampler(data)
+loader = DataLoader(data, 8, sampler=sampler)
+for epoch in range(9):
+    for x, y in loader:
+        model(x).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("    torchrun --nproc_per_node=4 real.py\n", [("CODE029", "info")]),
+        ("    torchrun --nproc_per_node=4 real.py --use_cifar\n", [("CODE011", "warning"), ("CODE029", "warning")]),
+    ],
+)
+def test_real_data_that_nothing_asks_for(tmp_path, page, expected):
+    files = {"real.py": _REAL_OR_MADE_UP, "README.md": page, "other.py": "import torch\n"}
+    assert found(tmp_path, files) == expected
+
+
+_OF_NUMBERS = """\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+class {name}(Dataset):
+    def __init__(self, depth=9, {given}=4):
+        super().__init__()
+        self.depth, self.kept = depth, {given}
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return {item}
+
+dist.init_process_group("nccl")
+model = DDP(torch.nn.Linear(9, 9))
+sampler = DistributedSampler({name}())
+loader = DataLoader({name}(), 8, sampler=sampler)
+for epoch in range(9):
+    for x in loader:
+        model(x).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "item", "expected"),
+    [
+        ("MockData", "data_size", "torch.full((1, self.depth), index)", []),
+        ("Numbers", "data_size", "torch.full((1, self.depth), index)", [("CODE011", "warning")]),
+        ("MockData", "rows", "torch.full((1, self.depth), index)", [("CODE011", "warning")]),
+        ("MockData", "data_size", "torch.full((1, 9), read(index))", [("CODE011", "warning")]),
+    ],
+)
+def test_the_order_of_data_that_is_made_up(tmp_path, name, given, item, expected):
+    assert found(tmp_path, {"train.py": _OF_NUMBERS.format(name=name, given=given, item=item)}) == expected

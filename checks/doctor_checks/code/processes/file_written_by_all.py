@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import belongs_to_lightning, words_behind
+from doctor.lint.python.project.settings.options import is_switched_off
 from doctor.lint.python.project.starts.launch_counts import lines_naming
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import FunctionNode, last_name
@@ -368,7 +369,7 @@ def _downloaded(script: Script) -> Iterator[Violation]:
             yield Violation(
                 call,
                 f"All ranks download {script.text_of(call.func)} into the same folder at the same time",
-                severity=Severity.WARNING,
+                severity=Severity.INFO if is_switched_off(script, call) else Severity.WARNING,
                 fix="Download in `prepare_data()`, which Lightning calls in one process per host (per job with "
                 "`self.prepare_data_per_node = False`, for a shared folder), and open the dataset with "
                 "`download=False`."

@@ -7,20 +7,25 @@ import re
 from collections.abc import Iterator
 
 from doctor.lint.python.project.imported_functions import ModuleSummary
+from doctor.lint.python.project.settings.options import is_switched_off
 from doctor.lint.python.script import Script, per_script
 from doctor.lint.python.value_flow import origins, part_of
 
 _DRAWS = re.compile(r"^(?:torch|numpy\.random|random)\.(?:rand\w*|normal|uniform|integers|standard_normal)$")
 _COMPUTES = re.compile(r"^(?:torch|numpy|random|math)\.(?!load|hub|jit|from_?file|fromfile|memmap|genfromtxt)")
 _FILLS = re.compile(r"^torch\.(?:arange|zeros|ones|full|linspace|eye)$")
+_MADE_UP = re.compile(r"mock|dummy|fake|synthetic|random|toy", re.IGNORECASE)
+"""Words of names of classes for data that a program makes up."""
 _BUILTINS = frozenset({"abs", "float", "int", "len", "list", "max", "min", "range", "round", "sum", "super", "tuple"})
 
 
 def is_random(script: Script, dataset: ast.expr) -> bool:
     """Whether all values that a dataset may be are instances of classes, of the file or of another module of the
-    project, whose items are drawn at random."""
+    project, whose items are drawn at random; but for those in the branch of a switch that is off by default, and which
+    nothing in the project turns on: ``if args.use_cifar:``."""
     made = list(_objects(script, dataset))
-    return bool(made) and all(_is_of_random_class(script, one) for one in made)
+    used = [one for one in made if not is_switched_off(script, one)]
+    return bool(used) and all(_is_of_random_class(script, one) for one in used)
 
 
 def _objects(script: Script, dataset: ast.expr) -> Iterator[ast.expr]:
@@ -62,12 +67,30 @@ def _draws_its_items(script: Script, owner: ast.ClassDef) -> bool:
     getter = script.bindings.methods.get((owner.name, "__getitem__"))
     if getter is None or not all(map(_is_computed, _names_of_calls(script, owner))):
         return False
+    if _MADE_UP.search(owner.name) and _makes_up(script, owner):
+        return True
     entries = [one.value for one in script.inside(getter, ast.Subscript) if isinstance(one.value, ast.Attribute)]
     read = [values for one in entries if (values := script.values_of(one))]
     if len(read) < len(entries):
         return False
     drawn = (any(_draws(script, value) or _is_repeated(value) for value in values) for values in read)
     return all(drawn) if read else _draws(script, getter)
+
+
+_MAKES_TENSORS = re.compile(r"^(?:torch|numpy)\.(?:full|zeros|ones|arange|eye|linspace|tensor|rand\w*|normal)\w*$")
+_IS_SIZE = re.compile(
+    r"size|len|num|n_|^n$|dim|shape|depth|width|height|channel|class|seed|count|vocab|seq", re.IGNORECASE
+)
+
+
+def _makes_up(script: Script, owner: ast.ClassDef) -> bool:
+    """Whether a class makes tensors of numbers alone: it calls nothing that may read a file, and ``__init__`` takes
+    sizes, by their names."""
+    calls = {script.name(one.func) or ast.unparse(one.func) for one in ast.walk(owner) if isinstance(one, ast.Call)}
+    made = script.bindings.methods.get((owner.name, "__init__"))
+    given = [one.arg for one in (*made.args.args[1:], *made.args.kwonlyargs)] if made is not None else []
+    is_computed = all(map(_is_computed, calls - {"print"})) and any(map(_MAKES_TENSORS.match, calls))
+    return is_computed and all(map(_IS_SIZE.search, given))
 
 
 def _holds_given(script: Script, owner: ast.ClassDef, made: ast.Call) -> bool:

@@ -42,6 +42,19 @@ def switch_off_by_default(script: Script, test: ast.expr) -> str:
     return f"--{name}" if is_off and not _is_asked_for(script, name, spelled) else ""
 
 
+def is_switched_off(script: Script, node: ast.AST) -> bool:
+    """Whether a part of a program in a project is in the branch of a switch that is off by default and that nothing
+    there turns on: ``if args.use_cifar:``."""
+    if script.modules is None or script.modules.is_one_file:
+        return False
+    inner = node
+    for outer in script.around(node):
+        if isinstance(outer, ast.If) and inner in outer.body and switch_off_by_default(script, outer.test):
+            return True
+        inner = outer
+    return False
+
+
 def _turned_off_by(script: Script, test: ast.expr) -> str:
     """The option that turns off what a test asks for, if it is on by default and no launch file or page of the project
     turns it off: ``--no_repeated_aug``; empty otherwise."""
