@@ -1940,6 +1940,8 @@ for epoch in range(9):
         ("Numbers", "data_size", "torch.full((1, self.depth), index)", [("CODE011", "warning")]),
         ("MockData", "rows", "torch.full((1, self.depth), index)", [("CODE011", "warning")]),
         ("MockData", "data_size", "torch.full((1, 9), read(index))", [("CODE011", "warning")]),
+        ("Numbers", "data_size", "torch.rand(1, self.depth)", []),
+        ("Numbers", "data_size", "load_image(index) + torch.rand(1, self.depth)", [("CODE011", "warning")]),
     ],
 )
 def test_the_order_of_data_that_is_made_up(tmp_path, name, given, item, expected):

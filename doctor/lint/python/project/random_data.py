@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from doctor.lint.python.project.imported_functions import ModuleSummary
 from doctor.lint.python.project.settings.options import is_switched_off
-from doctor.lint.python.script import Script, per_script
+from doctor.lint.python.script import Script, last_name, per_script
 from doctor.lint.python.value_flow import origins, part_of
 
 _DRAWS = re.compile(r"^(?:torch|numpy\.random|random)\.(?:rand\w*|normal|uniform|integers|standard_normal)$")
@@ -65,7 +65,7 @@ def random_datasets(script: Script) -> frozenset[str]:
 
 def _draws_its_items(script: Script, owner: ast.ClassDef) -> bool:
     getter = script.bindings.methods.get((owner.name, "__getitem__"))
-    if getter is None or not all(map(_is_computed, _names_of_calls(script, owner))):
+    if getter is None or not all(map(_is_computed, _names_of_calls(script, owner))) or _reads_files(owner):
         return False
     if _MADE_UP.search(owner.name) and _makes_up(script, owner):
         return True
@@ -81,6 +81,14 @@ _MAKES_TENSORS = re.compile(r"^(?:torch|numpy)\.(?:full|zeros|ones|arange|eye|li
 _IS_SIZE = re.compile(
     r"size|len|num|n_|^n$|dim|shape|depth|width|height|channel|class|seed|count|vocab|seq", re.IGNORECASE
 )
+
+
+_READS = re.compile(r"^(?:open|load|read|imread|fetch|from_?file|glob|listdir)(?:$|_)", re.IGNORECASE)
+
+
+def _reads_files(owner: ast.ClassDef) -> bool:
+    """Whether a method of a class reads files, by the names of what it calls: random numbers change what is read."""
+    return any(_READS.match(last_name(one.func)) for one in ast.walk(owner) if isinstance(one, ast.Call))
 
 
 def _makes_up(script: Script, owner: ast.ClassDef) -> bool:
