@@ -184,6 +184,18 @@ def test_a_rank_that_is_killed_before_anything_is_watched_is_named(tmp_path: Pat
     assert "SIGKILL" in found["summary"]
 
 
+def test_models_that_a_wrapper_refuses_are_compared(tmp_path: Path) -> None:
+    """All ranks raise the same error, before anything is watched."""
+    done = loop(tmp_path, "late_wider")
+    assert done.returncode == 1  # torchrun's
+    assert "DDP expects same model" in done.stderr
+    report = report_in(tmp_path / "rankdoctor")
+    found = findings(report)["RUN014"]
+    assert found["ranks"] == [0, 1]
+    assert "3.weight is an additional tensor" in found["summary"]
+    assert report["primary"] == "RUN014"
+
+
 def test_an_exception_while_the_others_prepare_is_named(tmp_path: Path) -> None:
     """The others do not report: nothing of theirs shows that they are watched."""
     done = loop(tmp_path, "late_alone")
@@ -235,6 +247,13 @@ def test_work_before_the_first_batch_is_not_a_hang(tmp_path: Path) -> None:
 
 def test_uneven_loaders_whose_loops_count_to_the_smallest_number(tmp_path: Path) -> None:
     done = loop(tmp_path, "uneven_counted")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert findings(report_in(tmp_path / "rankdoctor")) == {}
+    assert "DATA0" not in done.stderr
+
+
+def test_uneven_loaders_that_begin_again(tmp_path: Path) -> None:
+    done = loop(tmp_path, "uneven_repeated")
     assert done.returncode == 0, done.stderr[-3000:]
     assert findings(report_in(tmp_path / "rankdoctor")) == {}
     assert "DATA0" not in done.stderr

@@ -48,6 +48,27 @@ def through(loader):
         yield batch
 
 
+def repeated(loader, most):
+    taken = 0
+    for _ in range(2):
+        for batch in loader:
+            yield batch
+            taken += 1
+            if taken == most:
+                return
+
+
+class Passing:
+    def __init__(self, loader):
+        self.iterator = iter(loader)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self.iterator)
+
+
 def train(loader, most=60, step=step, unbounded=None):
 {loop}
 """
@@ -89,6 +110,18 @@ LOOPS = {
     "iterator = iter(loader)\nbatch = next(iterator)": NOTHING,
 }
 
+AGAIN = {
+    "iterator = iter(loader)\nbatch = next(iterator)": True,
+    "for batch in repeated(loader, 60): pass": True,
+    "for number, batch in zip(range(60), repeated(loader, most)): pass": True,
+    "for batch in loader: pass": False,
+    "for batch in through(loader): pass": False,
+    "for epoch in range(3):\n    for batch in loader: pass": False,
+    "for batch in Passing(loader): pass": False,
+    "batches = list(loader)": False,
+}
+"""Whether a loop may begin its loader again where that ends."""
+
 
 class Loader:
     """Yields one batch, and records how the loop around it ends."""
@@ -106,7 +139,7 @@ class Loader:
         return 1
 
 
-def observed(folder: Path, loop: str, loader: Loader | None = None) -> tuple[int | None, bool]:
+def observed(folder: Path, loop: str, loader: Loader | None = None) -> LoopExits:
     path = folder / "user_program.py"
     path.write_text(
         PROGRAM.format(loop=textwrap.indent(textwrap.dedent(loop.replace("\n    batch", "\nbatch")), "    "))
@@ -120,7 +153,7 @@ def observed(folder: Path, loop: str, loader: Loader | None = None) -> tuple[int
     with contextlib.suppress(AssertionError):  # of the property, once the loop itself reads it
         program.train(loader)
     assert loader.seen is not None
-    return loader.seen[:2]
+    return loader.seen
 
 
 @pytest.fixture(autouse=True)
@@ -134,14 +167,19 @@ def sources_of_now(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_exits(loop: str, tmp_path: Path) -> None:
-    assert observed(tmp_path, loop) == LOOPS[loop]
+    assert observed(tmp_path, loop)[:2] == LOOPS[loop]
+
+
+@pytest.mark.parametrize("loop", AGAIN)
+def test_loaders_that_may_begin_again(loop: str, tmp_path: Path) -> None:
+    assert observed(tmp_path, loop).by_next is AGAIN[loop]
 
 
 def test_a_file_that_is_newer_than_the_process_shows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from doctor.monitor.telemetry.stacks import rank_conditions
 
     monkeypatch.setattr(rank_conditions, "_STARTED", 0.0)
-    assert observed(tmp_path, "for batch in loader:\n    break") == NOTHING
+    assert observed(tmp_path, "for batch in loader:\n    break")[:2] == NOTHING
 
 
 def test_variables_of_the_loop_are_not_kept(tmp_path: Path) -> None:
@@ -154,5 +192,5 @@ gone = weakref.ref(big)
 del big
 loader.kept = gone()"""
     loader = Loader()
-    assert observed(tmp_path, loop, loader) == (60, False)
+    assert observed(tmp_path, loop, loader)[:2] == (60, False)
     assert loader.kept is None

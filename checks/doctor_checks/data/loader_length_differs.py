@@ -330,8 +330,8 @@ def loader_length_differs(job: Job) -> Iterator[Verdict]:
 
 
 _BY_NEXT = (
-    "the program takes batches by next(), and has not reached the end of a loader: ranks may have different numbers of "
-    "batches if it starts its loader again there"
+    "the program takes batches by next() or from a generator that repeats the loader, and has not reached the end of a "
+    "loader: ranks may have different numbers of batches if it starts its loader again there"
 )
 
 

@@ -382,7 +382,8 @@ class Loader(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     the sizes. ``fingerprint``: a digest of the content of the dataset and of the sampler's input, ``None`` if they
     can't be fully observed. ``part``: a digest of the indices of a ``Subset``. ``combined``: when data loaders of the
     stage that are iterated together end (``min_size``, ``max_size``, ``max_size_cycle``, ``sequential``). ``by_next``:
-    the program takes batches by ``next()``, so that it may start the loader anew where it ends, and go on."""
+    the program takes batches by ``next()``, or from a generator that repeats the loader, so that it may start the
+    loader anew where it ends, and go on."""
 
     stage: str
     index: int = 0

@@ -19,6 +19,7 @@ import itertools
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ GROUPS = ("process_group", "device_mesh", "mesh_device", "mpu")
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 """torchrun keeps its store when it starts the ranks anew."""
 _created = 0
+_refused: list[weakref.ref[Any]] = []
+"""The last wrapper whose constructor raised an exception, for example since other ranks have another model."""
 
 
 class LateRank:
@@ -189,3 +192,13 @@ def is_of_all_ranks(construct: Callable[..., Any], args: tuple[Any, ...], kwargs
     except (TypeError, ValueError):
         return False
     return all(given.get(name) is None for name in GROUPS)
+
+
+def note_refused(wrapper: object) -> None:
+    """Remember a wrapper whose constructor raised an exception, as long as it exists."""
+    _refused[:] = [weakref.ref(wrapper)]
+
+
+def refused_wrapper() -> Any:
+    """Return the last one, or ``None``."""
+    return next((one() for one in _refused), None)

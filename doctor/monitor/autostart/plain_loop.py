@@ -29,7 +29,7 @@ import torch
 from doctor.core.background import start_daemon
 from doctor.core.clock import sleep
 from doctor.core.random_state import random_state_kept
-from doctor.monitor.autostart.constructors import CALL_AFTER, call_late_ranks
+from doctor.monitor.autostart.constructors import CALL_AFTER, call_late_ranks, refused_wrapper
 from doctor.monitor.autostart.options import decode_options
 from doctor.monitor.findings_error import Findings
 from doctor.monitor.integrations.adapter import Adapter, guarded
@@ -37,7 +37,7 @@ from doctor.monitor.integrations.data_parallel import infer_data_parallel_rank
 from doctor.monitor.integrations.deepspeed_engine import is_engine
 from doctor.monitor.integrations.hook_guard import value_or_default
 from doctor.monitor.integrations.plain import LoaderSlot, PlainRun, plain_facts
-from doctor.monitor.integrations.torch_state import distributed, is_megatron_ddp, torch_rank, unwrapped
+from doctor.monitor.integrations.torch_state import distributed, is_megatron_ddp, replication, torch_rank, unwrapped
 from doctor.monitor.telemetry.data.loader_history import weak_reference
 from doctor.monitor.telemetry.progress import PHASE_TIMEOUTS
 from doctor.monitor.telemetry.replica.step_settings import MOST_OPTIMIZERS
@@ -144,6 +144,12 @@ class LoopRun(PlainRun):
             parameter = weakref.ref(first)
             self._version = lambda: getattr(parameter(), "_version", 0)
             self._seen_version = self._version()
+
+    def use_refused(self) -> None:
+        """Record the model that a wrapper refused, without its values: what failed may be their device."""
+        if (wrapper := refused_wrapper()) is not None:
+            self.telemetry.replica.describe(unwrapped(wrapper), *replication(wrapper))
+            self.telemetry.training = plain_facts(wrapper)
 
     def fetching(self, one: ObservedPass) -> None:
         """Record that the loop asks for a batch: the one before is done. (step path)"""
@@ -560,6 +566,8 @@ class LoopWatch(Adapter[LoopRun]):
 
     @guarded
     def _end(self, run: LoopRun, error: BaseException | None = None) -> None:
+        if error is not None and run.wrapper is None:
+            value_or_default(run.use_refused, None)
         value_or_default(run.finish, None)
         self._end_run(error)
 

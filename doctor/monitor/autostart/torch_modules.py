@@ -17,7 +17,13 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from doctor.monitor.autostart.constructors import LateRank, awaits_group, calling_late_ranks, is_of_all_ranks
+from doctor.monitor.autostart.constructors import (
+    LateRank,
+    awaits_group,
+    calling_late_ranks,
+    is_of_all_ranks,
+    note_refused,
+)
 from doctor.monitor.autostart.hook.sitecustomize import INSTALLERS, TORCH, ImportWatcher, is_begun, is_disabled, tell
 from doctor.monitor.autostart.launchers import watch_spawn
 
@@ -279,8 +285,12 @@ def _after_construction(kind: Any) -> None:
     @functools.wraps(construct)
     def constructed(self: Any, *args: Any, **kwargs: Any) -> None:
         is_of_all = is_of_all_ranks(construct, (self, *args), kwargs)
-        with calling_late_ranks(_begin_beside, is_of_all=is_of_all):
-            construct(self, *args, **kwargs)
+        try:
+            with calling_late_ranks(_begin_beside, is_of_all=is_of_all):
+                construct(self, *args, **kwargs)
+        except Exception:
+            note_refused(self)
+            raise
         _wrapped(self)
 
     kind.__init__ = constructed

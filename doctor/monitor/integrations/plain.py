@@ -9,7 +9,6 @@ with doctor.watch() as w:
 
 from __future__ import annotations
 
-import opcode
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -125,15 +124,15 @@ class PlainRun(AdapterRun):
             if self.telemetry.training.data_parallel_size is None:
                 self._refresh_facts()
 
-    def pass_start(self, loader: LoaderInSlot, exits: LoopExits, *, by_next: bool = False) -> None:
+    def pass_start(self, loader: LoaderInSlot, exits: LoopExits) -> None:
         """Record the start of a pass; before the very first batch, all ranks are evaluated.
 
-        ``exits``: of the loop; ``by_next``: its batches are taken by ``next()``.
+        ``exits``: of the loop.
         """
         self.attach(loader)
         # A counter of all steps leaves fewer to later passes; the first one shows whether it ends the loop.
         self.telemetry.loaders.loop_exits(*loader.slot, self._exits.setdefault((loader.slot, exits.place), exits))
-        if by_next:
+        if exits.by_next:
             self.telemetry.loaders.taken_by_next(*loader.slot)
         self._active_loaders.append(loader)
         self.telemetry.stage_start(loader.slot.stage)
@@ -320,8 +319,7 @@ class Watch(Adapter[PlainRun]):
 
     @guarded
     def _pass_start(self, run: PlainRun, loader: WatchedLoader[Any], caller: FrameType | None) -> None:
-        exits = value_or_default(lambda: loop_exits(caller), LoopExits())
-        run.pass_start(loader, exits, by_next=_is_called(caller))
+        run.pass_start(loader, value_or_default(lambda: loop_exits(caller), LoopExits()))
 
     @guarded
     def _batch_start(self, run: PlainRun, loader: WatchedLoader[Any], number: int, batch: object) -> None:
@@ -338,14 +336,6 @@ class Watch(Adapter[PlainRun]):
     @guarded
     def _pass_end(self, run: PlainRun, loader: WatchedLoader[Any], ended: bool, left_at: Frame | None) -> None:
         run.pass_end(loader, ended=ended, left_at=left_at)
-
-
-def _is_called(frame: FrameType | None) -> bool:
-    """Return whether a frame is in a call, such as ``next(iterator)``, and not in a ``for`` statement."""
-    if frame is None:
-        return False
-    code, last = frame.f_code.co_code, frame.f_lasti
-    return 0 <= last < len(code) and opcode.opname[code[last]].startswith(("CALL", "PRECALL"))
 
 
 def plain_facts(module: object, samplers: Iterable[Sampler] = ()) -> TrainingFacts:

@@ -82,7 +82,8 @@ def late(folder, kind):
     if kind == "late_shards":
         yield from fsdp2(folder, kind)
         return
-    model = DistributedDataParallel(net())
+    is_wider = kind == "late_wider" and dist.get_rank() == 1
+    model = DistributedDataParallel(torch.nn.Sequential(*net(), torch.nn.Linear(1, 1)) if is_wider else net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(20):
         loss = model(torch.rand(4, 8)).square().mean()
@@ -158,6 +159,7 @@ LATE = {
     "late_sleep": sleep,
     "late_work": prepare,
     "late_everywhere": load,
+    "late_wider": lambda: None,
 }
 
 
@@ -273,7 +275,8 @@ def edited(folder, kind):
 
 
 def uneven(folder, kind):
-    """Rank 1 has five batches more; the loop ends after the smallest number of all ranks, or by a flag, or not."""
+    """Rank 1 has five batches more; the loop ends after the smallest number of all ranks, by a flag, or not, or begins its
+    loader again."""
     model = DistributedDataParallel(net())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     loader = DataLoader(torch.utils.data.Subset(Rows(), range(40 + 20 * dist.get_rank())), BATCH)
@@ -281,7 +284,7 @@ def uneven(folder, kind):
     dist.all_reduce(fewest, dist.ReduceOp.MIN)
     most = int(fewest) if kind == "uneven_counted" else 1000
     for _ in range(2):
-        for number, batch in enumerate(loader):
+        for number, batch in enumerate(repeated(loader) if kind == "uneven_repeated" else loader):
             if number >= most or (kind == "uneven_flagged" and is_over(number, fewest)):
                 break
             loss = model(batch).square().mean()
@@ -293,12 +296,23 @@ def uneven(folder, kind):
         dist.barrier()
 
 
+def repeated(loader):
+    """Twenty batches, of a loader that begins again where it ends."""
+    taken = 0
+    while True:
+        for batch in loader:
+            yield batch
+            taken += 1
+            if taken == 20:
+                return
+
+
 def is_over(number, fewest):
     """Whether all ranks have taken as many batches."""
     return number >= fewest.item()
 
 
-UNEVEN = dict.fromkeys(("uneven", "uneven_counted", "uneven_flagged"), uneven)
+UNEVEN = dict.fromkeys(("uneven", "uneven_counted", "uneven_flagged", "uneven_repeated"), uneven)
 KINDS = {**UNEVEN, **dict.fromkeys(LATE, late), "fsdp2": fsdp2, "accelerated": accelerated, "edited": edited}
 KINDS["counted"] = counted
 

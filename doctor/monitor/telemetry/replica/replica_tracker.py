@@ -102,6 +102,10 @@ class ReplicaTracker:
         initial, self._initial = _initial_checksums(self._parts) if self._parts is not None else (None, {})
         self._model = msgspec.structs.replace(facts, initial=initial)
 
+    def describe(self, module: torch.nn.Module, replicated: bool | None, broadcast: bool | None) -> None:
+        """Set the names, shapes and types of a model that is not trained; its values are not read."""
+        self._model = describe_model(module, replicated, broadcast)
+
     def optimizer_step(self, step: int, batches: int | None = None) -> None:
         """Record optimizer step number ``step``. To be called at least every ``every_n_steps``.
 

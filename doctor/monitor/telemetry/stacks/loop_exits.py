@@ -10,6 +10,7 @@ import ast
 import contextlib
 import functools
 import inspect
+import opcode
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -44,30 +45,61 @@ _MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.Gt, ast.LtE: as
 
 class LoopExits(NamedTuple):
     """``limit``: the loop takes at most so many batches, ``None`` if no such number is known. ``has_others``: it can
-    also end for a reason that its source does not show to be a number of batches. ``place``: file and line."""
+    also end for a reason that its source does not show to be a number of batches. ``place``: file and line.
+    ``by_next``: it may begin the loader again where that ends, since it calls ``next()``, or takes its batches from a
+    generator in which another loop is around the one over the loader."""
 
     limit: int | None = None
     has_others: bool = False
     place: tuple[str, int] = ("", 0)
+    by_next: bool = False
 
 
 def loop_exits(frame: FrameType | None) -> LoopExits:
     """Return how the user's loop that takes a batch, above ``frame``, ends before its loader.
 
-    Empty if there is no ``for`` statement, or its source is not available. Reads a source file once, with a deadline.
+    No number if there is no ``for`` statement, or its source is not available. Reads a source file once, with a
+    deadline.
     """
+    by_next = False
     for one in user_frames(frame, _MOST_FRAMES):
+        if one.f_code.co_name == "__next__":  # of an iterator, which passes on that the loader has ended
+            continue
         tree = source_tree(one.f_code.co_filename)
+        by_next = by_next or _calls_next(one, tree)
         loop = None if tree is None else loop_at(tree, one.f_lineno)
-        if loop is None:
+        if tree is None or loop is None:
             break
         with variables_of(one) as variables:
-            exits = _Loop(loop, one, variables).exits()
+            exits = _Loop(loop, one, variables).exits()._replace(by_next=by_next)
         if not any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _own_nodes(loop.body)):
             return exits
+        if by_next := by_next or _is_repeated(tree, loop):
+            return exits._replace(has_others=True, by_next=True)
         if exits.limit is not None or exits.has_others:
             return exits._replace(has_others=True)  # a generator, which the loop above may leave before
-    return LoopExits()
+    return LoopExits(by_next=by_next)
+
+
+def _calls_next(frame: FrameType, tree: ast.AST | None) -> bool:
+    """Return whether a frame is in a call of ``next``, and not in a ``for`` statement or in a loop of a library."""
+    code, last = frame.f_code.co_code, frame.f_lasti
+    if not (0 <= last < len(code) and opcode.opname[code[last]].startswith(("CALL", "PRECALL"))):
+        return False
+    nodes = ast.walk(tree) if tree is not None else ()
+    calls = (one for one in nodes if isinstance(one, ast.Call) and _is_next(one.func))
+    return tree is None or any(one.lineno <= frame.f_lineno <= (one.end_lineno or one.lineno) for one in calls)
+
+
+def _is_next(function: ast.expr) -> bool:
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in ("next", "__next__")
+
+
+def _is_repeated(tree: ast.AST, loop: ast.AST) -> bool:
+    """Return whether another loop of the same function is around a loop."""
+    others = (node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While)) and node is not loop)
+    return any(node is loop for other in others for node in _own_nodes(other.body))
 
 
 def user_frames(frame: FrameType | None, most: int) -> Iterator[FrameType]:
