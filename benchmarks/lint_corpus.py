@@ -42,6 +42,7 @@ Part: TypeAlias = Literal[
     "seventeenth",
     "eighteenth",
     "nineteenth",
+    "twentieth",
     "development",
 ]
 Half: TypeAlias = Literal["tuned", "held"] | Part

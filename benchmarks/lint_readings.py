@@ -8,7 +8,9 @@
 because of it: ``right``, ``arguable`` (true, and of little use there: tests, demonstrations, code that works by luck)
 or ``wrong``, with a reason for the last two. A reading is of all hits, or of a sample drawn with a seed. Readers of the
 later sets were asked more: a hit is arguable, too, if its severity is one too high, or if it depends on something that
-the project does not show. Since the twelfth set a hit has both verdicts where they differ.
+the project does not show. Since the twelfth set a hit has both verdicts where they differ. Since the twentieth it has a
+third one, by the examples of an earlier measurement by others: right where it is true of the code when it runs on
+several ranks and its maintainer wants to know it, arguable in tests and where it costs nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ EXCEPTIONS = VERDICTS[1:]
 
 class ReadHit(NamedTuple):
     """A hit that was read: where it is, and what was judged of it. ``statement``: the verdict without regard to its
-    severity and to what the project shows; empty if it is the same."""
+    severity and to what the project shows; ``by_examples``: that by the examples of others. Empty if it is the same."""
 
     repository: str
     file: str
@@ -42,6 +44,7 @@ class ReadHit(NamedTuple):
     verdict: str
     why: str
     statement: str = ""
+    by_examples: str = ""
 
 
 class Reading(NamedTuple):
@@ -80,13 +83,20 @@ def of_statements(hits: Sequence[ReadHit]) -> list[ReadHit]:
     return [hit._replace(verdict=hit.statement or hit.verdict) for hit in hits]
 
 
+def of_examples(hits: Sequence[ReadHit]) -> list[ReadHit]:
+    """The hits with the verdicts by the examples of others."""
+    return [hit._replace(verdict=hit.by_examples or hit.verdict) for hit in hits]
+
+
 def reading_table(reading: Reading) -> str:
     """Markdown of one reading: shares by severity and by rule, and the reasons of what was not right."""
     errors = [hit for hit in reading.hits if hit.severity == "error"]
     others = [hit for hit in reading.hits if hit.severity != "error"]
     groups = [("all", list(reading.hits)), ("errors", errors), ("warnings and infos", others)]
     if any(hit.statement for hit in reading.hits):
-        groups += [(f"{name}, the statement alone", of_statements(hits)) for name, hits in groups]
+        groups += [(f"{name}, the statement alone", of_statements(hits)) for name, hits in groups[:3]]
+    if any(hit.by_examples for hit in reading.hits):
+        groups += [(f"{name}, by the examples of others", of_examples(hits)) for name, hits in groups[:3]]
     groups += [
         (rule, [hit for hit in reading.hits if hit.rule == rule]) for rule in sorted({hit.rule for hit in reading.hits})
     ]

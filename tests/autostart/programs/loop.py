@@ -275,8 +275,8 @@ def edited(folder, kind):
 
 
 def uneven(folder, kind):
-    """Rank 1 has five batches more; the loop ends after the smallest number of all ranks, by a flag, or not, or begins its
-    loader again."""
+    """Rank 1 has five batches more; the loop ends after the smallest number of all ranks, by a flag, or not, or begins
+    its loader again."""
     model = DistributedDataParallel(net())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     loader = DataLoader(torch.utils.data.Subset(Rows(), range(40 + 20 * dist.get_rank())), BATCH)
