@@ -265,7 +265,7 @@ def _texts_near(script: Script, text: str) -> Iterator[str]:
 
 def _computed_over(name: str, text: str, others: Iterator[str]) -> Iterator[str]:
     """The bodies of the loops over a loader, also by another name (``bar = tqdm(self.val_loader)``), and those of the
-    functions that it is handed to; a text without a word if one of these is unknown."""
+    functions that it is handed to; an empty text if one of these is unknown."""
     known = list(others)
     bound = {
         one[1] for one in re.finditer(rf"^[ \t]*(\w+) = (?:tqdm\()?(?:self\.)?{name}\b(?![(.\[])", text, re.MULTILINE)
