@@ -16,6 +16,8 @@ _JOINS = "torch.distributed.init_process_group"
 _ENGINES = ("deepspeed.initialize", "deepspeed.init_distributed")
 _SEVERAL = (*WRAPPERS, _JOINS, *_ENGINES)
 _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+_CONFIGS = tuple(f"torch.distributed.launcher.{one}LaunchConfig" for one in ("", "api."))
+_AGENTS = tuple(f"torch.distributed.launcher.{one}elastic_launch" for one in ("", "api."))
 _LOCAL = re.compile(r"^(?:args\.|opt\.|config\.|self\.)?_?local_?rank$|LOCAL_RANK|^gpu_id$", re.IGNORECASE)
 _WORLD = re.compile(r"world_?size", re.IGNORECASE)
 _OF_ONE_NODE = re.compile(r"device_count|nprocs|n_?gpus|num_gpus|LOCAL_WORLD_SIZE|local_world_size", re.IGNORECASE)
@@ -69,6 +71,11 @@ _COMMENT = re.compile(r"^[ \t]*#.*|[ \t]#.*", re.MULTILINE)
             ),
         ),
         passes("the number under which it joins the group", _JOINED),
+        passes("the rank on the node, where the script starts all ranks on one", _LAUNCHED.format(nodes=1)),
+        fails(
+            "the rank on the node, where the script waits for several",
+            _LAUNCHED.format(nodes="args.nodes").replace("local_rank)", "local_rank)  # !"),
+        ),
         passes(
             "no job of several ranks: a test of the sampler",
             _script("num_replicas=2, rank=1").replace("dist.init", "# dist.init"),
@@ -108,6 +115,8 @@ def _hits(script: Script, call: ast.Call) -> Iterator[Violation]:
         yield Violation(call, f"DistributedSampler uses shard {number} of the data on every rank")
     elif rank is not None and replicas is not None and _mixes(script, replicas, rank):
         is_on_one_host, is_for_hosts = is_started_on_one_host(script), _knows_hosts(script)
+        if _starts_on_one_host(script):
+            return
         if is_on_one_host and not is_for_hosts:
             return
         yield Violation(
@@ -144,6 +153,13 @@ def _mixes(script: Script, replicas: ast.expr, rank: ast.expr) -> bool:
     return not any(_OF_ONE_NODE.search(word) for word in behind) and "get_rank" not in behind
 
 
+def _starts_on_one_host(script: Script) -> bool:
+    """Whether a script starts its ranks itself, on one host in all of them: ``LaunchConfig(max_nodes=1)``."""
+    made = list(script.calls(*_CONFIGS))
+    most = [script.value(script.argument(one, "max_nodes", 1)) for one in made]
+    return bool(made) and next(script.calls(*_AGENTS), None) is not None and all(one == 1 for one in most)
+
+
 def _knows_hosts(script: Script) -> bool:
     """Whether the code of the file is for several hosts, not only a comment; on one, the local rank is the rank."""
     return _HOSTS.search(_COMMENT.sub("", script.text)) is not None
@@ -167,6 +183,18 @@ loader = DataLoader(dataset, batch_size=16, sampler=sampler)
 """
 
 
+_LAUNCHED = """\
+import torch.distributed.launcher as pet
+from torch.utils.data.distributed import DistributedSampler
+
+def train():
+    dist.init_process_group("nccl")
+    world_size, local_rank = dist.get_world_size(), int(os.environ["LOCAL_RANK"])
+    return DistributedSampler(dataset, num_replicas=world_size, rank=local_rank)
+
+config = pet.LaunchConfig(min_nodes=1, max_nodes={nodes}, nproc_per_node=4)
+pet.elastic_launch(config, entrypoint=train)()
+"""
 _JOINED = """\
 from torch.utils.data.distributed import DistributedSampler
 
