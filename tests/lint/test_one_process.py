@@ -1215,6 +1215,24 @@ def test_tasks_may_reserve_the_cpus_of_one_process(tmp_path, program, layers, no
     assert [one for one in hits if one[0] == "ENV014"] == expected
 
 
+@pytest.mark.parametrize(
+    ("page", "severity"),
+    [
+        ("```\nbash -x job.sh\n```\n", "info"),
+        ("`sh scripts/job.sh`\n", "info"),
+        ("```\nbash job.sh\nsbatch job.sh\n```\n", "warning"),
+        ("```\nbash job.sh.old\n```\n", "warning"),
+        ("See job.sh\n", "warning"),
+    ],
+)
+def test_a_shell_reads_the_lines_for_slurm_as_comments(tmp_path, page, severity):
+    options = "".join(f"#SBATCH --{one}\n" for one in ("nodes=1", "ntasks-per-node=8", "gres=gpu:8"))
+    program = TRAINS.format("torch.nn.parallel.DistributedDataParallel(Net())")
+    files = {"job.sh": f"#!/bin/bash\n{options}\npython train.py\n", "train.py": program, "README.md": page}
+    (tmp_path / ".git").mkdir()
+    assert ("ENV014", severity) in found(tmp_path, files)
+
+
 def test_a_program_of_the_project_without_a_group_may_be_slow(tmp_path):
     batch = "export CUDA_LAUNCH_BLOCKING=1\nsrun python {}.py\n"
     (tmp_path / "model.py").write_text("import torch\n")
