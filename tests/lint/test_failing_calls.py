@@ -462,3 +462,38 @@ def test_a_spawned_process_has_no_run_of_its_parent(tmp_path, before, after, sev
 )
 def test_another_module_may_start_the_run(tmp_path, files, severity):
     assert ("CODE005", severity) in found(tmp_path, {"train.py": TRACKED, **files})
+
+
+PARSED = (
+    "import argparse\nimport os\n\ndef main():\n    def save(state, path):\n        torch.save(state, path)\n\n"
+    "    parser = argparse.ArgumentParser()\n    parser.add_argument('--steps', type=int, default=9)\n"
+    "    args = parser.parse_args()\n    dist.init_process_group('nccl')\n    args.ddp = 'RANK' in os.environ\n"
+    "    model = torch.nn.parallel.DistributedDataParallel(Net())\n    for step in range(args.steps):\n"
+    "        model(step).backward()\n        if args.ddp:\n            is_due = dist.get_rank() == 0 and step > 3\n"
+    "        else:\n            is_due = step > 3\n        if is_due:\n            save(model.state_dict(), 'a.pt')\n"
+    "    last = {'epoch': args.epochs}\n    save(last, 'last.pt')\n\nmain()\n"
+)
+OTHER = "def run(args):\n    return args.epochs, args.max_epochs\n"
+ADDS = "import argparse\n\nparser = argparse.ArgumentParser()\nparser.add_argument('--epochs')\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "severity"),
+    [
+        (PARSED, {}, "info"),
+        (PARSED, {"other.py": ADDS}, "info"),
+        (PARSED.replace("'--steps'", "'--steps', '--epochs'"), {}, "warning"),
+        (PARSED.replace("dist.get_rank() == 0 and ", ""), {}, "warning"),
+        (PARSED.replace("    args.ddp", "    add_options(parser)\n    args.ddp"), {"other.py": ADDS}, "warning"),
+        (PARSED.replace("    args.ddp", "    fill(args)\n    args.ddp"), {"other.py": ADDS}, "info"),
+        (
+            "from fills import fill\n" + PARSED.replace("    args.ddp", "    fill(args)\n    args.ddp"),
+            {"other.py": ADDS, "fills.py": "def fill(args):\n    args.epochs = 9\n"},
+            "warning",
+        ),
+    ],
+)
+def test_a_local_function_below_an_option_that_its_parser_lacks(tmp_path, text, files, severity):
+    (tmp_path / ".git").mkdir()
+    written = {"train.py": HEAD + text, "use.py": OTHER, "run.sh": "torchrun --nproc_per_node=4 train.py\n", **files}
+    assert ("CODE029", severity) in found(tmp_path, written)

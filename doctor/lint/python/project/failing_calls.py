@@ -14,14 +14,20 @@ from typing import NamedTuple
 from doctor.knowledge.lightning_api import argument as trainer_argument
 from doctor.knowledge.releases import release
 from doctor.lint.engine.releases import Releases
-from doctor.lint.python.gpu_use import block_with_ranks
+from doctor.lint.python.gpu_use import block_with_ranks, runs_alone
 from doctor.lint.python.project.call_graph import INERT
 from doctor.lint.python.project.failing_start import names_by_star
 from doctor.lint.python.project.never_used import is_defined_nowhere
 from doctor.lint.python.project.settings.options import lacks_option
 from doctor.lint.python.project.tracker_runs import logs_without_run
 from doctor.lint.python.project.unreached import may_import
-from doctor.lint.python.rank_branches import RankCondition, plain_test, rank_condition, statements_above
+from doctor.lint.python.rank_branches import (
+    RankCondition,
+    is_rank_test,
+    plain_test,
+    rank_condition,
+    statements_above,
+)
 from doctor.lint.python.script import FunctionNode, ProjectModules, Script, last_name, parsed, per_script
 from doctor.lint.python.training import TRAINER
 
@@ -56,14 +62,14 @@ def fails_before(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
         return True
     if any(lacks_option(script, one) and not _is_conditional(script, one, node) for one in ast.walk(node)):
         return True
-    holder = _outermost(script, node)
+    holder = _holder(script, node)
     if holder is None or depth == 0 or holder.decorator_list:
         return False
     uses = _uses(script)[holder.name]
     return (
         bool(uses)
         and all(_is_use_vain(script, one, holder, depth) for one in uses)
-        and not _is_imported_by_others(script, holder.name)
+        and not _is_imported_by_others(script, holder)
     )
 
 
@@ -106,16 +112,28 @@ def is_left_to_one_rank(script: Script, node: ast.AST, depth: int = _DEPTH) -> b
     above = (part for one in _on_the_way(script, node) for part in _always(one))
     if any(_fails_on_others(script, one) for one in (*parts, *above)):
         return True
-    holder = _outermost(script, node)
+    holder = _holder(script, node)
     if not isinstance(holder, _FUNCTIONS) or depth == 0 or holder.decorator_list:
         return False
-    uses = [one for one in _uses(script)[holder.name] if _outermost(script, one) is not holder]
-    for_all = [one for one in uses if rank_condition(script, one) is None]
+    uses = [one for one in _uses(script)[holder.name] if holder not in script.around(one)]
+    for_all = [one for one in uses if not _is_kept_to_one(script, one)]
     return (
         bool(for_all)
-        and all(is_left_to_one_rank(script, one, depth - 1) for one in for_all)
-        and not _is_imported_by_others(script, holder.name)
+        and all(is_left_to_one_rank(script, one, depth - 1) or fails_before(script, one) for one in for_all)
+        and not _is_imported_by_others(script, holder)
     )
+
+
+def _is_kept_to_one(script: Script, node: ast.AST) -> bool:
+    """Whether a place is for one rank, also under a name that has the condition wherever there are ranks."""
+    if rank_condition(script, node) is not None:
+        return True
+    tests = [one for outer in script.around(node) for one in _required_by(outer, node) if isinstance(one, ast.Name)]
+    for values in map(script.values_of, tests):
+        of_ranks = [one for one in values if not runs_alone(script, one)]
+        if of_ranks and all(is_rank_test(script, one) for one in of_ranks):
+            return True
+    return False
 
 
 def _on_the_way(script: Script, node: ast.AST) -> Iterator[ast.stmt]:
@@ -195,7 +213,7 @@ def makes_no_trainer(script: Script, node: ast.AST) -> bool:
     if not trainers or not all(is_refused_by_lightning(script, one) for one in trainers):
         return False
     holder = _outermost(script, node)
-    if isinstance(holder, ast.ClassDef) and not _is_imported_by_others(script, holder.name):
+    if isinstance(holder, ast.ClassDef) and not _is_imported_by_others(script, holder):
         return not any(holder in script.around(one) for one in trainers)
     above = list(statements_above(script, node))
     return any(script.statement_of(one) in above for one in trainers)
@@ -226,7 +244,16 @@ def _is_use_vain(script: Script, use: ast.Name, holder: ast.stmt, depth: int) ->
         return True
     if isinstance(call, ast.Call) and call.func is use and refuses(script, call):
         return True
-    return _outermost(script, use) is not holder and fails_before(script, use, depth - 1)
+    return holder not in script.around(use) and fails_before(script, use, depth - 1)
+
+
+def _holder(script: Script, node: ast.AST) -> FunctionNode | ast.ClassDef | None:
+    """The function around a place if it is one of another function, which uses it, else the function or class of the
+    module."""
+    own = script.function_of(node)
+    outer = script.nearest(own, *_OWN_SCOPES) if own is not None else None
+    is_local = own is not None and isinstance(outer, _FUNCTIONS) and not own.decorator_list
+    return own if own is not None and is_local and _uses(script)[own.name] else _outermost(script, node)
 
 
 def _outermost(script: Script, node: ast.AST) -> FunctionNode | ast.ClassDef | None:
@@ -248,10 +275,11 @@ def _uses(script: Script) -> dict[str, list[ast.Name]]:
     return found
 
 
-def _is_imported_by_others(script: Script, name: str) -> bool:
+def _is_imported_by_others(script: Script, holder: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
     """Whether another file of the project may use a function or class of this one."""
-    if script.modules is None:
+    if script.modules is None or not isinstance(script.parent(holder), ast.Module):
         return False
+    name = holder.name
     place, word = PurePath(script.location or script.path), re.compile(rf"\b{re.escape(name)}\b")
     return any(
         shown != script.path and word.search(text) is not None and may_import(place, text)

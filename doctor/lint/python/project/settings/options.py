@@ -261,10 +261,53 @@ def lacks_option(script: Script, node: ast.AST) -> bool:
         return False
     if last_name(node.value) not in _OF_PARSERS or not modules.is_whole(script.location) or hasattr(object, node.attr):
         return False
+    if _is_of_own_parser(script, node):
+        return True
     key = ("lacks option", node.attr)
     if key not in modules.memo:
         modules.memo[key] = _is_made_by_nothing(modules, node.attr)
     found: bool = modules.memo[key]
+    return found
+
+
+_PARSER = "argparse.ArgumentParser"
+
+
+def _is_of_own_parser(script: Script, node: ast.Attribute) -> bool:
+    """Whether an attribute is one of what a parser of the script returns, whose options are all declared there by their
+    names, and none has that name; and neither the script nor what it imports from the project may set it."""
+    bound = script.values_of(node.value) if isinstance(node.value, ast.Name) else ()
+    parses = bound[0] if len(bound) == 1 else None
+    if not isinstance(parses, ast.Call) or script.name(parses.func) != f"{_PARSER}().parse_args":
+        return False
+    parser = parses.func.value if isinstance(parses.func, ast.Attribute) else None
+    if not isinstance(parser, ast.Name) or script.modules is None:
+        return False
+    scope = script.scope_of(parser, parser.id)
+    read = [one for one in script.all(ast.Name) if one.id == parser.id and isinstance(one.ctx, ast.Load)]
+    declared = _declared_by(script, [one for one in read if script.scope_of(one, one.id) is scope])
+    if declared is None or node.attr in declared:
+        return False
+    sets = re.compile(rf"\.{node.attr}\b\s*(?::[^=\n]+)?=(?!=)|\bsetattr\(|__dict__|\bvars\(|\bnamespace=")
+    return not any(map(sets.search, script.modules.texts_around(script.location)))
+
+
+def _declared_by(script: Script, uses: list[ast.Name]) -> set[str] | None:
+    """The options that a parser declares; ``None`` if it may have others: it is passed on, or has groups."""
+    made = script.values_of(uses[0])
+    if len(made) != 1 or not isinstance(made[0], ast.Call) or script.argument(made[0], "parents") is not None:
+        return None
+    found: set[str] = set()
+    for one in uses:
+        method = script.parent(one)
+        call = script.parent(method) if isinstance(method, ast.Attribute) else None
+        if not isinstance(method, ast.Attribute) or not isinstance(call, ast.Call) or call.func is not method:
+            return None
+        names = [script.value(word) for word in (*call.args, script.argument(call, "dest")) if word is not None]
+        if method.attr == "add_argument" and names and all(isinstance(name, str) for name in names):
+            found.update(str(name).lstrip("-").replace("-", "_") for name in names)
+        elif method.attr not in ("parse_args", "print_help"):
+            return None
     return found
 
 
