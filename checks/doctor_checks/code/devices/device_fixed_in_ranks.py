@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.cuda import shows_same_devices
 from doctor.lint.python.gpu_use import is_where_one_gpu, runs_alone, simulates_ranks
-from doctor.lint.python.reachable_functions import is_run_by_all
+from doctor.lint.python.reachable_functions import is_certain, is_run_by_all
 from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import DDP, GROUP, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
@@ -53,6 +53,17 @@ _BY_NAME = ("torch.", "transformers.")
             "a process that may see several GPUs",
             _ONE_VISIBLE.replace("count == 1", "count >= 1").replace("device(0)", "device(0)  # !"),
         ),
+        passes("the first GPU until the branch of ranks sets theirs", _SET_AGAIN.format(moved="args.gpu")),
+        fails(
+            "the first GPU, to which the model is moved before",
+            _SET_AGAIN.format(moved="").replace("device(0)", "device(0)  # !"),
+        ),
+        fails(
+            "a branch that ranks may not take",
+            _SET_AGAIN.format(moved="args.gpu")
+            .replace("if args.distributed:", "if args.own:")
+            .replace("device(0)", "device(0)  # !"),
+        ),
         passes("a device that nothing reads, beside that of Accelerate", _UNREAD),
         passes("one process, or one model over several GPUs", _ONE_PROCESS),
         passes("layers of one model on two GPUs, and every rank sees its own GPU alone", _LAYERS),
@@ -95,7 +106,7 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
         words = _moves_to_first(script, node) or _made_on_first(script, node)
         if not words or runs_alone(script, node) or is_where_one_gpu(script, node):
             continue
-        if is_run_by_all(script, node):
+        if is_run_by_all(script, node) and not _is_set_again(script, node):
             certain = bool(_OF_ONE_HOST.search(script.text)) and not _meets_by_gloo(script)
             yield Violation(
                 node,
@@ -105,6 +116,33 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
                 severity=None if certain else Severity.WARNING,
                 confidence=0.9 if certain else 0.6,
             )
+
+
+def _is_set_again(script: Script, sets: ast.Call) -> bool:
+    """Whether ``set_device(0)`` has no effect in ranks: its function sets the device of the rank below it, and does
+    nothing in between that uses the current device, or wraps the model, or calls a collective."""
+    function = script.function_of(sets)
+    if script.name(sets.func) != _SETS or function is None:
+        return False
+    below = [one for one in script.inside(function, ast.Call) if one.lineno > sets.lineno]
+    again = [one for one in below if script.name(one.func) == _SETS and one.args and not _is_first(one.args[0])]
+    last = next((one.lineno for one in again if is_certain(script, one)), 0)
+    between = [one for one in below if one.lineno < last]
+    own = filter(None, (script.definition(one.func) for one in between))
+    between += [call for one in own for call in script.inside(one, ast.Call)]
+    return last > 0 and not any(_uses_device(script, one) for one in between)
+
+
+def _uses_device(script: Script, call: ast.Call) -> bool:
+    """Whether a call uses the current GPU, or that of the rank: ``x.cuda()``, ``device="cuda"``, a collective."""
+    given = (*call.args, *(one.value for one in call.keywords))
+    is_named = any(isinstance(one, ast.Constant) and str(one.value).startswith("cuda") for one in given)
+    name = script.name(call.func)
+    is_of_ranks = name in (DDP, GROUP) or name.startswith("torch.distributed.")
+    return is_named or is_of_ranks or _is_current_device(script, call)
+
+
+_SETS = "torch.cuda.set_device"
 
 
 def _meets_by_gloo(script: Script) -> bool:
@@ -314,6 +352,21 @@ def main():
     accelerator = Accelerator()
     model, optimizer = accelerator.prepare(Net(), make_optimizer())
     model.to(accelerator.device)
+"""
+_SET_AGAIN = """\
+import torch
+
+def main(args):
+    dist.init_process_group("nccl")
+    torch.cuda.set_device(0)
+    model = Net()
+    model.cuda({moved})
+    if args.distributed:
+        torch.cuda.set_device(args.gpu)
+        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[args.gpu])
+    train(model, args.local_rank)
+
+main(parse())
 """
 _CHOSEN_AGAIN = """\
 def main(args):
