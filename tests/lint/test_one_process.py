@@ -1787,6 +1787,46 @@ def test_a_launch_file_that_is_started_with_one_gpu(tmp_path, command, severity,
     assert found(tmp_path, files) == [("CODE009", severity)]
 
 
+IN_PACKAGE = {
+    "train/__init__.py": "from train.base import Fit\nfrom train.more import More\n",
+    "train/base.py": "import torch\n\nclass Fit:\n    def run(self):\n        model = torch.nn.DataParallel(Net())\n"
+    "        model(x).sum().backward()\n",
+    "train/more.py": "from train.base import Fit\n\nclass More(Fit):\n    size = 2\n",
+}
+STARTS_ONE = "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '{}'\nfrom train import *\n\nMore().run()\n"
+
+
+@pytest.mark.parametrize(
+    ("programs", "severity"),
+    [
+        ({"a.py": STARTS_ONE.format(3)}, "info"),
+        ({"a.py": STARTS_ONE.format(3), "b.py": STARTS_ONE.format(4)}, "info"),
+        ({"a.py": STARTS_ONE.format(3), "b.py": "from train import Fit\n\nFit().run()\n"}, "warning"),
+        ({"a.py": STARTS_ONE.format("3,4")}, "warning"),
+        ({"a.py": STARTS_ONE.format(3).replace("os.", "if debug:\n    os.", 1)}, "warning"),
+    ],
+)
+def test_a_package_whose_programs_leave_themselves_one_gpu(tmp_path, programs, severity):
+    assert found(tmp_path, IN_PACKAGE | programs) == [("CODE009", severity)]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "page", "severity"),
+    [
+        (["--gres=gpu:1"], "", "info"),
+        (["-N 1 -n 16 --gres=gpu:1"], "sh run.sh", "info"),
+        (["-N 1 -n 16 --gres=gpu:2"], "", "warning"),
+        (["--gres=gpu:1", "--gres=gpu:4"], "", "warning"),
+        (["--gres=gpu:1"], "CUDA_VISIBLE_DEVICES=0,1 sh run.sh", "warning"),
+    ],
+)
+def test_a_job_of_one_gpu_that_starts_a_launch_file(tmp_path, jobs, page, severity):
+    text = "import torch\n\nmodel = torch.nn.DataParallel(Net())\nmodel(x).sum().backward()\n"
+    files = {"main.py": text, "run.sh": "python main.py --lr 3\n", "README.md": f"```\n{page}\n```\n"}
+    files |= {f"{n}.slurm": f"#!/bin/bash\n#SBATCH {job}\n\nsh run.sh\n" for n, job in enumerate(jobs)}
+    assert found(tmp_path, files) == [("CODE009", severity)]
+
+
 _OF_SHARES = """\
 import lightning as L
 import torch.distributed as dist

@@ -96,13 +96,27 @@ def _is_constant_of(script: Script, module: str, name: str) -> bool:
 
 def _is_started_with_one(script: Script) -> bool:
     """Whether the project shows commands that start a script, or each program that imports a module, and all of them
-    leave one GPU visible, or are in a job that asks for one."""
+    leave one GPU visible, or are in a job that asks for one; or such a program leaves itself one."""
     modules = script.modules
     if modules is None or not script.location:
         return False
     programs = [script.path] if is_program(script) else programs_of(modules, script.path)
     pages = list(modules.pages(script.location))
-    return bool(programs) and all(_is_shown_with_one(modules, one, pages) for one in programs)
+    return bool(programs) and all(
+        (one != script.path and _leaves_itself_one(modules.text_at(one))) or _is_shown_with_one(modules, one, pages)
+        for one in programs
+    )
+
+
+_SETS_VISIBLE = re.compile(
+    rf"^(?P<indent>[ \t]*)os\.environ\[[\"']{_VISIBLE}[\"']\][ \t]*=[ \t]*(?P<devices>[^#\n]*)", re.MULTILINE
+)
+
+
+def _leaves_itself_one(text: str) -> bool:
+    """Whether all lines of a program that set the visible GPUs are of its module, and set one."""
+    found = list(_SETS_VISIBLE.finditer(text))
+    return bool(found) and all(not one["indent"] and _ONE_GPU.match(one["devices"].strip()) for one in found)
 
 
 def _is_shown_with_one(modules: ProjectModules, path: str, pages: list[str]) -> bool:
@@ -127,15 +141,19 @@ def _is_shown_with_one(modules: ProjectModules, path: str, pages: list[str]) -> 
 
 def _sees_one_gpu(modules: ProjectModules, launch: str, pages: Iterable[str]) -> bool:
     """Whether the project shows commands that start a launch file, and each of them lets it see one GPU:
-    ``CUDA_VISIBLE_DEVICES=0 sh scripts/run.sh``."""
+    ``CUDA_VISIBLE_DEVICES=0 sh scripts/run.sh``; or each file that starts it is a job that asks for one, and what the
+    pages show says nothing of GPUs."""
     name = PurePath(launch).name
-    named = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
-    others = (text for shown, text in modules.mentioning(name) if shown != launch)
-    lines = [line for text in (*others, *pages) for line in joined_lines(text) if named.search(line)]
-    starts = [
-        line for line in lines if re.search(rf"(?:\b(?:sh|bash|source)[ \t]+|\./)[\w./-]*{re.escape(name)}", line)
-    ]
-    shown = [_SHOWS.search(line) for line in starts]
+    named = re.compile(rf"(?:\b(?:sh|bash|source)[ \t]+|\./)[\w./-]*(?<![\w-]){re.escape(name)}(?![\w-])")
+
+    def starts(text: str) -> list[str]:
+        return [one for one in joined_lines(text) if named.search(one)]
+
+    texts = [text for shown, text in modules.mentioning(name) if shown != launch]
+    shown = [_SHOWS.search(line) for text in (*texts, *pages) for line in starts(text)]
+    jobs = [text for text in texts if starts(text)]
+    if jobs and not any(shown) and all(set(_gpus_of_job(one)) == {"1"} for one in jobs):
+        return True
     return bool(shown) and all(one is not None and _ONE_GPU.match(one["devices"]) for one in shown)
 
 
@@ -149,7 +167,7 @@ def _is_for_one_gpu(launch: str, pages: Iterable[str]) -> bool:
 
 _OF_CONTAINER = re.compile(r"--gpus[= ][\\\"']*device=(?P<devices>[\d,]+)")
 _GPUS_OF_JOB = re.compile(
-    r"^#SBATCH\s+(?:--gres[= ][\"']?gpu(?::[\w.-]*[A-Za-z][\w.-]*)?:|-G\s?|"
+    r"^#SBATCH\s(?:[^#\n]*\s)?(?:--gres[= ][\"']?gpu(?::[\w.-]*[A-Za-z][\w.-]*)?:|-G\s?|"
     r"--gpus(?:-per-node)?[= ](?:[\w.-]*[A-Za-z][\w.-]*:)?)(\d+)|"
     r"^#PBS\b.*\bngpus=(\d+)|^#BSUB\s+-gpu\s+[\"']?num=(\d+)|\b(?:nvidia|amd)\.com/gpu[\"']?:[ \t]*[\"']?(\d+)",
     re.MULTILINE,

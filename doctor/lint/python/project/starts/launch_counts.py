@@ -47,7 +47,7 @@ _USES_ALL_GPUS = re.compile(r"(?<![\w])(?:nn\.)?DataParallel\(")
 """One process that uses all GPUs that it sees."""
 
 
-MOST_PROGRAMS = 12
+MOST_PROGRAMS = 24
 """Programs that are looked at for one module."""
 
 
@@ -108,16 +108,17 @@ def programs_of(modules: ProjectModules, path: str) -> list[str]:
     waiting, seen, programs = [path], {path}, []
     while waiting:
         place = PurePath(waiting.pop())
+        own, place = str(place), place.parent.with_suffix(".py") if place.name == "__init__.py" else place
         importers = [
             (shown, text)
             for shown, text in modules.mentioning(place.stem)
             if shown.endswith(".py")
-            and str(place) != shown
+            and own != shown
             and may_import(place, text)
             and not _has_own(modules, shown, text, place)
         ]
-        if str(place) != path and (not importers or "__main__" in modules.text_at(str(place))):
-            programs.append(str(place))
+        if own != path and (not importers or "__main__" in modules.text_at(own)):
+            programs.append(own)
         new = [(shown, text) for shown, text in importers if shown not in seen]
         if any(STARTS_RANKS.search(text) for _, text in new) or len(seen) + len(new) > MOST_PROGRAMS:
             return []
