@@ -36,6 +36,9 @@ OFF = {
         ({"README.md": "torchrun --nproc_per_node=8 train.py MODEL.EMA 0.9\n"}, "error"),
         ({"tool.py": "cfg.MODEL.EMA = args.ema\n"}, "error"),
         ({"config.py": DEFAULTS.replace("yacs", "own")}, "error"),
+        ({"config.py": DEFAULTS.replace("yacs.config", "fvcore.common.config")}, "info"),
+        ({one: OFF[one].replace("EMA", "DISTILL") for one in OFF}, "info"),
+        ({one: OFF[one].replace("EMA", "DIST") for one in OFF}, "error"),
         ({"other/configs/b.yaml": "MODEL:\n  EMA: 0.9\n"}, "error"),
         (
             {

@@ -440,6 +440,11 @@ GPUS = {
         _PARSES.format(f"'--n_gpu', type=int, default={n}"),
         "model = torch.nn.DataParallel(model, device_ids=list(range(args.n_gpu)))",
     ),
+    "an option whose name is in those of many programs": lambda n: {
+        **threads("", "if args.n_gpu > 1: model = torch.nn.DataParallel(model)"),
+        "options.py": _PARSES.format(f"'--n_gpu', type=int, default={n}"),
+        **{f"net{one}.py": "def predict(all_in_gpu=False): pass\n" for one in range(50)},
+    },
     "a list in a text": lambda n: threads(
         _PARSES.format(f"'--ids', default='{devices(n)}'"),
         "model = torch.nn.DataParallel(model, device_ids=[int(one) for one in args.ids.split(',')])",

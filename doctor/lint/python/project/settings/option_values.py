@@ -46,7 +46,7 @@ Values = frozenset[object]
 MOST_READ = 40
 """Files with a name that are parsed."""
 _OF_RANKS = re.compile(
-    r"rank|world|dist|ddp|fsdp|zero|gpu|cuda|device|parallel|multi|deepspeed|node|local|sync|launch|horovod|slurm|apex|"
+    r"rank|world|dist(?!ill|anc|ort|inct)|ddp|fsdp|zero|gpu|cuda|device|parallel|multi|deepspeed|node|local|sync|launch|horovod|slurm|apex|"
     r"strategy|accelerator|backend|nproc",
     re.IGNORECASE,
 )
@@ -199,7 +199,9 @@ def _numbers(script: Script, modules: ProjectModules, name: str) -> set[object]:
     if not is_own:
         launches = _of_selected(script, modules, {one: naming[one] for one in naming if not one.endswith(".py")})
     programs = {script.path: script.text}
-    programs |= {} if is_own else {one: naming[one] for one in naming if one.endswith(".py")}
+    word = re.compile(rf"(?<![A-Za-z0-9_]){name}(?![A-Za-z0-9_])")
+    others = {one: text for one, text in naming.items() if one.endswith(".py") and word.search(text)}
+    programs |= {} if is_own else others
     if len(programs) > MOST_READ:
         return {UNKNOWN}
     launches, pages = (

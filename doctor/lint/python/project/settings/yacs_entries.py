@@ -11,6 +11,8 @@ from doctor.lint.python.script import UNKNOWN, ProjectModules, Script, parsed
 
 MOST_READ = 40
 """Files with a name that are parsed."""
+_MAKES_NODES = re.compile(r"\byacs\b|\bfvcore\.common\.config\b")
+"""``CfgNode`` of fvcore derives from that of yacs."""
 _TAKES_OPTIONS = re.compile(r"argument_?parser", re.IGNORECASE)
 _ENTRY = re.compile(r"^(?P<indent>[ \t]*)(?P<name>\w+):[ \t]*(?P<value>[^\n]*?)[ \t]*$")
 
@@ -42,7 +44,9 @@ def _path(node: ast.expr) -> list[str]:
 def _values(script: Script, modules: ProjectModules, path: tuple[str, ...]) -> set[object] | None:
     own = [(shown, text) for shown, text in modules.mentioning(path[-1]) if not _is_of_others(script, modules, shown)]
     programs = [(shown, text) for shown, text in own if shown.endswith(".py")]
-    defaults = {value for shown, text in programs[:MOST_READ] if "yacs" in text for value in _written(text, path)}
+    defaults = {
+        value for shown, text in programs[:MOST_READ] if _MAKES_NODES.search(text) for value in _written(text, path)
+    }
     if not defaults or len(programs) > MOST_READ:
         return None
     found = defaults.union(*(_written(text, path) for shown, text in programs))
