@@ -2009,3 +2009,40 @@ for epoch in range(9):
 )
 def test_the_order_of_data_that_is_made_up(tmp_path, name, given, item, expected):
     assert found(tmp_path, {"train.py": _OF_NUMBERS.format(name=name, given=given, item=item)}) == expected
+
+
+@pytest.mark.parametrize(("above", "expected"), [("# Dummy dataset.", []), ("# Rows.", [("CODE011", "warning")])])
+def test_a_comment_says_that_data_is_made_up(tmp_path, above, expected):
+    text = _OF_NUMBERS.format(name="Rows", given="hidden", item="torch.full((1, self.depth), index)")
+    assert found(tmp_path, {"train.py": text.replace("class Rows", f"{above}\nclass Rows")}) == expected
+
+
+_ON_NOISE = """\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(local_rank)
+net = torch.nn.Linear(9, 9).cuda()
+model = DDP(net)
+checkpoint = torch.load("checkpoint.pt")
+net.load_state_dict(checkpoint["model"])
+for step in range(99):
+    x = {made}
+    model({given}).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "severity"),
+    [
+        ("torch.rand(8, 9).to('cuda')", "x", "info"),
+        ("torch.ones(8, 9)", "x.cuda()", "info"),
+        ("next(batches)", "x", "warning"),
+        ("torch.rand(8, 9)", "x, next(batches)", "warning"),
+        ("fit(model, torch.rand(8, 9))", "torch.rand(8, 9)", "warning"),
+    ],
+)
+def test_weights_that_learn_from_random_numbers(tmp_path, made, given, severity):
+    assert found(tmp_path, {"train.py": _ON_NOISE.format(made=made, given=given)}) == [("CODE001", severity)]

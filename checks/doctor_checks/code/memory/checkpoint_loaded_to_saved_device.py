@@ -11,6 +11,7 @@ from doctor.api import Script, SetArgument, Severity, Violation, location_of, ru
 from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.cuda import shows_one_gpu, shows_own_gpu
 from doctor.lint.python.gpu_use import simulates_ranks, uses_gpus
+from doctor.lint.python.project.random_data import trains_on_noise
 from doctor.lint.python.project.saved_values import (
     file_name,
     is_for_torchvision,
@@ -200,6 +201,7 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
                 is_less = _is_from_elsewhere(script, call) or _is_given_by_no_start(script, call)
                 is_less = is_less or _only_evaluates(script, shown) or _is_published(script, call)
                 is_less = is_less or is_for_torchvision(script, call) or _is_given_to_one_process(script, call)
+                is_less = is_less or trains_on_noise(script)
                 is_less = is_less or (bool(call.args) and is_saved_no_more(script, call.args[0]))
                 yield replace(found, severity=Severity.INFO, preview=True) if is_less else found
         elif fixed := _first_gpu(script, where):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from doctor.lint.python.project.imported_functions import ModuleSummary
 from doctor.lint.python.project.settings.options import is_switched_off
 from doctor.lint.python.script import Script, last_name, per_script
+from doctor.lint.python.training import DDP
 from doctor.lint.python.value_flow import origins, part_of
 
 _DRAWS = re.compile(r"^(?:torch|numpy\.random|random)\.(?:rand\w*|normal|uniform|integers|standard_normal)$")
@@ -26,6 +27,38 @@ def is_random(script: Script, dataset: ast.expr) -> bool:
     made = list(_objects(script, dataset))
     used = [one for one in made if not is_switched_off(script, one)]
     return bool(used) and all(_is_of_random_class(script, one) for one in used)
+
+
+_KEEPS_VALUES = frozenset({"to", "cuda", "float", "half", "bfloat16", "requires_grad_", "contiguous"})
+
+
+@per_script
+def trains_on_noise(script: Script) -> bool:
+    """Whether all that a program gives to the models which it wraps in DistributedDataParallel are tensors that it
+    fills with random numbers or one number in place, and nothing else gets these models: what they learn is nothing."""
+    wrapped = [script.parent(one) for one in script.calls(DDP)]
+    targets = [one.targets[0] for one in wrapped if isinstance(one, ast.Assign)]
+    names = {one.id for one in targets if isinstance(one, ast.Name)}
+    if not names or len(targets) < len(wrapped) or next(script.method_calls("backward"), None) is None:
+        return False
+    uses = [one for one in script.all(ast.Name) if one.id in names and isinstance(one.ctx, ast.Load)]
+    called = [call for one in uses if isinstance(call := script.parent(one), ast.Call)]
+    given = [value for call in called for value in (*call.args, *(one.value for one in call.keywords))]
+    return bool(given) and all(_is_noise(script, one) for one in given)
+
+
+def _is_noise(script: Script, tensor: ast.expr) -> bool:
+    values = script.values_of(tensor) if isinstance(tensor, ast.Name) else (tensor,)
+    for one in values:
+        made: ast.expr = one
+        while isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr in _KEEPS_VALUES:
+            made = made.func.value
+        if not isinstance(made, ast.Call) or not _DRAWN_OR_FILLED.match(script.name(made.func)):
+            return False
+    return bool(values)
+
+
+_DRAWN_OR_FILLED = re.compile(rf"{_DRAWS.pattern}|{_FILLS.pattern}")
 
 
 def _objects(script: Script, dataset: ast.expr) -> Iterator[ast.expr]:
@@ -67,7 +100,7 @@ def _draws_its_items(script: Script, owner: ast.ClassDef) -> bool:
     getter = script.bindings.methods.get((owner.name, "__getitem__"))
     if getter is None or not all(map(_is_computed, _names_of_calls(script, owner))) or _reads_files(owner):
         return False
-    if _MADE_UP.search(owner.name) and _makes_up(script, owner):
+    if _says_made_up(script, owner) and _makes_up(script, owner):
         return True
     entries = [one.value for one in script.inside(getter, ast.Subscript) if isinstance(one.value, ast.Attribute)]
     read = [values for one in entries if (values := script.values_of(one))]
@@ -77,9 +110,17 @@ def _draws_its_items(script: Script, owner: ast.ClassDef) -> bool:
     return all(drawn) if read else _draws(script, getter)
 
 
+def _says_made_up(script: Script, owner: ast.ClassDef) -> bool:
+    """Whether the name of a class, its docstring or the line above it says that it makes its data up."""
+    first = min((owner, *owner.decorator_list), key=lambda one: one.lineno).lineno
+    above = script.text.splitlines()[first - 2 : first - 1] if first > 1 else []
+    texts = (owner.name, ast.get_docstring(owner) or "", *(one for one in above if one.startswith("#")))
+    return any(map(_MADE_UP.search, texts))
+
+
 _MAKES_TENSORS = re.compile(r"^(?:torch|numpy)\.(?:full|zeros|ones|arange|eye|linspace|tensor|rand\w*|normal)\w*$")
 _IS_SIZE = re.compile(
-    r"size|len|num|n_|^n$|dim|shape|depth|width|height|channel|class|seed|count|vocab|seq", re.IGNORECASE
+    r"size|len|num|n_|^n$|dim|hidden|shape|depth|width|height|channel|class|seed|count|vocab|seq", re.IGNORECASE
 )
 
 
