@@ -47,15 +47,13 @@ def trains_on_noise(script: Script) -> bool:
     return bool(given) and all(_is_noise(script, one) for one in given)
 
 
-def _is_noise(script: Script, tensor: ast.expr) -> bool:
-    values = script.values_of(tensor) if isinstance(tensor, ast.Name) else (tensor,)
-    for one in values:
-        made: ast.expr = one
-        while isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr in _KEEPS_VALUES:
-            made = made.func.value
-        if not isinstance(made, ast.Call) or not _DRAWN_OR_FILLED.match(script.name(made.func)):
-            return False
-    return bool(values)
+def _is_noise(script: Script, tensor: ast.expr, depth: int = 3) -> bool:
+    while isinstance(tensor, ast.Call) and isinstance(tensor.func, ast.Attribute) and tensor.func.attr in _KEEPS_VALUES:
+        tensor = tensor.func.value
+    if isinstance(tensor, ast.Name) and depth:
+        values = script.values_of(tensor)
+        return bool(values) and all(_is_noise(script, one, depth - 1) for one in values)
+    return isinstance(tensor, ast.Call) and _DRAWN_OR_FILLED.match(script.name(tensor.func)) is not None
 
 
 _DRAWN_OR_FILLED = re.compile(rf"{_DRAWS.pattern}|{_FILLS.pattern}")
