@@ -40,6 +40,12 @@ LAUNCH = "torchrun --nproc_per_node=8 train.py"
 PROJECT = {**PARTS, **OTHER, "retrieve.py": PROGRAM}
 
 
+WITH_TRAINER = PROGRAM.replace("def main", "class Trainer(Base):\n    pass\n\n\ndef main").replace(
+    "    for epoch", "    Trainer(model)\n    for epoch"
+)
+OWN_BASE = f"from base import Base\n{WITH_TRAINER}"
+
+
 def page(*lines):
     return {"README.md": "\n".join(("# Nets", *lines, ""))}
 
@@ -51,6 +57,23 @@ SHOWN_ELSEWHERE = {
     "a page starts it as one process as well": page("```", LAUNCH, "python retrieve.py --folder images", "```"),
     "a page only mentions it": page("```", LAUNCH, "```", "Then evaluate with `retrieve.py`."),
     "no page speaks of several ranks": page("    python train.py"),
+    "a variable has the name of the other one": {
+        "run.sh": "task=train\nname=${task}_$1\ntorchrun --nproc_per_node=8 src/${task}.py --name $name\n"
+    },
+    "it has a Trainer of its own": {
+        **page(f"`{LAUNCH}`"),
+        "retrieve.py": OWN_BASE,
+        "base.py": "class Base(object):\n    pass\n",
+    },
+    "the other one imports it and uses nothing of it": {
+        **page(f"`{LAUNCH}`"),
+        "train.py": "import retrieve\nfrom net import Net\n\nprint(Net(), 'retrieve')\n",
+    },
+    "a file of its name is started": {
+        **page(f"`{LAUNCH}`"),
+        "second/run.sh": "torchrun --nproc_per_node=8 tools/retrieve.py\n",
+        "second/tools/retrieve.py": "print()\n",
+    },
 }
 MAY_BE_SEVERAL = {
     "no start": {},
@@ -82,6 +105,38 @@ MAY_BE_SEVERAL = {
         "retrieve.py": PROGRAM.replace(
             "    main(parser", "    torch.multiprocessing.spawn(main, nprocs=8)\n    main(parser"
         ),
+    },
+    "a variable with its name": {
+        **page(f"`{LAUNCH}`"),
+        "run.sh": "task=retrieve  # or train\ntorchrun --nproc_per_node=8 ${task}.py\n",
+    },
+    "a variable that is given": {
+        **page(f"`{LAUNCH}`"),
+        "run.sh": "task=${1:-train}\ntorchrun --nproc_per_node=8 ${task}.py\n",
+    },
+    "a variable of a loop": {
+        **page(f"`{LAUNCH}`"),
+        "run.sh": "for task in train $ALL; do\n  torchrun --nproc_per_node=8 ${task}.py\ndone\n",
+    },
+    "an argument": {**page(f"`{LAUNCH}`"), "run.sh": "torchrun --nproc_per_node=8 $1.py\n"},
+    "a Trainer of a library": {
+        **page(f"`{LAUNCH}`"),
+        "retrieve.py": OWN_BASE,
+        "base.py": "import lightning as L\n\n\nclass Base(L.Trainer):\n    pass\n",
+    },
+    "a Trainer whose base is no part of the project": {**page(f"`{LAUNCH}`"), "retrieve.py": OWN_BASE},
+    "a Trainer that starts ranks": {
+        **page(f"`{LAUNCH}`"),
+        "retrieve.py": OWN_BASE,
+        "base.py": "import subprocess\n\n\nclass Base:\n    def fit(self):\n        subprocess.Popen(['x'])\n",
+    },
+    "a program that imports it and uses it": {
+        **page(f"`{LAUNCH}`"),
+        "train.py": "import sys\n\nimport retrieve\n\nretrieve.main(sys)\n",
+    },
+    "a program that may use it by name": {
+        **page(f"`{LAUNCH}`"),
+        "train.py": "import sys\n\nimport retrieve\n\nglobals()[sys.argv[1]].main(sys)\n",
     },
     "several ranks in words alone": page("Training is distributed over several GPUs.", "    python train.py"),
     "an installed package": {

@@ -19,6 +19,7 @@ from doctor.lint.launch.process_launches import (
     visible_devices,
 )
 from doctor.lint.python.project.call_graph import folders_in_common
+from doctor.lint.python.project.starts.unused_imports import imports_in_vain
 from doctor.lint.python.project.unreached import is_program, may_import
 from doctor.lint.python.script import ProjectModules, Script, per_script
 from doctor.lint.python.training import FABRIC, TRAINER
@@ -103,8 +104,8 @@ def _are_one(counts: list[int | None]) -> bool:
 
 
 def programs_of(modules: ProjectModules, path: str) -> list[str]:
-    """The shown paths of the programs that import a module of the project, also through others; none if one of them
-    starts ranks itself, or if there are too many to look at."""
+    """The shown paths of the programs that import a module of the project to use it, also through others; none if one
+    of them starts ranks itself, or if there are too many to look at."""
     waiting, seen, programs = [path], {path}, []
     while waiting:
         place = PurePath(waiting.pop())
@@ -116,6 +117,7 @@ def programs_of(modules: ProjectModules, path: str) -> list[str]:
             and own != shown
             and may_import(place, text)
             and not _has_own(modules, shown, text, place)
+            and not imports_in_vain(modules, place, shown)
         ]
         if own != path and (not importers or "__main__" in modules.text_at(own)):
             programs.append(own)

@@ -8,7 +8,9 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from doctor.core.text import joined_lines
-from doctor.lint.python.project.starts.launch_counts import STARTS_RANKS, asks_for_more, programs_of
+from doctor.lint.python.project.settings.options import number_in
+from doctor.lint.python.project.starts.launch_counts import STARTS_RANKS, asks_for_more, is_nearest, programs_of
+from doctor.lint.python.project.starts.unused_imports import imports_in_vain
 from doctor.lint.python.project.unreached import is_program, may_import
 from doctor.lint.python.script import ProjectModules, Script, per_script
 
@@ -25,7 +27,8 @@ _SAYS_SEVERAL = re.compile(
 """Words on a line that names a program: it is started on several ranks there, or meant to be."""
 _STARTS_ITSELF = re.compile(
     rf"{STARTS_RANKS.pattern}|\b(?:launch|Popen|check_call|Process|run_on_slurm)\(|subprocess\.|os\.system|submitit|"
-    r"\b\w*(?:Trainer|Fabric|LightningCLI|LightningLite|ScalingConfig|TorchDistributor|HorovodRunner)\(|"
+    r"\b(?:(?P<trainer>(?<!\.)\w*Trainer)|\w*Trainer|\w*(?:Fabric|LightningCLI|LightningLite|ScalingConfig|"
+    r"TorchDistributor|HorovodRunner))\(|"
     rf"^[^\n]*(?:{_LAUNCHER.pattern})[^\n]*\.py\b",
     re.MULTILINE,
 )
@@ -86,7 +89,7 @@ def is_shown_elsewhere(script: Script) -> bool:
     if any(PurePath(one).stem == "__init__" for one in programs if one != script.path):
         return False
     own = {PurePath(one).stem for one in programs}
-    if any(_STARTS_ITSELF.search(text) for text in (script.text, *map(modules.text_at, programs))):
+    if any(_starts_itself(modules, one) for one in programs):
         return False
     if any(STARTS_RANKS.search(text) for text in modules.texts_around(script.location)):
         return False
@@ -98,10 +101,46 @@ def is_shown_elsewhere(script: Script) -> bool:
     return not any(_may_be_several(script, modules, one) for one in programs)
 
 
+_BASES = 5
+"""Classes in a row that a Trainer is made of."""
+
+
+def _starts_itself(modules: ProjectModules, path: str, depth: int = _BASES) -> bool:
+    """Whether a program may start ranks itself. A Trainer whose class, and all that it is made of, the project defines
+    does what is written there."""
+    found = _STARTS_ITSELF.finditer(modules.text_at(path))
+    return not all(one["trainer"] and _is_own_class(modules, path, one["trainer"], depth) for one in found)
+
+
+def _is_own_class(modules: ProjectModules, path: str, name: str, depth: int) -> bool:
+    """Whether a file defines a class without the bases of a library, or imports it from such files of the project, none
+    of which starts ranks."""
+    text = modules.text_at(path)
+    defined = re.findall(rf"^class {name}\b[ \t]*(?:\(([^()]*)\))?[ \t]*:", text, re.MULTILINE)
+    imports = rf"^[ \t]*from[ \t]+([.\w]+)[ \t]+import\b(?:[ \t]*\([^)]*?|[^\n#(]*?)\b{name}\b(?![ \t]+as\b)"
+    imported = re.findall(imports, text, re.MULTILINE)
+    if depth == 0 or len(defined) + len(imported) != 1:
+        return False
+    if defined:
+        bases = [one.strip() for one in defined[0].split(",") if one.strip()]
+        return all(
+            one in _PLAIN_BASES or (one.isidentifier() and _is_own_class(modules, path, one, depth - 1))
+            for one in bases
+        )
+    places = modules.named(path, imported[0])
+    return bool(places) and all(
+        _is_own_class(modules, one, name, depth - 1) and not _starts_itself(modules, one, depth - 1) for one in places
+    )
+
+
+_PLAIN_BASES = frozenset({"object", "ABC", "abc.ABC", "nn.Module", "torch.nn.Module"})
+
+
 def _is_imported(script: Script, modules: ProjectModules) -> bool:
-    """Whether another file of the project may import a script."""
+    """Whether another file of the project may import a script to use it."""
     place = PurePath(script.path)
-    return any(may_import(place, text) for shown, text in modules.mentioning(place.stem) if shown != script.path)
+    others = [(shown, text) for shown, text in modules.mentioning(place.stem) if shown != script.path]
+    return any(may_import(place, text) and not imports_in_vain(modules, place, shown) for shown, text in others)
 
 
 def _shown(script: Script, modules: ProjectModules) -> _Shown:
@@ -109,18 +148,37 @@ def _shown(script: Script, modules: ProjectModules) -> _Shown:
     if key not in modules.memo:
         launches = [text for _, text in modules.mentioning("", launches=True)]
         pages = [*modules.all_pages(script.location), *modules.notebooks("")]
-        lines = [line for text in (*launches, *pages) for line in joined_lines(text) if len(line) < _LONGEST_LINE]
+        lines = [line for text in (*launches, *pages) for line in _lines_with_stems(text) if len(line) < _LONGEST_LINE]
         commands = [one for line in lines for one in _COMMAND.finditer(line)]
         stems = {_stem_of(one) for one in commands}
         launched = {_stem_of(one) for one in commands if _LAUNCHER.search(one[0])}
         found = {one for one in stems - _TOOLS if modules.named(script.path, one)}
         is_open = any(map(_starts_given, launches)) or any(map(_speaks_of_given, lines))
+        is_open = is_open or any(_IN_STEM.search(line) and _LAUNCHER.search(line) for line in lines)
         is_open = is_open or any(_starts_given_program(text) for text in _programs_with_launchers(modules))
         speaks = any(map(_SAYS_SEVERAL.search, modules.all_pages(script.location)))
         absent = frozenset(map(_first_word, launched - found - _TOOLS))
         modules.memo[key] = _Shown(frozenset(found), frozenset(launched & found), absent, is_open, speaks)
     kept: _Shown = modules.memo[key]
     return kept
+
+
+_IN_STEM = re.compile(r"\$\{?([A-Za-z_]\w*)\}?(?=[\w${}-]*\.py\b)|\$\{?\d\}?(?=[\w${}-]*\.py\b)")
+"""The variable of ``src/${task}.py``, which decides what is started."""
+
+
+def _lines_with_stems(text: str) -> Iterator[str]:
+    """The commands of a text, with the names of programs that it has in variables which it sets once."""
+
+    def value_of(found: re.Match[str]) -> str:
+        name = found[1]
+        if not name or re.search(rf"\bfor[ \t]+{name}\b|\bread\b[^\n]*\b{name}\b", text):
+            return found[0]
+        value = number_in(f"${name}", text)
+        return found[0] if "$" in value or "`" in value else value
+
+    for line in joined_lines(text):
+        yield _IN_STEM.sub(value_of, line) if ".py" in line and "$" in line else line
 
 
 def _first_word(stem: str) -> str:
@@ -199,14 +257,14 @@ def _may_be_several(script: Script, modules: ProjectModules, path: str) -> bool:
         return _SAYS_SEVERAL.search(named.sub("", line)) is not None or asks_for_more(script, line)
 
     for page in (*modules.all_pages(script.location), *modules.notebooks(place.stem)):
-        lines = [one for one in joined_lines(page) if named.search(one)] if place.stem in page else []
+        lines = [one for one in _lines_with_stems(page) if named.search(one)] if place.stem in page else []
         if lines and (any(map(is_several, lines)) or any(map(_launches_below, joined_lines(page)))):
             return True
     for shown, text in modules.mentioning(place.stem):
-        lines = [line for line in joined_lines(text) if named.search(line)] if shown != path else []
+        lines = [line for line in _lines_with_stems(text) if named.search(line)] if shown != path else []
         if shown.endswith(".py") and lines and _STARTS_PROGRAMS.search(text):
             return True
-        if shown.endswith(".py") or not lines:
+        if shown.endswith(".py") or not lines or not is_nearest(modules, shown, path):
             continue
         if _JOBS.search(text) or any(is_several(line) or not plain.search(line) for line in lines):
             return True
