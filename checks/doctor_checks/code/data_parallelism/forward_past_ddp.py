@@ -69,6 +69,11 @@ _WITHOUT = ("no_grad", "inference_mode")
             "a group of one rank",
             'dist.init_process_group("gloo", rank=0, world_size=1)\n' + _INNER_MODULE.replace("  # !", ""),
         ),
+        passes(
+            "an engine in every step, whose own backward() reduces",
+            _INNER_MODULE.replace("loss.backward()", "model.backward(loss)").replace("  # !", ""),
+        ),
+        fails("the branch without the engine", _ENGINE),
         passes("a unit test that compares both", _BARE_MODEL + "\ndef test_it(): pass\n", name="test_ddp.py"),
     ),
 )
@@ -79,6 +84,16 @@ def forward_past_ddp(script: Script) -> Iterator[Violation]:
     pass.
     Fix: Call the wrapper instead, and move methods that bypass it into the module's forward().
     """
+    for call, words in calls_past_wrapper(script):
+        yield Violation(
+            call,
+            f"{script.text_of(call.func)}(...) bypasses the DDP wrapper `{words}`: gradients are not reduced",
+            fix=_fix(script, call, words),
+        )
+
+
+def calls_past_wrapper(script: Script) -> Iterator[tuple[ast.Call, str]]:
+    """The forward passes of training that bypass a wrapper, which nothing else calls in the same step, and its text."""
     wraps = list(script.calls(DDP))
     accelerates = next(script.calls(ACCELERATOR), None) is not None
     if is_test(script) or (not wraps and not accelerates) or _averages_itself(script) or groups_have_one_rank(script):
@@ -90,12 +105,32 @@ def forward_past_ddp(script: Script) -> Iterator[Violation]:
         if not words or rank_condition(script, call) is not None or _computes_with_arguments(script, call):
             continue
         block = _training(script, call)
-        if block is not None and not _is_prepared(script, block, words) and not _is_fixed(script, call, words, wraps):
-            yield Violation(
-                call,
-                f"{script.text_of(call.func)}(...) bypasses the DDP wrapper `{words}`: gradients are not reduced",
-                fix=_fix(script, call, words),
-            )
+        if block is None or _is_prepared(script, block, words) or _is_of_engine(script, block, call, words):
+            continue
+        if not _is_fixed(script, call, words, wraps):
+            yield call, words
+
+
+def _is_of_engine(script: Script, block: ast.AST, call: ast.Call, wrapper: str) -> bool:
+    """Whether the step in which a call runs also calls ``backward()`` of the wrapper, which DDP does not have: it is an
+    engine there, which reduces in that call whatever the forward pass went through (deepspeed/runtime/engine.py)."""
+    tests = _tests_around(script, block, call)
+    return any(
+        ast.unparse(one.func) == f"{wrapper}.backward" and _tests_around(script, block, one) <= tests
+        for one in script.inside(block, ast.Call)
+    )
+
+
+def _tests_around(script: Script, block: ast.AST, node: ast.AST) -> set[tuple[str, bool]]:
+    """The conditions of the branches between a node and the step around it, and whether they hold."""
+    found, inner = set(), node
+    for outer in script.around(node):
+        if outer is block:
+            break
+        if isinstance(outer, ast.If) and inner is not outer.test:
+            found.add((ast.unparse(outer.test), inner in outer.body))
+        inner = outer
+    return found
 
 
 def _computes_with_arguments(script: Script, call: ast.Call) -> bool:
@@ -319,6 +354,20 @@ optimizer = SGD(ddp_model.parameters(), lr=0.1)
 for epoch in range(epochs):
     for x, y in loader:
         loss = criterion(model(x), y)  # !
+        loss.backward()
+        optimizer.step()
+"""
+_ENGINE = """\
+model = initialize(Net()) if args.engine else DDP(Net())
+for batch in loader:
+    if args.engine:
+        loss = model.module.compute_loss(batch)
+    elif args.distributed:
+        loss = model.module.compute_loss(batch)  # !
+    if args.engine:
+        model.backward(loss)
+        model.step()
+    else:
         loss.backward()
         optimizer.step()
 """

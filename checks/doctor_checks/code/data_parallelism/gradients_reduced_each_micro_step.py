@@ -27,6 +27,7 @@ from doctor.lint.python.training import (
     unwrapped,
 )
 from doctor.testing.script_cases import fails, passes
+from doctor_checks.code.data_parallelism.forward_past_ddp import calls_past_wrapper
 
 _SPARES = re.compile(
     r"\bno_sync\b|\bno_backward_sync\b|\brequire_backward_grad_sync\b|\baccumulate\(|set_requires_gradient_sync|set_gradient_accumulation_boundary|\bmaybe_no_sync\b"
@@ -75,6 +76,23 @@ _STEPS = frozenset({"step"})
             ),
         ),
         fails("a loop over micro-batches", _MICRO),
+        passes(
+            "forward passes that bypass the wrapper", _MICRO.replace("model(", "model.module(").replace("  # !", "")
+        ),
+        fails(
+            "one of the forward passes of a step bypasses it",
+            _MICRO.replace("/ accum", "+ model.module.loss(x) / accum"),
+        ),
+        fails(
+            "a model that nothing wraps is called by its inner module",
+            _MICRO.replace("/ accum", "+ judge.module(x) / accum"),
+        ),
+        fails(
+            "the forward passes of one of two wrapped models bypass it",
+            _MICRO.replace("loss = model(", "loss = judge(model.module(")
+            .replace(")) /", "))) /")
+            .replace("optimizer =", "judge = DDP(Judge())\noptimizer ="),
+        ),
         passes(
             "not yet averaged",
             _script(
@@ -187,6 +205,8 @@ def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
     if _prepares_no_model(script, wrapper):
         return
     for loop in loops(script):
+        if _is_past_wrappers(script, loop):
+            continue
         backward = _backward(script, loop)
         step = _accumulated(script, loop, backward) if backward is not None else None
         if backward is not None and step is not None and not _is_decided_by_context(script, loop, backward, wrapper):
@@ -203,6 +223,18 @@ def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
                 evidence=(("wrapped_at_line", wrapper.lineno),),
                 fix=_fix(script, wrapper),
             )
+
+
+def _is_past_wrappers(script: Script, loop: Loop) -> bool:
+    """Whether the forward passes of a loop bypass every wrapper of a file, so that no backward pass averages anything,
+    as CODE033 says."""
+    if next(script.calls(ACCELERATOR), None) is not None:
+        return False  # the models that it wraps are not known
+    inside = set(script.inside(loop.node, ast.Call))
+    past = {words for call, words in calls_past_wrapper(script) if call in inside}
+    statements = [script.parent(wrap) for wrap in script.calls(DDP)]
+    wrappers = {ast.unparse(target) for one in statements if isinstance(one, ast.Assign) for target in one.targets}
+    return bool(wrappers) and all(isinstance(one, ast.Assign) for one in statements) and wrappers <= past
 
 
 def _is_second_choice(script: Script, wrapper: ast.Call) -> bool:
