@@ -232,6 +232,57 @@ def test_ranks_without_a_name_do_not_come_further(tmp_path, text, severity):
     assert ("CODE029", severity) in hits
 
 
+ABSENT = """\
+class Tester:
+    def __init__(self, args, loaders=None):
+        self.args = args
+        self.loaders = loaders
+
+    def test(self):
+        loader = self.loaders["test"]
+        with open("out.json", "w") as file:
+            json.dump(predict(loader), file)
+
+
+def work(gpu, args):
+    if gpu == 0:
+        loaders = {"test": make(args)}
+    else:
+        loaders = None
+    Tester(args, loaders).test()
+
+
+work(args.local_rank, args)
+"""
+OF_FILE = f"loaders = None\n{OF_RANK.replace('folder =', 'loaders =')}"
+
+
+@pytest.mark.parametrize(
+    ("text", "severity"),
+    [
+        (ABSENT, "info"),  # 'NoneType' object is not subscriptable
+        (f"{OF_FILE}net.load(loaders.path)\ntorch.save(net, 'net.pt')\n", "info"),
+        (ABSENT.replace("loaders = None\n    Tester", "loaders = {}\n    Tester"), "warning"),
+        (ABSENT.replace("gpu == 0", "gpu < 4"), "warning"),
+        (ABSENT.replace("work(args.local_rank", "work(args.device"), "warning"),
+        (ABSENT.replace("Tester(args, loaders)", "Tester(args, other)"), "warning"),
+        (ABSENT.replace("self.loaders = loaders", "self.loaders = loaders or {}"), "warning"),
+        (f"{ABSENT}Tester(args, make(args)).test()\n", "warning"),
+        (ABSENT.replace('self.loaders["test"]', 'self.loaders["test"] if self.loaders else None'), "warning"),
+        (f"{OF_FILE}print(loaders)\ntorch.save(net, 'net.pt')\n", "warning"),
+        (f"{OF_FILE.replace('== 0:', '== 0 or args.all:')}loaders.load()\ntorch.save(net, 'net.pt')\n", "warning"),
+        (f"{OF_FILE}loaders = shared(loaders)\nloaders.load()\ntorch.save(net, 'net.pt')\n", "warning"),
+    ],
+)
+def test_ranks_without_a_value_do_not_come_further(tmp_path, text, severity):
+    hits = [
+        one
+        for rule, one in found(tmp_path, {"train.py": f"import json\n{HEAD}{JOINS}{text}", "other.py": ""})
+        if rule == "CODE029"
+    ]
+    assert hits == [severity]
+
+
 FIRST_ROUND = (
     "from torch.utils.data import DataLoader\nfrom torch.utils.data.distributed import DistributedSampler\n\n"
     + "def train(data, net, optimizer):\n    loader = DataLoader(data, sampler=DistributedSampler(data))\n"

@@ -15,6 +15,7 @@ from doctor.knowledge.lightning_api import argument as trainer_argument
 from doctor.knowledge.releases import release
 from doctor.lint.engine.releases import Releases
 from doctor.lint.python.gpu_use import block_with_ranks, runs_alone
+from doctor.lint.python.project.absent_values import reads_absent_value
 from doctor.lint.python.project.call_graph import INERT
 from doctor.lint.python.project.failing_start import names_by_star
 from doctor.lint.python.project.never_used import is_defined_nowhere
@@ -149,10 +150,13 @@ def _on_the_way(script: Script, node: ast.AST) -> Iterator[ast.stmt]:
 
 
 def _fails_on_others(script: Script, part: ast.AST) -> bool:
-    """Whether a part of a statement reads a name that is bound under one rank condition only, on each rank that gets
-    there."""
+    """Whether a part of a statement reads a name that is bound under one rank condition only, or an entry of what is
+    ``None`` on the other ranks, on each rank that gets there."""
     if rank_condition(script, part) is not None:
         return False
+    entries = (*script.inside(part, ast.Subscript), *script.inside(part, ast.Attribute))
+    if any(reads_absent_value(script, one) and not _is_conditional(script, one, part) for one in entries):
+        return True
     return any(
         isinstance(one.ctx, ast.Load) and not _is_conditional(script, one, part) and _is_of_one_rank(script, one)
         for one in script.inside(part, ast.Name)
