@@ -27,7 +27,7 @@ from doctor.lint.python.training import (
     unwrapped,
 )
 from doctor.testing.script_cases import fails, passes
-from doctor_checks.code.data_parallelism.forward_past_ddp import calls_past_wrapper
+from doctor_checks.code.data_parallelism._past_wrapper import calls_past_wrapper
 
 _SPARES = re.compile(
     r"\bno_sync\b|\bno_backward_sync\b|\brequire_backward_grad_sync\b|\baccumulate\(|set_requires_gradient_sync|set_gradient_accumulation_boundary|\bmaybe_no_sync\b"
