@@ -39,6 +39,8 @@ _COMMAND = re.compile(
     r"(?:(?<![\w.-])(?P<file>[\w./${}-]*?(?P<stem>[\w-]+)\.py)\b|"
     r"[ \t](?:-m|--module)[ \t=]+(?!torch\.|accelerate|deepspeed)(?P<module>[A-Za-z_][\w.]*))"
 )
+_MAY_START = re.compile(rf"{_LAUNCHER.pattern}|\bpython|\buv run\b")
+"""What a text must contain to start a program, as lists of data in large JSON files do not."""
 _NAMES_PROGRAM = re.compile(
     r"[\w}*>]\.(?:py|sh|sbatch|slurm|ya?ml)\b|[ \t](?:-m|--module)[ \t=]+(?!torch\.|accelerate)\w"
 )
@@ -146,8 +148,8 @@ def _is_imported(script: Script, modules: ProjectModules) -> bool:
 def _shown(script: Script, modules: ProjectModules) -> _Shown:
     key = ("shown starts", modules.root_of(script.location))
     if key not in modules.memo:
-        launches = [text for _, text in modules.mentioning("", launches=True)]
-        pages = [*modules.all_pages(script.location), *modules.notebooks("")]
+        launches = [text for _, text in modules.mentioning("", launches=True) if _MAY_START.search(text)]
+        pages = filter(_MAY_START.search, (*modules.all_pages(script.location), *modules.notebooks("")))
         lines = [line for text in (*launches, *pages) for line in _lines_with_stems(text) if len(line) < _LONGEST_LINE]
         commands = [one for line in lines for one in _COMMAND.finditer(line)]
         stems = {_stem_of(one) for one in commands}
