@@ -2031,6 +2031,23 @@ net.load_state_dict(checkpoint["model"])
 for step in range(99):
     x = {made}
     model({given}).sum().backward()
+_JOINS_ALONE = """\
+import os
+import torch
+import torch.distributed as dist
+
+def setup(rank, world_size):
+    os.environ["MASTER_ADDR"] = "localhost"
+    dist.init_process_group("nccl", rank=rank, world_size=world_size)
+
+def main(model):
+    rank = 0
+    world_size = {size}
+    setup(rank, world_size)
+    torch.save(model.state_dict(), "model.pt")
+
+if __name__ == "__main__":
+    main(build())
 """
 
 
@@ -2046,3 +2063,13 @@ for step in range(99):
 )
 def test_weights_that_learn_from_random_numbers(tmp_path, made, given, severity):
     assert found(tmp_path, {"train.py": _ON_NOISE.format(made=made, given=given)}) == [("CODE001", severity)]
+    ("size", "other", "expected"),
+    [
+        ("1", "import torch\n", []),
+        ("2", "import torch\n", [("CODE029", "warning")]),
+        ("1", "from train import setup\n\nsetup(int(sys.argv[1]), 8)\n", [("CODE029", "warning")]),
+    ],
+)
+def test_a_program_that_joins_a_group_alone(tmp_path, size, other, expected):
+    files = {"train.py": _JOINS_ALONE.format(size=size), "other.py": other}
+    assert [one for one in found(tmp_path, files) if one[0] == "CODE029"] == expected

@@ -303,6 +303,9 @@ def test_the_cells_of_a_notebook_are_one_process():
     assert {one.name for one in run_by_all(launched)} == {"train"}
 
 
+SETUP = "def setup(rank, size):\n    dist.init_process_group('gloo', rank=rank, world_size=size)\n\n"
+
+
 @pytest.mark.parametrize(
     ("line", "several"),
     [
@@ -317,6 +320,13 @@ def test_the_cells_of_a_notebook_are_one_process():
             True,
         ),
         ("dist.init_process_group('gloo', rank=0, world_size=size)", True),
+        (f"{SETUP}def main():\n    rank = 0\n    size = 1\n    setup(rank, size)\n", False),
+        (f"{SETUP}setup(0, size=1)\n", False),
+        (f"{SETUP}setup(0, 1)\nsetup(0, 2)\n", True),
+        (f"{SETUP}setup(0, 1)\nspawn(setup)\n", True),
+        (f"{SETUP}def main(size):\n    setup(0, size)\n", True),
+        (SETUP.replace("size):", "size):\n    size = count()", 1) + "setup(0, 1)\n", True),
+        (SETUP, True),
     ],
 )
 def test_groups_of_one_rank(line, several):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.core.text import lazy_compile
+from doctor.lint.python.project.imported_functions import may_be_imported
 from doctor.lint.python.script import UNKNOWN, FunctionNode, Script, last_name, per_script
 from doctor.lint.python.script import is_test as is_test
 
@@ -85,16 +86,34 @@ def groups_have_one_rank(script: Script) -> bool:
 
 
 def has_one_rank(script: Script, call: ast.Call) -> bool:
-    """Whether a call of ``init_process_group`` says that the job has one rank: ``world_size=1``, or an attribute of a
-    namespace that was made with it, here or in a module of the project."""
+    """Whether a call of ``init_process_group`` says that the job has one rank: ``world_size=1``, a parameter that is 1
+    in all calls of its function, or an attribute of a namespace that was made with it, here or in a module of the
+    project."""
     size = script.argument(call, "world_size", 3)
-    if size is None or script.value(size) == 1:
+    if size is None or script.value(size) == 1 or is_one_in_all_calls(script, size):
         return size is not None
     if not isinstance(size, ast.Attribute) or size.attr != "world_size" or not isinstance(size.value, ast.Name):
         return False
     scope = script.scope_of(size, size.value.id)
     bound = scope.names[size.value.id] if scope is not None else ()
     return bool(bound) and all(_is_namespace_of_one(script, one) for one in bound)
+
+
+def is_one_in_all_calls(script: Script, size: ast.expr) -> bool:
+    """Whether a number is a parameter of a function of the module that is 1 in each of its calls, which are all of its
+    uses: ``setup(rank, world_size)`` below ``world_size = 1``. Other files that import it may give it another one."""
+    function = script.function_of(size) if isinstance(size, ast.Name) else None
+    names = [one.arg for one in function.args.args] if function is not None else []
+    if not isinstance(size, ast.Name) or function is None or size.id not in names or function.decorator_list:
+        return False
+    if any(one.id == size.id and isinstance(one.ctx, ast.Store) for one in script.inside(function, ast.Name)):
+        return False
+    calls = [one for one in script.all(ast.Call) if script.definition(one.func) is function]
+    values = [script.value(script.argument(one, size.id, names.index(size.id))) for one in calls]
+    if not values or any(one != 1 for one in values) or len(script.bindings.of_the_module.names[function.name]) != 1:
+        return False
+    uses = sum(one.id == function.name for one in script.all(ast.Name))
+    return uses == len(calls) and not may_be_imported(script, function.name)
 
 
 def _is_namespace_of_one(script: Script, bound: ast.AST | str) -> bool:

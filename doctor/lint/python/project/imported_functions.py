@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import NamedTuple
 
 from doctor.lint.engine.rule import FlowStep
@@ -104,6 +106,34 @@ def called_function(script: Script, call: ast.Call) -> tuple[Script, FunctionNod
             if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)) and (one.name, one.lineno) == (name, line):
                 return other, one
     return None
+
+
+def may_be_imported(script: Script, name: str) -> bool:
+    """Whether another file of the project may import a function of this one."""
+    if script.modules is None:
+        return False
+    stem = PurePath(script.path).stem
+    module = re.escape(stem)
+    of_package = re.compile(rf"^[ \t]*from\s+([.\w]+)\s+import\b[^#\n]*\b{module}\b", re.MULTILINE)
+    of_module = re.compile(rf"^[ \t]*(?:from|import)\s+([.\w]*\b{module})\b", re.MULTILINE)
+
+    def imports(text: str) -> Iterator[str]:
+        yield from (f"{found[1]}.{stem}" for found in of_package.finditer(text))
+        yield from (found[1] for found in of_module.finditer(text))
+
+    return any(
+        shown != script.path
+        and re.search(rf"\b{re.escape(name)}\b", text)
+        and any(_may_be_of_script(script, dotted) for dotted in imports(text))
+        for shown, text in script.modules.mentioning(stem)
+    )
+
+
+def _may_be_of_script(script: Script, dotted: str) -> bool:
+    """Whether an import may be of this file: the folders in its name are those above the file."""
+    place = PurePath(script.location or script.path).with_suffix("")
+    named = [one for one in dotted.split(".") if one]
+    return all(map(str.__eq__, reversed(named), reversed(place.parts)))
 
 
 def may_be_of_project(modules: ProjectModules, importer: str, name: str) -> bool:

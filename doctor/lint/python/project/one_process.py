@@ -20,6 +20,7 @@ from doctor.lint.python.project.failing_calls import (
     makes_no_trainer,
     training_fails,
 )
+from doctor.lint.python.project.imported_functions import may_be_imported
 from doctor.lint.python.project.left_defaults import has_no_rounds, outcome
 from doctor.lint.python.project.never_used import cannot_run, fails_to_spawn, is_notebook_of_one_process
 from doctor.lint.python.project.settings.option_values import numbers_of
@@ -52,7 +53,7 @@ from doctor.lint.python.rank_branches import (
     stops_several,
 )
 from doctor.lint.python.script import FunctionNode, Script, per_script
-from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, SAMPLER, TRAINER, several_ranks
+from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, SAMPLER, TRAINER, is_one_in_all_calls, several_ranks
 
 OF_SEVERAL_RANKS = frozenset(
     f"CODE{number:03}" for number in (*range(1, 9), *range(10, 19), *range(29, 34), 36, 37, *range(39, 42), 43)
@@ -393,36 +394,8 @@ def runs_in_one_process(script: Script, node: ast.AST, depth: int = _DEPTH) -> b
     return (
         bool(uses)
         and all(never_runs(script, one) or runs_in_one_process(script, one, depth - 1) for one in uses)
-        and not _is_used_elsewhere(script, function.name)
+        and not may_be_imported(script, function.name)
     )
-
-
-def _is_used_elsewhere(script: Script, name: str) -> bool:
-    """Whether another file of the project may import a function of this one."""
-    if script.modules is None:
-        return False
-    stem = PurePath(script.path).stem
-    module = re.escape(stem)
-    of_package = re.compile(rf"^[ \t]*from\s+([.\w]+)\s+import\b[^#\n]*\b{module}\b", re.MULTILINE)
-    of_module = re.compile(rf"^[ \t]*(?:from|import)\s+([.\w]*\b{module})\b", re.MULTILINE)
-
-    def imports(text: str) -> Iterator[str]:
-        yield from (f"{found[1]}.{stem}" for found in of_package.finditer(text))
-        yield from (found[1] for found in of_module.finditer(text))
-
-    return any(
-        shown != script.path
-        and re.search(rf"\b{re.escape(name)}\b", text)
-        and any(_may_be(script, dotted) for dotted in imports(text))
-        for shown, text in script.modules.mentioning(stem)
-    )
-
-
-def _may_be(script: Script, dotted: str) -> bool:
-    """Whether an import may be of this file: the folders in its name are those above the file."""
-    place = PurePath(script.location or script.path).with_suffix("")
-    named = [one for one in dotted.split(".") if one]
-    return all(map(str.__eq__, reversed(named), reversed(place.parts)))
 
 
 def _statements_beside(script: Script, node: ast.AST) -> Iterator[ast.stmt]:
@@ -518,19 +491,7 @@ def _starts_one(script: Script, call: ast.Call) -> bool:
 
 
 def _is_one(script: Script, given: ast.expr | None) -> bool:
-    """Whether a number is 1, or a parameter that is 1 in every call of its function."""
-    function = script.function_of(given) if isinstance(given, ast.Name) else None
-    names = [one.arg for one in function.args.args] if function is not None else []
-    if function is None or not isinstance(given, ast.Name) or given.id not in names:
-        return given is not None and script.value(given) == 1
-    calls = [one for one in script.all(ast.Call) if script.definition(one.func) is function]
-    values = [script.value(script.argument(one, given.id, names.index(given.id))) for one in calls]
-    is_bound_again = any(
-        one.id == given.id and isinstance(one.ctx, ast.Store) for one in script.inside(function, ast.Name)
-    )
-    uses = sum(one.id == function.name for one in script.all(ast.Name))
-    is_seen = uses == len(calls) > 0 and not _is_used_elsewhere(script, function.name)
-    return is_seen and not is_bound_again and all(one == 1 for one in values)
+    return given is not None and (script.value(given) == 1 or is_one_in_all_calls(script, given))
 
 
 _PLACES = {"sparkdl.HorovodRunner": 0}
