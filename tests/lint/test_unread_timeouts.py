@@ -1,4 +1,4 @@
-"""NCCL001: a variable that is meant to be the timeout of collectives, and that neither NCCL nor PyTorch reads."""
+"""NCCL001: variables that nothing reads, as one that is meant to be the timeout, and the name that is meant."""
 
 import pytest
 
@@ -54,3 +54,13 @@ def test_what_may_be_read(tmp_path, name):
 
 def test_a_file_that_is_linted_alone(tmp_path):
     assert severities_in(tmp_path, {"job.sh": JOB}, BOOK) == []
+
+
+@pytest.mark.parametrize(("release", "name"), [("2.1.2", ""), ("2.5.1", "TORCH_")])
+def test_the_torch_of_the_project_reads_the_name_that_is_meant(tmp_path, release, name):
+    files = FILES | {
+        "job.sh": JOB.replace("NCCL_TIMEOUT=3600", "NCLL_BLOCKING_WAIT=1"),
+        "environment.yml": f"name: a\ndependencies:\n  - pytorch={release}\n",
+    }
+    [(_, finding)] = findings_in(tmp_path, files, BOOK)
+    assert finding.summary == f"Unknown variable NCLL_BLOCKING_WAIT. Did you mean {name}NCCL_BLOCKING_WAIT?"

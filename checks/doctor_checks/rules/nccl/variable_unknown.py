@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from doctor.api import FileFails, FilePasses, Script, Severity, Violation, is_older, rule
 from doctor.knowledge.environment_variables import known as known_variable
-from doctor.knowledge.environment_variables import misspelled, without_loss
+from doctor.knowledge.environment_variables import misspelled, table, without_loss
 from doctor.knowledge.environment_variables import nearest as nearest_variable
 from doctor.knowledge.releases import bundled_nccl
 from doctor.lint.launch.launch_file import EnvironmentSetting, EnvironmentSource, LaunchFile
@@ -83,6 +83,7 @@ def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
         if not setting.is_exported or ("NCCL" in name and uses_no_nccl(file)) or name.startswith(_OF_XCCL):
             continue
         near = nearest_variable(name) if is_unknown_variable(name) else misspelled(name)
+        near = _as_read(file, near) if near is not None else None
         if near is not None and (kept := _is_ignored_too(file, near, setting)):
             yield Violation(
                 setting.place,
@@ -111,6 +112,18 @@ def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
                 effect="Collectives keep the timeout of their process group: 10 minutes with NCCL, if the program does "
                 "not set it.",
             )
+
+
+def _as_read(file: EnvironmentSource, variable: str) -> str:
+    """The name under which the torch of the project reads a variable: the old one if its release renamed it later."""
+    older = (
+        old
+        for old, info in table().items()
+        if info.replaced_by == variable
+        and info.reader == "torch"
+        and is_older(file.stated_torch, info.superseded or "") is True
+    )
+    return next(older, variable)
 
 
 def _is_read_nowhere(file: EnvironmentSource, name: str) -> bool:
