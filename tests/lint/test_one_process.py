@@ -2073,3 +2073,28 @@ def test_weights_that_learn_from_random_numbers(tmp_path, made, given, severity)
 def test_a_program_that_joins_a_group_alone(tmp_path, size, other, expected):
     files = {"train.py": _JOINS_ALONE.format(size=size), "other.py": other}
     assert [one for one in found(tmp_path, files) if one[0] == "CODE029"] == expected
+
+
+_UNPACKS = """\
+import tarfile
+import torch.distributed as dist
+
+def prepare(folder, url="https://example.org/{archive}"):
+    dist.init_process_group("nccl")
+    if dist.get_rank() == 0:
+        with tarfile.open(folder + "/{archive}") as tar:
+            tar.extractall(folder)
+    dist.barrier()
+
+prepare("data")
+"""
+
+
+@pytest.mark.parametrize(
+    ("archive", "severity"),
+    [("aclImdb_v1.tar.gz", "info"), ("cifar-10-python.tar.gz", "info"), ("corpus_v1.tar.gz", "warning")],
+)
+def test_a_small_archive_is_unpacked_within_the_timeout(tmp_path, archive, severity):
+    assert found(tmp_path, {"train.py": _UNPACKS.format(archive=archive)}) == [("CODE030", severity)]
+    quiet = severities_in(tmp_path, {}, BOOK)
+    assert quiet == ([] if severity == "info" else [("CODE030", severity)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
@@ -32,6 +33,7 @@ from doctor.testing.script_cases import fails, passes
         passes("a known small dataset, beside others", _SMALL_BESIDE),
         fails("a known small dataset, or files", _SMALL_OR_FILES),
         passes("nobody waits", _NOBODY),
+        fails("an archive of unknown size", _ARCHIVES.replace("aclImdb_v1", "corpus")),
         passes("the limit is given where the script is started", _PARSED),
     ),
 )
@@ -51,21 +53,45 @@ def long_work_before_barrier(script: Script) -> Iterator[Violation]:
         if found is not None and found[0] not in reported:
             place, words = found
             reported.add(place)
+            severity = _severity(script, call, started)
             yield Violation(
                 call,
                 f"{script.text_of(call.func, 40)} may exceed the timeout of the ranks that wait {words}",
                 fix=_FIXES.get(script.name(started.func), ""),
-                severity=_severity(script, call, started),
+                severity=severity,
+                preview=severity is Severity.INFO and _is_of_small_archive(script, call),
                 evidence=(("waits_at_line", place), ("job_started_at_line", started.lineno)),
                 confidence=0.7,
             )
 
 
 def _severity(script: Script, call: ast.Call, started: ast.Call) -> Severity | None:
-    """An info for ``map``, because the size of the data is not in the code, and for a download under Gloo, whose
-    default timeout of 30 minutes most downloads keep."""
+    """An info for ``map``, because the size of the data is not in the code, for a small archive, and for a download
+    under Gloo, whose default timeout of 30 minutes most downloads keep."""
     backend = script.value(script.argument(started, "backend", 0)) if script.name(started.func) in _GROUPS else None
-    return Severity.INFO if last_name(call.func) == "map" or backend == "gloo" else None
+    is_brief = last_name(call.func) == "map" or backend == "gloo" or _is_of_small_archive(script, call)
+    return Severity.INFO if is_brief else None
+
+
+_ARCHIVE = re.compile(r"([\w.-]+)\.(?:zip|tgz|tar(?:\.\w+)?)$", re.IGNORECASE)
+_SMALL_ARCHIVES = re.compile(
+    r"(?:aclImdb(?:_v\d)?|cifar-?100?(?:-python)?|(?:fashion-?|k)?mnist|svhn|hymenoptera_data|101_ObjectCategories|"
+    r"102flowers|tiny-imagenet-200|ml-(?:latest-small|100k|1m|10m|20m)|wikitext-(?:2|103)(?:-raw)?(?:-v\d)?|"
+    r"SST-2|MRPC|CoLA|cora|citeseer|simple-examples)",
+    re.IGNORECASE,
+)
+"""Archives of at most some hundred megabytes, by their published names: a minute or two to fetch and to unpack."""
+
+
+def _is_of_small_archive(script: Script, call: ast.Call) -> bool:
+    """Whether all archives that the function around a call names, or the file if that names none, are small ones."""
+    for within in (script.function_of(call), script.tree):
+        texts = () if within is None else script.inside(within, ast.Constant)
+        named = [_ARCHIVE.search(one.value) for one in texts if isinstance(one.value, str)]
+        archives = [one[1] for one in named if one is not None]
+        if archives:
+            return all(map(_SMALL_ARCHIVES.fullmatch, archives))
+    return False
 
 
 _FIXES = {
@@ -167,6 +193,16 @@ def main(name, folder):
         snapshot_download(name, local_dir=folder)  # !
     dist.barrier()
     return load(folder)
+"""
+_ARCHIVES = """\
+import tarfile
+
+def prepare(folder, url="https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"):
+    dist.init_process_group("nccl")
+    if dist.get_rank() == 0:
+        with tarfile.open(os.path.join(folder, "aclImdb_v1.tar.gz")) as tar:
+            tar.extractall(folder)  # !
+    dist.barrier()
 """
 _ARGUMENTS = """\
 from transformers import Trainer, TrainingArguments

@@ -54,6 +54,8 @@ _DP = "torch.nn.DataParallel"
         ),
         fails("trained without that branch", _REPLACED_IN_BRANCH.replace("evaluate(", "fit(").replace(*_MARKED)),
         passes("one device alone", _ONE_DEVICE),
+        fails("a model, and a loss without weights beside it", _WITH_LOSS),
+        fails("a loss alone, which may hold the model", _LOSS_ALONE),
         passes("a tutorial of it", _MANY_RANKS, name="data_parallel/train.py"),
         passes("a script that is compared with another", _MANY_RANKS, name="train_dp.py"),
         passes("a helper with one device by default", _ONE_BY_DEFAULT),
@@ -78,7 +80,7 @@ def data_parallel(script: Script) -> Iterator[Violation]:
             continue
         if _names_one(script, call) or runs_alone(script, call) or _only_evaluates(script, call):
             continue
-        if _is_replaced(script, call):
+        if _is_replaced(script, call) or _is_loss_beside_model(script, call):
             continue
         if shown is None:
             certain = not offered
@@ -97,6 +99,23 @@ def data_parallel(script: Script) -> Iterator[Violation]:
                 or _is_brief(script)
             )
             yield replace(found, severity=Severity.INFO, preview=True) if chosen else found
+
+
+_LOSS = re.compile(r"criterion|criteria|loss(?:es)?(?:_?fn|_?func\w*)?$", re.IGNORECASE)
+_PLACED = frozenset({"cuda", "to", "cpu", "train"})
+
+
+def _is_loss_beside_model(script: Script, call: ast.Call) -> bool:
+    """Whether a loss is wrapped where the same function wraps a model too, whose line says all: most losses have no
+    weights that could be copied, and their inputs are on the GPUs already."""
+    given = call.args[0] if call.args else None
+    while isinstance(given, ast.Call) and isinstance(given.func, ast.Attribute) and given.func.attr in _PLACED:
+        given = given.func.value
+    if given is None or not _LOSS.search(last_name(given)):
+        return False
+    function = script.function_of(call)
+    others = [one for one in script.calls(_DP) if one is not call and script.function_of(one) is function]
+    return any(one.args and not _LOSS.search(script.text_of(one.args[0])) for one in others)
 
 
 _MOST_STEPS = 1000
@@ -587,6 +606,23 @@ def train(loader):
     for x, y in loader:
         criterion(run.model(x), y).backward()
         run.optimizer.step()
+"""
+_WITH_LOSS = """\
+import torch
+
+def train(model, criterion, loader):
+    model = torch.nn.DataParallel(model.cuda())  # !
+    criterion = torch.nn.DataParallel(criterion.cuda())
+    for x, y in loader:
+        criterion(model(x), y).mean().backward()
+"""
+_LOSS_ALONE = """\
+import torch
+
+def train(criterion, loader):
+    criterion = torch.nn.DataParallel(criterion.cuda())  # !
+    for x, y in loader:
+        criterion(x, y).mean().backward()
 """
 _ONE_DEVICE = """\
 import torch.nn as nn
