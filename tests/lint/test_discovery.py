@@ -126,6 +126,28 @@ def test_a_notebook_is_one_script_without_what_is_no_python():
     assert "torch.load" in text.split("\n")[place[0] - 1]
 
 
+LISTED = '"""\nsrc/ddp.py\n"""\nimport torch\n'
+ALSO_LISTED = "# plain.py\nimport torch\n"
+STARTS = ("!torchrun --nproc_per_node=2 ../src/ddp.py\n", "!python plain.py --epochs 2\n")
+
+
+@pytest.mark.parametrize(
+    ("cells", "kept"),
+    [
+        ((LISTED, ALSO_LISTED, *STARTS), 0),
+        ((LISTED, *STARTS), 1),
+        ((LISTED, ALSO_LISTED), 2),
+        ((LISTED.replace("ddp", "other"), ALSO_LISTED, *STARTS), 2),
+        ((LISTED.replace("src/ddp.py", "How ddp.py joins"), ALSO_LISTED, *STARTS), 2),
+    ],
+)
+def test_cells_that_only_show_programs_which_others_start(cells, kept):
+    text = notebook(*cells)
+    assert read_notebook(text).script.count("import torch") == kept
+    run = text.replace('"outputs": []', '"outputs": [{}]')
+    assert read_notebook(run).script.count("import torch") == sum("import torch" in one for one in cells)
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

@@ -15,6 +15,12 @@ _CELL_MAGIC = re.compile(r"\s*%%(?!time\b|timeit\b|capture\b|prun\b)")
 _MAGIC = re.compile(r"\s*(?:[%!?]|[\w,][\w, ]*=\s*[%!])|.*\?\s*$")
 
 _INSTALLS = re.compile(r"\b(?:pip3?|conda|mamba|uv)\b.*\binstall\b")
+_COMMAND = re.compile(r"\s*!")
+_HEADING = re.compile(
+    r"\s*(?:(?P<quotes>\"{3}|'{3}|\"|')\s*(?:[\w.-]+/)*(?P<name>[\w-]+\.py)\s*(?P=quotes)|"
+    r"#\s*(?:[\w.-]+/)*(?P<comment>[\w-]+\.py)\s*$)",
+    re.MULTILINE,
+)
 
 
 class Notebook(NamedTuple):
@@ -26,17 +32,33 @@ class Notebook(NamedTuple):
 
 
 def read_notebook(text: str) -> Notebook:
-    """The cells as a script; raises :class:`UnreadableFile` for other files and languages."""
+    """The cells as a script, without those that show several other programs; raises :class:`UnreadableFile` for other
+    files and languages."""
     finder = _LineFinder(text)
     script: list[str] = []
     places: list[tuple[int, int, int]] = []
-    for number, lines in _code_cells(text):
+    cells = list(_code_cells(text))
+    commands = [line for _, lines, _ in cells for line in lines if _COMMAND.match(line)]
+    listings = [number for number, lines, is_run in cells if not is_run and _is_listing(lines, commands)]
+    are_apart = len(listings) > 1  # a single one is what the notebook is about
+    for number, lines, _ in cells:
         places += [(finder.line_of(line), number, inner) for inner, line in enumerate(lines, 1)]
-        script += _python_of(lines)
+        script += [""] * len(lines) if are_apart and number in listings else _python_of(lines)
     return Notebook("\n".join(script) + "\n", tuple(places))
 
 
-def _code_cells(text: str) -> Iterator[tuple[int, list[str]]]:
+def _is_listing(lines: list[str], commands: list[str]) -> bool:
+    """Whether a cell only shows a program that another cell starts: it begins with a string, or a comment, that is the
+    path of a file, and a command has the name of that file. Cells of different programs never run together."""
+    named = _HEADING.match("\n".join(lines))
+    if named is None:
+        return False
+    name = re.compile(rf"(?<![\w.-]){re.escape(named['name'] or named['comment'])}(?![\w-])")
+    return any(map(name.search, commands))
+
+
+def _code_cells(text: str) -> Iterator[tuple[int, list[str], bool]]:
+    """The number and the lines of each cell with code, and whether the notebook has kept that it was run."""
     try:
         document: Any = json.loads(text)
     except (ValueError, RecursionError):
@@ -50,7 +72,7 @@ def _code_cells(text: str) -> Iterator[tuple[int, list[str]]]:
         if isinstance(cell, dict) and cell.get("cell_type") == "code":
             source = cell.get("source", "")
             joined = "".join(map(str, source)) if isinstance(source, list) else str(source)
-            yield number, joined.split("\n")
+            yield number, joined.split("\n"), bool(cell.get("execution_count") or cell.get("outputs"))
 
 
 def _language(document: dict[str, Any]) -> str:
