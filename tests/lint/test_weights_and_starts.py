@@ -214,7 +214,24 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--{name}", default=None)
 Runner(parser.parse_args())
 """
+LOADS_IN_MAIN = """
+import argparse
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--{name}", default=None)
+    args = parser.parse_args()
+    torch.distributed.init_process_group("nccl")
+    model = DDP(build().cuda())
+    if args.{name}:
+        model.load_state_dict(torch.load(args.{name}))
+
+main()
+"""
 TESTS_ALONE = "python train.py --load out/best --test_only\n"
+EXPLAINED = "## Test\n- `--load`: the weights\n\n{}\n\n## Train\n\n{}\n"
 
 
 @pytest.mark.parametrize(
@@ -226,10 +243,15 @@ TESTS_ALONE = "python train.py --load out/best --test_only\n"
         ({"run.sh": RUNS, "test.sh": f"{TESTS_ALONE.rstrip()} --gpus 4\n"}, "load", "warning"),
         ({"run.sh": RUNS, "test.sh": TESTS_ALONE, "README.md": "Start again with `--load`.\n"}, "load", "warning"),
         ({"run.sh": RUNS, "test.sh": TESTS_ALONE.replace("load", "resume")}, "resume", "warning"),
+        ({"README.md": EXPLAINED.format(f"    {TESTS_ALONE}", f"    {RUNS}")}, "load", "info"),
+        ({"README.md": EXPLAINED.format(f"    {TESTS_ALONE}    {RUNS}", "")}, "load", "warning"),
+        ({"run.sh": RUNS, "test.sh": TESTS_ALONE, "README.md": EXPLAINED.format("", "")}, "load", "warning"),
     ],
 )
-def test_a_checkpoint_that_only_commands_of_one_process_load(tmp_path, files, name, severity):
-    reported = found(tmp_path, {"train.py": LOADS_IN_METHOD.format(name=name), **files})
+@pytest.mark.parametrize("program", ["method", "main"])
+def test_a_checkpoint_that_only_commands_of_one_process_load(tmp_path, files, name, severity, program):
+    text = LOADS_IN_METHOD if program == "method" else LOADS_IN_MAIN
+    reported = found(tmp_path, {"train.py": text.format(name=name), **files})
     assert [one for one in reported if one[0] == "CODE001"] == [("CODE001", severity)]
 
 

@@ -371,9 +371,10 @@ def _is_given_by_no_start(script: Script, call: ast.Call) -> bool:
 
 
 def _is_given_to_one_process(script: Script, call: ast.Call) -> bool:
-    """Whether each path is made of an option that only commands for one process give, also as the argument of the
-    function around: ``self.load(args.load)``."""
-    options = [_option_in(script, one) for one in _paths(script, call)]
+    """Whether each path is made of an option that only commands for one process give, ``torch.load(args.load)``, also
+    as the argument of the function around: ``self.load(args.load)``."""
+    own = _option_in(script, call.args[0]) if call.args else None
+    options = [own] if own is not None else [_option_in(script, one) for one in _paths(script, call)]
     return bool(options) and all(
         one is not None and not _OF_RESTARTS.search(one.attr) and is_given_to_one_process(script, one)
         for one in options

@@ -571,7 +571,7 @@ def is_left_by_all_starts(script: Script, node: ast.expr) -> bool:
 
 def is_given_to_one_process(script: Script, node: ast.expr) -> bool:
     """Whether an option is given by commands that start a script as one process, and by none of those that start it
-    with a launcher, though there are some, and no page explains it."""
+    with a launcher, though there are some, and pages explain it only beside such commands."""
     name, modules = owner_and_entry(node)[1], script.modules
     if modules is None or not name.isidentifier() or _is_set_by(script, name) or may_start_ranks(script, modules):
         return False
@@ -587,8 +587,20 @@ def is_given_to_one_process(script: Script, node: ast.expr) -> bool:
         or any(asks_for_more(script, one) for one in alone)
     ):
         return False
-    rest = (one for text in texts.pages for one in joined_lines(text) if one not in starts)
-    return not any(map(given.search, rest))
+    sections = [one for text in texts.pages for one in _SECTIONS.split(text) if given.search(one)]
+    return all(_is_of_starts_alone(script, one, given) for one in sections)
+
+
+_SECTIONS = re.compile(r"^(?=#{2,6}[ \t])", re.MULTILINE)
+"""The parts of a page, each with its heading."""
+
+
+def _is_of_starts_alone(script: Script, section: str, given: re.Pattern[str]) -> bool:
+    """Whether an option appears in commands of a part of a page alone, or is explained beside such commands, none of
+    which has a launcher."""
+    starts = own_starts(script, (section,))
+    rest = any(given.search(one) for one in joined_lines(section) if one not in starts)
+    return not rest or (any(map(given.search, starts)) and not any(map(LAUNCHERS.search, starts)))
 
 
 def _entries_of_section(modules: ProjectModules, node: ast.expr) -> list[str]:
