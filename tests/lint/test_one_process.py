@@ -2098,3 +2098,62 @@ def test_a_small_archive_is_unpacked_within_the_timeout(tmp_path, archive, sever
     assert found(tmp_path, {"train.py": _UNPACKS.format(archive=archive)}) == [("CODE030", severity)]
     quiet = severities_in(tmp_path, {}, BOOK)
     assert quiet == ([] if severity == "info" else [("CODE030", severity)])
+
+
+_HELD = """\
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from nets.model import Net
+
+class Solver:
+    def __init__(self, rank):
+        dist.init_process_group("nccl")
+        self.net = None
+        self.rank = rank
+
+    def build(self):
+        self.net = Net(4).to(self.rank)
+        self.net = DDP(self.net, device_ids=[self.rank])
+
+    def test(self, x):
+        self.build()
+        self.net.eval()
+        if self.rank == 0:
+            print(self.net(x))
+
+Solver(int(os.environ["LOCAL_RANK"])).test(x)
+"""
+_NETS = """\
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layer = nn.{layer}(width)
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.BatchNorm1d(8)
+
+class Net({base}):
+    def __init__(self, depth):
+        super().__init__()
+        self.blocks = nn.ModuleList()
+        for _ in range(depth):
+            self.blocks.append(Block(8))
+        self.blocks = nn.Sequential(*self.blocks)
+"""
+
+
+@pytest.mark.parametrize(
+    ("layer", "base", "expected"),
+    [
+        ("LayerNorm", "nn.Module", []),
+        ("BatchNorm1d", "nn.Module", [("CODE005", "warning")]),
+        ("LayerNorm", "Base", [("CODE005", "warning")]),
+    ],
+)
+def test_the_forward_pass_of_an_imported_model_without_buffers(tmp_path, layer, base, expected):
+    files = {"solver.py": _HELD, "nets/__init__.py": "", "nets/model.py": _NETS.format(layer=layer, base=base)}
+    assert found(tmp_path, files) == expected

@@ -131,10 +131,10 @@ def _has_no_buffers(script: Script, model: ast.expr, depth: int = 6) -> bool:
     (``DistributedDataParallel.will_sync_module_buffers``)."""
     if depth == 0:
         return False
-    if isinstance(model, ast.Name):
-        scope = script.scope_of(model, model.id)
-        bound = [one for one in script.values_of(model) if not _is_wrapping(script, one)] if scope is not None else []
-        return bool(bound) and all(one is not model and _has_no_buffers(script, one, depth - 1) for one in bound)
+    if isinstance(model, (ast.Name, ast.Attribute)):
+        values = script.values_of(model)
+        bound = [one for one in values if not _is_wrapping(script, one) and not _is_none(one) and one is not model]
+        return bool(bound) and all(_has_no_buffers(script, one, depth - 1) for one in bound)
     if not isinstance(model, ast.Call):
         return False
     if isinstance(model.func, ast.Attribute) and model.func.attr in _SAME_MODEL:
@@ -144,16 +144,41 @@ def _has_no_buffers(script: Script, model: ast.expr, depth: int = 6) -> bool:
         inner = [one for part in parts for one in (part.elts if isinstance(part, ast.List) else [part])]
         return all(_has_no_buffers(script, one, depth - 1) for one in inner if isinstance(one, ast.Call))
     owner = script.class_definition(model.func)
-    return owner is not None and _makes_no_buffers(script, owner, depth - 1)
+    if owner is not None:
+        return _makes_no_buffers(script, owner, depth - 1)
+    other = _script_of(script, model.func)
+    owner = other.bindings.classes.get(last_name(model.func)) if other is not None else None
+    return other is not None and owner is not None and _makes_no_buffers(other, owner, depth - 1)
+
+
+def _is_none(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value is None
+
+
+def _script_of(script: Script, name: ast.expr) -> Script | None:
+    """The module of the project that a name is imported from, if only one may be meant."""
+    module, modules = script.name(name).rpartition(".")[0], script.modules
+    shown = modules.named(script.path, module) if modules is not None and module and not module.startswith(".") else ()
+    if modules is None or len(shown) != 1:
+        return None
+    key = ("module of a model", shown[0])
+    if key not in modules.memo:
+        try:
+            modules.memo[key] = Script(shown[0], modules.text_at(shown[0]), modules=modules)
+        except (SyntaxError, ValueError, RecursionError):
+            modules.memo[key] = None
+    found: Script | None = modules.memo[key]
+    return found
 
 
 def _makes_no_buffers(script: Script, owner: ast.ClassDef, depth: int) -> bool:
     """Whether ``__init__`` of a model calls nothing but layers without buffers and plain functions of Python."""
     start = script.bindings.methods.get((owner.name, "__init__"))
-    if start is None or not script.derives(owner, "torch.nn.Module") or "uffer(" in ast.unparse(owner):
+    bases = [script.name(one) for one in owner.bases]
+    if start is None or bases != ["torch.nn.Module"] or "uffer(" in ast.unparse(owner):
         return False
     for call in script.inside(start, ast.Call):
-        is_base = last_name(call.func) in ("super", "__init__")
+        is_base = last_name(call.func) in ("super", "__init__", "append")  # what is appended is looked at itself
         is_plain = isinstance(call.func, ast.Name) and call.func.id in ("range", "len", "int", "float", "zip", "list")
         if not is_base and not is_plain and not _has_no_buffers(script, call, depth):
             return False
