@@ -239,6 +239,7 @@ ZERO = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2\n"
     [
         ({"zero.yaml": ZERO, "run.sh": "accelerate launch --config_file zero.yaml train.py\n"}, False),
         ({"fsdp.yaml": "distributed_type: FSDP\n", "a.sh": "accelerate launch --config_file $C train.py\n"}, False),
+        ({"tp.yaml": "distributed_type: TP\n", "a.sh": "accelerate launch --config_file $C train.py\n"}, False),
         ({"run.sh": "accelerate launch --use_deepspeed train.py\n"}, False),
         ({"zero.yaml": ZERO, "run.sh": "accelerate launch train.py\n"}, True),
         ({"zero.yaml": ZERO, "run.sh": "accelerate launch --config_file a.yaml train.py\ntorchrun train.py\n"}, True),

@@ -18,7 +18,8 @@ _TYPES = re.compile(r"distributed_type == DistributedType\.(?:DEEPSPEED|FSDP|MEG
 _VARIABLES = frozenset({"ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM"})
 """accelerate/accelerator.py: what ``accelerate launch`` sets to ``true``."""
 _TYPE = re.compile(r"^distributed_type:[ \t]*[\"']?(\w+)", re.MULTILINE)
-_SHARDING = frozenset({"DEEPSPEED", "FSDP", "MEGATRON_LM"})
+_SHARDING = frozenset({"DEEPSPEED", "FSDP", "MEGATRON_LM", "TP"})
+"""Kinds of jobs in which ``prepare`` wraps no model in DistributedDataParallel; TP is for tensor parallelism."""
 _LAUNCH = re.compile(r"\baccelerate(?:\.commands\.launch|-launch|[ \t]+launch)\b")
 _SAYS = re.compile(r"--config[_-]file\b|--use[_-](?:deepspeed|fsdp|megatron[_-]lm)\b")
 _OTHERS = re.compile(r"\b(?:torchrun|deepspeed|mpirun|python[\d.]*)\b")
