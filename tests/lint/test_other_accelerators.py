@@ -36,3 +36,27 @@ ALL = {"NCCL001", "NCCL004", "NCCL011"}
 def test_variables_of_nccl(tmp_path, imports, page, expected):
     files = {"train.py": PROGRAM.format(imports=imports), "other.py": "import torch\n", "README.md": f"# A\n{page}"}
     assert {rule for rule, _ in findings_in(tmp_path, files, BOOK, preview=True)} == expected
+
+
+JOINS = "import torch\nimport torch.distributed as dist\n\ndist.init_process_group({given})\n"
+SETS = "export TORCH_NCCL_BLOCKING_WAIT=1 NCCL_ASYNC_ERROR_HANDLING=1\n"
+BY_PYTHON = f"{SETS}python train.py --lr 1\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "script", "other", "expected"),
+    [
+        ('"nccl"', BY_PYTHON, "", set()),
+        ('backend="nccl", init_method="env://", timeout=timedelta(minutes=9)', BY_PYTHON, "", set()),
+        ('"nccl", rank=args.rank, world_size=args.size', BY_PYTHON, "", {"NCCL004", "NCCL011"}),
+        ('"nccl"', f"{SETS}export RANK=$1 WORLD_SIZE=2\npython train.py\n", "", {"NCCL004", "NCCL011"}),
+        ('"nccl"', f"{SETS}torchrun --nproc_per_node 2 train.py\n", "", {"NCCL004", "NCCL011"}),
+        ('"nccl"', f"{SETS}python another.py\n", "", {"NCCL004", "NCCL011"}),
+        ('"nccl"', BY_PYTHON, "torchrun --no-python --nproc_per_node 2 run.sh\n", {"NCCL004", "NCCL011"}),
+        ('"nccl")\ntorch.multiprocessing.spawn(main', BY_PYTHON, "", {"NCCL004", "NCCL011"}),
+    ],
+)
+def test_variables_of_a_program_that_joins_no_group(tmp_path, given, script, other, expected):
+    files = {"train.py": JOINS.format(given=given), "model.py": "import torch\n", "run.sh": script}
+    files |= {"job.sh": other} if other else {}
+    assert {rule for rule, _ in findings_in(tmp_path, files, BOOK, preview=True)} == expected

@@ -67,6 +67,14 @@ _IN_TURN = re.compile(
 _MAY_USE_NCCL = re.compile(
     r"nccl|init_process_group\(\s*\)|\bTrainer\(|\bAccelerator\(|\bFabric\(|deepspeed|horovod", re.IGNORECASE
 )
+_GROUP = re.compile(r"\binit_process_group\((?P<given>(?:[^()]|\([^()]*\)){0,400})\)")
+_GIVES_RANK = re.compile(r"\brank\s*=|world_size|\*|,\s*(?!\w+\s*=)[^\s,)]|(?:file|tcp)://|store\s*=")
+"""Arguments that say more than the backend: ``rank``, a file, a store, or several without a name."""
+_STARTS_OR_RANKS = re.compile(
+    r"spawn\(|start_processes|Process\(|Popen|subprocess|os\.system|launch\w*\(|Trainer\(|Accelerator\(|Fabric\(|deepspeed|horovod|\bhvd\b|"
+    r"mpi4py|\bray\b|ignite|\bxmp\b|submitit|SLURM_|OMPI_|PMI_|environ\[[\"'](?:LOCAL_)?(?:RANK|WORLD_SIZE)[\"']\]\s*=(?!=)|"
+    r"environ\.(?:setdefault|update)\([^)\n]{0,80}(?:RANK|WORLD_SIZE)|environ\s*\|="
+)
 _COMMENT = re.compile(r"#[^\n]*")
 _STEPS = re.compile(r"\b(?:srun|mpirun|mpiexec)\b")
 _SPAWNS = re.compile(r"\b(?:mp|multiprocessing)\.(?:spawn|start_processes)\(|\bmultiprocessing import [^#\n]*\bspawn\b")
@@ -551,6 +559,16 @@ class ProjectFiles:
         return bool(places) and not any(
             _JOINS.search(self._text(one)) for place in places for one in self._related(place)
         )
+
+    def waits_for_launcher(self, script: str) -> bool:
+        """Whether a program that a launch file names is a file of the project that joins a group only with the
+        variables of a launcher: neither it nor the modules that it imports give a rank, start processes, or use a
+        library that does."""
+        places = self._programs(script)
+        texts = [_COMMENT.sub("", self._text(one)) for place in places for one in self._related(place)]
+        calls = [one for text in texts for one in _GROUP.finditer(text)]
+        has_rank = any(_GIVES_RANK.search(one["given"]) for one in calls)
+        return bool(calls) and not has_rank and not any(map(_STARTS_OR_RANKS.search, texts))
 
     def shares_gpus(self, script: str) -> bool:
         """Whether a program that a launch file names is a file of the project that gives its ranks the GPUs of the host

@@ -142,6 +142,28 @@ def is_one_process(file: LaunchFile) -> bool:
     return bool(starts) and all(start.outer is None and _is_told_one(start.launch) for start in starts)
 
 
+_RANKS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK"})
+_LAUNCHERS = re.compile(
+    r"torchrun|\bsrun\b|mpirun|mpiexec|distributed\.(?:launch|run)\b|accelerate|deepspeed|horovodrun"
+)
+
+
+def joins_no_group(file: LaunchFile) -> bool:
+    """Whether all that a shell script starts are programs by plain ``python`` that join a group only with the variables
+    of a launcher, which neither the script nor another file that names it gives."""
+    modules = file.modules
+    if not isinstance(file, ShellFile) or modules is None or not file.launches:
+        return False
+    if any(one.name in _RANKS for one in file.settings):
+        return False
+    programs = [one for first in file.launches for one in first.chain()]
+    if any(one.program != "python" or not modules.waits_for_launcher(one.script) for one in programs):
+        return False
+    name = file.path.replace("\\", "/").rpartition("/")[2]
+    texts = (text for shown, text in modules.mentioning(name) if shown != file.path)
+    return not any(map(_LAUNCHERS.search, texts))
+
+
 def _is_told_one(launch: Launch) -> bool:
     is_told = says_processes(launch) or launch.option(launch.command.included or "") is not None
     on_one_host = option_of(launch, launch.command.hosts) is None or hosts_of(launch) == 1

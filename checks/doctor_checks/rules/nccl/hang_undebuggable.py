@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from doctor.api import FileFails, FilePasses, Script, Severity, Violation, is_older, rule
 from doctor.knowledge.variable_values import effective as effective_value
-from doctor.lint.launch.launch_file import EnvironmentSource
+from doctor.lint.launch.launch_file import EnvironmentSource, LaunchFile
+from doctor.lint.launch.process_launches import joins_no_group
 from doctor.lint.python.project.starts.other_accelerators import uses_no_nccl
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 from doctor_checks.nccl.hang_undebuggable import NO_DUMP, UNNOTICED, hang_undebuggable
@@ -96,7 +97,7 @@ def hang_undebuggable_in_files(file: EnvironmentSource) -> Iterator[Violation]:
 
     Fix: Remove the variable.
     """
-    if uses_no_nccl(file):
+    if uses_no_nccl(file) or (isinstance(file, LaunchFile) and joins_no_group(file)):
         return
     captures = isinstance(file, Script) and any(True for _ in file.calls(*_CAPTURES))
     asks = any(one.name in _BUFFERS and one.value != "0" for one in file.settings)

@@ -10,7 +10,7 @@ from doctor.knowledge.environment_variables import VariableInfo, without_loss
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.releases import bundled_nccl
 from doctor.lint.launch.launch_file import EnvironmentSource, LaunchFile
-from doctor.lint.launch.process_launches import is_one_process
+from doctor.lint.launch.process_launches import is_one_process, joins_no_group
 from doctor.lint.python.project.starts.other_accelerators import uses_no_nccl
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 from doctor_checks.nccl.variable_superseded import superseded_summary, variable_superseded
@@ -91,7 +91,7 @@ def variable_superseded_in_files(file: EnvironmentSource) -> Iterator[Violation]
     sizes = [one for one in file.settings if one.name == "WORLD_SIZE" and one.is_certain]
     if isinstance(file, Script) and any(one.known_value == "1" for one in sizes):
         return  # a single rank has no peer to wait for
-    if (isinstance(file, LaunchFile) and is_one_process(file)) or uses_no_nccl(file):
+    if (isinstance(file, LaunchFile) and (is_one_process(file) or joins_no_group(file))) or uses_no_nccl(file):
         return
     for setting in file.settings:
         info = known_variable(setting.name)
