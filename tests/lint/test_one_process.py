@@ -2031,6 +2031,23 @@ net.load_state_dict(checkpoint["model"])
 for step in range(99):
     x = {made}
     model({given}).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "severity"),
+    [
+        ("torch.rand(8, 9).to('cuda')", "x", "info"),
+        ("torch.ones(8, 9)", "x.cuda()", "info"),
+        ("next(batches)", "x", "warning"),
+        ("torch.rand(8, 9)", "x, next(batches)", "warning"),
+        ("fit(model, torch.rand(8, 9))", "torch.rand(8, 9)", "warning"),
+    ],
+)
+def test_weights_that_learn_from_random_numbers(tmp_path, made, given, severity):
+    assert found(tmp_path, {"train.py": _ON_NOISE.format(made=made, given=given)}) == [("CODE001", severity)]
+
+
 _JOINS_ALONE = """\
 import os
 import torch
@@ -2052,17 +2069,6 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("made", "given", "severity"),
-    [
-        ("torch.rand(8, 9).to('cuda')", "x", "info"),
-        ("torch.ones(8, 9)", "x.cuda()", "info"),
-        ("next(batches)", "x", "warning"),
-        ("torch.rand(8, 9)", "x, next(batches)", "warning"),
-        ("fit(model, torch.rand(8, 9))", "torch.rand(8, 9)", "warning"),
-    ],
-)
-def test_weights_that_learn_from_random_numbers(tmp_path, made, given, severity):
-    assert found(tmp_path, {"train.py": _ON_NOISE.format(made=made, given=given)}) == [("CODE001", severity)]
     ("size", "other", "expected"),
     [
         ("1", "import torch\n", []),
