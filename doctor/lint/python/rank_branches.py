@@ -228,9 +228,10 @@ def asks_for_one(node: ast.expr) -> bool:
 
 def is_of_the_job(script: Script, node: ast.expr) -> bool:
     """Whether a test asks how the job is distributed (``dist.is_initialized()``, ``args.distributed``, ``world_size >
-    1``): true on all ranks of a job of several. Parameters that switch it for one call do not."""
+    1``): true on all ranks of a job of several. Parameters that switch it for one call do not, nor do variables that
+    say what some objects are (``is_distributed = any(is_sharded(one) for one in models)``)."""
     named = [one for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute))]
-    if any(isinstance(one, ast.Name) and _is_switch(script, one) for one in named):
+    if any(isinstance(one, ast.Name) and (_is_switch(script, one) or _is_of_objects(script, one)) for one in named):
         return False
     return any(OF_THE_JOB.search(last_name(one)) for one in named)
 
@@ -240,6 +241,11 @@ def _is_switch(script: Script, node: ast.Name) -> bool:
     given = scope.names[node.id] if scope is not None else []
     owned = isinstance(script.parent(node), ast.Attribute)
     return not owned and "size" not in node.id and any(isinstance(one, ast.arg) for one in given)
+
+
+def _is_of_objects(script: Script, node: ast.Name) -> bool:
+    values = [one for one in script.values_of(node) if not isinstance(one, ast.Constant)]
+    return bool(values) and all(isinstance(one, ast.Call) and last_name(one.func) in ("any", "all") for one in values)
 
 
 def _mentions_rank(script: Script, node: ast.expr) -> bool:

@@ -82,6 +82,7 @@ from doctor.testing.script_cases import fails, passes
         passes("no job of several ranks: -1 is no rank", _NO_JOB),
         fails("a job without ranks, or rank 0", _NO_JOB_OR_FIRST),
         fails("rank 0 in several words", _FIRST_IN_WORDS),
+        fails("a function that all ranks meet in if there are several", _OF_MODELS),
         passes("rank 0 in other words, after the others", _OTHERS_FIRST),
         passes("rank 0 of an Accelerator, after the others", _OF_ACCELERATOR),
         passes("even ranks, and odd ones", _EVEN_AND_ODD),
@@ -198,6 +199,8 @@ def _run_by_some(script: Script, one: CollectiveCall, condition: RankCondition) 
         where = f"runs only if {plain_test(condition.test)} (line {line})"
     depends = not condition.certain or _OF_A_GROUP.search(condition.test) is not None
     depends = depends or _is_stopped(script, one.call) or _is_last(script, condition)
+    # The function may ask first whether the model is sharded, without which nothing waits.
+    depends = depends or (one.through is not None and not one.certain and one.word.endswith("state_dict"))
     option = _option_of(script, one)
     is_certain = one.certain and not depends and not option
     is_advice = _is_advice(script, one)
@@ -945,6 +948,29 @@ def reduce(loss, args, rank=None):
         dist.barrier()
     if args.local_rank >= 0:
         dist.barrier()
+"""
+_OF_MODELS = """\
+import torch.distributed as dist
+
+def save(models, path):
+    is_distributed = False
+    if models:
+        is_distributed = any(is_sharded(one) for one in models)
+    if is_distributed:
+        dist.barrier()
+    write(models, path)
+
+def save_together(models, path):
+    is_distributed = dist.is_initialized()
+    if is_distributed:
+        dist.barrier()
+    write(models, path)
+
+def main(models, rank):
+    if rank == 0:
+        save(models, "models.pt")
+    if rank == 0:
+        save_together(models, "models.pt")  # !
 """
 _FIRST_IN_WORDS = """\
 import torch.distributed as dist
