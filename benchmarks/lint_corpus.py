@@ -43,6 +43,7 @@ Part: TypeAlias = Literal[
     "eighteenth",
     "nineteenth",
     "twentieth",
+    "twenty-first",
     "development",
 ]
 Half: TypeAlias = Literal["tuned", "held"] | Part
