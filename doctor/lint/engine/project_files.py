@@ -71,7 +71,7 @@ _GROUP = re.compile(r"\binit_process_group\((?P<given>(?:[^()]|\([^()]*\)){0,400
 _GIVES_RANK = re.compile(r"\brank\s*=|world_size|\*|,\s*(?!\w+\s*=)[^\s,)]|(?:file|tcp)://|store\s*=")
 """Arguments that say more than the backend: ``rank``, a file, a store, or several without a name."""
 _STARTS_OR_RANKS = re.compile(
-    r"spawn\(|start_processes|Process\(|Popen|subprocess|os\.system|launch\w*\(|Trainer\(|Accelerator\(|Fabric\(|deepspeed|horovod|\bhvd\b|"
+    r"spawn\(|start_processes|Process\(|Popen|subprocess|os\.system|launch\w{0,40}\(|Trainer\(|Accelerator\(|Fabric\(|deepspeed|horovod|\bhvd\b|"
     r"mpi4py|\bray\b|ignite|\bxmp\b|submitit|SLURM_|OMPI_|PMI_|environ\[[\"'](?:LOCAL_)?(?:RANK|WORLD_SIZE)[\"']\]\s*=(?!=)|"
     r"environ\.(?:setdefault|update)\([^)\n]{0,80}(?:RANK|WORLD_SIZE)|environ\s*\|="
 )
