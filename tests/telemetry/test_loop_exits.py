@@ -58,6 +58,13 @@ def repeated(loader, most):
                 return
 
 
+def losses(loader):
+    for epoch in range(2):
+        for batch in loader:
+            loss = batch * 2
+            yield loss
+
+
 class Passing:
     def __init__(self, loader):
         self.iterator = iter(loader)
@@ -116,6 +123,7 @@ AGAIN = {
     "for number, batch in zip(range(60), repeated(loader, most)): pass": True,
     "for batch in loader: pass": False,
     "for batch in through(loader): pass": False,
+    "for loss in losses(loader): pass": False,
     "for epoch in range(3):\n    for batch in loader: pass": False,
     "for batch in Passing(loader): pass": False,
     "batches = list(loader)": False,

@@ -47,7 +47,7 @@ class LoopExits(NamedTuple):
     """``limit``: the loop takes at most so many batches, ``None`` if no such number is known. ``has_others``: it can
     also end for a reason that its source does not show to be a number of batches. ``place``: file and line.
     ``by_next``: it may begin the loader again where that ends, since it calls ``next()``, or takes its batches from a
-    generator in which another loop is around the one over the loader."""
+    generator that yields them, in which another loop is around the one over the loader."""
 
     limit: int | None = None
     has_others: bool = False
@@ -74,7 +74,7 @@ def loop_exits(frame: FrameType | None) -> LoopExits:
             exits = _Loop(loop, one, variables).exits()._replace(by_next=by_next)
         if not any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _own_nodes(loop.body)):
             return exits
-        if by_next := by_next or _is_repeated(tree, loop):
+        if by_next := by_next or (_passes_on(loop) and _is_repeated(tree, loop)):
             return exits._replace(has_others=True, by_next=True)
         if exits.limit is not None or exits.has_others:
             return exits._replace(has_others=True)  # a generator, which the loop above may leave before
@@ -94,6 +94,13 @@ def _calls_next(frame: FrameType, tree: ast.AST | None) -> bool:
 def _is_next(function: ast.expr) -> bool:
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     return name in ("next", "__next__")
+
+
+def _passes_on(loop: ast.For | ast.AsyncFor) -> bool:
+    """Return whether a generator yields the batches that its loop takes, and not what it has made of them."""
+    taken = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
+    given = (node for node in _own_nodes(loop.body) if isinstance(node, (ast.Yield, ast.YieldFrom)))
+    return any(isinstance(node, ast.Name) and node.id in taken for one in given for node in ast.walk(one))
 
 
 def _is_repeated(tree: ast.AST, loop: ast.AST) -> bool:
