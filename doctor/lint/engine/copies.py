@@ -28,10 +28,10 @@ class CodeAround:
         """A digest that is the same for the same violation in a copy: of the code around it, of its place there and of
         its words, in which line numbers do not count. Empty if the code is nested too deeply."""
         line = violation.place.line
-        words = (violation.summary, violation.fix, violation.effect)
-        told = (_LINE_NUMBERS.sub(r"\1", str(text)) for text in words)
+        texts = (violation.summary, violation.fix, violation.effect)
+        words = (_LINE_NUMBERS.sub(r"\1", str(text)) for text in texts)
         try:
-            parts = (*self._around(line), str(violation.place.column), *told)
+            parts = (*self._around(line), str(violation.place.column), *words)
         except RecursionError:
             return ""
         return hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()

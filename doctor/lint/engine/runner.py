@@ -165,10 +165,10 @@ def _findings(verdicts: Iterable[FileResult], asked: LintRequest) -> dict[int, l
         for one in verdict.found:
             rule, place = asked.book.rules[one.rule], (verdict.target.shown, one.place.line)
             ignored = one.ignored or asked.settings.ignored_in(rule, verdict.target.shown)
-            key: tuple[object, ...] = (one.rule, *place)
+            places: list[tuple[str, int]] = []
             if one.digest and not (ignored or one.violation.once):
                 key = (one.rule, one.violation.severity, rule.is_preview(one.violation), one.digest)
-            places = copies.setdefault(key, [])
+                places = copies.setdefault(key, places)
             places.append(place)
             kept.append((verdict, one, ignored, places))
     found: dict[int, list[ReportFinding]] = {}

@@ -53,7 +53,7 @@ _STATES = frozenset(
     access cancelled check done empty exists full getmtime getpid getsize locked lstat num_keys qsize stat state status
     """.split()  # noqa: SIM905 - as those above
 )
-"""Those of them that take nothing from what they ask, so that they may get the same answer for ever."""
+"""Those of them that take nothing from what they ask, so that the answer may stay the same without end."""
 _OPERATIONS = frozenset(
     """
     abs add all any append appendleft argmax argmin clear clip copy cos count cpu cycle decode detach difference discard
