@@ -189,6 +189,15 @@ class Script(EnvironmentSource):
         while (node := self._parents.get(node)) is not None:  # type: ignore[assignment]
             yield node
 
+    def branches(self, node: ast.AST) -> Iterator[tuple[ast.If, bool]]:
+        """The ``if`` statements around it whose test it is no part of, the nearest first, and whether it is in the body
+        and not in the ``else``."""
+        inner = node
+        for outer in self.around(node):
+            if isinstance(outer, ast.If) and inner is not outer.test:
+                yield outer, inner in outer.body
+            inner = outer
+
     def nearest(self, node: ast.AST, *kinds: type[N]) -> N | None:
         """The nearest node of these types around it."""
         return next((one for one in self.around(node) if isinstance(one, kinds)), None)

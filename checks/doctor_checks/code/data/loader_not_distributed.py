@@ -264,14 +264,9 @@ def _has_other_launch(script: Script, wrapper: ast.Call) -> bool:
 
 def _is_alternative(script: Script, loader: ast.Call) -> bool:
     """Whether the opposite branch has a distributed sampler: the test may ask whether the job has several ranks."""
-    inner: ast.AST = loader
-    for outer in script.around(loader):
-        if isinstance(outer, ast.If) and inner is not outer.test:
-            others = outer.orelse if inner in outer.body else outer.body
-            if any(script.name(call.func) == SAMPLER for one in others for call in script.inside(one, ast.Call)):
-                return True
-        inner = outer
-    return False
+    others = (one.orelse if is_in_body else one.body for one, is_in_body in script.branches(loader))
+    calls = (call for block in others for one in block for call in script.inside(one, ast.Call))
+    return any(script.name(call.func) == SAMPLER for call in calls)
 
 
 _SEEDS = ("torch.manual_seed", "torch.random.manual_seed", "transformers.set_seed", "accelerate.utils.set_seed")

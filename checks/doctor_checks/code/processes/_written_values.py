@@ -238,14 +238,15 @@ _DEBUGS = re.compile(r"(?:^|_)debug(?:$|_|ging)", re.IGNORECASE)
 
 def _is_of_debug_run(script: Script, call: ast.Call) -> bool:
     """Whether a branch for debugging has it: such runs mostly have one process."""
-    inner: ast.AST = call
-    for outer in script.around(call):
-        if isinstance(outer, ast.If) and inner in outer.body and not any(map(_negates, ast.walk(outer.test))):
-            named = (last_name(one) for one in ast.walk(outer.test) if isinstance(one, (ast.Name, ast.Attribute)))
-            if any(map(_DEBUGS.search, named)):
-                return True
-        inner = outer
-    return False
+    tests = (branch.test for branch, is_in_body in script.branches(call) if is_in_body)
+    named = (
+        last_name(one)
+        for test in tests
+        if not any(map(_negates, ast.walk(test)))
+        for one in ast.walk(test)
+        if isinstance(one, (ast.Name, ast.Attribute))
+    )
+    return any(map(_DEBUGS.search, named))
 
 
 def _negates(node: ast.AST) -> bool:

@@ -50,12 +50,7 @@ def _is_on_one_rank(script: Script, node: ast.AST) -> bool:
     condition = rank_condition(script, node)
     if condition is not None:
         return _IS_ZERO.fullmatch(plain_test(condition.test)) is not None
-    inner = node
-    for outer in script.around(node):
-        if isinstance(outer, ast.If) and inner in outer.body and _asks_for_given_rank(script, outer.test):
-            return True
-        inner = outer
-    return False
+    return any(is_in_body and _asks_for_given_rank(script, one.test) for one, is_in_body in script.branches(node))
 
 
 def _asks_for_given_rank(script: Script, test: ast.expr) -> bool:

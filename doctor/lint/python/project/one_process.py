@@ -25,9 +25,9 @@ from doctor.lint.python.project.left_defaults import has_no_rounds, outcome
 from doctor.lint.python.project.never_used import cannot_run, fails_to_spawn, is_notebook_of_one_process
 from doctor.lint.python.project.settings.option_values import numbers_of
 from doctor.lint.python.project.settings.options import (
+    is_behind_switch,
     left_off,
     shown_starts,
-    switch_off_by_default,
 )
 from doctor.lint.python.project.starts.console_starts import is_shown_as_one
 from doctor.lint.python.project.starts.hydra_trainers import has_trainer_of_one
@@ -444,7 +444,7 @@ _SPAWNS = {
 def _spawns_never(script: Script, spawned: Iterable[ast.Call]) -> bool:
     """Whether only an option starts processes which is off by default and which no command or page of the project
     gives, though they start the script: ``if args.multiprocessing_distributed: mp.spawn(...)``."""
-    if script.modules is None or not all(_is_behind_switch(script, one) for one in spawned):
+    if script.modules is None or not all(is_behind_switch(script, one) for one in spawned):
         return False
     starts = shown_starts(script)
     return bool(starts) and not any(LAUNCHERS.search(one) or asks_for_more(script, one) for one in starts)
@@ -473,15 +473,6 @@ def _is_of_gpus(script: Script, count: ast.expr) -> bool:
             one.value for one in script.all(ast.Assign) if any(ast.unparse(target) == text for target in one.targets)
         ]
     return any(_COUNTS_GPUS.search(ast.unparse(one)) for one in values)
-
-
-def _is_behind_switch(script: Script, call: ast.Call) -> bool:
-    inner: ast.AST = call
-    for outer in script.around(call):
-        if isinstance(outer, ast.If) and inner in outer.body and switch_off_by_default(script, outer.test):
-            return True
-        inner = outer
-    return False
 
 
 def _starts_one(script: Script, call: ast.Call) -> bool:

@@ -122,13 +122,7 @@ def _always_follows(place: _Place, use: ast.Name) -> bool:
 def _is_opposite(script: Script, node: ast.AST, other: ast.stmt) -> bool:
     """Whether a place is in the ``else`` of a branch that another one is in."""
     around = {node, *script.around(node)}
-    inner: ast.AST = other
-    for outer in script.around(other):
-        if isinstance(outer, ast.If) and inner in outer.body:
-            if not around.isdisjoint(outer.orelse):
-                return True
-        inner = outer
-    return False
+    return any(is_in_body and not around.isdisjoint(one.orelse) for one, is_in_body in script.branches(other))
 
 
 def _handed_to(script: Script, given: ast.Name) -> tuple[_Place, str] | None:

@@ -45,14 +45,12 @@ def switch_off_by_default(script: Script, test: ast.expr) -> str:
 def is_switched_off(script: Script, node: ast.AST) -> bool:
     """Whether a part of a program in a project is in the branch of a switch that is off by default and that nothing
     there turns on: ``if args.use_cifar:``."""
-    if script.modules is None or script.modules.is_one_file:
-        return False
-    inner = node
-    for outer in script.around(node):
-        if isinstance(outer, ast.If) and inner in outer.body and switch_off_by_default(script, outer.test):
-            return True
-        inner = outer
-    return False
+    return script.modules is not None and not script.modules.is_one_file and is_behind_switch(script, node)
+
+
+def is_behind_switch(script: Script, node: ast.AST) -> bool:
+    """The same, also of a program without a project."""
+    return any(is_in_body and switch_off_by_default(script, one.test) for one, is_in_body in script.branches(node))
 
 
 def _turned_off_by(script: Script, test: ast.expr) -> str:
@@ -97,12 +95,10 @@ _CALLERS = 3
 def _option_off_at(script: Script, node: ast.AST, depth: int) -> str:
     """The option that a branch around a place needs, or one around each use of the function that it is in, if that is
     off by default; empty otherwise."""
-    branches = [one for one in script.around(node) if isinstance(one, ast.If)]
-    tests = [one.test for one in branches if any(node is part for held in one.body for part in ast.walk(held))]
-    others = [one.test for one in branches if any(node is part for held in one.orelse for part in ast.walk(held))]
+    branches = list(script.branches(node))
     options = (
-        *(switch_off_by_default(script, one) for one in tests),
-        *(_turned_off_by(script, one) for one in others),
+        *(switch_off_by_default(script, one.test) for one, is_in_body in branches if is_in_body),
+        *(_turned_off_by(script, one.test) for one, is_in_body in branches if not is_in_body),
     )
     option = next(filter(None, options), "")
     function = script.function_of(node)
