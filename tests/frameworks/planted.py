@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import blunders
 import defects
+import disturbances
 import failures
 import lapses
 import missteps
@@ -36,6 +37,7 @@ import slips
 from accidents import EVERY_STEP, IN_TENTH_STEPS, STRIKE_ON, STRIKE_ONCE, Accidents
 from blunders import Blunders
 from defects import Defects
+from disturbances import Disturbances
 from failures import Failures
 from lapses import Lapses
 from mishaps import ON, ON_ALL, ONCE, Mishaps
@@ -53,27 +55,35 @@ BETWEEN_STEPS = (
     "checkpoint_stuck", "segfault", "abort", "gil", "flock", "child", "send", "momentum", "decay", "fifo",
     *STRIKE_ONCE, *ONCE, *slips.STRIKE_ONCE, *lapses.STRIKE_ONCE, *blunders.STRIKE_ONCE,
     *oversights.STRIKE_ONCE, *missteps.STRIKE_ONCE, *pitfalls.STRIKE_ONCE, *defects.STRIKE_ONCE,
-    *failures.STRIKE_ONCE,
+    *failures.STRIKE_ONCE, *disturbances.STRIKE_ONCE,
 )  # fmt: skip
 """Plants that strike once, after the step ``at``."""
 FROM_THEN_ON = (
     "straggle_sleep", "straggle_compute", "rare", "collect", "checkpoint_slow", "leak", "threads", *STRIKE_ON, *ON,
     *slips.STRIKE_ON, *lapses.STRIKE_ON, *blunders.STRIKE_ON, *oversights.STRIKE_ON,
     *missteps.STRIKE_ON, *pitfalls.STRIKE_ON, *defects.STRIKE_ON, *failures.STRIKE_ON,
+    *disturbances.STRIKE_ON,
 )  # fmt: skip
 """Plants that strike after each step from ``at`` on."""
 ON_EVERY_STEP = (
     *EVERY_STEP, *ON_ALL, *slips.EVERY_STEP, *lapses.EVERY_STEP, *blunders.EVERY_STEP, *oversights.EVERY_STEP,
     *missteps.EVERY_STEP, *pitfalls.EVERY_STEP, *defects.EVERY_STEP, *failures.EVERY_STEP,
+    *disturbances.EVERY_STEP,
 )  # fmt: skip
 """What every rank does after each step."""
 IN_LOSS = (
     *lapses.IN_LOSS, *blunders.IN_LOSS, *oversights.IN_LOSS, *pitfalls.IN_LOSS, *defects.IN_LOSS, *failures.IN_LOSS,
+    *disturbances.IN_LOSS,
 )  # fmt: skip
 """What changes the loss of one step."""
+IN_ROW = (*missteps.IN_ROW, *pitfalls.IN_ROW, *defects.IN_ROW, *failures.IN_ROW, *disturbances.IN_ROW)
+"""What changes a row that was read."""
 
 
-class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Missteps, Pitfalls, Defects, Failures, Stumbles):
+class Plant(
+    Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Missteps, Pitfalls, Defects, Failures, Disturbances,
+    Stumbles,
+):  # fmt: skip
     """The play of one rank."""
 
     def __init__(self, folder, play):
@@ -125,7 +135,7 @@ class Plant(Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Missteps, P
                 self.note()
                 self.lock_of_log.acquire()  # a thread held it when this worker was forked
         row = self.prepared(torch.full((WIDTH,), math.sin(self.each_row(index))))
-        if self.name in (*missteps.IN_ROW, *pitfalls.IN_ROW, *defects.IN_ROW, *failures.IN_ROW):
+        if self.name in IN_ROW:
             return getattr(self, self.name)(row)
         return row
 

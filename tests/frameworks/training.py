@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import disturbances
 from lapses import RepeatAugSampler, Scaled
 from oversights import Epoch, Repeated, TokenBatches
 from pitfalls import ON_FIRST_RANK
@@ -71,6 +72,7 @@ class Net(torch.nn.Module):
         self.norm = torch.nn.BatchNorm1d(WIDTH) if normalizes else torch.nn.Identity()
         plant.extends(self)
         plant.equips(self)
+        plant.alters(self)
 
     def forward(self, rows):
         """The output."""
@@ -101,6 +103,8 @@ def loader_of(plant, collate=None):
     """A loader of this rank's part of the rows; those with another number of batches have rows of their own."""
     options = {"collate_fn": collate or plant.collate, "num_workers": plant.workers, "timeout": plant.patience}
     batches = plant.batches()
+    if plant.name in disturbances.LOADERS:
+        return plant.loader_of_own(Rows, options)
     if plant.name == "empty_shard":
         return DataLoader(Epoch(Repeated(plant), batches * BATCH), BATCH, **options)
     if plant.name == "bucket_endless":
@@ -116,19 +120,24 @@ def loader_of(plant, collate=None):
     rows = Rows(plant, plant.world * batches * plant.batch + left_over)
     if plant.name == "split_seed":
         rows = part_for_training(plant, rows)
-    sampler = DistributedSampler(
-        rows, plant.replicas, plant.reads_as, seed=plant.seed_of_sampler(), drop_last=plant.name == "drop_last"
-    )
+    sampler = sampler_of(plant, rows)
+    return DataLoader(rows, plant.batch, sampler=sampler, drop_last=plant.name == "drop_last", **options)
+
+
+def sampler_of(plant, rows):
+    """What chooses the rows of this rank."""
     if plant.name == "weighted":
         own = torch.Generator().manual_seed(plant.rank)
-        sampler = WeightedRandomSampler([1.0, 3.0] * (len(rows) // 2), plant.steps * BATCH, generator=own)
+        return WeightedRandomSampler([1.0, 3.0] * (len(rows) // 2), plant.steps * BATCH, generator=own)
     if plant.name == "weighted_alike":
         plant.note()
         alike = torch.Generator().manual_seed(42)
-        sampler = WeightedRandomSampler([1.0, 3.0] * (len(rows) // 2), plant.steps * BATCH, generator=alike)
+        return WeightedRandomSampler([1.0, 3.0] * (len(rows) // 2), plant.steps * BATCH, generator=alike)
     if plant.name == "repeated_augmentation":
-        sampler = RepeatAugSampler(len(rows), plant.rank, plant.world)
-    return DataLoader(rows, plant.batch, sampler=sampler, drop_last=plant.name == "drop_last", **options)
+        return RepeatAugSampler(len(rows), plant.rank, plant.world)
+    return DistributedSampler(
+        rows, plant.replicas, plant.reads_as, seed=plant.seed_of_sampler(), drop_last=plant.name == "drop_last"
+    )
 
 
 def part_for_training(plant, rows):
