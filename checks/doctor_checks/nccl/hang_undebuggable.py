@@ -22,7 +22,7 @@ from doctor.facts import (
 )
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.launcher_index import BY_NAME
-from doctor.knowledge.releases import within
+from doctor.knowledge.releases import is_older, within
 from doctor.knowledge.variable_values import effective as effective_value
 from doctor.testing import Fails, Passes, healthy
 
@@ -42,8 +42,12 @@ def _dumps_to(*, exists: bool = True, writable: bool | None = True) -> StorageFa
     severity=Severity.WARNING,
     needs=(EnvironmentFacts,),
     impacts={
-        r"hangs indefinitely": (
+        r"indefinitely": (
             "A failed or blocked collective never times out: the job occupies its hosts until the scheduler ends it."
+        ),
+        r"heartbeat monitor": (
+            "After a failed or blocked collective, the job occupies its hosts for TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC "
+            "more (8 minutes by default), and no rank raises an exception that names the collective."
         ),
         r"wait\(\) raises": (
             "After a timeout, the traceback shows where a rank was blocked, but not which rank did not reach the "
@@ -101,6 +105,19 @@ def _dumps_to(*, exists: bool = True, writable: bool | None = True) -> StorageFa
             ranks=(0, 1, 2, 3),
         ),
         Fails("errors are not handled", healthy(1, 1, gpus=0).environ(TORCH_NCCL_ASYNC_ERROR_HANDLING="0"), ranks=(0,)),
+        Fails(
+            "errors are not handled, but the heartbeat monitor ends the job after the dump",
+            healthy(1, 1, gpus=0).alter(SoftwareFacts, torch=_NEW_TORCH).environ(TORCH_NCCL_ASYNC_ERROR_HANDLING="0"),
+            ranks=(0,),
+            severity=Severity.INFO,
+        ),
+        Fails(
+            "errors are not handled, and the heartbeat monitor ends nothing",
+            healthy(1, 1, gpus=0)
+            .alter(SoftwareFacts, torch=_NEW_TORCH)
+            .environ(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_ENABLE_MONITORING="0"),
+            ranks=(0,),
+        ),
         Fails(
             "wait() raises in place of a dump, in the old spelling",
             healthy(1, 1, gpus=0).environ(NCCL_BLOCKING_WAIT="1"),
@@ -211,13 +228,29 @@ def _gaps(environment: EnvironmentFacts, torch: str | None, launcher: str | None
     yield from _error_handling(environment, torch, launcher)
 
 
+_DUMPS = ("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT")
 NO_DUMP = "no dump is written on timeout"
-UNNOTICED = "the job hangs indefinitely if a collective fails"
+_UNNOTICED = "the job hangs indefinitely if a collective fails"
+_ABORTED_LATE = "only the heartbeat monitor aborts the job if a collective fails"
+_MAY_BE_ABORTED = "a failed collective blocks the job, indefinitely before torch 2.7"
+_ENDED_BY_MONITOR = "2.7"
+"""The first torch that writes a dump on timeout by default, after which the heartbeat monitor aborts the process
+(ProcessGroupNCCL.cpp: ``shouldDump_`` ends the loop of the monitor, then ``terminateProcess``)."""
+
+
+def unhandled(torch: str | None, *, oldest: str = "", is_monitored: bool = True) -> tuple[str, bool]:
+    """What follows from asynchronous errors that are not handled, and whether evidence remains. ``torch``: the newest
+    release that may run, or ``None``; ``oldest``: the oldest one; ``is_monitored``: whether the heartbeat monitor and
+    its dump are left on."""
+    if not is_monitored or is_older(torch or "", _ENDED_BY_MONITOR) is True:
+        return _UNNOTICED, False
+    is_new = within(oldest or torch or "", first=_ENDED_BY_MONITOR)
+    return (_ABORTED_LATE, True) if is_new else (_MAY_BE_ABORTED, False)
 
 
 def _dump(environment: EnvironmentFacts, torch: str | None) -> Iterator[_Gap]:
     """ProcessGroupNCCL.hpp: on by default from torch 2.7 on."""
-    dump = _value(environment, "TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT")
+    dump = _value(environment, *_DUMPS)
     off_by_default = within(torch or "", before="2.7")
     fix = f"export {dump[0] if dump else 'TORCH_NCCL_DUMP_ON_TIMEOUT'}=1"
     if dump is not None and dump[1] == "0":
@@ -234,7 +267,10 @@ def _error_handling(environment: EnvironmentFacts, torch: str | None, launcher: 
         return
     name, value = mode[0], mode[1].strip()
     if value == "0":
-        yield _Gap(f"{name}=0: {UNNOTICED}", f"export {name}=3")
+        switches = (_DUMPS, ("TORCH_NCCL_ENABLE_MONITORING",))
+        given = [found[1] for names in switches if (found := _value(environment, *names)) is not None]
+        why, leaves_evidence = unhandled(torch, is_monitored="0" not in given)
+        yield _Gap(f"{name}=0: {why}", f"export {name}=3", is_silent=not leaves_evidence)
     elif value in ("1", "2") and _has_recorder(torch):
         row = BY_NAME.get(launcher or "")
         by_launcher = row is not None and f"{name}={value}" in row.exports

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from doctor.api import FileFails, FilePasses, Script, Severity, Violation, is_older, rule
 from doctor.knowledge.variable_values import effective as effective_value
+from doctor.lint.engine.releases import Releases
 from doctor.lint.launch.launch_file import EnvironmentSource, LaunchFile
 from doctor.lint.launch.process_launches import joins_no_group
 from doctor.lint.python.project.starts.other_accelerators import uses_no_nccl
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
-from doctor_checks.nccl.hang_undebuggable import NO_DUMP, UNNOTICED, hang_undebuggable
+from doctor_checks.nccl.hang_undebuggable import NO_DUMP, hang_undebuggable, unhandled
 
 _OFF = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("0", UNNOTICED),
-    "NCCL_ASYNC_ERROR_HANDLING": ("0", UNNOTICED),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("0", ""),
+    "NCCL_ASYNC_ERROR_HANDLING": ("0", ""),
     "TORCH_NCCL_BLOCKING_WAIT": ("1", "wait() raises at the timeout, and no rank writes a dump"),
     "NCCL_BLOCKING_WAIT": ("1", "wait() raises at the timeout, and no rank writes a dump"),
     "TORCH_NCCL_DUMP_ON_TIMEOUT": ("0", NO_DUMP),
@@ -23,12 +25,15 @@ _OFF = {
 }
 
 
+_CAPTURE = re.compile(r"\bcuda\.graph\(|\bCUDAGraph\(|\bmake_graphed_callables\(")
 _CAPTURES = (
     *("torch.cuda.graph", "torch.cuda.graphs.graph", "torch.cuda.CUDAGraph", "torch.cuda.graphs.CUDAGraph"),
     *("torch.cuda.make_graphed_callables", "torch.cuda.graphs.make_graphed_callables"),
 )
 """To capture DDP's backward pass, PyTorch requires that asynchronous error handling is off (docs, CUDA semantics, on
 the usage of graphs with DistributedDataParallel)."""
+_WORDS_OF_CAPTURES = ("cuda.graph", "CUDAGraph", "make_graphed_callables")
+_MONITORS = ("TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_ON_TIMEOUT")
 _FIXES = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "Set TORCH_NCCL_DUMP_ON_TIMEOUT to 1.",
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "Set TORCH_NCCL_TRACE_BUFFER_SIZE to 2000.",
@@ -65,6 +70,12 @@ _NO_DUMP_TOO = ('"0"\n', '"0"\nos.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"  #
             "torchrun train.py",
         ),
         shell_passes("as torchrun sets it", "export TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "torchrun x.py"),
+        FileFails(
+            "errors are not handled, in a torch whose heartbeat monitor ends the job, as an info",
+            "export TORCH_NCCL_ASYNC_ERROR_HANDLING=0  # !\ntorchrun train.py\n",
+            name="job.sbatch",
+            releases=(("torch", "2.9"),),
+        ),
         FilePasses(
             "wait() blocks in a torch without a flight recorder",
             "NCCL_BLOCKING_WAIT=1 torchrun train.py\n",
@@ -99,7 +110,7 @@ def hang_undebuggable_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """
     if uses_no_nccl(file) or (isinstance(file, LaunchFile) and joins_no_group(file)):
         return
-    captures = isinstance(file, Script) and any(True for _ in file.calls(*_CAPTURES))
+    captures = _captures(file)
     asks = any(one.name in _BUFFERS and one.value != "0" for one in file.settings)
     records = is_older(file.releases.get("torch", ""), _RECORDS if asks else _RECORDS_BY_DEFAULT) is not True
     for setting in file.settings:
@@ -108,6 +119,9 @@ def hang_undebuggable_in_files(file: EnvironmentSource) -> Iterator[Violation]:
         if captures and setting.name.endswith("ASYNC_ERROR_HANDLING"):
             continue
         value, why = _OFF.get(setting.name, ("", ""))
+        leaves_evidence = setting.name.endswith("BLOCKING_WAIT")
+        if setting.name.endswith("ASYNC_ERROR_HANDLING"):
+            why, leaves_evidence = _unhandled(file)
         if (
             setting.is_exported
             and setting.known_value
@@ -118,5 +132,24 @@ def hang_undebuggable_in_files(file: EnvironmentSource) -> Iterator[Violation]:
                 setting.place,
                 f"{setting.name}={setting.known_value}: {why}",
                 _FIXES.get(setting.name, f"Remove {setting.name}."),
-                severity=Severity.INFO if setting.name.endswith("BLOCKING_WAIT") else None,
+                severity=Severity.INFO if leaves_evidence else None,
             )
+
+
+def _captures(file: EnvironmentSource) -> bool:
+    """Whether a script captures CUDA graphs, or another file of its project does, which runs in the same process."""
+    if not isinstance(file, Script):
+        return False
+    modules = file.modules
+    texts = () if modules is None else (text for word in _WORDS_OF_CAPTURES for _, text in modules.mentioning(word))
+    return any(True for _ in file.calls(*_CAPTURES)) or any(map(_CAPTURE.search, texts))
+
+
+def _unhandled(file: EnvironmentSource) -> tuple[str, bool]:
+    """What follows from errors that are not handled, with the releases of torch that the project permits."""
+    known, newest, oldest = file.releases, file.stated_torch, ""
+    if isinstance(known, Releases):
+        oldest = known.oldest("torch")
+        newest = newest or (known.get("torch", "") if known.is_certain("torch") else "")
+    is_off = any(one.name in _MONITORS and one.value == "0" for one in file.settings)
+    return unhandled(newest, oldest=oldest, is_monitored=not is_off)
