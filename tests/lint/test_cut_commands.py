@@ -44,3 +44,34 @@ CUT = "torchrun --nproc-per-node 4 train.py \\{}\n    --lr 0.1\n"
 def test_what_ends_a_command(tmp_path, text, severities):
     found = severities_in(tmp_path, {"job.sh": f"#!/bin/bash\n{text}"}, BOOK)
     assert [severity for _, severity in found] == severities
+
+
+GPUS = "CUDA_VISIBLE_DEVICES=4,5,6,7"
+START = "torchrun --nproc-per-node 4 train.py\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "severities"),
+    [
+        ({"job.sh": f"{GPUS}\n{START}"}, ["warning"]),
+        ({"job.sh": f"{GPUS.replace('4,5,6,7', '0,1,2,3')}\n{START}"}, ["info"]),
+        ({"job.sh": f"TORCH_DISTRIBUTED_DEBUG=DETAIL\n{START}"}, ["info"]),
+        ({"job.sh": f"NCCL_SOCKET_IFNAME=ib0\n{START}"}, ["warning"]),
+        ({"job.sh": f"{GPUS} {START}"}, []),
+        ({"job.sh": f"export {GPUS}\n{START}"}, []),
+        ({"job.sh": f"{GPUS}\n{START}export CUDA_VISIBLE_DEVICES\n"}, []),
+        ({"job.sh": f"set -a\n{GPUS}\n{START}"}, []),
+        ({"job.sh": f"source env.sh\n{GPUS}\n{START}"}, []),
+        ({"job.sh": f"source venv/bin/activate\n{GPUS}\n{START}"}, ["warning"]),
+        ({"job.sh": f"{START}{GPUS}\n"}, []),
+        ({"job.sh": f"#SBATCH --gpus=8\n{GPUS}\n{START}"}, []),
+        ({"job.sh": f"{GPUS}\n{START}", "all.sh": "export CUDA_VISIBLE_DEVICES=0\nbash job.sh\n"}, []),
+        ({"job.sh": f"{GPUS}\n{START}", "all.sh": "bash job.sh\n"}, ["warning"]),
+        ({"job.sh": f"{GPUS}\n{START}", "all.sh": "export RATE=1\nsource job.sh\n"}, []),
+    ],
+)
+def test_a_variable_that_no_program_gets(tmp_path, files, severities):
+    texts = {name: f"#!/bin/bash\n{text}" for name, text in files.items()}
+    texts["train.py"] = "import torch\n"
+    found = severities_in(tmp_path, texts, BOOK)
+    assert [severity for _, severity in found] == severities

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from doctor.api import Severity, SourceLocation, Violation, rule
-from doctor.lint.launch.launch_file import Launch
+from doctor.lint.launch.launch_file import EnvironmentSetting, Launch
 from doctor.lint.launch.process_launches import starts_of
+from doctor.lint.launch.shell.left_exports import is_sourced
 from doctor.lint.launch.shell.reader import ShellFile
+from doctor.lint.launch.shell.unexported import DEVICES
 from doctor.testing.script_cases import shell_fails, shell_passes
 
 _LONGEST_WORD = 24
@@ -29,7 +32,7 @@ _LOST = "The shell runs the next lines as another command: the program runs with
     id="CODE044",
     severity=Severity.ERROR,
     reads=ShellFile,
-    mentions=("\\", "--"),
+    mentions=("\\", "--", "="),
     impacts={
         r"as an argument": (
             "A program that does not expect it, such as one that uses `argparse`, ends with an error on every rank."
@@ -75,6 +78,18 @@ _LOST = "The shell runs the next lines as another command: the program runs with
             "    --lr 0.1  # !",
             "    --batch-size 8",
         ),
+        shell_fails(
+            "a variable on a line of its own",
+            "CUDA_VISIBLE_DEVICES=4,5,6,7  # !",
+            "torchrun --nproc-per-node 4 train.py",
+        ),
+        shell_fails("a variable of NCCL, which the shell keeps", "NCCL_SOCKET_IFNAME=ib0  # !", "torchrun train.py"),
+        shell_passes("a variable of the command", "CUDA_VISIBLE_DEVICES=4,5,6,7 \\", "torchrun train.py"),
+        shell_passes("an exported one", "CUDA_VISIBLE_DEVICES=4,5", "export CUDA_VISIBLE_DEVICES", "torchrun train.py"),
+        shell_passes("one that the script reads", "OMP_NUM_THREADS=8", "torchrun train.py --threads $OMP_NUM_THREADS"),
+        shell_passes(
+            "one that Slurm has exported", "#SBATCH --gpus=4", "CUDA_VISIBLE_DEVICES=2,3", "torchrun train.py"
+        ),
         shell_passes(
             "the last option is commented out",
             "torchrun --nproc-per-node 4 train.py \\",
@@ -118,6 +133,41 @@ def command_ended_early(file: ShellFile) -> Iterator[Violation]:
         elif cut.by == "blank":
             words = "the blank behind the backslash is passed to the program as an argument"
             yield Violation(place, words, severity=Severity.WARNING)
+
+    yield from _unexported(file)
+
+
+_OF_TRANSPORTS = re.compile(r"NCCL_(?:SOCKET|IB|P2P|SHM|NET|CROSS_NIC)\w*|GLOO_SOCKET_IFNAME")
+
+
+def _unexported(file: ShellFile) -> Iterator[Violation]:
+    """The variables on lines of their own that no program gets, unless the environment of the script has exported them.
+    It matters which GPUs and networks a job uses; other settings cost little."""
+    if file.modules is not None and file.unexported and is_sourced(file, file.modules):
+        return
+    for setting in file.unexported:
+        if _is_named_by_others(file, setting.name):
+            continue
+        yield Violation(
+            setting.place,
+            f"{setting.name} is set for the shell alone: the programs that it starts do not see the value",
+            fix=f"Use `export {setting.name}={setting.value}`.",
+            effect="The setting is ignored silently, unless the environment of the script has exported the variable.",
+            severity=Severity.WARNING if _selects(setting) else Severity.INFO,
+        )
+
+
+def _is_named_by_others(file: ShellFile, name: str) -> bool:
+    """Whether a file or page that names the script has the variable too, which it may export."""
+    script = file.path.replace("\\", "/").rpartition("/")[2]
+    return file.modules is not None and any(name in text for text in file.modules.texts_with(file.path, script))
+
+
+def _selects(setting: EnvironmentSetting) -> bool:
+    """Whether a value selects other GPUs than the first ones, or a transport."""
+    if setting.name in DEVICES:
+        return setting.value.split(",") != [str(at) for at in range(setting.value.count(",") + 1)]
+    return _OF_TRANSPORTS.fullmatch(setting.name) is not None
 
 
 def _lacks_script(launch: Launch) -> bool:

@@ -46,13 +46,13 @@ def without_left_exports(file: ShellFile, text: str, modules: ProjectFiles) -> S
     first = min((*(one.place.line for one in file.launches), *execs), default=None)
     left = _left_lines(statements, text, first) if first is not None and text.startswith("#!") else set()
     left |= _local_lines(statements, text)
-    if not left or _is_sourced(file, modules):
+    if not left or is_sourced(file, modules):
         return file
     settings = (replace(one, is_exported=False) if one.place.line in left else one for one in file.settings)
     return replace(file, settings=tuple(settings))
 
 
-def _is_sourced(file: ShellFile, modules: ProjectFiles) -> bool:
+def is_sourced(file: ShellFile, modules: ProjectFiles) -> bool:
     """Whether a script or a page of the project runs a file in its own shell: ``source file``, ``. file``."""
     name = PurePath(file.path).name
     reads = re.compile(rf"(?:\bsource|(?<![\w./-])\.)\s+[^\s;&|]*{re.escape(name)}")
