@@ -104,7 +104,18 @@ def _dumps_to(*, exists: bool = True, writable: bool | None = True) -> StorageFa
             healthy(2, 2).environ(TORCH_NCCL_TRACE_BUFFER_SIZE="2000", TORCH_NCCL_DUMP_ON_TIMEOUT="0"),
             ranks=(0, 1, 2, 3),
         ),
-        Fails("errors are not handled", healthy(1, 1, gpus=0).environ(TORCH_NCCL_ASYNC_ERROR_HANDLING="0"), ranks=(0,)),
+        Fails(
+            "errors are not handled",
+            healthy(1, 1, gpus=0)
+            .alter(SoftwareFacts, torch=TorchBuild("2.6.0", cuda="12.4"))
+            .environ(TORCH_NCCL_ASYNC_ERROR_HANDLING="0"),
+            ranks=(0,),
+        ),
+        Fails(
+            "errors are not handled, with a release of torch that is not known",
+            healthy(1, 1, gpus=0).alter(SoftwareFacts, torch=None).environ(TORCH_NCCL_ASYNC_ERROR_HANDLING="0"),
+            ranks=(0,),
+        ),
         Fails(
             "errors are not handled, but the heartbeat monitor ends the job after the dump",
             healthy(1, 1, gpus=0).alter(SoftwareFacts, torch=_NEW_TORCH).environ(TORCH_NCCL_ASYNC_ERROR_HANDLING="0"),

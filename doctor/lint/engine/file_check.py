@@ -244,7 +244,7 @@ def _violations(rule: Rule, source: Any) -> Iterator[Violation]:
         if isinstance(source, Script):
             violation = as_placed(source, rule.id, rule.severity, found)
         elif isinstance(source, LaunchFile):
-            violation = as_launched(source, found)
+            violation = as_launched(source, rule.id, found)
         if violation is not None:
             yield violation
 

@@ -508,6 +508,13 @@ class ProjectFiles:
             return False
         return is_root(target.root) and not self.is_one_file
 
+    def inner_path(self, shown: str) -> str:
+        """The path of a file that is shown by this one, below what is linted."""
+        target = self._shown.get(shown)
+        if target is None or not target.path.is_relative_to(target.root):
+            return ""
+        return target.path.relative_to(target.root).as_posix()
+
     def is_unnamed(self, shown: str) -> bool:
         """Whether all of a repository is linted, and no other file, page or notebook in it has the name of a file, but
         for a tree of its files."""

@@ -6,12 +6,14 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from doctor.core.finding import Severity
 from doctor.lint.engine.rule import Violation
 from doctor.lint.launch.launch_file import Launch, LaunchFile
 from doctor.lint.launch.partial_text import is_known, is_placeholder
+from doctor.lint.python.project.left_over import is_old_folder
 
 if TYPE_CHECKING:
     from doctor.lint.engine.project_files import ProjectFiles
@@ -32,15 +34,41 @@ _OF_CONFIGURATION = re.compile(
 _CONFIGURATIONS = (".yaml", ".yml", ".json")
 
 
-def as_launched(file: LaunchFile, violation: Violation) -> Violation:
+_OF_ALLOCATIONS = frozenset({"ENV010", "ENV011", "ENV012", "ENV014"})
+"""Rules about what the ``#SBATCH`` lines of a script request."""
+
+
+def as_launched(file: LaunchFile, rule: str, violation: Violation) -> Violation:
     """The violation in a launch file, as information in preview if it is of commands alone whose program or
-    configuration does not exist in the project: who starts them gets that error first."""
+    configuration does not exist in the project, since who starts them gets that error first; if the folder of the file
+    is an old one, from which the project names nothing; or if it is about an allocation, and the project runs the
+    script in a shell."""
     modules, line = file.modules, violation.place.line
-    if modules is None or not file.launches or not modules.is_script_of_whole(file.path):
+    if modules is None or not file.launches:
+        return violation
+    if (rule in _OF_ALLOCATIONS and _is_run_by_shell(file, modules)) or _is_left_over(file, modules):
+        return replace(violation, severity=Severity.INFO, preview=True)
+    if not modules.is_script_of_whole(file.path):
         return violation
     meant = [one for one in file.launches if _has_line(one, line)] or list(file.launches)
     is_stale = all(_is_stale(file, modules, one) for one in meant)
     return replace(violation, severity=Severity.INFO, preview=True) if is_stale else violation
+
+
+def _is_run_by_shell(file: LaunchFile, modules: ProjectFiles) -> bool:
+    """Whether the pages and files of the project run a batch script in a shell, which reads its ``#SBATCH`` lines as
+    comments, and none of their commands submits it: ``bash train.sh``."""
+    name = PurePath(file.path).name
+    named = rf"[^\n|;&`]*?(?<![\w-]){re.escape(name)}(?![\w.-])"
+    by_shell, submitted = (re.compile(rf"\b{one}\b{named}") for one in (r"(?:ba|z)?sh(?:[ \t]+-\w+)*", "sbatch"))
+    texts = list(modules.texts_with(file.path, name))
+    return any(map(by_shell.search, texts)) and not any(map(submitted.search, texts))
+
+
+def _is_left_over(file: LaunchFile, modules: ProjectFiles) -> bool:
+    """Whether a launch file is below a folder for old files, by its name, and nothing in the project names the file."""
+    folders = PurePath(modules.inner_path(file.path)).parent.parts
+    return any(map(is_old_folder, folders)) and modules.is_unnamed(file.path)
 
 
 def _has_line(launch: Launch, line: int) -> bool:

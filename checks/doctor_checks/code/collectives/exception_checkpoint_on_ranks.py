@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collectives import collectives_of
+from doctor.lint.python.rank_branches import block_of
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import hooks, several_ranks, trains_on_several
 from doctor.testing.script_cases import fails, passes
@@ -28,6 +29,12 @@ from doctor.testing.script_cases import fails, passes
         passes("checkpoints by time", _CHECKPOINT.replace("OnException", "Model")),
         passes("a hook that only writes what its rank knows", _WRITES),
         passes("all ranks are interrupted alike", _INTERRUPTED),
+        passes("the others make the call below, once too", _MET),
+        fails("they make it below, and the failed rank again", _MET.replace("()\n            continue", "()  # !")),
+        passes(
+            "the others make the call last",
+            _HANDLER.replace("batch)\n", "batch)\n        dist.barrier()\n").replace("  # !", ""),
+        ),
         passes("the end of all ranks, and the process group is taken down", _FINALLY),
     ),
 )
@@ -97,7 +104,7 @@ def _handlers(script: Script) -> Iterator[Violation]:
         tried = script.parent(handler)
         if script.function_of(handler) is not script.function_of(one.call) or not isinstance(tried, ast.Try):
             continue
-        if _is_of_all(script, handler) or not _trains(script, tried):
+        if _is_of_all(script, handler) or not _trains(script, tried) or _is_met(script, one.call, handler, tried):
             continue
         caught = f"except {script.text_of(handler.type)}" if handler.type is not None else "except"
         yield Violation(
@@ -114,6 +121,20 @@ def _is_of_all(script: Script, handler: ast.ExceptHandler) -> bool:
         return False
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     return all(script.text_of(one).rpartition(".")[2] in _ALIKE for one in kinds)
+
+
+def _is_met(script: Script, call: ast.AST, handler: ast.ExceptHandler, tried: ast.Try) -> bool:
+    """Whether ranks that did not fail make the same call at the end of the ``try``, or below it, where the handler does
+    not get to: each rank makes it once."""
+    own = next((one for one in handler.body if call in ast.walk(one)), None)
+    outer = script.parent(tried)
+    if own is None or outer is None:
+        return False
+    block = block_of(outer, tried)
+    below = block[block.index(tried) + 1 :] if tried in block else []
+    leaves = isinstance(handler.body[-1], (ast.Continue, ast.Return))
+    others = [*(tried.orelse or tried.body)[-1:], *(below if leaves else ())]
+    return any(ast.unparse(one) == ast.unparse(own) for one in others)
 
 
 def _trains(script: Script, tried: ast.Try) -> bool:
@@ -175,6 +196,19 @@ def main(model, loader):
         print(error)
         dist.barrier()  # !
         raise
+"""
+_MET = """\
+import torch
+
+def main(model, parts):
+    for part in parts:
+        try:
+            for batch in part:
+                train_step(model, batch)
+        except Exception:
+            dist.barrier()
+            continue
+        dist.barrier()
 """
 _WRITES = """\
 import torch

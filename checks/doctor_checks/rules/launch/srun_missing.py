@@ -80,18 +80,6 @@ def _is_one_process(file: ShellFile, launch: Launch, job: Allocation) -> bool:
     return (job.nodes or 1) == 1 and file.modules is not None and file.modules.is_one_process(launch.script)
 
 
-def _is_run_by_shell(file: ShellFile) -> bool:
-    """Whether the pages and files of the project run a batch script in a shell, which reads its ``#SBATCH`` lines as
-    comments, and none of their commands submits it: ``bash train.sh``."""
-    if file.modules is None:
-        return False
-    name = file.path.rpartition("/")[2]
-    named = rf"[^\n|;&`]*?(?<![\w-]){re.escape(name)}(?![\w.-])"
-    by_shell, submitted = (re.compile(rf"\b{one}\b{named}") for one in (r"(?:ba|z)?sh(?:[ \t]+-\w+)*", "sbatch"))
-    texts = list(file.modules.texts_with(file.path, name))
-    return any(map(by_shell.search, texts)) and not any(map(submitted.search, texts))
-
-
 def _judge_agent(start: ProcessLaunch, job: Allocation) -> Iterator[Violation]:
     hosts = hosts_of(start.launch)
     if not start.launch.command.reaches_hosts and (job.nodes or 1) > 1 and (hosts or 1) > 1:
@@ -114,7 +102,6 @@ def _judge_python(file: ShellFile, launch: Launch, job: Allocation) -> Iterator[
     is_known = file.modules is None or file.modules.takes_tasks(launch.script)
     # More tasks than GPUs on one host reserve CPUs: ranks would share a GPU
     is_seen = is_lightning or nodes > 1 or (is_known and tasks <= gpus)
-    is_seen = is_seen and not _is_run_by_shell(file)
     where = f"on {nodes} hosts" if nodes > 1 else "on one host"
     yield Violation(
         launch.place,

@@ -44,6 +44,11 @@ STARTS_PROGRAM = re.compile(r"(?:\bpython[\d.]*|torchrun|launch|deepspeed|\bsrun
 _RUNS = re.compile(r"\bos\.(?:system|popen)\(|\bsubprocess\b|\bPopen\(")
 
 
+def is_old_folder(name: str) -> bool:
+    """Whether the name of a folder says that what is in it is kept for reference, or to show a bug."""
+    return _OLD.match(name) is not None
+
+
 @per_script
 def left_over_folder(script: Script) -> str:
     """The folder of a script that nothing outside it starts or imports, if its name says that it is old; or that of a
