@@ -189,3 +189,14 @@ def test_tasks_that_share_gpus_on_purpose(tmp_path, text, severity):
     files = {"job.sh": JOB.replace("/home/author/project", "tools"), "tools/generate.py": text}
     assert severities_in(tmp_path, files, book, preview=True) == [("ENV010", severity)]
     assert len(severities_in(tmp_path, files, book)) == (severity == "warning")
+
+
+@pytest.mark.parametrize(
+    ("page", "severity"), [("```\nbash job.sh\n```\n", "info"), ("```\nsbatch job.sh\n```\n", "warning")]
+)
+def test_a_shell_ignores_all_lines_for_slurm(tmp_path, page, severity):
+    batch = "#!/bin/bash\n#SBATCH --nodes=1\nset -e\n#SBATCH --gres=gpu:8\ntorchrun train.py\n"
+    (tmp_path / ".git").mkdir()
+    files = {"job.sh": batch, "train.py": "import torch\n", "README.md": page}
+    book = Rulebook(tuple(one for one in builtin_rules() if one.id == "ENV010"))
+    assert severities_in(tmp_path, files, book, preview=True) == [("ENV010", severity)]

@@ -248,3 +248,17 @@ INSTALLED = {
 )
 def test_examples_of_an_installed_copy_of_another_project_are_left_over(tmp_path, page, expected):
     assert found(tmp_path, {**INSTALLED, "README.md": page}) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"old/run.sh": start("train.py")}, []),
+        ({"jobs_old/run.sh": start("train.py")}, []),
+        ({"jobs/run.sh": start("train.py")}, [("ENV007", "error")]),
+        ({"old/run.sh": start("train.py"), "README.md": "Run `bash old/run.sh`.\n"}, [("ENV007", "error")]),
+        ({"old/run.sh": start("train.py"), "all.sh": "bash old/run.sh\n"}, [("ENV007", "error")]),
+    ],
+)
+def test_a_launch_file_in_an_old_folder(tmp_path, files, expected):
+    assert found(tmp_path, PROGRAMS | files) == expected
