@@ -222,8 +222,13 @@ def configuration_contradicts_itself(file: Manifest) -> Iterator[Violation]:
                 found.at.place,
                 found.claim,
                 fix=found.fix,
-                # Nothing shows that a job reads it
-                severity=Severity.INFO if is_unnamed else None if found.is_refused else Severity.WARNING,
+                # Nothing shows that a job reads it, or what it loses
+                severity=Severity.INFO
+                if is_unnamed or found.costs_little
+                else None
+                if found.is_refused
+                else Severity.WARNING,
+                preview=is_unnamed and found.costs_little,
                 confidence=found.confidence,
                 evidence=(
                     ("configuration_of", config.kind),

@@ -97,6 +97,7 @@ def _offload(root: YamlNode) -> Iterator[Contradiction]:
             f"offload_param_device {place.text} has no effect with zero_stage {stage}: parameters stay on the GPU",
             "Set `zero_stage: 3`, or `offload_param_device: none`.",
             is_refused=False,
+            costs_little=True,
         )
 
 

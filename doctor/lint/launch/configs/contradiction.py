@@ -11,12 +11,14 @@ from doctor.lint.launch.yaml_tree import YamlNode
 
 class Contradiction(NamedTuple):
     """``at``: the later setting; ``claim``: one line; ``is_refused``: the program fails at its start, else it ignores
-    one setting; ``confidence``: below 1 if the command line or another file may override it."""
+    one setting; ``costs_little``: a run that fits on its GPUs is the same without that setting; ``confidence``: below 1
+    if the command line or another file may override it."""
 
     at: YamlNode
     claim: str
     fix: str
     is_refused: bool = True
+    costs_little: bool = False
     confidence: float = 1.0
 
 

@@ -60,6 +60,7 @@ def _offloads(root: YamlNode, stage: int) -> Iterator[Contradiction]:
             f"offload_param has no effect with ZeRO stage {stage}: parameters stay on the GPU",
             "Set `stage` to 3, or remove `offload_param`.",
             is_refused=False,
+            costs_little=True,
         )
     if states is not None and stage == 0:
         yield Contradiction(

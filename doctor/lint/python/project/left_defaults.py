@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from doctor.lint.python.project.call_graph import CALLED_BY_TORCH, INERT, PLAIN_BASES
+from doctor.lint.python.project.release_branches import by_release
 from doctor.lint.python.project.settings.named_configurations import values_in_named
 from doctor.lint.python.project.settings.option_values import Values, is_chosen_nowhere, numbers_of, option_values
 from doctor.lint.python.project.settings.options import number_in
@@ -95,6 +96,8 @@ def outcome(script: Script, test: ast.expr, depth: int = DEPTH, *, options: bool
 
 
 def _compared(script: Script, test: ast.Compare, depth: int, *, options: bool) -> bool | None:
+    if options and (known := by_release(script, test)) is not None:
+        return known
     compare = _OPERATORS.get(type(test.ops[0])) if len(test.ops) == 1 else None
     left, right = (possible_values(script, one, depth, options=options) for one in (test.left, test.comparators[0]))
     if options and isinstance(test.ops[0], ast.Eq) and left is None and right is not None and len(right) == 1:

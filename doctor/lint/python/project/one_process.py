@@ -87,7 +87,7 @@ def as_placed(script: Script, rule: str, severity: Severity, violation: Violatio
     if not isinstance(violation.at, ast.AST):
         written = (*script.all(ast.Assign), *script.all(ast.Expr))
         statements = (one for one in written if one.lineno == violation.place.line)
-        is_left = any(never_runs(script, one) for one in statements)
+        is_left = any(never_runs(script, one, options=True) for one in statements)
         return replace(violation, severity=Severity.INFO, preview=True) if is_left else violation
     placed = _as_started(script, rule, severity, violation, violation.at)
     return _as_shown(script, placed) if placed is not None and rule in OF_SEVERAL_RANKS else placed
