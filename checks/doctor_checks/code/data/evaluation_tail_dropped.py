@@ -17,10 +17,12 @@ from doctor.lint.python.loader_calls import (
     is_sharded_by_framework,
     is_unused,
     loaders,
+    loops_over,
     target_name,
     words_of,
 )
 from doctor.lint.python.project.left_defaults import shown_numbers
+from doctor.lint.python.project.loader_loops import computed_over, trains
 from doctor.lint.python.project.one_process import never_runs
 from doctor.lint.python.project.settings.option_values import values_in_own_file
 from doctor.lint.python.rank_branches import rank_condition
@@ -160,6 +162,16 @@ _DECIDES = re.compile(
             "a loss that compares the samples of a batch",
             _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)", "loss = InfoNCE()"),
         ),
+        passes(
+            "an adaptation to the samples of a test",
+            _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)")
+            + "for batch in test_loader:\n    adapt(batch).backward()\n",
+        ),
+        fails(
+            "an evaluation of them",
+            _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)  # !")
+            + "for batch in test_loader:\n    count(adapt(batch))\n",
+        ),
         passes("one sample a batch", _script("DataLoader(test_set, sampler=shares, drop_last=True)")),
         passes(
             "the samplers' rest by itself",
@@ -190,6 +202,7 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
             or _is_tried_out(script, loader.call)
             or _is_whole(script, loader.call)
             or is_unused(script, loader)
+            or _is_trained_on(script, loader)
             or _is_of_one_rank(script, loader.name)
             or is_endless(script, loader.call, loader.name)
             or is_cut_short(script, loader.name)
@@ -239,51 +252,36 @@ def _only_logs(script: Script, loader: ast.Call) -> bool:
 _SELECTING = re.compile(
     r"^_*(?:val|valid|validation|dev|eval)(?:_|$)|_(?:val|valid|validation|dev|eval)(?:_|$)", re.IGNORECASE
 )
-_PASSES_ON = frozenset(
-    {"enumerate", "tqdm", "trange", "len", "iter", "next", "print", "zip", "range", "prepare", "cycle"}
-)
-"""Functions that are handed a loader, and compute nothing."""
 
 
 def _is_for_loss(script: Script, loader: LoaderCall) -> bool:
-    """Whether all that the project computes over a loader for validation are losses, by the words of the loops over it
-    and of the functions that it is handed to: their mean selects a checkpoint at most."""
-    name, modules = loader.name, script.modules
-    if not name.isidentifier() or not _SELECTING.search(name):
+    """Whether all that the project computes over a loader for validation are losses, by the names in the loops over it
+    and in the functions that it is handed to: their mean selects a checkpoint at most."""
+    if not _SELECTING.search(loader.name):
         return False
+    blocks = list(_computed_over(script, loader.name))
+    texts = ["\n".join(map(ast.unparse, one)) for one in blocks if one is not None]
+    is_known = bool(blocks) and len(texts) == len(blocks)
+    return is_known and all("loss" in one.lower() and not _METRICS.search(one) for one in texts)
+
+
+def _computed_over(script: Script, name: str) -> Iterator[list[ast.stmt] | None]:
+    """What is done with the batches of a loader, in the files of the project that name it."""
+    modules = script.modules
+    if not name.isidentifier():
+        return
     texts = {script.path: script.text}
     texts |= {shown: text for shown, text in modules.mentioning(name) if shown.endswith(".py")} if modules else {}
-    blocks = [block for text in texts.values() for block in _computed_over(name, text, _texts_near(script, text))]
-    return bool(blocks) and all("loss" in one.lower() and not _METRICS.search(one) for one in blocks)
+    near = list(modules.texts_around(script.location)) if modules is not None else []
+    yield from computed_over(name, texts.values(), near)
 
 
-def _texts_near(script: Script, text: str) -> Iterator[str]:
-    """The text itself, and those of the project that a script imports."""
-    yield text
-    yield from script.modules.texts_around(script.location) if script.modules is not None else ()
+def _is_trained_on(script: Script, loader: LoaderCall) -> bool:
+    """Whether every loop over a loader computes gradients: what it leaves out is for training."""
+    bodies = [one for one in loops_over(script, loader.name) if loader.name]
+    return bool(bodies) and all(trains(one.body) for one in bodies)
 
 
-def _computed_over(name: str, text: str, others: Iterator[str]) -> Iterator[str]:
-    """The bodies of the loops over a loader, also by another name (``bar = tqdm(self.val_loader)``), and those of the
-    functions that it is handed to; an empty text if one of these is unknown."""
-    known = list(others)
-    bound = {
-        one[1] for one in re.finditer(rf"^[ \t]*(\w+) = (?:tqdm\()?(?:self\.)?{name}\b(?![(.\[])", text, re.MULTILINE)
-    }
-    loader = rf"(?<![\w.])(?:(?:self\.)?{name}|{'|'.join(bound) or name})\b"
-    loops = re.compile(rf"^([ \t]*)for\b[^\n]*\bin\b[^\n]*{loader}[^\n]*:[^\n]*\n({_BLOCK})", re.MULTILINE)
-    yield from (one[2] for one in loops.finditer(text))
-    handed = {one[1] for one in re.finditer(rf"(?<!def )\b(\w+)\([^()]*{loader}(?!\s*=[^=])", text)}
-    for function in handed - _PASSES_ON:
-        if any(f"class {function}" in one and f"self.{name}" in one for one in (text, *known)):
-            continue  # its loops are over that attribute
-        body = re.compile(rf"^([ \t]*)def {function}\((?:[^\n]*\n)+?({_BLOCK})", re.MULTILINE)
-        bodies = [found[2] for one in known for found in body.finditer(one)]
-        yield from bodies or ("",)
-
-
-_BLOCK = r"(?:\1[ \t]+[^\n]*(?:\n|$)|[ \t]*\n)+"
-"""The indented lines below one that the first group begins."""
 _EVALUATES = re.compile(r"\.eval\(\)|\bno_grad\b|\binference_mode\b")
 
 
