@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import LOADERS
 from doctor.lint.python.script import FunctionNode, last_name
-from doctor.lint.python.training import several_ranks
+from doctor.lint.python.training import hooks, several_ranks
 from doctor.testing.script_cases import fails, passes
 
 _COLLATES = re.compile(r"collat", re.IGNORECASE)
@@ -99,7 +100,21 @@ def collate_drops_samples(script: Script) -> Iterator[Violation]:
                     node,
                     f"{name} drops samples from its batch, so batch sizes may differ between ranks",
                     evidence=(("job_started_at_line", ranks.lineno),),
+                    severity=None if _gathers(script) else Severity.INFO,
                 )
+
+
+_GATHERS = re.compile(r"all_?gather|\bgather\(|gather_for_metrics|all_to_all|reduce_scatter|broadcast\(")
+
+
+def _gathers(script: Script) -> bool:
+    """Whether the file, or a module of its project that may use its batches, exchanges tensors whose size may be that
+    of a batch. Without that, DDP weighs the samples of a smaller batch a little more."""
+    modules = script.modules
+    if _GATHERS.search(script.text) or modules is None or modules.is_one_file:
+        return True
+    words = ("gather", "all_to_all", "reduce_scatter", "broadcast")
+    return any(_GATHERS.search(text) for word in words for _, text in modules.mentioning(word))
 
 
 def _collating(script: Script) -> Iterator[FunctionNode | ast.Lambda]:
@@ -157,33 +172,86 @@ def _asks_for_none_alone(node: ast.AST) -> bool:
 
 
 def _datasets_return_samples(script: Script) -> bool:
-    """Whether the file, or else the modules that it imports from its project, have datasets, and each returns something
-    on every path: never ``None``."""
-    own = _reads_of(script)
-    if own or script.modules is None or not script.location:
-        return bool(own) and all(_returns_samples(script, one) for one in own)
-    texts = [one for one in script.modules.texts_around(script.location) if "__getitem__" in one]
-    if not texts or len(texts) > _MOST_MODULES:
+    """Whether the file, or else the modules that it imports from its project, or else all of the project, have
+    datasets, and each returns something on every path: never ``None``."""
+    if _reads_of(script):
+        return _all_return_samples([script])
+    modules = script.modules
+    if modules is None or not script.location:
+        return False
+    around = frozenset(one for one in modules.texts_around(script.location) if _READS in one)
+    found = [(shown, text) for shown, text in modules.mentioning(_READS) if shown.endswith(".py")]
+    near = [one for one in found if one[1] in around] or found
+    if not near or len(near) > _MOST_MODULES:
         return False
     try:
-        modules = [Script("dataset.py", text) for text in texts]
+        datasets = [
+            Script(shown, text, modules=modules, location=os.path.abspath(shown))  # noqa: PTH100 - as given
+            for shown, text in near
+        ]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    found = [(module, one) for module in modules for one in _reads_of(module)]
-    return bool(found) and all(_returns_samples(module, one) for module, one in found)
+    return _all_return_samples(datasets)
 
 
+def _all_return_samples(scripts: list[Script]) -> bool:
+    found = [(script, one) for script in scripts for one in _reads_of(script)]
+    return bool(found) and all(_returns_samples(script, one) for script, one in found)
+
+
+_READS = "__getitem__"
 _MOST_MODULES = 8
 
 
 def _reads_of(script: Script) -> list[FunctionNode]:
-    return [one for one in script.functions if one.name == "__getitem__"]
+    return [one for one in script.functions if one.name == _READS]
 
 
 def _returns_samples(script: Script, function: FunctionNode, depth: int = 3) -> bool:
-    values = [one.value for one in script.inside(function, ast.Return)]
+    returns = [one for one in script.inside(function, ast.Return) if not _is_never_taken(script, function, one)]
     is_complete = isinstance(function.body[-1], (ast.While, ast.With)) or _always_returns(function.body)
-    return is_complete and bool(values) and all(_is_sample(script, one, depth) for one in values)
+    return is_complete and bool(returns) and all(_is_sample(script, one.value, depth) for one in returns)
+
+
+def _is_never_taken(script: Script, function: FunctionNode, statement: ast.Return) -> bool:
+    """Whether a ``return`` is for a value that is ``None`` in no run: ``if row is None: return None``, where ``row`` is
+    an entry of a table, or what a function gives that no start of the project selects."""
+    branch = script.parent(statement)
+    test = branch.test if isinstance(branch, ast.If) and statement in branch.body else None
+    is_none = isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is) and ast.unparse(test.comparators[0])
+    if not isinstance(test, ast.Compare) or is_none != "None" or not isinstance(test.left, ast.Name):
+        return False
+    name = test.left.id
+    made = [
+        one
+        for one in script.inside(function, ast.Assign)
+        if any(isinstance(target, ast.Name) and target.id == name for target in one.targets)
+    ]
+    return bool(made) and all(isinstance(one.value, ast.Subscript) or _is_left_off(script, one) for one in made)
+
+
+def _is_left_off(script: Script, statement: ast.stmt) -> bool:
+    """Whether a statement is under ``if self.make is not None:`` for an argument of the class that is ``None`` by
+    default, and that nothing else in the project names."""
+    branch, owner = script.parent(statement), script.class_of(statement)
+    test = branch.test if isinstance(branch, ast.If) and statement in branch.body else None
+    asked = re.fullmatch(r"self\.(\w+) is not None", ast.unparse(test)) if test is not None else None
+    made = next(hooks(owner, "__init__"), None) if owner is not None else None
+    if asked is None or made is None or script.modules is None or script.modules.is_one_file:
+        return False
+    names, defaults = made.args.args, made.args.defaults
+    given = dict(zip([one.arg for one in names[len(names) - len(defaults) :]], defaults, strict=True))
+    given |= {
+        one.arg: value
+        for one, value in zip(made.args.kwonlyargs, made.args.kw_defaults, strict=True)
+        if value is not None
+    }
+    default = given.get(asked[1])
+    is_none = isinstance(default, ast.Constant) and default.value is None
+    is_named = any(word.arg == asked[1] for call in script.all(ast.Call) for word in call.keywords)
+    places = {shown for shown, _ in script.modules.mentioning(asked[1])}
+    pages = script.modules.pages(script.location) if script.location else ()
+    return is_none and not is_named and places <= {script.path} and not any(asked[1] in one for one in pages)
 
 
 def _always_returns(block: list[ast.stmt]) -> bool:
