@@ -25,7 +25,11 @@ else
     exit 0
 fi
 """
-PROJECT = {"train.py": "import torch\n", "other.py": "import train\n", "README.md": "Run `bash worker.sh`.\n"}
+PROJECT = {
+    "train.py": "import torch\nfrom lightning import Trainer\n",
+    "other.py": "import train\n",
+    "README.md": "Run `bash worker.sh`.\n",
+}
 
 
 def rules_in(folder, text, **others):

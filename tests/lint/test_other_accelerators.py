@@ -60,3 +60,24 @@ def test_variables_of_a_program_that_joins_no_group(tmp_path, given, script, oth
     files = {"train.py": JOINS.format(given=given), "model.py": "import torch\n", "run.sh": script}
     files |= {"job.sh": other} if other else {}
     assert {rule for rule, _ in findings_in(tmp_path, files, BOOK, preview=True)} == expected
+
+
+TYPO = "export NCCL_SOKET_IFNAME=eth0\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (f"{TYPO}torchrun --nproc_per_node 2 train.py\n", {"NCCL001"}),
+        (f"{TYPO}torchrun --nproc_per_node 1 train.py\n", set()),
+        (f"{TYPO}python train.py\n", set()),
+        (f"{TYPO}python count.py\n", set()),
+        (f"{TYPO}python halves.py\n", {"NCCL001"}),
+        (f"{SETS}python count.py\n", set()),
+        (f"{SETS}python count.py\ntorchrun --nproc_per_node 2 train.py\n", {"NCCL004", "NCCL011"}),
+    ],
+)
+def test_variables_of_what_has_no_ranks(tmp_path, script, expected):
+    files = {"train.py": JOINS.format(given='"nccl"'), "count.py": "print(len(open('words.txt').read()))\n"}
+    files |= {"halves.py": "import torch\n\nmodel = torch.nn.DataParallel(net)\n", "run.sh": script}
+    assert {rule for rule, _ in findings_in(tmp_path, files, BOOK)} == expected

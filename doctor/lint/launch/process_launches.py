@@ -149,15 +149,17 @@ _LAUNCHERS = re.compile(
 
 
 def joins_no_group(file: LaunchFile) -> bool:
-    """Whether all that a shell script starts are programs by plain ``python`` that join a group only with the variables
-    of a launcher, which neither the script nor another file that names it gives."""
+    """Whether all that a shell script starts are programs by plain ``python`` that mention no ranks, or join a group
+    only with the variables of a launcher, which neither the script nor another file that names it gives."""
     modules = file.modules
     if not isinstance(file, ShellFile) or modules is None or not file.launches:
         return False
     if any(one.name in _RANKS for one in file.settings):
         return False
     programs = [one for first in file.launches for one in first.chain()]
-    if any(one.program != "python" or not modules.waits_for_launcher(one.script) for one in programs):
+    if any(one.program != "python" for one in programs):
+        return False
+    if not all(modules.waits_for_launcher(one.script) or modules.runs_alone(one.script) for one in programs):
         return False
     name = file.path.replace("\\", "/").rpartition("/")[2]
     texts = (text for shown, text in modules.mentioning(name) if shown != file.path)

@@ -13,6 +13,7 @@ from doctor.core.finding import Severity
 from doctor.lint.engine.rule import Violation
 from doctor.lint.launch.launch_file import Launch, LaunchFile
 from doctor.lint.launch.partial_text import is_known, is_placeholder
+from doctor.lint.launch.process_launches import is_one_process, joins_no_group
 from doctor.lint.python.project.left_over import is_old_folder
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ _OF_CONFIGURATION = re.compile(
 _CONFIGURATIONS = (".yaml", ".yml", ".json")
 
 
+_OF_NCCL = frozenset({"NCCL001", "NCCL002", "NCCL004", "NCCL011"})
+"""Rules about variables that matter only between ranks."""
 _OF_ALLOCATIONS = frozenset({"ENV010", "ENV011", "ENV012", "ENV014"})
 """Rules about what the ``#SBATCH`` lines of a script request."""
 
@@ -41,12 +44,14 @@ _OF_ALLOCATIONS = frozenset({"ENV010", "ENV011", "ENV012", "ENV014"})
 def as_launched(file: LaunchFile, rule: str, violation: Violation) -> Violation:
     """The violation in a launch file, as information in preview if it is of commands alone whose program or
     configuration does not exist in the project, since who starts them gets that error first; if the folder of the file
-    is an old one, from which the project names nothing; or if it is about an allocation, and the project runs the
-    script in a shell."""
+    is an old one, from which the project names nothing; if it is about an allocation, and the project runs the script
+    in a shell; or if it is about NCCL, and all that the file starts is one process, or programs that join no group."""
     modules, line = file.modules, violation.place.line
     if modules is None or not file.launches:
         return violation
-    if (rule in _OF_ALLOCATIONS and _is_run_by_shell(file, modules)) or _is_left_over(file, modules):
+    is_unused = rule in _OF_NCCL and (is_one_process(file) or joins_no_group(file))
+    is_unused = is_unused or (rule in _OF_ALLOCATIONS and _is_run_by_shell(file, modules))
+    if is_unused or _is_left_over(file, modules):
         return replace(violation, severity=Severity.INFO, preview=True)
     if not modules.is_script_of_whole(file.path):
         return violation
