@@ -35,6 +35,8 @@ MOST_FOLDERS = 12
 """Folders above a file in which an absolute import is searched."""
 MOST_TEXTS = 3_000
 """Files that are searched for a word."""
+MOST_KEPT = 30_000_000
+"""Characters of files that are kept in memory."""
 MOST_NOTEBOOKS = 200
 """Notebooks that are searched for a word."""
 MOST_RELATED = 40
@@ -119,6 +121,8 @@ class ProjectFiles:
         self._relevant: dict[str, bool] = {}
         self._located: dict[tuple[str, str], str | None] = {}
         self.memo: dict[tuple[str, ...], Any] = {}
+        self._kept: dict[str, str] = {}
+        self._room = MOST_KEPT
 
     @property
     def is_one_file(self) -> bool:
@@ -147,7 +151,7 @@ class ProjectFiles:
         key = ("mentioning", word, str(launches))
         if key not in self.memo:
             read = [one for one in self._texts if not launches or one.kind != "python"]
-            texts = ((one.shown, _text_of(one)) for one in read[:MOST_TEXTS])
+            texts = ((one.shown, self._read(one)) for one in read[:MOST_TEXTS])
             self.memo[key] = tuple((shown, text) for shown, text in texts if word in text)
         found: tuple[tuple[str, str], ...] = self.memo[key]
         return found
@@ -156,7 +160,7 @@ class ProjectFiles:
         """The text of a script or launch file by its shown path; empty if there is none."""
         key = ("text", shown)
         if key not in self.memo:
-            self.memo[key] = _text_of(self._shown[shown]) if shown in self._shown else ""
+            self.memo[key] = self._read(self._shown[shown]) if shown in self._shown else ""
         found: str = self.memo[key]
         return found
 
@@ -168,7 +172,7 @@ class ProjectFiles:
     def notebooks(self, word: str) -> tuple[str, ...]:
         """The texts of the notebooks with a word."""
         if ("notebooks",) not in self.memo:
-            texts = (_text_of(one).replace("\\n", "\n") for one in self._notebooks[:MOST_NOTEBOOKS])
+            texts = (self._read(one).replace("\\n", "\n") for one in self._notebooks[:MOST_NOTEBOOKS])
             self.memo["notebooks",] = tuple(texts)
         return tuple(text for text in self.memo["notebooks",] if word in text)
 
@@ -248,7 +252,7 @@ class ProjectFiles:
         found = []
         for target in self._texts:
             path = os.path.abspath(target.path)  # noqa: PTH100 - as above
-            if path == location or not named.search(_text_of(target)):
+            if path == location or not named.search(self._read(target)):
                 continue
             imported = self._scanned(path)[1] if path in self._targets else ()
             if location in imported:
@@ -357,7 +361,7 @@ class ProjectFiles:
         folder = os.path.dirname(location)  # noqa: PTH120 - as above
         launches = (one for one in self._texts if one.kind != "python")
         beside = (one for one in launches if os.path.abspath(one.path).startswith(folder))  # noqa: PTH100
-        return any(named.search(_text_of(one)) for one in beside)
+        return any(named.search(self._read(one)) for one in beside)
 
     def _is_own(self, importer: str, module: str) -> bool:
         """Whether an import of a module in a package is of the project: nothing requires a distribution of that name,
@@ -496,7 +500,7 @@ class ProjectFiles:
         return (
             any(folder in line for line in lines for folder in folders)
             or any(is_installed(self._targets[one].path, root) for one in (importer, *copies))
-            or any(named.search(_text_of(one)) for one in beside)
+            or any(named.search(self._read(one)) for one in beside)
             or may_appear(package, root, module.rpartition(".")[2])
         )
 
@@ -654,12 +658,21 @@ class ProjectFiles:
             return None
 
     def _text(self, location: str) -> str:
-        return _text_of(self._targets[location])
+        return self._read(self._targets[location])
 
     def _is_relevant(self, location: str) -> bool:
         if location not in self._relevant:
             self._relevant[location] = any(map(self._has_words, self._related(location)))
         return self._relevant[location]
+
+    def _read(self, target: LintTarget) -> str:
+        """The text of a file, which is kept as long as there is room: many questions read all files."""
+        if (text := self._kept.get(target.shown)) is None:
+            text = _text_of(target)
+            if len(text) <= self._room:
+                self._room -= len(text)
+                self._kept[target.shown] = text
+        return text
 
     def _has_words(self, location: str) -> bool:
         return self._scanned(location)[0]

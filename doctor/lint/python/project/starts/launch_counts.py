@@ -177,7 +177,9 @@ def _counts_of_python(script: Script, modules: ProjectModules) -> Iterator[int |
     name = PurePath(script.path).name
     plain = _plain_start(name)
     for shown, read in modules.mentioning(PurePath(name).stem):
-        if shown == script.path or _JOBS.search(read) or (name in read and not is_nearest(modules, shown, script.path)):
+        if shown == script.path or (shown.endswith(".py") and name not in read):
+            continue
+        if (name in read and not is_nearest(modules, shown, script.path)) or _JOBS.search(read):
             continue
         text = read if shown.endswith(".py") else _with_files(read, script.path)
         runs = _RUNS_COMMAND if shown.endswith(".py") else _NOT_A_COMMENT
