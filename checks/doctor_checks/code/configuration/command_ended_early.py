@@ -143,6 +143,14 @@ _OF_TRANSPORTS = re.compile(r"NCCL_(?:SOCKET|IB|P2P|SHM|NET|CROSS_NIC)\w*|GLOO_S
 def _unexported(file: ShellFile) -> Iterator[Violation]:
     """The variables on lines of their own that no program gets, unless the environment of the script has exported them.
     It matters which GPUs and networks a job uses; other settings cost little."""
+    for setting in file.set_as_arguments:
+        yield Violation(
+            setting.place,
+            f"`set {setting.name}=…` sets no variable: the shell takes the words as its own arguments",
+            fix=f"Use `export {setting.name}={setting.value}`.",
+            effect="The setting is ignored silently.",
+            severity=Severity.WARNING if _selects(setting) else Severity.INFO,
+        )
     if file.modules is not None and file.unexported and is_sourced(file, file.modules):
         return
     for setting in file.unexported:

@@ -18,7 +18,7 @@ from doctor.lint.launch.shell.expansion import Value, Variables
 from doctor.lint.launch.shell.lexer import comments
 from doctor.lint.launch.shell.statements import Statement, assigned_name, split_script
 from doctor.lint.launch.shell.tokens import Literal, Word
-from doctor.lint.launch.shell.unexported import unexported
+from doctor.lint.launch.shell.unexported import set_as_arguments, unexported
 from doctor.lint.launch.slurm_batch import Allocation, read_headers, read_late_headers
 
 DEPTH = 6
@@ -41,7 +41,8 @@ _HARMLESS = ("activate", "bashrc", "profile", "conda.sh", "zshrc", "bash_profile
 class ShellFile(LaunchFile):
     """``allocation``: the request of its ``#SBATCH`` lines; ``None``: it has none and may run anywhere. ``waits``:
     lines of ``wait`` commands; ``waits_in_loops``: those in loops. ``late_headers``: options behind the first command,
-    by line; ``cuts``: commands that end too early; ``unexported``: variables that its programs do not get."""
+    by line; ``cuts``: commands that end too early; ``unexported``: variables that its programs do not get;
+    ``set_as_arguments``: those that it only gives to ``set``."""
 
     allocation: Allocation | None = None
     waits: tuple[int, ...] = ()
@@ -49,6 +50,7 @@ class ShellFile(LaunchFile):
     late_headers: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     cuts: tuple[CutCommand, ...] = ()
     unexported: tuple[EnvironmentSetting, ...] = ()
+    set_as_arguments: tuple[EnvironmentSetting, ...] = ()
 
 
 def read_shell(path: str, text: str) -> ShellFile:
@@ -72,6 +74,7 @@ def read_shell(path: str, text: str) -> ShellFile:
         read_late_headers(text),
         reader.cuts,
         unexported(text, reader.settings, reader.launches),
+        set_as_arguments(text),
     )
 
 

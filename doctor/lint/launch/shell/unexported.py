@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from doctor.knowledge.environment_variables import known
+from doctor.lint.engine.rule import SourceLocation
 from doctor.lint.launch.launch_file import EnvironmentSetting, Launch
 from doctor.lint.launch.partial_text import is_known
 
@@ -24,6 +25,7 @@ _MAY_EXPORT = re.compile(
 """What may export a variable by other means, or write a text that another shell reads."""
 _ALLOCATES = re.compile(r"^#SBATCH\b|\b(?:srun|salloc|sbatch|qsub|bsub)\b", re.MULTILINE)
 """Schedulers export the visible devices of a job, so that an assignment changes what its programs see."""
+_SETS = re.compile(rf"^[ \t]*set[ \t]+(?P<name>{_OF_PROGRAMS.pattern})=(?P<value>[\w,.:-]+)[ \t]*$", re.MULTILINE)
 _COMMENT = re.compile(r"(?:^|(?<=\s))#[^\n]*")
 
 
@@ -51,4 +53,16 @@ def unexported(
         and one.value
         and not (is_allocated and one.name in DEVICES)
         and ("NCCL" not in one.name or known(one.name) is not None)
+    )
+
+
+def set_as_arguments(text: str) -> tuple[EnvironmentSetting, ...]:
+    """The variables of programs that a script gives to ``set``, as in a shell of Windows. In one of POSIX, the words
+    become its positional parameters (Shell Command Language, 2.14, ``set``), and no variable is set."""
+    if "<<" in text:
+        return ()
+    lines = ((text.count("\n", 0, one.start("name")) + 1, one) for one in _SETS.finditer(text))
+    return tuple(
+        EnvironmentSetting(one["name"], one["value"], SourceLocation(line, 0, line), is_exported=False)
+        for line, one in lines
     )
