@@ -69,6 +69,7 @@ START = "torchrun --nproc-per-node 4 train.py\n"
         ({"job.sh": f"source env.sh\n{GPUS}\n{START}"}, []),
         ({"job.sh": f"source venv/bin/activate\n{GPUS}\n{START}"}, ["warning"]),
         ({"job.sh": f"{START}{GPUS}\n"}, []),
+        ({"job.sh": f"module load cuda\n{GPUS}\n{START}"}, []),
         ({"job.sh": f"#SBATCH --gpus=8\n{GPUS}\n{START}"}, []),
         ({"job.sh": f"{GPUS}\n{START}", "all.sh": "export CUDA_VISIBLE_DEVICES=0\nbash job.sh\n"}, []),
         ({"job.sh": f"{GPUS}\n{START}", "all.sh": "bash job.sh\n"}, ["warning"]),

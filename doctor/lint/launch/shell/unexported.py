@@ -23,8 +23,8 @@ _MAY_EXPORT = re.compile(
     re.MULTILINE,
 )
 """What may export a variable by other means, or write a text that another shell reads."""
-_ALLOCATES = re.compile(r"^#SBATCH\b|\b(?:srun|salloc|sbatch|qsub|bsub)\b", re.MULTILINE)
-"""Schedulers export the visible devices of a job, so that an assignment changes what its programs see."""
+_ALLOCATES = re.compile(r"^#SBATCH\b|\b(?:srun|salloc|sbatch|qsub|bsub)\b|\bmodule[ \t]+load\b", re.MULTILINE)
+"""Schedulers of clusters export the visible devices of a job, so that an assignment changes what its programs see."""
 _SETS = re.compile(rf"^[ \t]*set[ \t]+(?P<name>{_OF_PROGRAMS.pattern})=(?P<value>[\w,.:-]+)[ \t]*$", re.MULTILINE)
 _COMMENT = re.compile(r"(?:^|(?<=\s))#[^\n]*")
 
