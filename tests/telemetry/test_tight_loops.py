@@ -2,6 +2,7 @@
 
 import functools
 import io
+import itertools
 import json
 import os
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from doctor.monitor.telemetry.stacks import searches
 from doctor.monitor.telemetry.stacks.endless_loops import endless_loop
 from doctor.monitor.telemetry.stacks.tight_loops import TightLoop
 
@@ -114,6 +116,50 @@ class Endless:
         while thread.is_alive():
             time.sleep(0.01)
 
+    def searches(self):
+        """Extend paths until none can be extended, in more lines and functions than few."""
+        paths = [[0]]
+        while paths and not self.stop:
+            path = paths.pop()
+            for node in range(20):
+                if node not in path and self.is_allowed(path, node):
+                    paths.append([*path, node])
+
+    def tries_orders(self):
+        """Rate all orders of some things."""
+        best = 0
+        for order in itertools.permutations(range(12)):
+            best = max(best, sum(map(self.distance, order, order[1:])))
+            if self.stop:
+                return
+
+    def recurs(self, depth=40):
+        """Call itself twice."""
+        return 1 if depth < 2 or self.stop else self.recurs(depth - 1) + self.recurs(depth - 2)
+
+    def rates_all(self):
+        """Rate each of many rows, in several functions."""
+        for row in range(10_000_000):
+            for node in range(20):
+                self.is_allowed([row], node)
+            if self.stop:
+                return
+
+    def works_off(self):
+        """Work off a list, to which little is added."""
+        rows = [0] * 3_000_000
+        while rows and not self.stop:
+            if self.is_allowed(rows[-1:], rows.pop()) and len(rows) % 10 == 9:
+                rows.append(1)
+
+    def is_allowed(self, path, node):
+        """Answer yes."""
+        return self.distance(len(path), node) >= 0
+
+    def distance(self, one, other):
+        """Return how far two things are from one another."""
+        return abs(one - other)
+
     def first(self):
         """Work."""
         for _ in range(20_000):
@@ -139,11 +185,11 @@ class SlowFile(io.BytesIO):
         return super().write(content)
 
 
-def longest(work, seconds=4.0):
+def longest(work, seconds=4.0, kind=TightLoop):
     endless = Endless()
-    thread = threading.Thread(target=getattr(endless, work))
+    thread = threading.Thread(target=getattr(endless, work), daemon=True)
     thread.start()
-    loop, found, until = TightLoop(thread.ident, thread.native_id), 0.0, time.monotonic() + seconds
+    loop, found, until = kind(thread.ident, thread.native_id), 0.0, time.monotonic() + seconds
     while time.monotonic() < until:
         time.sleep(0.05)
         found = max(found, loop.look())
@@ -160,6 +206,18 @@ def test_a_loop_of_a_few_lines(work):
 @pytest.mark.parametrize("work", ["calls", "naps", "attempts"])
 def test_a_loop_whose_calls_are_all_known(work):
     assert longest(work) > 2.0
+
+
+@pytest.mark.parametrize("work", ["searches", "tries_orders", "recurs"])
+def test_a_search_in_several_functions(work, monkeypatch):
+    monkeypatch.setattr(searches, "LONG_SEARCH", 2.0)
+    assert longest(work, kind=searches.SearchClock) > 2.0
+
+
+@pytest.mark.parametrize("work", ["rates_all", "works_off"])
+def test_work_whose_end_its_data_shows_is_no_search(work, monkeypatch):
+    monkeypatch.setattr(searches, "LONG_SEARCH", 2.0)
+    assert longest(work, kind=searches.SearchClock) < 2.0
 
 
 @pytest.mark.parametrize("work", ["evaluates", "checkpoints", "waits_until", "all_rows", "polls_for_save"])

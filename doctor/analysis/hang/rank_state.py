@@ -28,6 +28,8 @@ from doctor.core.facts.telemetry import (
     LOST,
     OWN_LOCK,
     PROCESS_EVENT,
+    REPEATS,
+    SEARCH,
     SHARED_LOCK,
     WALK,
     WHOSE_THREAD,
@@ -68,6 +70,8 @@ _OUTSIDE = (
 _IN_TURN = ("a lock on ", "a semaphore that other processes share")
 _OF_OTHERS = (OWN_LOCK, SHARED_LOCK, PROCESS_EVENT, "one of several files or sockets", *_OUTSIDE)
 """The same with what another thread has to end."""
+_BY_ITSELF = (SEARCH, REPEATS)
+"""Starts of the same for loops in which no child process has a part."""
 _OF_STEP = frozenset({"step", "forward", "backward", "optimizer"})
 _AFTER_STEP = frozenset({"batch-end", "epoch-end"})
 _COMPILES = lazy_compile(r"importlib|^<frozen|/torch/(?!multiprocessing/|utils/(?:data/|file_baton))|/triton/")
@@ -166,7 +170,8 @@ class RankState(msgspec.Struct, frozen=True, dict=True):
         progress = self.progress
         if progress is None or self.state != "running":
             return False
-        loops = (progress.loops or 0.0) >= LEAST_STILL and not _may_have_work_done(progress)
+        loops = (progress.loops or 0.0) >= LEAST_STILL
+        loops = loops and (progress.blocked.startswith(_BY_ITSELF) or not _may_have_work_done(progress))
         loops = loops and not (progress.stage == "train" and progress.point in _OF_STEP)
         if (progress.still or 0.0) < LEAST_STILL and not loops:
             return False
@@ -362,6 +367,16 @@ class RankState(msgspec.Struct, frozen=True, dict=True):
 def walked_folder(progress: ProgressFacts) -> str:
     """``/data, which contains itself as /data/train``: the folder that a rank walks through; empty if it does not."""
     return progress.blocked.removeprefix(WALK) if progress.blocked.startswith(WALK) else ""
+
+
+def searched(progress: ProgressFacts) -> str:
+    """``a recursion of solve() at train.py:40``: the search that a rank computes; empty if it is in none."""
+    return progress.blocked.removeprefix(SEARCH) if progress.blocked.startswith(SEARCH) else ""
+
+
+def repeated(progress: ProgressFacts) -> str:
+    """``the loop at train.py:40, in which ...``: the loop in which a rank gets the same answer; empty if none."""
+    return progress.blocked.removeprefix(REPEATS) if progress.blocked.startswith(REPEATS) else ""
 
 
 def _may_have_work_done(progress: ProgressFacts) -> bool:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 from doctor.core.stack_dumps.native_calls import DEVICE_WAIT
 from doctor.core.text import lazy_compile
 from doctor.knowledge.waiting_functions import ANY_COLLECTIVE
 
+Loop: TypeAlias = "ast.For | ast.AsyncFor | ast.While"
 LONGEST = 100
 """Maximum characters of a condition."""
 _RANK_WORD = lazy_compile(
@@ -183,15 +185,22 @@ def loop_at(tree: ast.Module, line: int) -> ast.For | ast.AsyncFor | None:
     return loop
 
 
-def innermost_loop(tree: ast.Module, line: int) -> ast.For | ast.AsyncFor | ast.While | None:
+def innermost_loop(tree: ast.Module, line: int | None) -> Loop | None:
     """Return the innermost loop that ``line`` is in."""
-    found = None
-    for block, position in _blocks_around(tree, line):
+    return next(reversed(loops_around(tree, line)), None)
+
+
+def loops_around(tree: ast.Module, line: int | None) -> list[Loop]:
+    """Return the loops that ``line`` is in, outermost first, up to the function that it is in.
+
+    None for ``None``, the line of a frame between two lines (``PyFrame_GetLineNumber``)."""
+    found: list[Loop] = []
+    for block, position in _blocks_around(tree, line) if line is not None else ():
         statement = block[position]
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            found = None
+            found = []
         elif isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):
-            found = statement
+            found.append(statement)
     return found
 
 

@@ -217,6 +217,10 @@ class Progress:
             return self._loop.look(computes=False) if self.stage == "setup" or self.point == "data" else None
         return self._loop.look() if self.limit() > self.limit_of_waiting() else None
 
+    def loop_in_words(self) -> str:
+        """Return what is known of the loop of :meth:`loops` (:attr:`.ProgressFacts.blocked`); empty if nothing is."""
+        return self._loop.words()
+
     def facts(self) -> ProgressFacts:
         """Return the current progress, without stack and children, which cost more."""
         now = monotonic()

@@ -9,7 +9,7 @@ from math import prod
 from doctor.analysis.gpu_activity import activity_text
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.exits import nature_of
-from doctor.analysis.hang.rank_state import LEAST_STILL, JobState, RankState, walked_folder
+from doctor.analysis.hang.rank_state import LEAST_STILL, JobState, RankState, repeated, searched, walked_folder
 from doctor.api import Source, ranks_in_words
 from doctor.facts import Collective
 
@@ -150,6 +150,10 @@ def blocked_text(found: Diagnosis) -> str:
     progress, has = found.first.progress if found.first else None, "have" if len(found.ranks) > 1 else "has"
     if progress is not None and (folder := walked_folder(progress)):
         return f" and {has} walked{f' for {progress.loops:.0f} s' if progress.loops else ''} through {folder}"
+    if progress is not None and (progress.loops or 0.0) >= LEAST_STILL and (search := searched(progress)):
+        return f" and {has} computed {search} for {progress.loops:.0f} s"
+    if progress is not None and (progress.loops or 0.0) >= LEAST_STILL and (loop := repeated(progress)):
+        return f" and {has} repeated {loop}, for {progress.loops:.0f} s"
     if progress is not None and (progress.loops or 0.0) >= LEAST_STILL:
         return f" and {has} been in a loop of a few lines for {progress.loops:.0f} s"
     if progress is None or progress.sampled or not progress.blocked:

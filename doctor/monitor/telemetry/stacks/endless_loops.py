@@ -77,10 +77,15 @@ _NOT_BUILTIN = frozenset({"eval", "exec", "compile", "input", "__import__", "bre
 
 
 class EndlessLoop(NamedTuple):
-    """A loop that a thread is in: ``key`` is the same as long as it is. ``pauses``: it may sleep in there."""
+    """A loop that a thread is in: ``key`` is the same as long as it is. ``pauses``: it may sleep in there.
+
+    ``repeats``: which loop asks with what it was answered, until that is empty, as of the next page of a list; the
+    answer is part of the key. ``answer``: another number for each answer, even if it says the same."""
 
     key: Hashable
     pauses: bool
+    repeats: str = ""
+    answer: int | None = None
 
 
 def endless_loop(frame: FrameType | None) -> EndlessLoop | None:
@@ -115,13 +120,42 @@ def _loop_at(frame: FrameType) -> EndlessLoop | None:
     loop = None if tree is None else innermost_loop(tree, frame.f_lineno)
     if loop is None or isinstance(loop, ast.AsyncFor):
         return None
+    cursor = _cursor(loop)
     with variables_of(frame) as variables:
         kinds = _Calls({**frame.f_globals, **variables}).kinds(
             [loop.test if isinstance(loop, ast.While) else loop.iter, *loop.body]
         )
+        answer = variables.get(cursor)
     if kinds is None or not _may_last(loop, kinds):
         return None
-    return EndlessLoop((id(frame), id(frame.f_code), loop.lineno), "pause" in kinds)
+    key, pauses = (id(frame), id(frame.f_code), loop.lineno), "pause" in kinds
+    if type(answer) not in (str, bytes, int) or "take" not in kinds:
+        return EndlessLoop(key, pauses)
+    where = f"{frame.f_code.co_filename.rpartition('/')[2]}:{loop.lineno}"
+    words = f"the loop at {where}, in which each answer names the same `{cursor}`"
+    return EndlessLoop((*key, answer), pauses, words, id(answer))
+
+
+def _cursor(loop: ast.For | ast.While) -> str:
+    """Return what a loop asks with until an answer names none, such as the next page; empty if there is no such name.
+
+    It is tested for nothing but whether it is there, assigned from a part of an answer, and given to a call."""
+    test = loop.test if isinstance(loop, ast.While) else None
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.IsNot) and len(test.ops) == 1:
+        test = test.left
+    if not isinstance(test, ast.Name):
+        return ""
+    nodes = list(_nodes(loop.body))
+    taken = any(
+        isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Name) and target.id == test.id for target in node.targets)
+        and isinstance(node.value, (ast.Subscript, ast.Attribute, ast.Call))
+        for node in nodes
+    )
+    calls = (node for node in nodes if isinstance(node, ast.Call))
+    given = (one for call in calls for one in (*call.args, *(keyword.value for keyword in call.keywords)))
+    names = {node.id for one in given for node in ast.walk(one) if isinstance(node, ast.Name)}
+    return test.id if taken and test.id in names else ""
 
 
 def _may_last(loop: ast.For | ast.While, kinds: set[str]) -> bool:

@@ -43,6 +43,13 @@ def nanoseconds_run(native_id: int | str, threads: Path = Path("/proc/self/task"
     return parse_int((read_text(threads / str(native_id) / "schedstat") or "").partition(" ")[0])
 
 
+def nanoseconds_busy(native_id: int) -> int | None:
+    """Return the time for which a thread of this process ran or was ready to run (proc_pid_schedstat)."""
+    fields = (read_text(Path("/proc/self/task", str(native_id), "schedstat")) or "").split()
+    known = [number for one in fields[:2] if (number := parse_int(one)) is not None]
+    return sum(known) if len(known) == 2 else None
+
+
 class Stillness:
     """The stillness of one thread of this process, from one look to the next."""
 

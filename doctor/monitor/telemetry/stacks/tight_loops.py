@@ -3,21 +3,25 @@
 Either it computes in a few lines of one function: a search that never converges, or a wait that asks again and again
 without a pause. An evaluation, the generation of texts or a metric calls modules of torch, other libraries or functions
 of the user, which its stack shows sooner or later. Or its source shows a loop of :mod:`.endless_loops`, while no other
-thread of the process computes; or it walks through a folder that contains itself (:mod:`.folder_walks`).
+thread of the process computes; or it walks through a folder that contains itself (:mod:`.folder_walks`); or it is in a
+search of :mod:`.searches`, which may be in a library, too.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Hashable
-from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from doctor.collectors.base import parse_int, read_text
 from doctor.core.clock import monotonic, process_time
+from doctor.core.facts.telemetry import REPEATS, SEARCH
 from doctor.core.frames import is_user_code
 from doctor.core.text import lazy_compile
-from doctor.monitor.telemetry.stacks.stillness import nanoseconds_run
+from doctor.monitor.telemetry.stacks.stillness import nanoseconds_busy, nanoseconds_run
+
+if TYPE_CHECKING:
+    from doctor.monitor.telemetry.stacks.searches import SearchClock
 
 MOST_LINES, MOST_FRAMES = 4, 60
 BUSY = 0.8
@@ -47,6 +51,9 @@ class TightLoop:
         self._endless_since, self._others = 0.0, 0.0
         self._folders: Hashable = None
         self._folders_since = 0.0
+        self._repeats = ""
+        self._answers: set[int] = set()
+        self._search: SearchClock | None = None
 
     def look(self, *, computes: bool = True) -> float:
         """Return the seconds for which the thread has been in a loop; takes some microseconds, once its source is read.
@@ -54,7 +61,20 @@ class TightLoop:
         Not ``computes``: only in one that may sleep.
         """
         seconds = max(self._look_at_source(computes=computes), self._look_at_folders())
-        return max(seconds, self._look_at_stack()) if computes else seconds
+        return max(seconds, self._look_at_stack(), self._look_at_search()) if computes else seconds
+
+    def words(self) -> str:
+        """Return what shows that the loop repeats itself, or what is searched; empty without one."""
+        if len(self._answers) > 1:
+            return f"{REPEATS}{self._repeats}"
+        return f"{SEARCH}{self._search.words}" if self._search is not None and self._search.words else ""
+
+    def _look_at_search(self) -> float:
+        from doctor.monitor.telemetry.stacks.searches import SearchClock  # no healthy step needs it
+
+        if self._search is None:
+            self._search = SearchClock(self._thread, self._native_id)
+        return self._search.look()
 
     def _look_at_folders(self) -> float:
         """Return the seconds for which the thread has walked through a folder that contains itself."""
@@ -71,16 +91,19 @@ class TightLoop:
         now, loop = monotonic(), endless_loop(sys._current_frames().get(self._thread))
         ran = nanoseconds_run(self._native_id)
         if loop is None or ran is None or not (loop.pauses or computes):
-            self._endless = None
+            self._endless, self._answers = None, set()
             return 0.0
         others = process_time() - ran / 1e9
         work = others - self._others > OTHERS * (now - self._endless_since) + OTHERS_SECONDS
         if loop.key != self._endless or work or _saves_elsewhere(self._thread):
             self._endless, self._endless_since, self._others = loop.key, now, others
+            self._repeats, self._answers = loop.repeats, set()
+        if loop.answer is not None:
+            self._answers.add(loop.answer)
         return now - self._endless_since
 
     def _look_at_stack(self) -> float:
-        now, busy = monotonic(), _nanoseconds_busy(self._native_id)
+        now, busy = monotonic(), nanoseconds_busy(self._native_id)
         place = _place(sys._current_frames().get(self._thread))
         if place is None or busy is None:
             self._key = None
@@ -104,13 +127,6 @@ def _saves_elsewhere(thread: int) -> bool:
                 return True
             inner = inner.f_back
     return False
-
-
-def _nanoseconds_busy(native_id: int) -> int | None:
-    """Return the time for which a thread of this process ran or was ready to run (proc_pid_schedstat)."""
-    fields = (read_text(Path("/proc/self/task", str(native_id), "schedstat")) or "").split()
-    known = [number for one in fields[:2] if (number := parse_int(one)) is not None]
-    return sum(known) if len(known) == 2 else None
 
 
 def _place(frame: FrameType | None) -> tuple[Hashable, int, Hashable] | None:

@@ -1,0 +1,242 @@
+"""Searches that a thread computes in Python, whose length no data bounds, in code of the user or of a library.
+
+A search goes through the permutations, products or combinations of :mod:`itertools`; takes from a container and puts
+into it until it is empty, such as all paths through a graph; or calls itself again and again. How long it takes grows
+exponentially with its input, and nothing shows how much is left: it may end. Work on data goes through these with a
+``for`` statement, and is none of them; neither is what calls torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import collections
+import itertools
+import sys
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+from doctor.core.clock import monotonic
+from doctor.core.frames import is_user_code
+from doctor.core.stack_dumps.rank_conditions import Loop, loops_around
+from doctor.core.text import lazy_compile
+from doctor.monitor.telemetry.stacks.loop_exits import variables_of
+from doctor.monitor.telemetry.stacks.rank_conditions import source_tree
+from doctor.monitor.telemetry.stacks.stillness import nanoseconds_busy
+
+LONG_SEARCH = 9.0
+"""Seconds from which a search is long while other ranks wait."""
+BUSY = 0.8
+"""Least share of the time for which the thread runs, or could run if a processor were free."""
+_MOST_FRAMES, _RECURSIONS, _SHRINKING = 200, 4, 6
+"""Frames that are looked at; calls of one function within one another that are a recursion; and looks in turn after
+which a container that became smaller each time is work that comes to an end."""
+_OTHER_WORK = lazy_compile(r"importlib|^<frozen|/torch/(?!_tensor\.py|functional\.py)|/triton/|/site-packages/numba/")
+"""Files of what no search calls: imports, compilation, modules and data of torch."""
+_COMBINATIONS = (
+    itertools.permutations,
+    itertools.product,
+    itertools.combinations,
+    itertools.combinations_with_replacement,
+)
+_GROWS = frozenset({"append", "appendleft", "push", "put", "add", "insert", "extend", "update", "heappush"})
+_SHRINKS = frozenset({"pop", "popleft", "popitem", "heappop", "remove", "discard"})
+_BOUNDED = frozenset(
+    """
+    time monotonic perf_counter time_ns monotonic_ns now read readline readlines recv recvfrom recv_bytes sleep step
+    backward
+    """.split()  # noqa: SIM905 - eighty lines otherwise
+)
+"""Calls of loops that end by a clock or with what they read, and of a training."""
+_CONTAINERS = (list, set, dict, collections.deque)
+
+
+class Search(NamedTuple):
+    """``words``: what the search is and where. ``size`` of the container that it works off; ``None`` if unknown.
+    ``rounds``: the rounds of the loops around it, which are the same as long as it is one search. ``turn``: differs
+    from one turn of its own loop to a later one; ``None`` if nothing tells."""
+
+    words: str
+    size: int | None = None
+    rounds: Hashable = None
+    turn: Hashable = None
+
+
+class SearchClock:
+    """For how long one thread of this process has been in the same search, from one look to the next.
+
+    ``words``: what was found last; empty if nothing was."""
+
+    def __init__(self, thread: int, native_id: int) -> None:
+        self.words = ""
+        self._thread = thread
+        self._native_id = native_id
+        self._lasting: list[tuple[int, int]] = []
+        self._since, self._busy = 0.0, 0
+        self._sizes: collections.deque[int] = collections.deque(maxlen=_SHRINKING + 1)
+        self._rounds: Hashable = None
+        self._turns: collections.deque[Hashable] = collections.deque(maxlen=_SHRINKING)
+
+    def look(self) -> float:
+        """Return the seconds, 0 below :data:`LONG_SEARCH`; takes some microseconds, once the sources are read."""
+        now, busy, frames = monotonic(), nanoseconds_busy(self._native_id), self._frames()
+        calls = [(id(one), id(one.f_code)) for one in frames]
+        pairs = enumerate(zip(calls, self._lasting, strict=False))
+        lasting = next((at for at, (one, other) in pairs if one != other), min(len(calls), len(self._lasting)))
+        self._lasting = self._lasting[:lasting]
+        search = search_in(frames[:lasting], frames[lasting:]) if busy is not None else None
+        if search is None and any(one.f_lineno is None for one in frames):
+            return now - self._since if self.words else 0.0  # the next look will tell
+        is_idle = busy is None or busy - self._busy < BUSY * (now - self._since - 1.0) * 1e9
+        if search is None or is_idle or self._comes_to_an_end(search):
+            self._lasting, self._since, self._busy = calls, now, busy or 0
+            self._rounds, self.words = None if search is None else search.rounds, ""
+            self._sizes.clear()
+            self._turns.clear()
+        elif now - self._since >= LONG_SEARCH:
+            self.words = search.words
+        return now - self._since if self.words else 0.0
+
+    def _frames(self) -> list[FrameType]:
+        """Return the stack, outermost frame first; none if it is deeper than is looked at."""
+        frame = sys._current_frames().get(self._thread)
+        found: list[FrameType] = []
+        while frame is not None and len(found) <= _MOST_FRAMES:
+            found.append(frame)
+            frame = frame.f_back
+        return found[::-1] if frame is None else []
+
+    def _comes_to_an_end(self, search: Search) -> bool:
+        if self._rounds is None:
+            self._rounds = search.rounds
+        self._turns.append(search.turn)
+        if len(self._turns) == _SHRINKING and len(set(self._turns)) == 1 and search.turn is not None:
+            return True  # the loop is still in one turn, which is other work
+        if search.size is not None:
+            self._sizes.append(search.size)
+        sizes = list(self._sizes)
+        shrinks = len(sizes) > _SHRINKING and all(later < earlier for earlier, later in itertools.pairwise(sizes))
+        return shrinks or search.rounds != self._rounds
+
+
+def search_in(lasting: Sequence[FrameType], inner: Sequence[FrameType] = ()) -> Search | None:
+    """Return the innermost search among frames, outermost first, that have lasted; ``inner`` are called by the last."""
+    if any(_OTHER_WORK.search(one.f_code.co_filename) for one in inner):
+        return None
+    calls = collections.Counter(id(one.f_code) for one in lasting)
+    is_recursion, is_in_loop = True, False
+    for frame in reversed(lasting):
+        if _OTHER_WORK.search(frame.f_code.co_filename):
+            return None
+        is_recursion = is_recursion and calls[id(frame.f_code)] > 1
+        if is_recursion and calls[id(frame.f_code)] >= _RECURSIONS:
+            return Search(f"a recursion of {_name(frame)}")
+        loops = _loops_of(frame)
+        if loops is None:
+            return None
+        search = _of_loops(frame, loops)
+        if search is not None:
+            # A short loop in each turn may have a frame at the same address each time.
+            return None if is_in_loop and search.turn is None else search
+        is_in_loop = is_in_loop or bool(loops)
+    return None
+
+
+def _loops_of(frame: FrameType) -> list[Loop] | None:
+    """Return the loops that a frame is in, outermost first; ``None`` if its source or its line is not known."""
+    if frame.f_lineno is None:
+        return None
+    tree = source_tree(frame.f_code.co_filename)
+    if tree is None:
+        return [] if not is_user_code(frame.f_code.co_filename) else None
+    if frame.f_code.co_name.startswith("<") and frame.f_code.co_name != "<module>":
+        return [*_comprehensions_at(tree, frame.f_lineno)]
+    return loops_around(tree, frame.f_lineno)
+
+
+def _comprehensions_at(tree: ast.Module, line: int) -> Iterator[Loop]:
+    """Yield the clauses of the comprehension at a line as loops."""
+    kinds = (ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
+    for node in ast.walk(tree):
+        if isinstance(node, kinds) and node.lineno <= line <= (node.end_lineno or node.lineno):
+            for one in node.generators:
+                yield ast.For(one.target, one.iter, [], [], lineno=one.iter.lineno, col_offset=0)
+
+
+def _of_loops(frame: FrameType, loops: Sequence[Loop]) -> Search | None:
+    with variables_of(frame) as variables:
+        names = collections.ChainMap(dict(variables), frame.f_globals, vars(builtins))
+        for at in range(len(loops) - 1, -1, -1):
+            found = _of_loop(loops[at], names)
+            if found is not None:
+                rounds = tuple(_round_of(one, names) for one in loops[:at])
+                words = f"the loop {found.words} at {_place(frame, loops[at].lineno)}"
+                return None if None in rounds else found._replace(words=words, rounds=(id(frame), rounds))
+    return None
+
+
+def _round_of(loop: Loop, names: Mapping[str, Any]) -> Hashable:
+    """Return what tells one round of a loop around a search from the next; ``None`` if nothing does."""
+    target = loop.target if not isinstance(loop, ast.While) else None
+    return id(names[target.id]) if isinstance(target, ast.Name) and target.id in names else None
+
+
+def _of_loop(loop: Loop, names: Mapping[str, Any]) -> Search | None:
+    if isinstance(loop, ast.While):
+        calls = list(_calls_in(loop))
+        if any(name in _BOUNDED for name, _ in calls):
+            return None
+        worked_off = _worked_off(calls)
+        tested = {ast.unparse(one) for one in ast.walk(loop.test) if isinstance(one, (ast.Name, ast.Attribute))}
+        if not worked_off & tested and not (isinstance(loop.test, ast.Constant) and worked_off):
+            return None
+        size = next((_size(names[one]) for one in sorted(worked_off) if one in names), None)
+        return Search(f"`while {ast.unparse(loop.test)}`", size, turn=size)
+    iterated = loop.iter.func if isinstance(loop.iter, ast.Call) else None
+    if iterated is not None and _value(iterated, names) in _COMBINATIONS:
+        value = names.get(loop.target.id) if isinstance(loop.target, ast.Name) else None
+        return Search(f"over `{ast.unparse(iterated)}()`", turn=tuple(map(id, value)) if type(value) is tuple else None)
+    return None
+
+
+def _calls_in(loop: ast.While) -> Iterator[tuple[str, str]]:
+    """Yield the name of each function that a loop calls, and the container that it belongs to, or is given first."""
+    for node in ast.walk(loop):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            of_heap = node.func.attr.startswith("heap") and node.args
+            yield node.func.attr, ast.unparse(node.args[0] if of_heap else node.func.value)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield node.func.id, ast.unparse(node.args[0]) if node.args else ""
+
+
+def _worked_off(calls: Sequence[tuple[str, str]]) -> set[str]:
+    """Return the containers that a loop both takes from and puts into."""
+    grow = {container for name, container in calls if name in _GROWS}
+    return grow & {container for name, container in calls if name in _SHRINKS}
+
+
+def _size(value: object) -> int | None:
+    """Return the length of a container of Python itself, whose ``len`` runs no code of the program."""
+    return len(value) if type(value) in _CONTAINERS else None  # type: ignore[arg-type]
+
+
+def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and names.get(node.value.id) is itertools:
+        return getattr(itertools, node.attr, None)
+    return None
+
+
+def _name(frame: FrameType) -> str:
+    """Return ``fibonacci() at train.py:12``: the function around a comprehension too."""
+    outer: FrameType | None = frame
+    while outer is not None and outer.f_code.co_name.startswith("<"):
+        outer = outer.f_back
+    named = outer or frame
+    return f"{named.f_code.co_name}() at {_place(named, named.f_lineno)}"
+
+
+def _place(frame: FrameType, line: int) -> str:
+    return f"{frame.f_code.co_filename.rpartition('/')[2]}:{line}"
