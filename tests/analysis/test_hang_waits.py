@@ -13,6 +13,7 @@ from doctor.core.facts.telemetry import (
     IDLE,
     LOST,
     PROCESS_EVENT,
+    SEARCH,
     SHARED_LOCK,
     TRICKLES,
     WALK,
@@ -308,6 +309,8 @@ CONDITION = Frame("/usr/lib/python3.11/threading.py", 327, "wait")
 QUEUE, PRODUCER = Frame("/usr/lib/python3.11/queue.py", 171, "get"), "an item of a queue (queue.get)"
 EVENT, SAVED = OF_THREADS[:2]
 PIPE, DISK = (f"{WHOSE_THREAD}{one}" for one in ("room in a pipe", "the file /mnt/last.ckpt"))
+SEARCHED = f"{SEARCH}a recursion of solve() at train.py:9"
+COMPILER = Frame("/env/site-packages/torch/_inductor/async_compile.py", 9, "wait")
 QUEUED = SAVED + WHOSE_THREAD + SAVED + ENDLESS
 FUTURE = Frame("/usr/lib/python3.11/concurrent/futures/_base.py", 451, "result")
 UPLOAD = Frame("/env/site-packages/urllib3/connection.py", 7, "getresponse")
@@ -354,6 +357,33 @@ BETWEEN_STEPS = [
     ("the same for a moment", {"blocked": SHARED + LOST, "still": 4.0}, False),
     ("a queue that nobody fills", {"blocked": PRODUCER, "stack": (CONDITION, QUEUE, OWN)}, True),
     ("a queue of a library", {"blocked": PRODUCER, "stack": (CONDITION, QUEUE, LIBRARY, OWN)}, False),
+    (
+        "a queue of a library that no thread fills, for a moment",
+        {"blocked": PRODUCER + ENDLESS, "stack": (CONDITION, QUEUE, LIBRARY, OWN)},
+        False,
+    ),
+    (
+        "a queue of a library that no thread fills",
+        {"blocked": PRODUCER + ENDLESS, "stack": (CONDITION, QUEUE, LIBRARY, OWN), "still": 11.0},
+        True,
+    ),
+    (
+        "a queue of a library that a thread may fill",
+        {"blocked": PRODUCER, "stack": (CONDITION, QUEUE, LIBRARY, OWN), "still": 11.0},
+        False,
+    ),
+    (
+        "an event of a library, and all other threads have slept for long",
+        {"blocked": EVENT + IDLE, "stack": (CONDITION, LIBRARY, OWN), "still": 11.0},
+        True,
+    ),
+    (
+        "the same of a compiler",
+        {"blocked": EVENT + IDLE, "stack": (CONDITION, COMPILER, OWN), "still": 11.0},
+        False,
+    ),
+    ("a search while a child works", {"still": None, "loops": 9.0, "blocked": SEARCHED, "children": (WORKS,)}, True),
+    ("a loop while a child works", {"still": None, "loops": 9.0, "children": (WORKS,)}, False),
     ("an event that another thread may set", {"blocked": EVENT, "stack": (CONDITION, OWN)}, False),
     ("an event that no thread can set", {"blocked": EVENT + ENDLESS, "stack": (CONDITION, OWN)}, True),
     ("a stuck save in another thread", {"blocked": SAVED + ENDLESS, "stack": (CONDITION, FUTURE, OWN)}, True),

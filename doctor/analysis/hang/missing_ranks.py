@@ -242,7 +242,7 @@ def ranks_in_unrecorded_call(states: JobState) -> Diagnosis | None:
     awaited = (missing_from(states, CollectiveNode(one.wait.group, one.wait.sequence)) for one in recorded if one.wait)
     if not all(late.intersection(missing) for missing in awaited):
         return None
-    divergence = Divergence("", 0, "site", _variants_of_calls([*recorded, *unrecorded]))
+    divergence = Divergence("", 0, "site", _variants_of_calls(states, [*recorded, *unrecorded]))
     if len(divergence.variants) < 2:
         return None
     one_sided = one_sided_call(divergence)
@@ -252,7 +252,9 @@ def ranks_in_unrecorded_call(states: JobState) -> Diagnosis | None:
     return Diagnosis(states, "deadlock", odd, 0.7)
 
 
-def _variants_of_calls(ranks: list[RankState]) -> tuple[MismatchGroup, ...]:
+def _variants_of_calls(states: JobState, ranks: list[RankState]) -> tuple[MismatchGroup, ...]:
+    """The calls that ranks wait in: usual is one that a recorder shows more often than the ranks wait in it."""
+    made = Counter(site_key(entry) for one in states.ranks.values() for entry in one.collectives)
     found: dict[tuple[str, str], list[tuple[RankState, Collective]]] = {}
     for one in ranks:
         call = one.wait or Collective("", 0, one.stack_wait, frames=one.stack)
@@ -263,7 +265,7 @@ def _variants_of_calls(ranks: list[RankState]) -> tuple[MismatchGroup, ...]:
             members[0][1],
             site_of(members[0][1].operation, members[0][1].frames),
             key,
-            is_usual=False,
+            is_usual=members[0][0].wait is not None and made[site_key(members[0][1])] > len(members),
         )
         for key, members in found.items()
     )

@@ -48,6 +48,8 @@ Ranks of a healthy run are in a collective about half of the time."""
 LEAST_STILL = 6.0
 """Seconds from which a rank that neither moves nor computes has come to a stop, if nothing that prepares a step is on
 its stack."""
+LONG_IDLE = 10.0
+"""The same for a wait of a library for its own threads, which may wait for a server."""
 LONG_STILL = 40.0
 """The same before the first batch, where ranks start one after the other or wait for a file; not for locks, users."""
 _QUEUES = ("an item of a queue (", "room in a queue (")
@@ -480,13 +482,20 @@ def _stands_while_loading(progress: ProgressFacts) -> bool:
     return bool(progress.children) and all((one.still or 0.0) >= LEAST_STILL for one in progress.children)
 
 
+def _is_long_idle(progress: ProgressFacts) -> bool:
+    """Whether a rank has waited in a library for its other threads, none of which has run for longer than most servers
+    take to answer."""
+    compiles = any(_COMPILES.search(frame.file) for frame in progress.stack if not frame.user)
+    return not compiles and (progress.still or 0.0) >= LONG_IDLE and progress.blocked.endswith((ENDLESS, IDLE))
+
+
 def _waits_without_end(progress: ProgressFacts) -> bool:
     blocked = progress.blocked
     is_of_user = _caller(progress.stack)[1].user
     if FAILING in blocked or blocked.endswith(LOST):
         return True
     if blocked.endswith((ENDLESS, IDLE)) or blocked.startswith(_QUEUES):
-        return is_of_user
+        return is_of_user or _is_long_idle(progress)
     if WHOSE_THREAD in blocked and _blocked_at_last(progress).startswith(_OF_OTHERS):
         return is_of_user
     if any(_COMPILES.search(frame.file) for frame in progress.stack if not frame.user):

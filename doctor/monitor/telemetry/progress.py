@@ -217,10 +217,6 @@ class Progress:
             return self._loop.look(computes=False) if self.stage == "setup" or self.point == "data" else None
         return self._loop.look() if self.limit() > self.limit_of_waiting() else None
 
-    def loop_in_words(self) -> str:
-        """Return what is known of the loop of :meth:`loops` (:attr:`.ProgressFacts.blocked`); empty if nothing is."""
-        return self._loop.words()
-
     def facts(self) -> ProgressFacts:
         """Return the current progress, without stack and children, which cost more."""
         now = monotonic()
@@ -245,6 +241,7 @@ class Progress:
             loops=None if loops is None else round(loops, 3),
             limit=round(stall.limit if stall else self.limit(), 3),
             patience=round(self.limit(), 3),
+            blocked=self._loop.words() if loops else "",
             failure=self.failure,
             ended=tuple(self._ends),
             left=tuple(self._left),

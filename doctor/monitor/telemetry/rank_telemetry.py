@@ -337,7 +337,7 @@ class RankTelemetry:
                 blocked += self._trickle.words(self.progress.native_id)
             children, failing = self._children.look(), self._failing.words() if blocked else ""
             if not (is_over or waits_in(stack)):
-                blocked = self.progress.loop_in_words() or blocked or walk_in_words(sys._current_frames().get(thread))
+                blocked = progress.blocked or blocked or walk_in_words(sys._current_frames().get(thread))
             return msgspec.structs.replace(
                 progress,
                 left=with_statements(progress.left),

@@ -52,7 +52,7 @@ class LocalState:
                 stack=earlier.stack,
                 stack_from=earlier.stack_from,
                 children=earlier.children,
-                blocked=earlier.blocked,
+                blocked=now.blocked or earlier.blocked,
                 root=earlier.root,
             )
             self._newest = {**self._position, **sections, ProgressFacts.key: now}

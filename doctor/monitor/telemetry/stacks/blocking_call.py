@@ -55,6 +55,8 @@ _CALLS: dict[str, dict[int, str]] = {
         271: "poll",
         281: "select",
         288: "accept",
+        40: "write",
+        275: "splice",
         35: "sleep",
         230: "sleep",
     },
@@ -88,12 +90,14 @@ _CALLS: dict[str, dict[int, str]] = {
         98: "futex",
         95: "child",
         242: "accept",
+        71: "write",
+        76: "splice",
         101: "sleep",
         115: "sleep",
     },
 }
 """Kinds of system calls by number: arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h. Glibc's
-``send`` and ``recv`` are ``sendto`` and ``recvfrom``."""
+``send`` and ``recv`` are ``sendto`` and ``recvfrom``; ``sendfile`` waits for room to send."""
 _EVENT, _FUTURE = "an event or a condition (threading)", "a future (Future.result)"
 _END_OF_THREAD = "the end of a thread (Thread.join)"
 OF_THREADS = (_EVENT, _FUTURE, _END_OF_THREAD)
@@ -101,6 +105,7 @@ OF_THREADS = (_EVENT, _FUTURE, _END_OF_THREAD)
 _WORDS = {
     "child": "the end of a child process",
     "signal": "a signal",
+    "splice": "data from a pipe, or room in one (splice)",
     "semaphore": "a semaphore that other processes share",
     "message": "a message queue that other processes share",
 }

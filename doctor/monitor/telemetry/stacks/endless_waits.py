@@ -25,10 +25,11 @@ _SAVES = "/torch/serialization.py"
 """Of a thread that saves, perhaps to a slow disk."""
 _MONITOR = "/tqdm/_monitor.py"
 """The thread of tqdm, which sets nothing of others."""
+_QUEUES = ("an item of a queue (queue.get)", "room in a queue (queue.put)")
+"""Words of waits for queues of this process, which another thread fills and empties."""
 _STANDS = (
     *OF_THREADS,
-    "an item of a queue (queue.get)",
-    "room in a queue (queue.put)",
+    *_QUEUES,
     OWN_LOCK,
     PROCESS_EVENT,
     SHARED_LOCK,
@@ -60,7 +61,7 @@ def shown_by_threads(thread: int, words: str) -> str:
     """
     frames = sys._current_frames()
     awaits_import = words.startswith(OWN_LOCK) and _is_in_import(frames.get(thread))
-    if words not in OF_THREADS and not awaits_import:
+    if words not in (*OF_THREADS, *_QUEUES) and not awaits_import:
         return ""
     # Without its lock, which the training thread may hold.
     known = getattr(threading, "_enumerate", threading.enumerate)()

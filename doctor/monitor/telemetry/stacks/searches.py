@@ -191,8 +191,8 @@ def _of_loop(loop: Loop, names: Mapping[str, Any]) -> Search | None:
         tested = {ast.unparse(one) for one in ast.walk(loop.test) if isinstance(one, (ast.Name, ast.Attribute))}
         if not worked_off & tested and not (isinstance(loop.test, ast.Constant) and worked_off):
             return None
-        size = next((_size(names[one]) for one in sorted(worked_off) if one in names), None)
-        return Search(f"`while {ast.unparse(loop.test)}`", size, turn=size)
+        size, turn = next((_size(names[one]) for one in sorted(worked_off) if one in names), (None, None))
+        return Search(f"`while {ast.unparse(loop.test)}`", size, turn=turn)
     iterated = loop.iter.func if isinstance(loop.iter, ast.Call) else None
     if iterated is not None and _value(iterated, names) in _COMBINATIONS:
         value = names.get(loop.target.id) if isinstance(loop.target, ast.Name) else None
@@ -216,9 +216,13 @@ def _worked_off(calls: Sequence[tuple[str, str]]) -> set[str]:
     return grow & {container for name, container in calls if name in _SHRINKS}
 
 
-def _size(value: object) -> int | None:
-    """Return the length of a container of Python itself, whose ``len`` runs no code of the program."""
-    return len(value) if type(value) in _CONTAINERS else None  # type: ignore[arg-type]
+def _size(value: Any) -> tuple[int | None, Hashable]:
+    """Return the length of a container of Python itself, whose methods run no code of the program, and what differs
+    from one turn to another."""
+    if type(value) not in _CONTAINERS:
+        return None, None
+    last = id(value[-1]) if type(value) in (list, collections.deque) and value else None
+    return len(value), (len(value), last)
 
 
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
