@@ -61,12 +61,20 @@ def _foreign() -> tuple[str, ...]:
     return tuple({form + os.sep for path in paths if path for form in (path, os.path.realpath(path))})
 
 
+def line_of(frame: FrameType) -> int:
+    """The line that a running frame is in, also at an instruction that belongs to none, as at the end of a loop."""
+    if frame.f_lineno is not None:
+        return frame.f_lineno
+    before = [line for start, _, line in frame.f_code.co_lines() if line is not None and start <= frame.f_lasti]
+    return before[-1] if before else frame.f_code.co_firstlineno
+
+
 def frames_of_stack(innermost: FrameType | None) -> tuple[Frame, ...]:
     """The frames of a running stack, innermost first."""
     frames: list[Frame] = []
     while innermost is not None and len(frames) < MOST:
         code = innermost.f_code
-        frames.append(frame_of(code.co_filename, innermost.f_lineno, code.co_name))
+        frames.append(frame_of(code.co_filename, line_of(innermost), code.co_name))
         innermost = innermost.f_back
     return tuple(frames)
 

@@ -185,17 +185,15 @@ def loop_at(tree: ast.Module, line: int) -> ast.For | ast.AsyncFor | None:
     return loop
 
 
-def innermost_loop(tree: ast.Module, line: int | None) -> Loop | None:
+def innermost_loop(tree: ast.Module, line: int) -> Loop | None:
     """Return the innermost loop that ``line`` is in."""
     return next(reversed(loops_around(tree, line)), None)
 
 
-def loops_around(tree: ast.Module, line: int | None) -> list[Loop]:
-    """Return the loops that ``line`` is in, outermost first, up to the function that it is in.
-
-    None for ``None``, the line of a frame between two lines (``PyFrame_GetLineNumber``)."""
+def loops_around(tree: ast.Module, line: int) -> list[Loop]:
+    """Return the loops that ``line`` is in, outermost first, up to the function that it is in."""
     found: list[Loop] = []
-    for block, position in _blocks_around(tree, line) if line is not None else ():
+    for block, position in _blocks_around(tree, line):
         statement = block[position]
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
             found = []

@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
-from doctor.core.frames import is_user_code
+from doctor.core.frames import is_user_code, line_of
 from doctor.core.stack_dumps.rank_conditions import innermost_loop
 from doctor.core.text import lazy_compile
 from doctor.monitor.telemetry.stacks.asyncio_tasks import (
@@ -117,7 +117,7 @@ def _of_tasks(loop: object) -> EndlessLoop | None:
 
 def _loop_at(frame: FrameType) -> EndlessLoop | None:
     tree = source_tree(frame.f_code.co_filename)
-    loop = None if tree is None else innermost_loop(tree, frame.f_lineno)
+    loop = None if tree is None else innermost_loop(tree, line_of(frame))
     if loop is None or isinstance(loop, ast.AsyncFor):
         return None
     cursor = _cursor(loop)

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from doctor.core.clock import monotonic
-from doctor.core.frames import is_user_code
+from doctor.core.frames import is_user_code, line_of
 from doctor.core.stack_dumps.rank_conditions import Loop, loops_around
 from doctor.core.text import lazy_compile
 from doctor.monitor.telemetry.stacks.loop_exits import variables_of
@@ -86,8 +86,6 @@ class SearchClock:
         lasting = next((at for at, (one, other) in pairs if one != other), min(len(calls), len(self._lasting)))
         self._lasting = self._lasting[:lasting]
         search = search_in(frames[:lasting], frames[lasting:]) if busy is not None else None
-        if search is None and any(one.f_lineno is None for one in frames):
-            return now - self._since if self.words else 0.0  # the next look will tell
         is_idle = busy is None or busy - self._busy < BUSY * (now - self._since - 1.0) * 1e9
         if search is None or is_idle or self._comes_to_an_end(search):
             self._lasting, self._since, self._busy = calls, now, busy or 0
@@ -144,15 +142,13 @@ def search_in(lasting: Sequence[FrameType], inner: Sequence[FrameType] = ()) -> 
 
 
 def _loops_of(frame: FrameType) -> list[Loop] | None:
-    """Return the loops that a frame is in, outermost first; ``None`` if its source or its line is not known."""
-    if frame.f_lineno is None:
-        return None
+    """Return the loops that a frame is in, outermost first; ``None`` if its source is not known."""
     tree = source_tree(frame.f_code.co_filename)
     if tree is None:
         return [] if not is_user_code(frame.f_code.co_filename) else None
     if frame.f_code.co_name.startswith("<") and frame.f_code.co_name != "<module>":
-        return [*_comprehensions_at(tree, frame.f_lineno)]
-    return loops_around(tree, frame.f_lineno)
+        return [*_comprehensions_at(tree, line_of(frame))]
+    return loops_around(tree, line_of(frame))
 
 
 def _comprehensions_at(tree: ast.Module, line: int) -> Iterator[Loop]:
@@ -239,7 +235,7 @@ def _name(frame: FrameType) -> str:
     while outer is not None and outer.f_code.co_name.startswith("<"):
         outer = outer.f_back
     named = outer or frame
-    return f"{named.f_code.co_name}() at {_place(named, named.f_lineno)}"
+    return f"{named.f_code.co_name}() at {_place(named, line_of(named))}"
 
 
 def _place(frame: FrameType, line: int) -> str:

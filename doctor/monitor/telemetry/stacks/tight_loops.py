@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from doctor.core.clock import monotonic, process_time
 from doctor.core.facts.telemetry import REPEATS, SEARCH
-from doctor.core.frames import is_user_code
+from doctor.core.frames import is_user_code, line_of
 from doctor.core.text import lazy_compile
 from doctor.monitor.telemetry.stacks.stillness import nanoseconds_busy, nanoseconds_run
 
@@ -147,4 +147,4 @@ def _place(frame: FrameType | None) -> tuple[Hashable, int, Hashable] | None:
     while caller is not None and len(outer) < MOST_FRAMES:
         outer.append((id(caller.f_code), caller.f_lasti))
         caller = caller.f_back
-    return (id(frame), id(frame.f_code), tuple(outer)), frame.f_lineno, (frame.f_lasti, tuple(inner))
+    return (id(frame), id(frame.f_code), tuple(outer)), line_of(frame), (frame.f_lasti, tuple(inner))
