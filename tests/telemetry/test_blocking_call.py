@@ -322,6 +322,23 @@ def test_a_future_that_may_be_done(others, own):
     assert ENDLESS not in words_of(others, own)
 
 
+@pytest.mark.parametrize(
+    ("others", "own", "is_endless"),
+    [
+        ("", "get()", True),
+        ("threading.Thread(target=threading.Event().wait).start()\n", "get()", True),
+        ("threading.Thread(target=lambda: [0 for zero in iter(int, 1) if zero]).start()\n", "get()", False),
+        ("", "get(timeout=60)", False),
+    ],
+    ids=["alone", "beside a thread that waits", "beside one that computes", "until a timeout"],
+)
+def test_a_queue_that_no_thread_fills(others, own, is_endless):
+    program = f"import queue\n{WAITS_FOR_AN_EVENT}{others}threading.Thread(target=look).start()\nqueue.Queue().{own}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(30))
+    assert done.stdout.startswith("an item of a queue (queue.get)"), done.stderr
+    assert done.stdout.strip().endswith(ENDLESS) == is_endless
+
+
 def test_what_a_stalled_rank_waits_for_is_part_of_its_position():
     lock = threading.Lock()
     lock.acquire()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from doctor.core.facts.telemetry import REPEATS
 from doctor.monitor.telemetry.stacks import searches
 from doctor.monitor.telemetry.stacks.endless_loops import endless_loop
 from doctor.monitor.telemetry.stacks.tight_loops import TightLoop
@@ -145,11 +146,40 @@ class Endless:
             if self.stop:
                 return
 
+    def counts_paths(self):
+        """Count what a generator that searches yields."""
+        return sum(1 for _ in self.paths() if not self.stop)
+
+    def paths(self):
+        """Yield all paths through twenty nodes."""
+        paths = [[0]]
+        while paths and not self.stop:
+            path = paths.pop()
+            if len(path) == 12:
+                yield path
+            else:
+                paths.extend([*path, node] for node in range(20) if node not in path)
+
+    def searches_each(self):
+        """Search in one small graph after the other."""
+        for row in range(10_000_000):
+            self.search([row], 8)
+            if self.stop:
+                return
+
+    def search(self, paths, nodes):
+        """Extend paths until none can be extended."""
+        while paths and not self.stop:
+            path = paths.pop()
+            if path < 10**8:
+                paths.extend([path * nodes + 1, path * nodes + 2])
+
     def works_off(self):
         """Work off a list, to which little is added."""
         rows = [0] * 3_000_000
         while rows and not self.stop:
-            if self.is_allowed(rows[-1:], rows.pop()) and len(rows) % 10 == 9:
+            row = rows.pop()
+            if self.is_allowed([row], 0) and row == 0 and len(rows) % 10 == 9:
                 rows.append(1)
 
     def is_allowed(self, path, node):
@@ -159,6 +189,24 @@ class Endless:
     def distance(self, one, other):
         """Return how far two things are from one another."""
         return abs(one - other)
+
+    def lists_pages(self):
+        """Ask for the page that the answer before named, which is the same one each time."""
+        token = "start"
+        while token:
+            page = self.asks_for(f"/files?after={token}")
+            token = page["next"]
+
+    def polls_state(self):
+        """Ask for a state until it is another."""
+        state = "queued"
+        while state != "done" and not self.stop:
+            state = self.asks_for("/jobs/7")["next"]
+
+    def asks_for(self, path):
+        """Answer after a pause."""
+        time.sleep(0.01)
+        return json.loads('{"next": "%s"}' % ("" if self.stop else "c2hhcmQtNw")) if path else {}
 
     def first(self):
         """Work."""
@@ -208,13 +256,29 @@ def test_a_loop_whose_calls_are_all_known(work):
     assert longest(work) > 2.0
 
 
-@pytest.mark.parametrize("work", ["searches", "tries_orders", "recurs"])
+@pytest.mark.parametrize("work", ["searches", "tries_orders", "recurs", "counts_paths"])
 def test_a_search_in_several_functions(work, monkeypatch):
     monkeypatch.setattr(searches, "LONG_SEARCH", 2.0)
     assert longest(work, kind=searches.SearchClock) > 2.0
 
 
-@pytest.mark.parametrize("work", ["rates_all", "works_off"])
+@pytest.mark.parametrize(("work", "repeats"), [("lists_pages", True), ("polls_state", False)])
+def test_a_loop_that_is_named_the_same_page_again(work, repeats):
+    endless = Endless()
+    thread = threading.Thread(target=getattr(endless, work), daemon=True)
+    thread.start()
+    loop, until = TightLoop(thread.ident, thread.native_id), time.monotonic() + 4.0
+    while time.monotonic() < until and not loop.words():
+        time.sleep(0.05)
+        loop.look()
+    words = loop.words()
+    endless.stop = True
+    thread.join()
+    assert words.startswith(REPEATS) == repeats
+    assert repeats == ("in which each answer names the same `token`" in words)
+
+
+@pytest.mark.parametrize("work", ["rates_all", "works_off", "searches_each"])
 def test_work_whose_end_its_data_shows_is_no_search(work, monkeypatch):
     monkeypatch.setattr(searches, "LONG_SEARCH", 2.0)
     assert longest(work, kind=searches.SearchClock) < 2.0

@@ -25,6 +25,8 @@ def test_a_position_is_kept_until_all_facts_are_updated():
     state.update({"progress": ProgressFacts(passed=1)})
     assert state.has_position
     assert state.member.sections["progress"].blocked == "a lock"
+    state.update({"progress": ProgressFacts(passed=1, loops=9.0, blocked="the end of a search")})
+    assert state.member.sections["progress"].blocked == "the end of a search"
     state.update({"progress": ProgressFacts(passed=2)})
     assert not state.has_position
     assert state.member.sections["progress"].blocked == ""

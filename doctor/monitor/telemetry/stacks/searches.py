@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import builtins
 import collections
+import inspect
 import itertools
 import sys
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ BUSY = 0.8
 _MOST_FRAMES, _RECURSIONS, _SHRINKING = 200, 4, 6
 """Frames that are looked at; calls of one function within one another that are a recursion; and looks in turn after
 which a container that became smaller each time is work that comes to an end."""
+_MISSES, _CALLERS = 4, 12
+"""Looks in turn without a search after which it is over; and frames around one whose loops have to be in one round."""
 _OTHER_WORK = lazy_compile(r"importlib|^<frozen|/torch/(?!_tensor\.py|functional\.py)|/triton/|/site-packages/numba/")
 """Files of what no search calls: imports, compilation, modules and data of torch."""
 _COMBINATIONS = (
@@ -54,8 +57,8 @@ _CONTAINERS = (list, set, dict, collections.deque)
 
 class Search(NamedTuple):
     """``words``: what the search is and where. ``size`` of the container that it works off; ``None`` if unknown.
-    ``rounds``: the rounds of the loops around it, which are the same as long as it is one search. ``turn``: differs
-    from one turn of its own loop to a later one; ``None`` if nothing tells."""
+    ``rounds``: its arguments and the rounds of the loops around it, the same as long as it is one search. ``turn``:
+    differs from one turn of its own loop to a later one; ``None`` if nothing tells."""
 
     words: str
     size: int | None = None
@@ -76,6 +79,7 @@ class SearchClock:
         self._since, self._busy = 0.0, 0
         self._sizes: collections.deque[int] = collections.deque(maxlen=_SHRINKING + 1)
         self._rounds: Hashable = None
+        self._misses = 0
         self._turns: collections.deque[Hashable] = collections.deque(maxlen=_SHRINKING)
 
     def look(self) -> float:
@@ -84,15 +88,19 @@ class SearchClock:
         calls = [(id(one), id(one.f_code)) for one in frames]
         pairs = enumerate(zip(calls, self._lasting, strict=False))
         lasting = next((at for at, (one, other) in pairs if one != other), min(len(calls), len(self._lasting)))
-        self._lasting = self._lasting[:lasting]
         search = search_in(frames[:lasting], frames[lasting:]) if busy is not None else None
         is_idle = busy is None or busy - self._busy < BUSY * (now - self._since - 1.0) * 1e9
+        self._misses = self._misses + 1 if search is None else 0
+        if search is None and not is_idle and self._misses < _MISSES and self._rounds is not None:
+            return now - self._since if self.words else 0.0  # the generator that searches may have yielded
         if search is None or is_idle or self._comes_to_an_end(search):
             self._lasting, self._since, self._busy = calls, now, busy or 0
             self._rounds, self.words = None if search is None else search.rounds, ""
             self._sizes.clear()
             self._turns.clear()
-        elif now - self._since >= LONG_SEARCH:
+            return 0.0
+        self._lasting = self._lasting[:lasting]
+        if now - self._since >= LONG_SEARCH:
             self.words = search.words
         return now - self._since if self.words else 0.0
 
@@ -124,19 +132,21 @@ def search_in(lasting: Sequence[FrameType], inner: Sequence[FrameType] = ()) -> 
         return None
     calls = collections.Counter(id(one.f_code) for one in lasting)
     is_recursion, is_in_loop = True, False
-    for frame in reversed(lasting):
+    for at in range(len(lasting) - 1, -1, -1):
+        frame = lasting[at]
         if _OTHER_WORK.search(frame.f_code.co_filename):
             return None
         is_recursion = is_recursion and calls[id(frame.f_code)] > 1
         if is_recursion and calls[id(frame.f_code)] >= _RECURSIONS:
-            return Search(f"a recursion of {_name(frame)}")
+            first = next(one for one, outer in enumerate(lasting) if outer.f_code is frame.f_code)
+            return _in_rounds(Search(f"a recursion of {_name(frame)}"), lasting[: first + 1])
         loops = _loops_of(frame)
         if loops is None:
             return None
         search = _of_loops(frame, loops)
         if search is not None:
             # A short loop in each turn may have a frame at the same address each time.
-            return None if is_in_loop and search.turn is None else search
+            return None if is_in_loop and search.turn is None else _in_rounds(search, lasting[: at + 1])
         is_in_loop = is_in_loop or bool(loops)
     return None
 
@@ -172,10 +182,29 @@ def _of_loops(frame: FrameType, loops: Sequence[Loop]) -> Search | None:
     return None
 
 
+def _in_rounds(search: Search, frames: Sequence[FrameType]) -> Search:
+    """Add the arguments of the function that searches, the last of ``frames``, and the rounds of its callers' loops.
+
+    A function that is called again may have its frame at the same address."""
+    own = frames[-1]
+    with variables_of(own) as variables:
+        given = tuple(id(variables.get(name)) for name in own.f_code.co_varnames[: own.f_code.co_argcount])
+    rounds: list[Hashable] = [search.rounds, given]
+    for caller, called in itertools.pairwise(frames[-_CALLERS:]):
+        loops = _loops_of(caller) or []
+        # The innermost one may take what the generator that searches yields.
+        loops = loops[:-1] if called.f_code.co_flags & inspect.CO_GENERATOR else loops
+        with variables_of(caller) as variables:
+            rounds += [_round_of(loop, variables) for loop in loops]
+    return search._replace(rounds=tuple(rounds))
+
+
 def _round_of(loop: Loop, names: Mapping[str, Any]) -> Hashable:
     """Return what tells one round of a loop around a search from the next; ``None`` if nothing does."""
-    target = loop.target if not isinstance(loop, ast.While) else None
-    return id(names[target.id]) if isinstance(target, ast.Name) and target.id in names else None
+    target = None if isinstance(loop, ast.While) else loop.target
+    targets = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
+    found = [id(names[one.id]) for one in targets if isinstance(one, ast.Name) and one.id in names]
+    return tuple(found) or None
 
 
 def _of_loop(loop: Loop, names: Mapping[str, Any]) -> Search | None:
