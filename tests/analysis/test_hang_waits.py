@@ -500,3 +500,25 @@ def test_a_rank_that_has_just_entered_a_collective_moves_from_one_to_the_next(en
     progress = ProgressFacts(run="a", state="stalled", at=100.0, idle=9.0, stage="train", stack=stack)
     entry = Collective("0", 7, "all_gather", backend="gloo", at=entered, retired=retired)
     assert RankState(0, progress, RecorderFacts(collectives=(entry,))).waits is expected
+
+
+def _in_ray(made):
+    """Rank 0 waits in an all_reduce that both made ``made`` times before, and rank 1 in a barrier of Ray Train."""
+    step, alone = Frame("/job/train.py", 30, "step", user=True), Frame("/job/train.py", 52, "evaluate", user=True)
+    calls = [Collective("0", number, "all_reduce", "nccl", at=1.0, frames=(step,)) for number in range(1, made + 2)]
+    done = [msgspec.structs.replace(one, state="completed") for one in calls[:-1]]
+    barrier = Frame("/env/site-packages/ray/train/v2/_internal/execution/collective_impl.py", 40, "barrier")
+    stalled = ProgressFacts(state="stalled", stage="train", point="step", idle=20.0)
+    groups = (("0", (0, 1)),)
+    waits = {"progress": stalled, "flight-recorder": recorder(*done, calls[-1], groups=groups)}
+    apart = msgspec.structs.replace(stalled, stack=(barrier, alone))
+    return build_job(
+        [Member(0, waits), Member(1, {"progress": apart, "flight-recorder": recorder(*done, groups=groups)})],
+        world_size=2,
+    )
+
+
+@pytest.mark.parametrize(("made", "kind", "ranks"), [(5, "one-sided", (1,)), (0, "deadlock", (0, 1))])
+def test_a_call_that_no_recorder_shows_beside_one_that_was_made_before(made, kind, ranks):
+    found = diagnose_stall(_in_ray(made))
+    assert (found.kind, found.ranks) == (kind, ranks)
