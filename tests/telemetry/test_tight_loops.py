@@ -275,7 +275,7 @@ def test_a_loop_that_is_named_the_same_page_again(work, repeats):
     endless.stop = True
     thread.join()
     assert words.startswith(REPEATS) == repeats
-    assert repeats == ("in which each answer names the same `token`" in words)
+    assert repeats == ("names the same `token`, in the loop at" in words)
 
 
 @pytest.mark.parametrize("work", ["rates_all", "works_off", "searches_each"])

@@ -377,7 +377,7 @@ def searched(progress: ProgressFacts) -> str:
 
 
 def repeated(progress: ProgressFacts) -> str:
-    """``the loop at train.py:40, in which ...``: the loop in which a rank gets the same answer; empty if none."""
+    """```token`, in the loop at train.py:40``: what each answer that a rank gets there names; empty if they differ."""
     return progress.blocked.removeprefix(REPEATS) if progress.blocked.startswith(REPEATS) else ""
 
 

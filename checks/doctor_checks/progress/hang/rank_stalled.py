@@ -9,6 +9,7 @@ from doctor.analysis.call_sites import place_of_frame
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.hang.left_loops import RanksThatLeft
+from doctor.analysis.hang.rank_state import repeated, searched
 from doctor.analysis.hang.uneven_loaders import UnevenLoaders
 from doctor.analysis.logs.logging_advice import ENTRIES, recorder_assignments
 from doctor.analysis.logs.root_event import first_trouble
@@ -60,6 +61,13 @@ _HELD_FOR: dict[str, Any] = {
     "blocked": "an event or a condition (threading), which no other thread can bring about",
 }
 _SLEEPS = user_frame(58, "training_step")
+_SEARCHES: dict[str, Any] = {
+    "state": "running",
+    "point": "batch-end",
+    "idle": 12.0,
+    "loops": 10.0,
+    "blocked": "the end of a search: a recursion of solve() at train.py:40",
+}
 _BEFORE: dict[str, Any] = {"state": "running", "stage": "setup", "point": "setup", "step": None}
 _TRAINS_ON: dict[str, Any] = {
     "state": "running",
@@ -387,6 +395,11 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
             "a rank that sleeps in its step", with_late_ranks(stalled(1, 4), (2,), _SLEEPS, point="step"), ranks=(2,)
         ),
         Fails(
+            "a rank in a search that grows exponentially",
+            with_late_ranks(stalled(1, 4), (2,), _SLEEPS, **_SEARCHES),
+            ranks=(2,),
+        ),
+        Fails(
             "a stopped rank",
             with_late_ranks(stalled(2, 2), (0,), state="stopped", seen_by=1, kernel_state="T"),
             ranks=(0,),
@@ -608,6 +621,8 @@ def _elsewhere(found: Diagnosis) -> tuple[str, str]:
         state = f" {_state_of(found)}" if not found.states.is_snapshot else "" if place else " elsewhere"
         return f"{who} {verb}{state}{place}{stall_waiters(found)}", ""
     blocked = blocked_text(found)
+    if (fix := _fix_of_loop(found)) and not found.within_limit:
+        return f"{who} {verb}{place}{blocked}{stall_waiters(found)}", fix
     return (
         f"{who} {verb}{place or ' not in a collective'}{blocked}{stall_waiters(found)}",
         f"Check again later whether rank {found.ranks[0]} has left {place.removeprefix(' at ') or 'its line'}."
@@ -615,6 +630,17 @@ def _elsewhere(found: Diagnosis) -> tuple[str, str]:
         else f"Find what blocks rank {found.ranks[0]}{place} with `py-spy dump --pid {_pid(found)}`"
         f"{f' on {found.hosts[0]}' if found.hosts else ''}.",
     )
+
+
+def _fix_of_loop(found: Diagnosis) -> str:
+    """What to do about a search, or a loop that gets the same answer again and again; empty for what is neither."""
+    progress = found.first.progress if found.first else None
+    if progress is not None and searched(progress):
+        return (
+            "Bound the search: limit its depth, its number of results or its time. If it needs this long, run it "
+            "before the training and load its result."
+        )
+    return "End the loop when an answer names what was asked for already." if progress and repeated(progress) else ""
 
 
 def _pid(found: Diagnosis) -> int | str:

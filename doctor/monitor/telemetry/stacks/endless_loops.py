@@ -132,7 +132,7 @@ def _loop_at(frame: FrameType) -> EndlessLoop | None:
     if type(answer) not in (str, bytes, int) or "take" not in kinds:
         return EndlessLoop(key, pauses)
     where = f"{frame.f_code.co_filename.rpartition('/')[2]}:{loop.lineno}"
-    words = f"the loop at {where}, in which each answer names the same `{cursor}`"
+    words = f"`{cursor}`, in the loop at {where}"
     return EndlessLoop((*key, answer), pauses, words, id(answer))
 
 

@@ -14,6 +14,7 @@ import collections
 import inspect
 import itertools
 import sys
+import textwrap
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
@@ -33,6 +34,8 @@ BUSY = 0.8
 _MOST_FRAMES, _RECURSIONS, _SHRINKING = 200, 4, 6
 """Frames that are looked at; calls of one function within one another that are a recursion; and looks in turn after
 which a container that became smaller each time is work that comes to an end."""
+_LONGEST = 40
+"""Characters of a condition that are named."""
 _MISSES, _CALLERS = 4, 12
 """Looks in turn without a search after which it is over; and frames around one whose loops have to be in one round."""
 _OTHER_WORK = lazy_compile(r"importlib|^<frozen|/torch/(?!_tensor\.py|functional\.py)|/triton/|/site-packages/numba/")
@@ -217,7 +220,8 @@ def _of_loop(loop: Loop, names: Mapping[str, Any]) -> Search | None:
         if not worked_off & tested and not (isinstance(loop.test, ast.Constant) and worked_off):
             return None
         size, turn = next((_size(names[one]) for one in sorted(worked_off) if one in names), (None, None))
-        return Search(f"`while {ast.unparse(loop.test)}`", size, turn=turn)
+        test = textwrap.shorten(ast.unparse(loop.test), _LONGEST, placeholder=" …")
+        return Search(f"`while {test}`", size, turn=turn)
     iterated = loop.iter.func if isinstance(loop.iter, ast.Call) else None
     if iterated is not None and _value(iterated, names) in _COMBINATIONS:
         value = names.get(loop.target.id) if isinstance(loop.target, ast.Name) else None
