@@ -151,7 +151,7 @@ def blocked_text(found: Diagnosis) -> str:
     if progress is not None and (folder := walked_folder(progress)):
         return f" and {has} walked{f' for {progress.loops:.0f} s' if progress.loops else ''} through {folder}"
     if progress is not None and (progress.loops or 0.0) >= LEAST_STILL and (search := searched(progress)):
-        return f" and {has} been in {search.partition(' at ')[0]} for {progress.loops:.0f} s"
+        return f", in {search.partition(' at ')[0]} for {progress.loops:.0f} s"
     if progress is not None and (progress.loops or 0.0) >= LEAST_STILL and (loop := repeated(progress)):
         return f" and {has} got the same {loop.partition(',')[0]} in each answer for {progress.loops:.0f} s"
     if progress is not None and (progress.loops or 0.0) >= LEAST_STILL:
