@@ -396,8 +396,8 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
         ),
         Fails(
             "a rank in a search that grows exponentially",
-            with_late_ranks(stalled(1, 4), (2,), _SLEEPS, **_SEARCHES),
-            ranks=(2,),
+            with_late_ranks(stalled(1, 2), (1,), _SLEEPS, **_SEARCHES),
+            ranks=(1,),
         ),
         Fails(
             "a stopped rank",
@@ -622,7 +622,7 @@ def _elsewhere(found: Diagnosis) -> tuple[str, str]:
         return f"{who} {verb}{state}{place}{stall_waiters(found)}", ""
     blocked = blocked_text(found)
     if (fix := _fix_of_loop(found)) and not found.within_limit:
-        return f"{who} {verb}{place}{blocked}{stall_waiters(found)}", fix
+        return f"{who} {verb}{place.partition(' (')[0]}{blocked}{stall_waiters(found)}", fix
     return (
         f"{who} {verb}{place or ' not in a collective'}{blocked}{stall_waiters(found)}",
         f"Check again later whether rank {found.ranks[0]} has left {place.removeprefix(' at ') or 'its line'}."
@@ -637,8 +637,8 @@ def _fix_of_loop(found: Diagnosis) -> str:
     progress = found.first.progress if found.first else None
     if progress is not None and searched(progress):
         return (
-            "Bound the search: limit its depth, its number of results or its time. If it needs this long, run it "
-            "before the training and load its result."
+            "Limit the depth, the number of results or the time of the search, or run it before the training and load "
+            "its result."
         )
     return "End the loop when an answer names what was asked for already." if progress and repeated(progress) else ""
 
