@@ -162,6 +162,17 @@ def test_what_another_process_brings_about_is_no_lock_of_this_one(make):
     assert found == f"{PROCESS_EVENT} (multiprocessing)"
 
 
+def test_transfers_between_descriptors(tmp_path):
+    empty, _, _, full = *os.pipe(), *os.pipe()
+    assert waits(lambda: os.splice(empty, full, 100)) == "data from a pipe, or room in one (splice)"
+    (tmp_path / "shard").write_bytes(bytes(8 << 20))
+    sends, _ = pair = socket.socketpair()
+    shard = os.open(tmp_path / "shard", os.O_RDONLY)
+    assert waits(lambda: [os.sendfile(sends.fileno(), shard, None, 8 << 20) for _ in pair]).startswith(
+        "room to send to"
+    )
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="sleeps in select")
 @pytest.mark.parametrize(("seconds", "words"), [(1000, A_SLEEP + FAR), (30, A_SLEEP)])
 def test_a_sleep_and_whether_it_is_a_long_one(seconds, words):
