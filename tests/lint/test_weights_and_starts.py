@@ -47,10 +47,72 @@ OPTION = LOADS.format(test="args.encoder_weights", path='f"{args.encoder_weights
         (OPTION.replace("encoder_weights", "resume"), {"run.sh": STARTED["run.sh"] + RESUMES}, "warning"),
         (OPTION.replace("encoder_weights", "resume"), {"run.sh": "torchrun other.py --lr 3\n"}, "warning"),
         (OPTION, {"other.py": "print()\n"}, "warning"),
+        (OPTION, {"net.py": "print()\n", "run.sh": "torchrun --nproc_per_node=8 other.py\n"}, "info"),
+        (
+            OPTION,
+            {"net.py": "print()\n", "run.sh": "torchrun --nproc_per_node=8 other.py --encoder_weights runs\n"},
+            "warning",
+        ),
+        (OPTION, {"net.py": "print()\n", "run.sh": "torchrun --nproc_per_node=8 train.py $@\n"}, "warning"),
     ],
 )
 def test_weights_that_no_start_gives_may_be_from_anywhere(tmp_path, train, files, severity):
     assert found(tmp_path, {"train.py": train, **files}) == [("CODE001", severity)]
+
+
+LOADED = LOADS.format(test="args.encoder_weights", path="args.encoder_weights")
+GIVEN = "torchrun --nproc_per_node=8 train.py --encoder_weights {file}\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (("weights/resnet18-f37072fd.pth",), []),
+        (("weights/resnet18-f37072fd.pth", "weights/resnet34-b627a593.pth"), []),
+        (("weights/resnet18-f37072fd.pth", "runs/last.pth"), [("CODE001", "warning")]),
+        (("$WEIGHTS/resnet18-f37072fd.pth",), [("CODE001", "warning")]),
+        (("runs/last.pth",), [("CODE001", "warning")]),
+    ],
+)
+def test_commands_that_give_published_weights(tmp_path, files, expected):
+    starts = "".join(GIVEN.format(file=one) for one in files)
+    assert found(tmp_path, {"train.py": LOADED, "net.py": "print()\n", "run.sh": starts}) == expected
+
+
+SWITCHED = """\
+import hydra
+import torch
+
+
+@hydra.main(config_path="conf", config_name="train.yaml")
+def main(args):
+    model = build().cuda()
+    if {test}:
+        model = torch.nn.DataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in loader():
+        model(batch).sum().backward()
+        optimizer.step()
+    torch.save(model.state_dict(), "last.pt")
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "entry", "severity"),
+    [
+        ("args.parallel == True", "False", "info"),
+        ("args.parallel is True", "False", "info"),
+        ("args.parallel == True", "True", "warning"),
+        ("args.parallel == False", "False", "warning"),
+    ],
+)
+def test_a_switch_that_is_compared_with_true(tmp_path, test, entry, severity):
+    files = {"train.py": SWITCHED.format(test=test), "net.py": "print()\n", "conf/train.yaml": f"parallel: {entry}\n"}
+    assert found(tmp_path, files) == [("CODE009", severity)]
 
 
 CONFIGURED = """\

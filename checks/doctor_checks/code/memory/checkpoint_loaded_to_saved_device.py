@@ -13,6 +13,7 @@ from doctor.lint.python.cuda import shows_one_gpu, shows_own_gpu
 from doctor.lint.python.gpu_use import simulates_ranks, uses_gpus
 from doctor.lint.python.project.random_data import trains_on_noise
 from doctor.lint.python.project.saved_values import (
+    PUBLISHED,
     file_name,
     is_for_torchvision,
     is_read_without_gpu,
@@ -21,11 +22,13 @@ from doctor.lint.python.project.saved_values import (
 )
 from doctor.lint.python.project.settings.option_values import (
     is_empty_in_commands,
+    is_given_in_no_text,
     is_given_nowhere,
     is_given_to_one_process,
     is_in_no_configuration,
     is_left_by_all_starts,
     option_values,
+    texts_in_commands,
 )
 from doctor.lint.python.project.settings.options import OF_SETTINGS
 from doctor.lint.python.rank_branches import rank_condition
@@ -192,7 +195,7 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
     for call in script.calls("torch.load", "torch.jit.load"):
         if script.function_of(call) not in run_by_all(script) or is_of_one_rank(script, call) or script.is_open(call):
             continue
-        if _has_one_process(script, call) or _is_after_training(script, call):
+        if _has_one_process(script, call) or _is_after_training(script, call) or _is_given_published(script, call):
             continue
         where = script.argument(call, "map_location", 1)
         if where is None or script.value(where) is None:
@@ -352,7 +355,7 @@ def _entry(script: Script, node: ast.Attribute | ast.Subscript) -> str:
 
 def _is_given_by_no_start(script: Script, call: ast.Call) -> bool:
     """Whether the path is an option or an entry of configurations that no command of the project gives which starts the
-    script with several ranks, though there are some."""
+    script with several ranks, though there are some, or an option that no text of the project has."""
     given = script.values_of(call.args[0]) if call.args and isinstance(call.args[0], ast.Name) else call.args[:1]
     kinds = (ast.Attribute, ast.Subscript)
     entries = [one for made in given for one in ast.walk(made) if isinstance(one, kinds)]
@@ -366,8 +369,16 @@ def _is_given_by_no_start(script: Script, call: ast.Call) -> bool:
     ]
     others = [one for one in named if not _OF_RESTARTS.search(_entry(script, one))]
     return any(is_left_by_all_starts(script, one) or is_in_no_configuration(script, one) for one in named) or any(
-        is_empty_in_commands(script, one) for one in others
+        is_empty_in_commands(script, one) or is_given_in_no_text(script, one) for one in others
     )
+
+
+def _is_given_published(script: Script, call: ast.Call) -> bool:
+    """Whether the path is an option to which all commands that give it, give published weights, by the hash in their
+    names: these hold tensors of the CPU."""
+    option = call.args[0] if call.args else None
+    given = texts_in_commands(script, option) if isinstance(option, ast.Attribute) else frozenset()
+    return bool(given) and all(map(PUBLISHED.search, given))
 
 
 def _is_given_to_one_process(script: Script, call: ast.Call) -> bool:

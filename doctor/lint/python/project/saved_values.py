@@ -11,7 +11,7 @@ from doctor.lint.python.script import Script, last_name
 from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, TRAINER
 from doctor.lint.python.value_flow import handed_in
 
-_PUBLISHED = re.compile(r"-(?!20\d{6}\.)[0-9a-f]{8}\.pth?$")
+PUBLISHED = re.compile(r"-(?!20\d{6}\.)[0-9a-f]{8}\.pth?$")
 """``resnet50-19c8e357.pth``, a name with the hash that ``torch.hub.load_state_dict_from_url`` checks; torchvision loads
 these without ``map_location``, with or without a GPU."""
 _OF_GPUS = re.compile(r"cuda|gpu|device|accelerat|trainer|deepspeed|fabric|\.to\(|backward|\bfit\(", re.IGNORECASE)
@@ -45,7 +45,7 @@ def is_saved_without_gpu(script: Script, path: ast.expr) -> bool:
     that the script, or otherwise another one of its project, saves under its name are numbers, texts, settings and the
     states of samplers and the like, or what a script without a word of GPUs has."""
     name = file_name(script, path)
-    if not name or _PUBLISHED.search(name):
+    if not name or PUBLISHED.search(name):
         return bool(name)
     own = [(script, one) for one in _saved_in(script, name)]
     found = own or [(other, one) for other in _others(script, name) for one in _saved_in(other, name)]

@@ -403,6 +403,41 @@ def is_empty_in_commands(script: Script, node: ast.expr) -> bool:
     return bool(given) and all(one is None or one in ("", "None") for one in given)
 
 
+def texts_in_commands(script: Script, node: ast.expr) -> frozenset[str]:
+    """The texts that an option of a program's own parser has in the commands that start it, without those that leave it
+    empty; none if one of them is unknown."""
+    name = owner_and_entry(node)[1]
+    found = _declared_in(script, name) if script.modules is not None and not _is_set_by(script, name) else []
+    if len(found) != 1:
+        return frozenset()
+    given = set(_given_in_starts(script, texts_of_starts(script), found[0])) - {None, ""}
+    texts = frozenset(one for one in given if isinstance(one, str) and "$" not in one)
+    return texts if len(texts) == len(given) else frozenset()
+
+
+def is_given_in_no_text(script: Script, node: ast.expr) -> bool:
+    """Whether an option of a program's own parser is empty by default, and no command, configuration, page or other
+    program of its whole project has its name, though there are commands, of this program or of others."""
+    name, modules = owner_and_entry(node)[1], script.modules
+    if modules is None or modules.is_one_file or not script.location or not modules.is_whole(script.location):
+        return False
+    found = _declared_in(script, name) if name.isidentifier() else []
+    if len(found) != 1 or found[0].default not in (None, "") or _is_set_by(script, name):
+        return False
+    launches = [text for _, text in modules.mentioning(".py", launches=True)]
+    if not any(map(STARTS_PROGRAM.search, (*launches, *modules.pages(script.location)))):
+        return False
+    texts, given = texts_of_starts(script), _in_command(found[0])
+    starts = [
+        with_variables(one, text) for text in (*texts.launches, *texts.pages) for one in own_starts(script, [text])
+    ]
+    if any(given.search(one) or may_have_more(one, PurePath(script.path).name) for one in starts):
+        return False
+    is_set = re.compile(rf"\.{name}\s*=(?!=)")
+    others = (text for shown, text in modules.mentioning(name) if shown != script.path)
+    return not any(map(is_set.search, others)) and not _is_named_elsewhere(script, modules, texts, found[0], name)
+
+
 def _given_in_starts(script: Script, texts: StartTexts, option: DeclaredOption) -> Iterator[object]:
     name = PurePath(script.path).name
     for text in (*texts.launches, *texts.pages):

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterable
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from doctor.core.text import joined_lines
 from doctor.lint.python.script import ProjectModules, Script, last_name
@@ -21,6 +21,8 @@ def switch_off_by_default(script: Script, test: ast.expr) -> str:
     project sets it: ``--dist_eval``; empty otherwise."""
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
         return next(filter(None, (switch_off_by_default(script, one) for one in test.values)), "")
+    if _is_compared_with_true(test):
+        return switch_off_by_default(script, test.left)
     name = _entry_of(test)
     if not name.isidentifier() or script.modules is None:
         return ""
@@ -40,6 +42,14 @@ def switch_off_by_default(script: Script, test: ast.expr) -> str:
     is_declared = any(map(declared.search, own)) or any(map(configured.search, configurations))
     is_off = is_declared and not any(map(is_on.search, own)) and not sets(script, name)
     return f"--{name}" if is_off and not _is_asked_for(script, name, spelled) else ""
+
+
+def _is_compared_with_true(test: ast.expr) -> TypeGuard[ast.Compare]:
+    """``args.parallel == True``, or with ``is``."""
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], (ast.Eq, ast.Is)):
+        return False
+    given = test.comparators[0]
+    return isinstance(given, ast.Constant) and given.value is True
 
 
 def is_switched_off(script: Script, node: ast.AST) -> bool:
