@@ -715,3 +715,32 @@ if args.{name}:
 def test_a_tracker_behind_an_option_that_no_start_gives(tmp_path, name, start, severity):
     files = {"train.py": TRACKED.format(name=name), "run.sh": f"#!/bin/bash\n{start}\n"}
     assert severities_in(tmp_path, files, TRACKERS, preview=True) == [("CODE041", severity)]
+
+
+BY_PYTHON = ACCUMULATES.format(counter="config.accumulation_steps").replace(
+    'yaml.safe_load(open("config.yaml"))', "sys.argv[1]"
+)
+START = "torchrun --nproc_per_node=4 train.py configs/{name}.py\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "severity"),
+    [
+        (START.format(name="small"), "info"),
+        (START.format(name="plain"), "info"),
+        (START.format(name="large"), "warning"),
+        (START.format(name="small") + START.format(name="large"), "warning"),
+        (START.format(name="small").replace(".py\n", ".py accumulation_steps=2\n"), "warning"),
+        (START.format(name="small").replace("configs/small.py", "$1"), "warning"),
+    ],
+)
+def test_python_configurations_that_the_commands_name(tmp_path, command, severity):
+    files = {
+        "train.py": BY_PYTHON,
+        "configs/base.py": "config = Config()\nconfig.accumulation_steps = 1\n",
+        "configs/small.py": "config = Config()\nconfig.accumulation_steps = 1\n",
+        "configs/plain.py": "config = Config()\nconfig.lr = 1\n",
+        "configs/large.py": "config = Config()\nconfig.accumulation_steps = 4\n",
+        "run.sh": command,
+    }
+    assert found(tmp_path, files) == [("CODE032", severity)]

@@ -79,6 +79,23 @@ def test_commands_that_give_published_weights(tmp_path, files, expected):
     assert found(tmp_path, {"train.py": LOADED, "net.py": "print()\n", "run.sh": starts}) == expected
 
 
+def test_the_name_of_another_option_is_no_abbreviation(tmp_path):
+    declares = 'parser.add_argument("--encoder", default=None)\n'
+    train = LOADED.replace("args = parser", f"{declares}args = parser")
+    starts = GIVEN.format(file="weights/resnet18-f37072fd.pth") + GIVEN.format(file="x").replace("_weights x", " small")
+    files = {"net.py": "print()\n", "run.sh": starts}
+    assert found(tmp_path, {"train.py": train, **files}) == []
+    assert found(tmp_path, {"train.py": LOADED, **files}) == [("CODE001", "warning")]
+
+
+@pytest.mark.parametrize(
+    ("path", "severity"), [("name", "info"), ("os.path.join(folder, name)", "warning"), ("folder + name", "warning")]
+)
+def test_names_of_files_in_another_folder_are_not_found(tmp_path, path, severity):
+    train = LOADS.replace("if {test}:", "folder = 'weights/'\nfor name in os.listdir(folder):").format(path=path)
+    assert found(tmp_path, {"train.py": f"import os\n{train}"}) == [("CODE001", severity)]
+
+
 SWITCHED = """\
 import hydra
 import torch

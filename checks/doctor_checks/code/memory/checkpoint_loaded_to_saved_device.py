@@ -35,7 +35,7 @@ from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.single_rank import is_of_one_rank
-from doctor.lint.python.training import TRAINER, WRAPPERS, only_infers, several_ranks
+from doctor.lint.python.training import TRAINER, WRAPPERS, only_infers, several_ranks, unwrapped
 from doctor.lint.python.value_flow import computed_from
 from doctor.testing.script_cases import fails, passes
 
@@ -204,7 +204,7 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
                 is_less = _is_from_elsewhere(script, call) or _is_given_by_no_start(script, call)
                 is_less = is_less or _only_evaluates(script, shown) or _is_published(script, call)
                 is_less = is_less or is_for_torchvision(script, call) or _is_given_to_one_process(script, call)
-                is_less = is_less or trains_on_noise(script)
+                is_less = is_less or trains_on_noise(script) or _is_bare_name(script, call)
                 is_less = is_less or (bool(call.args) and is_saved_no_more(script, call.args[0]))
                 yield replace(found, severity=Severity.INFO, preview=True) if is_less else found
         elif fixed := _first_gpu(script, where):
@@ -414,6 +414,26 @@ def _option_in(script: Script, made: ast.expr) -> ast.Attribute | None:
     found = [one for one in ast.walk(made) if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name)]
     found = [one for one in found if OF_SETTINGS.match(last_name(one.value)) and last_name(one.value) != "self"]
     return found[0] if len(found) == 1 else None
+
+
+def _is_bare_name(script: Script, call: ast.Call) -> bool:
+    """Whether the path is the name of a file of another folder than the current one, without the folder, so that the
+    call fails with a FileNotFoundError: ``for name in os.listdir(folder): torch.load(name)``."""
+    path = call.args[0] if call.args else None
+    scope = script.scope_of(path, path.id) if isinstance(path, ast.Name) else None
+    bound = scope.names[path.id] if scope is not None and isinstance(path, ast.Name) else ()
+    loops = [one for one in bound if isinstance(one, ast.For)]
+    if not bound or len(loops) != len(bound) or "chdir" in script.text:
+        return False
+    lists = [unwrapped(one.iter) for one in loops]
+    return all(
+        isinstance(one, ast.Call)
+        and script.name(one.func) == "os.listdir"
+        and bool(one.args)
+        and script.value(one.args[0]) not in (".", "./")
+        and "getcwd" not in ast.unparse(one)
+        for one in lists
+    )
 
 
 _OF_RESTARTS = re.compile(r"resum|restor|continu|restart", re.IGNORECASE)

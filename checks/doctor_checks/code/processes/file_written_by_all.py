@@ -588,10 +588,29 @@ def _is_of_sample(script: Script, where: ast.expr, depth: int = 2) -> bool:
         bound = scope.names[node.id] if scope is not None and isinstance(node, ast.Name) else ()
         if any(isinstance(one, ast.For) and _LOADER.search(last_name(unwrapped(one.iter))) for one in bound):
             return True
-        given = handed_in(script, node) if depth and isinstance(node, ast.Name) else ()
+        given = (
+            (*handed_in(script, node), *_handed_by_pool(script, node)) if depth and isinstance(node, ast.Name) else ()
+        )
         if any(_is_of_sample(script, one, depth - 1) for one in given):
             return True
     return False
+
+
+_OF_POOL = frozenset({"map", "imap", "imap_unordered", "starmap", "submit", "apply_async"})
+
+
+def _handed_by_pool(script: Script, name: ast.Name) -> Iterator[ast.expr]:
+    """What threads or processes of a pool give a parameter, or the values of which it gets one: ``executor.map(save,
+    images, names)``."""
+    function = script.function_of(name)
+    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return
+    parameters = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    place = parameters.index(name.id) + 1 if name.id in parameters else 0
+    for call in script.all(ast.Call):
+        is_of_pool = last_name(call.func) in _OF_POOL and bool(call.args) and last_name(call.args[0]) == function.name
+        if is_of_pool and 0 < place < len(call.args):
+            yield call.args[place]
 
 
 def _can_be_told(script: Script, where: ast.expr, function: FunctionNode | None) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from doctor.lint.python.project.call_graph import CALLED_BY_TORCH, INERT, PLAIN_BASES
 from doctor.lint.python.project.release_branches import by_release
-from doctor.lint.python.project.settings.named_configurations import values_in_named
+from doctor.lint.python.project.settings.named_configurations import numbers_in_named, values_in_named
 from doctor.lint.python.project.settings.option_values import Values, is_chosen_nowhere, numbers_of, option_values
 from doctor.lint.python.project.settings.options import number_in
 from doctor.lint.python.script import UNKNOWN, FunctionNode, ProjectModules, Script, last_name, parsed
@@ -314,7 +314,9 @@ def _numbers_of_entry(script: Script, node: ast.expr, depth: int) -> Iterable[ob
         if values:
             return frozenset().union(*(shown_numbers(script, one, depth) for one in values))
     name = script.value(node.slice) if isinstance(node, ast.Subscript) else getattr(node, "attr", None)
-    return numbers_of(script, name) if isinstance(name, str) else ()
+    if not isinstance(name, str):
+        return ()
+    return numbers_in_named(script, name) or numbers_of(script, name)
 
 
 def _numbers_of_parameter(script: Script, parameter: ast.arg, depth: int) -> Values:

@@ -52,6 +52,40 @@ def _found(script: Script, modules: ProjectModules, name: str) -> Values | None:
     return frozenset().union(*found) if all(found) else None
 
 
+_NAMES_PYTHON = re.compile(r"(?<![\w./$-])([\w-]+/[\w./-]*\w\.py)\b")
+_DEFAULTS = frozenset({"base", "default", "defaults", "_base_"})
+
+
+def numbers_in_named(script: Script, name: str) -> Values | None:
+    """The numbers that the Python configurations have which all commands that start a script name, as in ``train.py
+    configs/resnet.py``, or that with the defaults beside them; ``None`` if one is unknown, or a command gives the
+    setting."""
+    modules, program = script.modules, PurePath(script.path).name
+    if modules is None or not name.isidentifier():
+        return None
+    texts = texts_of_starts(script)
+    starts = own_starts(script, (*texts.launches, *texts.pages))
+    named = re.compile(rf"(?<![A-Za-z]){name.replace('_', '[-_]')}\b")
+    found: set[object] = set()
+    for line in starts:
+        given = line.partition(program)[2]
+        paths = _NAMES_PYTHON.findall(given)
+        if not paths or may_have_more(line, program) or named.search(given):
+            return None
+        for path in paths:
+            beside = (str(PurePath(path).with_name(f"{one}.py")) for one in sorted(_DEFAULTS))
+            values = (_number_in(_text_at(modules, script, one), name) for one in (path, *beside))
+            found.add(next((one for one in values if one is not None), None))
+    return frozenset(found) if found and None not in found else None
+
+
+def _number_in(text: str, name: str) -> object:
+    """The only number that a Python configuration gives an entry: ``config.gradient_acc = 2``."""
+    given = re.findall(rf"^[ \t]*(?:\w+\.)*{name}[ \t]*=[ \t]*(\d+(?:\.\d+)?)[ \t]*(?:#.*)?$", text, re.MULTILINE)
+    written = re.findall(rf"\b{name}\b[\"'\])]*[ \t]*[-+*/]?=(?!=)", text)
+    return float(given[0]) if len(given) == len(written) == 1 else None
+
+
 def _is_set(modules: ProjectModules, name: str) -> bool:
     """Whether a program of the project sets the entry: ``config["steps"] = 4``, ``config.update("steps", 4)``."""
     sets = re.compile(

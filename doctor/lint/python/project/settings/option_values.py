@@ -442,7 +442,7 @@ def _given_in_starts(script: Script, texts: StartTexts, option: DeclaredOption) 
     name = PurePath(script.path).name
     for text in (*texts.launches, *texts.pages):
         for line in (with_variables(one, text) for one in own_starts(script, [text])):
-            is_open = may_have_more(line, name) or _abbreviates(line, option)
+            is_open = may_have_more(line, name) or _abbreviates(script, line, option)
             yield UNKNOWN if is_open else _given(line, text, option)
 
 
@@ -466,10 +466,11 @@ def _word(text: str | None) -> str | None:
     return text.strip("\"'") if text is not None else None
 
 
-def _abbreviates(line: str, option: DeclaredOption) -> bool:
-    """Whether a command has the begin of an option's name, which argparse takes for it."""
+def _abbreviates(script: Script, line: str, option: DeclaredOption) -> bool:
+    """Whether a command has the begin of an option's name, which argparse takes for it unless it is another option."""
     named = {one.lstrip("-").replace("-", "_") for one in option.spelled if one.startswith("--")}
     given = {one.replace("-", "_") for one in re.findall(r"(?<![\w-])--([\w-]+)", line)} - named
+    given = {one for one in given if not _declared_in(script, one)}
     return any(one.startswith(begin) for one in named for begin in given)
 
 

@@ -209,9 +209,12 @@ def _uses_all_gpus(script: Script) -> bool:
 _RUNS_COMMAND = re.compile(r"\bos\.system\(|\bsubprocess\.|\bPopen\(|\bcheck_call\(|\brun\(")
 _NOT_A_COMMENT = re.compile(r"^\s*(?!#)\S")
 _JOBS = re.compile(
-    r"\bsrun\b|\bmpirun\b|\bmpiexec\b|\bssh\b|#SBATCH|kind:|&\s*$|\bRANK=|WORLD_SIZE|MASTER_ADDR", re.MULTILINE
+    r"\bsrun\b|\bmpirun\b|\bmpiexec\b|\bssh\b|^#SBATCH[^\n]*--array|kind:|&\s*$|\bRANK=|WORLD_SIZE|"
+    r"MASTER_ADDR(?!=[\"']?(?:127\.0\.0\.1|localhost)\b)|\bNODE_?RANK|SLURM_(?:PROCID|NTASKS|NNODES|NODEID)",
+    re.MULTILINE,
 )
-"""Words of files whose commands run more than once at the same time."""
+"""Words of files whose commands run more than once at the same time. Slurm runs the script of a job once, on its first
+host (sbatch(1)): what it starts without ``srun`` is one process."""
 
 
 def may_start_ranks(script: Script, modules: ProjectModules) -> bool:
