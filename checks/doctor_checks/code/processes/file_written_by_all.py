@@ -264,6 +264,11 @@ _OPTIMIZES = re.compile(r"optim|[Tt]rainer|train_one_epoch|\.train\(|\btrain\(",
         passes(
             "the folder of a run of wandb", _script("torch.save(model, os.path.join(wandb.run.dir, 'a.pt'))", _WANDB)
         ),
+        passes("names of samples that a pool gets", _script(_IN_POOL.format(given="names"), _SAVES)),
+        fails(
+            "one name that a pool gets",
+            _script(_IN_POOL.format(given="['a', 'b']"), _SAVES.replace("latent)", "latent)  # !")),
+        ),
         passes("a log that is emptied", _script("with open(OUT + '/log.txt', 'w') as file:\n        pass")),
     ),
 )
@@ -665,6 +670,13 @@ _FILLED_ON_FIRST = """with open("questions.txt") as out:
         if rank == 0:
             out.write(question)
             out.write(str(predictions))"""
+_SAVES = """
+def keep(latent, folder, name):
+    path = os.path.join(folder, name + ".npy")
+    np.save(path, latent)
+"""
+_IN_POOL = """for latents, names in loader:
+        pool.map(keep, latents, itertools.repeat(OUT), {given})"""
 _LOG = 'log = open(OUT + "/log.txt", "w")'
 _LOG_OF_MODELS: str = f"{_LOG}\nSGD(model.parameters(), lr=0.1)\nlog.write(str(model) + '\\n')\nlog.write(f'{{model}}')"
 _BRANCH = """\
