@@ -191,6 +191,8 @@ CONFIGURED = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nn
         (["#SBATCH --nodes=1 --gres=gpu:8\nexport MASTER_ADDR=127.0.0.1\npython train.py"], "info"),
         (["#SBATCH --nodes=1 --gres=gpu:8\nexport MASTER_ADDR=$(hostname)\npython train.py"], "error"),
         (["#SBATCH --array=0-3\npython train.py"], "error"),
+        (["python train.py --dist_eval"], "info"),
+        (["python train.py --dist_url tcp://localhost:29500"], "error"),
         (["#SBATCH --ntasks=8\nsrun python train.py"], "error"),
         (["python train.py", "torchrun train.py"], "error"),
         (["accelerate launch train.py", "srun python train.py"], "error"),

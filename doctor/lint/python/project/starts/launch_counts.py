@@ -38,10 +38,10 @@ _NAMES_LAUNCHER = re.compile(
 _SHOWS_GPUS = re.compile(r"CUDA_VISIBLE_DEVICES=[\"']?\d+,")
 _ASKS_FOR_MORE = re.compile(
     r"(?<![\w.-])--?(?![\w.-]{0,60}(?:batch|memory))[\w.-]{0,40}?"
-    r"(?:gpu|nproc|world|ddp|dist(?!ill|anc|rib(?!uted))|devices|nodes|launcher|parallel)[\w-]{0,40}"
+    r"(?:gpu|nproc|world|ddp|dist(?!ill|anc|rib(?!uted)|[-_]?eval)|devices|nodes|launcher|parallel)[\w-]{0,40}"
     r"(?:[ =](?!(?:1|0|false|False|none)\b)|$)"
 )
-"""A command that asks a program for more ranks than one; ``--per_gpu_batch_size 8`` does not."""
+"""A command that asks a program for more ranks than one; ``--per_gpu_batch_size 8`` and ``--dist_eval`` do not."""
 _STARTS_ON_ITS_OWN = re.compile(r"\b(?:Trainer|Fabric|LightningCLI|launch|Popen|check_call)\(|subprocess\.run\(")
 """What may start a rank for each GPU that a program sees."""
 _USES_ALL_GPUS = re.compile(r"(?<![\w])(?:nn\.)?DataParallel\(")
