@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.engine.rule import LONGEST_SUMMARY
+from doctor.lint.python.abnormal_values import ordinary_outcome
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.divergent_conditions import disagreement
 from doctor.lint.python.rank_branches import rank_condition
@@ -237,6 +238,8 @@ def _severity(script: Script, statement: ast.stmt, kind: str) -> Severity | None
         branches = [one.test for one in script.around(statement) if isinstance(one, ast.If)]
         if any(isinstance(part, ast.Mod) for one in branches for part in ast.walk(one)):
             return Severity.INFO
+    if kind == "data" and test is not None and ordinary_outcome(script, test) is not None:
+        return Severity.WARNING  # ranks part only if one of them has an abnormal value
     return Severity.WARNING if kind == "signal" or _is_asked_elsewhere(script, statement, kind) else None
 
 

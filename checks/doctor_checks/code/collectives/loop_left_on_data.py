@@ -248,12 +248,10 @@ def _swallowed(script: Script, tried: ast.Try, calls: dict[ast.Call, str]) -> It
                 f"`{'except ' + script.text_of(handler.type) if handler.type else 'except'}` (line {handler.lineno})"
             )
             found = _hit(script, handler, caught, "continues with the next step", missed[0], "error")
-            # Memory runs out on one rank; another error may be one that all ranks have, which separates none
-            is_local = _MEMORY_WORDS.search(ast.unparse(handler)) is not None
             if _only_saves(missed) or _only_exchanges(tried, missed):
                 yield replace(found, severity=Severity.INFO, preview=True)
             else:
-                yield found if is_local else replace(found, severity=Severity.WARNING)
+                yield replace(found, severity=Severity.WARNING)  # ranks part only if one of them has an error
 
 
 def _only_saves(missed: list[ast.Call]) -> bool:
@@ -271,7 +269,6 @@ def _only_exchanges(tried: ast.Try, missed: list[ast.Call]) -> bool:
 
 _OF_A_STEP = frozenset({"backward", "step"})
 _AROUND_SAVES = frozenset({"barrier", "wait_for_everyone", "state_dict", "get_state_dict", "get_model_state_dict"})
-_MEMORY_WORDS = re.compile(r"out.?of.?memory|\boom\b", re.IGNORECASE)
 
 
 def _runs_again(script: Script, handler: ast.ExceptHandler, missed: list[ast.Call]) -> bool:

@@ -11,6 +11,7 @@ from pathlib import PurePath
 
 from doctor.core.finding import Severity
 from doctor.lint.engine.rule import FlowStep, Violation
+from doctor.lint.python.abnormal_values import is_led_to_by_accident
 from doctor.lint.python.project.before_group import is_apart_from_group
 from doctor.lint.python.project.earlier_branches import is_taken_before
 from doctor.lint.python.project.failing_calls import (
@@ -76,7 +77,8 @@ _SHOWN_ELSEWHERE = "the project shows how it starts other programs, but no start
 def as_placed(script: Script, rule: str, severity: Severity, violation: Violation) -> Violation | None:
     """The violation of a rule over scripts as its place deserves: ``None`` where it cannot happen, an info in preview
     where it needs more processes than the project starts, or shows to start, or an option that no start gives, and no
-    error where the project calls nothing that reaches it, or shows no job of several ranks.
+    error where the project calls nothing that reaches it, or shows no job of several ranks, or where only an abnormal
+    value leads to it.
 
     ``severity``: of the rule."""
     if why := unreached(script, violation.place.line):
@@ -89,6 +91,8 @@ def as_placed(script: Script, rule: str, severity: Severity, violation: Violatio
         statements = (one for one in written if one.lineno == violation.place.line)
         is_left = any(never_runs(script, one, options=True) for one in statements)
         return replace(violation, severity=Severity.INFO, preview=True) if is_left else violation
+    if (violation.severity or severity) is Severity.ERROR and is_led_to_by_accident(script, violation.at):
+        violation = replace(violation, severity=Severity.WARNING)
     placed = _as_started(script, rule, severity, violation, violation.at)
     return _as_shown(script, placed) if placed is not None and rule in OF_SEVERAL_RANKS else placed
 
@@ -117,7 +121,7 @@ def _as_started(script: Script, rule: str, severity: Severity, violation: Violat
         return None
     if _is_left_to_others(script, rule, at) or (rule in _NEEDING_OPTIONS and left_off(script, at)):
         return replace(violation, severity=Severity.INFO, preview=True)
-    if violation.severity in (None, Severity.ERROR) and severity is Severity.ERROR:
+    if (violation.severity or severity) is Severity.ERROR:
         unseen = not _shows_ranks(script) or not _is_of_a_job(script) or not _has_the_host(script, rule)
         if unseen or _is_reached_nowhere(script, at):
             return replace(violation, severity=Severity.WARNING)
