@@ -49,6 +49,7 @@ def unmatched_condition(script: Script, collective: CollectiveCall) -> RankCondi
             or _is_joined_in_next_round(script, collective, condition)
             or _asks_again(script, collective, condition)
             or _is_served(script, collective, condition)
+            or _is_handed_on(script, collective, condition)
         )
         if not joined and not _asks_a_constant(script, condition) and not _is_for_all(script, collective, condition):
             return condition
@@ -137,6 +138,32 @@ def _is_served(script: Script, collective: CollectiveCall, condition: RankCondit
                 return True
     web = (one for one in script.functions if any(_is_route(decorator) for decorator in one.decorator_list))
     return is_server and any(not words.isdisjoint(reached.get(one, ())) for one in web)
+
+
+_RUNS_TRIALS = frozenset({"optimize", "fmin", "minimize", "agent"})
+"""Functions that run what they are given: of Optuna, Hyperopt, SciPy and Weights & Biases."""
+
+
+def _is_handed_on(script: Script, collective: CollectiveCall, condition: RankCondition) -> bool:
+    """Whether the others have the same function run for them, as Optuna documents it for several ranks: rank 0 is in
+    ``study.optimize(objective, n_trials)``, the others call ``objective(None)`` as often
+    (optuna/integration/_pytorch_distributed.py, ``TorchDistributedTrial``)."""
+    function = script.definition(collective.call.func)
+    calls = (call for one in condition.other for call in script.inside(one, ast.Call))
+    handed = (
+        given
+        for call in calls
+        if last_name(call.func) in _RUNS_TRIALS
+        for given in (*call.args, *(one.value for one in call.keywords))
+    )
+    return function is not None and any(_runs(script, given, function) for given in handed)
+
+
+def _runs(script: Script, given: ast.expr, function: ast.AST) -> bool:
+    """Whether what is handed on is a function, or calls it: ``lambda trial: objective(trial, args)``, ``partial``."""
+    made = [one for value in script.values_of(given) for one in (value, *ast.walk(value))]
+    named = [given, *(one for one in made if isinstance(one, (ast.Name, ast.Attribute)))]
+    return any(script.definition(one) is function for one in named)
 
 
 def _methods_of(script: Script, given: ast.expr) -> Iterator[ast.AST]:

@@ -156,6 +156,12 @@ from doctor.testing.script_cases import fails, passes
             _SERVED.replace("Server(policy)", "Server(None)").replace("    loop()", "    loop()  # !"),
         ),
         passes("the first rank has it run by a sweep", _SWEEP),
+        passes("the first rank has it run by a study, the others run it as often", _STUDY),
+        passes("in a function that it makes for the study", _STUDY.replace("(run,", "(lambda trial: run(trial),")),
+        fails(
+            "the first rank has another function run by a study",
+            _STUDY.replace("(run,", "(other,").replace("run(None)", "run(None)  # !"),
+        ),
         fails("a checkpoint of all ranks", _CHECKPOINT_OF_ALL),
         passes("a checkpoint that one rank reads alone", _CHECKPOINT_OF_ALL.replace(")  # !", ", no_dist=True)")),
         fails(
@@ -462,6 +468,27 @@ if dist.get_rank() == 0:
     server.serve_forever()
 else:
     loop()
+"""
+_STUDY = """\
+import optuna
+import torch.distributed as dist
+
+def run(trial):
+    trial = optuna.integration.TorchDistributedTrial(trial)
+    loss = train(trial)
+    dist.all_reduce(loss)
+    return loss.item()
+
+def main(rank, trials):
+    dist.init_process_group("nccl")
+    if rank == 0:
+        optuna.create_study().optimize(run, n_trials=trials)
+    else:
+        for _ in range(trials):
+            try:
+                run(None)
+            except optuna.TrialPruned:
+                pass
 """
 _SWEEP = """\
 import wandb
