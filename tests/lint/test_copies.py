@@ -206,3 +206,71 @@ def test_a_fix_changes_all_copies(tmp_path):
     assert "2 findings were fixed in a.py, b.py" in lint("--fix", ".", cwd=tmp_path, code=0).stderr
     [run] = json.loads(lint("--format", "sarif", ".", cwd=tmp_path, code=0).stdout)["runs"]
     assert run["results"] == []
+
+
+SAVES = """\
+import torch.distributed as dist
+
+
+def save(model, path):
+    write(model, path)
+    dist.barrier()
+
+
+def load(path):
+    dist.barrier()
+"""
+CALLS = """\
+import torch.distributed as dist
+from saving import load, save
+
+dist.init_process_group("nccl")
+if dist.get_rank() == 0:
+    {call}
+"""
+PAST = """\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.distributed.init_process_group("nccl")
+model = DDP(build())
+for batch in loader:
+    loss = model.module.{part}(batch)
+    loss.backward()
+"""
+FIRST_GPU = """\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def main():
+    torch.distributed.init_process_group("nccl")
+    torch.cuda.set_device(0)
+    model = DDP(torch.nn.Linear(2, 2).cuda(0), device_ids=[0])
+
+main()  # torchrun --nproc-per-node 4 train.py
+"""
+
+
+def places(folder, files, rule):
+    return sorted((file, line, len(also)) for file, line, also, _ in found(folder, files, rule))
+
+
+def test_callers_of_one_function_that_meets_share_a_finding(tmp_path):
+    files = {
+        "saving.py": SAVES,
+        "train.py": CALLS.format(call="save(1, 'a')"),
+        "test.py": "# tests\n" + CALLS.format(call="print(save(2, 'b'))"),
+        "resume.py": CALLS.format(call="load('a')"),
+    }
+    assert places(tmp_path, files, "CODE005") == [("resume.py", 6, 0), ("test.py", 7, 1)]
+
+
+def test_calls_of_one_method_past_the_wrapper_share_a_finding(tmp_path):
+    files = {name: f"# {name}\n" + PAST.format(part="train_step") for name in ("a.py", "b.py")}
+    files["c.py"] = PAST.format(part="compute_loss")
+    assert places(tmp_path, files, "CODE033") == [("a.py", 8, 1), ("c.py", 7, 0)]
+
+
+def test_the_first_gpu_of_a_program_is_one_finding(tmp_path):
+    files = {"a/train.py": FIRST_GPU, "b/train.py": FIRST_GPU, "other.py": FIRST_GPU.replace("model", "net")}
+    assert places(tmp_path, files, "CODE002") == [("a/train.py", 6, 2), ("other.py", 6, 1)]

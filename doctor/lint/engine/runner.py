@@ -110,7 +110,9 @@ def _report_once(results: Iterable[FileResult], asked: LintRequest) -> None:
 
 def _with_others(one: LocatedViolation, words: str, places: Sequence[str]) -> LocatedViolation:
     violation = one.violation
-    summary, evidence = f"{violation.summary} ({words})", (*violation.evidence, ("also", places))
+    known = next((value for name, value in violation.evidence if name == "also"), ())
+    kept = tuple(entry for entry in violation.evidence if entry[0] != "also")
+    summary, evidence = f"{violation.summary} ({words})", (*kept, ("also", [*known, *places]))
     return one._replace(violation=replace(violation, summary=summary, evidence=evidence))
 
 
@@ -166,7 +168,7 @@ def _findings(verdicts: Iterable[FileResult], asked: LintRequest) -> dict[int, l
             rule, place = asked.book.rules[one.rule], (verdict.target.shown, one.place.line)
             ignored = one.ignored or asked.settings.ignored_in(rule, verdict.target.shown)
             places: list[tuple[str, int]] = []
-            if one.digest and not (ignored or one.violation.once):
+            if one.digest and not ignored:
                 key = (one.rule, one.violation.severity, rule.is_preview(one.violation), one.digest)
                 places = copies.setdefault(key, places)
             places.append(place)

@@ -222,7 +222,14 @@ def _run_by_some(script: Script, one: CollectiveCall, condition: RankCondition) 
         confidence=(0.95 if one.through is None else 0.9) if is_certain else 0.7,
         flow=flow_of(script, one, condition),
         effect=_OF_SHARDED if one.word == "get_state_dict" else "",
+        once=_callee(script, one),
     )
+
+
+def _callee(script: Script, one: CollectiveCall) -> str:
+    """The function of another file that makes the collective: its callers share one fault."""
+    is_imported = one.through is not None and script.definition(one.call.func) is None and one.steps
+    return f"{one.through} {one.steps[-1].file}:{one.steps[-1].line}" if is_imported else ""
 
 
 _OF_SHARDED = (

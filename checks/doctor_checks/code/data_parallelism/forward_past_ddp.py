@@ -82,14 +82,20 @@ def forward_past_ddp(script: Script) -> Iterator[Violation]:
             call,
             f"{script.text_of(call.func)}(...) bypasses the DDP wrapper `{words}`: gradients are not reduced",
             fix=_fix(script, call, words),
+            once=_part(script, call, words),
         )
+
+
+def _part(script: Script, call: ast.Call, words: str) -> str:
+    """The method or the part of the module that is called past the wrapper: its callers share one fault."""
+    return script.text_of(call.func, 60).partition(f"{words}.module.")[2]
 
 
 def _fix(script: Script, call: ast.Call, words: str) -> str:
     if not words.isidentifier():
         return ""
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    part = script.text_of(call.func, 60).partition(f"{words}.module.")[2]
+    part = _part(script, call, words)
     moved = ""
     if method in METHODS:
         moved = f", and move `{method}` into the module's forward()" if method != "forward" else ""

@@ -115,6 +115,7 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
                 evidence=(("job_started_at_line", shown.lineno),),
                 severity=None if certain else Severity.WARNING,
                 confidence=0.9 if certain else 0.6,
+                once=script.path,
             )
 
 
