@@ -152,6 +152,14 @@ for batch in loader:
         torch.save({saved}, "batch.pt")
         {leave}
 """
+_CACHE = """\
+train(model)
+if {test}:
+    features = {made}
+    torch.save(features, "features.pt")
+else:
+    features = torch.load("features.pt")
+"""
 _SCORES = """\
 for epoch in range(9):
     train(model)
@@ -329,6 +337,17 @@ for batch in loader:
         ("CODE029", _RANKS.format(write='train(model)\ntorch.save(model, "last.pt")'), Severity.WARNING),
         ("CODE029", _RANKS.format(write=_FILLED.format(value="model.module.state_dict()")), Severity.WARNING),
         ("CODE029", _RANKS.format(write=_FILLED.format(value="model(batch)")), Severity.ERROR),
+        (
+            "CODE029",
+            _RANKS.format(write=_CACHE.format(test='not os.path.exists("features.pt")', made="convert(examples)")),
+            Severity.WARNING,
+        ),
+        (
+            "CODE029",
+            _RANKS.format(write=_CACHE.format(test='not os.path.exists("features.pt")', made="convert(loader)")),
+            Severity.ERROR,
+        ),
+        ("CODE029", _RANKS.format(write=_CACHE.format(test="args.again", made="convert(examples)")), Severity.ERROR),
         (
             "CODE029",
             _RANKS.format(write=_FILLED.format(value="FullyShardedDataParallel(model).state_dict()")),

@@ -37,7 +37,7 @@ def severity_of(script: Script, call: ast.Call, *, infers: bool) -> Severity | N
         is_torch = script.name(call.func) == "torch.save" and bool(saved)
         if is_torch and holds_scores(script, saved[0]):
             return Severity.INFO if _averages(script) else Severity.WARNING
-        is_less = infers or (is_torch and has_no_tensors(script, saved[0]))
+        is_less = infers or (is_torch and has_no_tensors(script, saved[0])) or _is_cache(script, call, saved)
         return None if not is_less and any(_is_of_rank(script, one) for one in saved) else Severity.WARNING
     is_same = _is_copy(script, call) or _is_same(script, call) or _is_made_before(script, call)
     return Severity.INFO if is_same else Severity.WARNING
@@ -61,6 +61,30 @@ _OF_RANK = re.compile(
     re.IGNORECASE,
 )
 """Names of what a rank computes from its own share of the data."""
+
+
+_OF_SHARES = re.compile(r"loader|batch(?!_?size)|sampler|rank|(?:^|_)dl$", re.IGNORECASE)
+"""Names of the share of the data that a rank has."""
+_ASKS_FOR_FILE = frozenset({"exists", "isfile", "is_file", "lexists"})
+
+
+def _is_cache(script: Script, call: ast.Call, saved: list[ast.expr]) -> bool:
+    """Whether a file is written only if it does not exist, with what is computed from nothing that a rank has for
+    itself: a cache, which the ranks of the first run write with the same bytes."""
+    inner: ast.AST = call
+    for outer in script.around(call):
+        if isinstance(outer, ast.If) and inner is not outer.test:
+            is_denied = isinstance(outer.test, ast.UnaryOp) and isinstance(outer.test.op, ast.Not)
+            asked = outer.test.operand if isinstance(outer.test, ast.UnaryOp) else outer.test
+            is_missing = is_denied is (inner in outer.body)
+            if is_missing and isinstance(asked, ast.Call) and last_name(asked.func) in _ASKS_FOR_FILE:
+                made = [part for one in saved for part in computed_from(script, one)]
+                named = [last_name(one) for one in made if isinstance(one, (ast.Name, ast.Attribute))]
+                return not any(map(_OF_SHARES.search, named))
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return False
+        inner = outer
+    return False
 
 
 def _saved_by(script: Script, call: ast.Call) -> list[ast.expr]:
