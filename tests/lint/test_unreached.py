@@ -47,6 +47,14 @@ REACHED = {
     "a hook of tests, and a test": {"net.py": TESTED, "train.py": FITS.replace("fit(", "test(")},
     "a copy that is imported": {"own.py": COPY, "train.py": "from own import Own\n\nOwn()\n"},
     "a file alone": {"net.py": NET},
+    "a copy that a literal names": {
+        "own.py": COPY,
+        "train.py": "import importlib\n\nimportlib.import_module('own').Own()\n",
+    },
+    "a copy whose name a literal begins": {
+        "own.py": COPY,
+        "train.py": "import importlib\n\nimportlib.import_module('o' + sys.argv[1]).Own()\n",
+    },
     "what is found by its name": {
         "net.py": NET,
         "train.py": "import importlib\n\nNet = getattr(importlib.import_module(name), kind)\n",
@@ -135,6 +143,12 @@ NOT_REACHED = {
     "a copy, where another distribution is imported by name": {
         "own.py": COPY,
         "train.py": "import importlib\n\nfound = importlib.import_module('torch.optim').Adam\n",
+        "requirements.txt": "lightning\n",
+        "data.py": "",
+    },
+    "a copy, where a literal names another module": {
+        "own.py": COPY,
+        "train.py": "import importlib\n\nfound = importlib.import_module('data').Set\nrunpy.run_module('data')\n",
         "requirements.txt": "lightning\n",
         "data.py": "",
     },

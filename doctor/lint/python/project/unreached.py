@@ -81,8 +81,10 @@ def is_imported_nowhere(script: Script) -> bool:
         return False
     if place.stem == "__init__" or (_imports_by_name(script, modules) and not _finds_by_configuration(modules)):
         return False
+    stem = re.escape(place.stem)
     named = re.compile(
-        rf"\b{re.escape(place.parent.name)}[./\\]{re.escape(place.stem)}\b|[\w./-]*\b{re.escape(place.stem)}\.py\b"
+        rf"\b{re.escape(place.parent.name)}[./\\]{stem}\b|[\w./-]*\b{stem}\.py\b|"
+        rf"(?:import_module|__import__|run_module)\(\s{{0,40}}[\"'][\w.]{{0,200}}\b{stem}[\"']"
     )
     for shown, text in modules.mentioning(place.stem):
         if shown != script.path and (named.search(text) or may_import(place, text)):
@@ -189,6 +191,10 @@ _OF_OTHERS = re.compile(
 )
 
 
+_OF_LITERALS = re.compile(
+    r"\b(?:import_module|__import__|run_module|run_path)\(\s{0,40}[\"'][\w./-]{1,200}[\"']\s{0,40}[,)]"
+)
+"""Imports of modules whose names the text has: ``run_module("package.train")``."""
 _OF_ITS_PACKAGE = re.compile(
     r"import_module\(\s*(?:[\"']\.[\"']\s*\+|f[\"']\.(?=\{))[^\n]*,\s*(?:package\s*=\s*)?(?:__name__|__package__)\s*\)"
 )
@@ -209,7 +215,7 @@ def _imports_by_name(script: Script, modules: ProjectModules) -> bool:
 
 def _imported_from(shown: str, text: str) -> str:
     """The folder whose modules a file imports by computed names; empty if it imports none."""
-    plain = _OF_OTHERS.sub("", _COMMENT.sub("", text))
+    plain = _OF_LITERALS.sub("", _OF_OTHERS.sub("", _COMMENT.sub("", text)))
     if "def exec(" in plain:  # a function of the file
         plain = plain.replace("exec(", "")
     if _IMPORTS_BY_NAME.search(_OF_ITS_PACKAGE.sub("", plain)):
