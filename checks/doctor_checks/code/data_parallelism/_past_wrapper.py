@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from doctor.lint.python.loader_calls import is_for_evaluation
-from doctor.lint.python.project.wrapped_model import uses_no_parameters
+from doctor.lint.python.project.wrapped_model import trains_in_method, uses_no_parameters
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.script import Script, last_name
 from doctor.lint.python.training import ACCELERATOR, DDP, groups_have_one_rank, has_backward, is_test
@@ -24,6 +24,9 @@ def calls_past_wrapper(script: Script) -> Iterator[tuple[ast.Call, str]]:
         return
     renamed = [one for one in wraps if _is_renamed(script, one)]
     for call in script.all(ast.Call):
+        if (wrapper := _trained_inside(script, call, wraps)) and rank_condition(script, call) is None:
+            yield call, wrapper
+            continue
         words = _past(script, call, bool(wraps), accelerates) or _unwrapped(script, call, renamed)
         words = words or (_past_by_part(script, call) if wraps else "")
         if not words or rank_condition(script, call) is not None or _computes_with_arguments(script, call):
@@ -33,6 +36,21 @@ def calls_past_wrapper(script: Script) -> Iterator[tuple[ast.Call, str]]:
             continue
         if not _is_fixed(script, call, words, wraps):
             yield call, words
+
+
+def _trained_inside(script: Script, call: ast.Call, wraps: list[ast.Call]) -> str:
+    """The wrapper of ``agent.module.train_model(batch)``, a method that has the whole step of training in it: its
+    forward pass is that of the module inside."""
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    if not isinstance(call.func, ast.Attribute) or not isinstance(owner, ast.Attribute) or owner.attr != "module":
+        return ""
+    wrapper = ast.unparse(owner.value)
+    if not any(wrapper in _names_of(script, one) for one in wraps):
+        return ""
+    around = script.function_of(call) or script.tree
+    if _is_prepared(script, around, wrapper) or not trains_in_method(script, call.func.attr):
+        return ""
+    return wrapper
 
 
 def _is_of_engine(script: Script, block: ast.AST, call: ast.Call, wrapper: str) -> bool:

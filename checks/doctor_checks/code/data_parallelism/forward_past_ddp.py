@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
+from doctor.lint.python.project.wrapped_model import trains_in_method
 from doctor.testing.script_cases import fails, passes
 from doctor_checks.code.data_parallelism._past_wrapper import METHODS, calls_past_wrapper
 
@@ -27,6 +28,17 @@ from doctor_checks.code.data_parallelism._past_wrapper import METHODS, calls_pas
         fails(
             "the module inside, and a method that uses a layer",
             _PAIRS.replace("a * b", "self.head(a * b)").replace("(a, b)\n    loss.", "(a, b)  # !\n    loss."),
+        ),
+        fails("a method of the module inside that has the whole step in it", _WHOLE_STEP),
+        passes(
+            "a method of the module inside that only computes",
+            _WHOLE_STEP.replace("loss.backward()", "return loss").replace("  # !", ""),
+        ),
+        passes(
+            "a whole step whose gradients the class reduces",
+            _WHOLE_STEP.replace("self.optimizer.step", "average_gradients(self)\n        self.optimizer.step").replace(
+                "  # !", ""
+            ),
         ),
         passes("through the wrapper", _THROUGH_WRAPPER),
         passes("to evaluate, to save and to sample", _EVALUATION),
@@ -96,6 +108,8 @@ def _fix(script: Script, call: ast.Call, words: str) -> str:
         return ""
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     part = _part(script, call, words)
+    if part and trains_in_method(script, method):
+        return f"Move the forward pass in `{part}` into the module's forward(), and call `{words}(...)` for it."
     moved = ""
     if method in METHODS:
         moved = f", and move `{method}` into the module's forward()" if method != "forward" else ""
@@ -104,6 +118,18 @@ def _fix(script: Script, call: ast.Call, words: str) -> str:
     return f"Call `{words}(...)` instead{moved}."
 
 
+_WHOLE_STEP = """\
+class Agent(nn.Module):
+    def update(self, states):
+        loss = self.net(states).mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+agent = DDP(Agent())
+for states in rollouts:
+    agent.module.update(states)  # !
+"""
 _TARGET_OF_ONE = """\
 import torch
 

@@ -237,6 +237,39 @@ def uses_no_parameters(script: Script, model: ast.expr, method: str) -> bool:
     return bool(classes) and all(_reads_settings_only(one, method) for one in classes)
 
 
+_REDUCES = re.compile(
+    r"all_?reduce|average_?grad|(?:sync|reduce)\w{0,20}_?grad|\.grad\b[^\n]{0,80}(?:reduce|average)", re.IGNORECASE
+)
+"""Words of modules that reduce gradients themselves."""
+
+
+def trains_in_method(script: Script, method: str) -> bool:
+    """Whether the only method of that name in the project has a step of training in it: ``loss.backward()`` and
+    ``step()`` for what it computes with its own layers. Its module reduces no gradients itself."""
+    texts = [script.text]
+    if script.modules is not None:
+        texts += [text for shown, text in script.modules.mentioning(f"def {method}(") if shown != script.path]
+    texts = [text for text in texts if f"def {method}(" in text]
+    found = [
+        (text, one)
+        for text in texts
+        for owner in ast.walk(_parsed(text))
+        if isinstance(owner, ast.ClassDef)
+        for one in owner.body
+        if isinstance(one, ast.FunctionDef) and one.name == method
+    ]
+    return len(texts) == len(found) == 1 and not _REDUCES.search(found[0][0]) and _has_step(found[0][1])
+
+
+def _has_step(function: ast.FunctionDef) -> bool:
+    called = [one.func for one in ast.walk(function) if isinstance(one, ast.Call)]
+    methods = {one.attr for one in called if isinstance(one, ast.Attribute)}
+    own = [one for one in called if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name)]
+    return {"backward", "step"} <= methods and any(
+        one.value.id == "self" for one in own if isinstance(one.value, ast.Name)
+    )
+
+
 def _classes(script: Script, name: str) -> Iterator[ast.ClassDef]:
     """The classes of the project that a dotted name may be, by the name of their module."""
     module, _, own = name.rpartition(".")
