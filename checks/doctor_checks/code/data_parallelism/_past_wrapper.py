@@ -48,7 +48,7 @@ def _trained_inside(script: Script, call: ast.Call, wraps: list[ast.Call]) -> st
     if not any(wrapper in _names_of(script, one) for one in wraps):
         return ""
     around = script.function_of(call) or script.tree
-    if _is_prepared(script, around, wrapper) or not trains_in_method(script, call.func.attr):
+    if not trains_in_method(script, call.func.attr) or _is_prepared(script, around, wrapper):
         return ""
     return wrapper
 

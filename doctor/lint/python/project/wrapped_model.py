@@ -246,10 +246,19 @@ _REDUCES = re.compile(
 def trains_in_method(script: Script, method: str) -> bool:
     """Whether the only method of that name in the project has a step of training in it: ``loss.backward()`` and
     ``step()`` for what it computes with its own layers. Its module reduces no gradients itself."""
-    texts = [script.text]
+    kept: dict[str, bool] = script.__dict__.setdefault("_trains_in_method", {})
+    if method not in kept:
+        kept[method] = _is_trained_in(script, method)
+    return kept[method]
+
+
+def _is_trained_in(script: Script, method: str) -> bool:
+    defined = f"def {method}("
+    texts = [script.text] if defined in script.text else []
     if script.modules is not None:
-        texts += [text for shown, text in script.modules.mentioning(f"def {method}(") if shown != script.path]
-    texts = [text for text in texts if f"def {method}(" in text]
+        texts += [text for shown, text in script.modules.mentioning(defined) if shown != script.path]
+    if len(texts) != 1 or ".backward(" not in texts[0]:
+        return False
     found = [
         (text, one)
         for text in texts
