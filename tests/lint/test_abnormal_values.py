@@ -146,3 +146,31 @@ def test_what_a_test_gives_for_ordinary_values(test, outcome):
     script = Script("train.py", _FLAGS.format(test=test))
     asked = list(script.all(ast.If))[-1]
     assert ordinary_outcome(script, asked.test) is outcome
+
+
+_LISTING = """\
+import torch
+
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x, y in loader():
+    loss = torch.nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "page", "found"),
+    [
+        ("docs/scripts/first_steps.py", "", ["info"]),
+        ("docs/scripts/first_steps.py", "python docs/scripts/first_steps.py\n", ["error"]),
+        ("src/first_steps.py", "", ["error"]),
+        ("documents/first_steps.py", "", ["error"]),
+    ],
+)
+def test_a_listing_of_documentation_has_no_errors(tmp_path, place, page, found):
+    book = Rulebook(tuple(one for one in builtin_rules() if one.id == "CODE042"))
+    files = {"pyproject.toml": "", "README.md": f"# A project\n\n```\n{page}```\n", place: _LISTING}
+    files["src/data.py"] = "def main():\n    print()\n\nif __name__ == '__main__':\n    main()\n"
+    assert [severity for _, severity in severities_in(tmp_path, files, book)] == found

@@ -80,6 +80,19 @@ def _has_own_file(script: Script, below: int) -> bool:
     return any(PurePath(one) == own for one in found)
 
 
+_OF_DOCUMENTATION = re.compile(r"^(?:docs?|documentation|doc[_-]?(?:src|source)|(?:doc[_-]?)?snippets)$", re.IGNORECASE)
+
+
+@per_script
+def is_of_documentation(script: Script) -> bool:
+    """Whether a script is in a folder of documentation: a listing for a page, as far as no command starts it."""
+    root = script.modules.root_of(script.location) if script.modules is not None and script.location else ""
+    place = PurePath(script.location)
+    if not root or not place.is_relative_to(root):
+        return False
+    return any(_OF_DOCUMENTATION.match(one) for one in place.parent.relative_to(root).parts)
+
+
 @per_script
 def is_old_copy(script: Script) -> bool:
     """Whether the name of a file says that it is kept for reference, and nothing in the project names it."""

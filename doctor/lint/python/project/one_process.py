@@ -23,6 +23,7 @@ from doctor.lint.python.project.failing_calls import (
 )
 from doctor.lint.python.project.imported_functions import may_be_imported
 from doctor.lint.python.project.left_defaults import has_no_rounds, outcome
+from doctor.lint.python.project.left_over import is_of_documentation
 from doctor.lint.python.project.never_used import cannot_run, fails_to_spawn, is_notebook_of_one_process
 from doctor.lint.python.project.settings.option_values import numbers_of
 from doctor.lint.python.project.settings.options import (
@@ -78,7 +79,7 @@ def as_placed(script: Script, rule: str, severity: Severity, violation: Violatio
     """The violation of a rule over scripts as its place deserves: ``None`` where it cannot happen, an info in preview
     where it needs more processes than the project starts, or shows to start, or an option that no start gives, and no
     error where the project calls nothing that reaches it, or shows no job of several ranks, or where only an abnormal
-    value leads to it.
+    value leads to it, or in a listing of documentation.
 
     ``severity``: of the rule."""
     if why := unreached(script, violation.place.line):
@@ -91,10 +92,17 @@ def as_placed(script: Script, rule: str, severity: Severity, violation: Violatio
         statements = (one for one in written if one.lineno == violation.place.line)
         is_left = any(never_runs(script, one, options=True) for one in statements)
         return replace(violation, severity=Severity.INFO, preview=True) if is_left else violation
-    if (violation.severity or severity) is Severity.ERROR and is_led_to_by_accident(script, violation.at):
-        violation = replace(violation, severity=Severity.WARNING)
+    if (violation.severity or severity) is Severity.ERROR:
+        violation = _in_doubt(script, violation, violation.at)
     placed = _as_started(script, rule, severity, violation, violation.at)
     return _as_shown(script, placed) if placed is not None and rule in OF_SEVERAL_RANKS else placed
+
+
+def _in_doubt(script: Script, violation: Violation, at: ast.AST) -> Violation:
+    """An error as a warning where only an abnormal value leads to it, and as an info in a listing of documentation."""
+    if is_of_documentation(script) and not shown_starts(script):
+        return replace(violation, severity=Severity.INFO)
+    return replace(violation, severity=Severity.WARNING) if is_led_to_by_accident(script, at) else violation
 
 
 def _as_shown(script: Script, violation: Violation) -> Violation:
