@@ -152,6 +152,14 @@ for batch in loader:
         torch.save({saved}, "batch.pt")
         {leave}
 """
+_EMBEDDINGS = """\
+import safetensors.torch
+
+train(model)
+learned_embeds = accelerator.{made}
+learned_embeds_dict = {{"token": learned_embeds.detach().cpu()}}
+safetensors.torch.save_file(learned_embeds_dict, "embeddings.safetensors")
+"""
 _CACHE = """\
 train(model)
 if {test}:
@@ -337,6 +345,16 @@ for batch in loader:
         ("CODE029", _RANKS.format(write='train(model)\ntorch.save(model, "last.pt")'), Severity.WARNING),
         ("CODE029", _RANKS.format(write=_FILLED.format(value="model.module.state_dict()")), Severity.WARNING),
         ("CODE029", _RANKS.format(write=_FILLED.format(value="model(batch)")), Severity.ERROR),
+        (
+            "CODE029",
+            _RANKS.format(write=_EMBEDDINGS.format(made="unwrap_model(net).get_input_embeddings().weight[3:9]")),
+            Severity.WARNING,
+        ),
+        (
+            "CODE029",
+            _RANKS.format(write=_EMBEDDINGS.format(made="unwrap_model(net)(batch).embeddings")),
+            Severity.ERROR,
+        ),
         (
             "CODE029",
             _RANKS.format(write=_CACHE.format(test='not os.path.exists("features.pt")', made="convert(examples)")),

@@ -110,7 +110,7 @@ def _report_once(results: Iterable[FileResult], asked: LintRequest) -> None:
 
 def _with_others(one: LocatedViolation, words: str, places: Sequence[str]) -> LocatedViolation:
     violation = one.violation
-    known = next((value for name, value in violation.evidence if name == "also"), ())
+    known = [one for name, value in violation.evidence if name == "also" and isinstance(value, list) for one in value]
     kept = tuple(entry for entry in violation.evidence if entry[0] != "also")
     summary, evidence = f"{violation.summary} ({words})", (*kept, ("also", [*known, *places]))
     return one._replace(violation=replace(violation, summary=summary, evidence=evidence))

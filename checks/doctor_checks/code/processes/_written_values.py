@@ -116,13 +116,28 @@ _KEEP = frozenset({"cpu", "to", "half", "float", "bfloat16", "clone", "items", "
 def _is_state(script: Script, saved: ast.expr, depth: int = 4) -> bool:
     """Whether a value is the state of a model or an optimizer, or has one among its entries, by what it is made of, and
     otherwise by its name: ``{"net": net.state_dict(), "epoch": epoch}``."""
-    if isinstance(saved, ast.Call) and last_name(saved.func) in _GIVE_STATES:
+    if isinstance(saved, ast.Call) and (last_name(saved.func) in _GIVE_STATES or _is_weight(script, saved)):
         return True
     parts = _made_of(script, saved)
     is_named = isinstance(saved, (ast.Name, ast.Attribute)) and _STATES.match(last_name(saved))
     if is_named and not any(isinstance(one, (ast.Dict, ast.DictComp)) for one in parts):
         return True
     return depth > 0 and any(_is_state(script, one, depth - 1) for one in parts)
+
+
+def _is_weight(script: Script, saved: ast.expr, depth: int = 3) -> bool:
+    """Whether a value is a part of a model whose wrapper is taken off, and of nothing that it computed:
+    ``accelerator.unwrap_model(encoder).get_input_embeddings().weight[first:].detach()``."""
+    inner = saved
+    while isinstance(inner, (ast.Attribute, ast.Subscript, ast.Call)):
+        bare = last_name(inner.func) if isinstance(inner, ast.Call) and not isinstance(inner.func, ast.Call) else ""
+        if bare in ("unwrap_model", "unwrap"):
+            return True
+        if isinstance(inner, ast.Call) and (inner.args or inner.keywords) and bare not in _KEEP:
+            return False
+        inner = inner.func if isinstance(inner, ast.Call) else inner.value
+    values = script.values_of(inner) if isinstance(inner, ast.Name) and depth else ()
+    return len(values) == 1 and values[0] is not inner and _is_weight(script, values[0], depth - 1)
 
 
 def _made_of(script: Script, saved: ast.expr) -> list[ast.expr]:
