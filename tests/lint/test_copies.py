@@ -274,3 +274,27 @@ def test_calls_of_one_method_past_the_wrapper_share_a_finding(tmp_path):
 def test_the_first_gpu_of_a_program_is_one_finding(tmp_path):
     files = {"a/train.py": FIRST_GPU, "b/train.py": FIRST_GPU, "other.py": FIRST_GPU.replace("model", "net")}
     assert places(tmp_path, files, "CODE002") == [("a/train.py", 6, 2), ("other.py", 6, 1)]
+
+
+GUARDED = """\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.distributed.init_process_group("nccl")
+model = DDP(build())
+for batch in loader:
+    loss = model(batch).{reduced}()
+    if {test}:
+        loss.backward()
+"""
+
+
+def test_the_same_guard_against_bad_losses_is_one_finding(tmp_path):
+    finite, small = "not torch.isnan(loss)", "loss.item() > 3"
+    files = {
+        "a.py": GUARDED.format(reduced="mean", test=finite),
+        "b.py": GUARDED.format(reduced="sum", test=finite),
+        "c.py": GUARDED.format(reduced="mean", test=small),
+        "d.py": GUARDED.format(reduced="sum", test=small),
+    }
+    assert places(tmp_path, files, "CODE008") == [("a.py", 9, 1), ("c.py", 9, 0), ("d.py", 9, 0)]

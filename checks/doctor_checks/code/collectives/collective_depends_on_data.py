@@ -174,6 +174,8 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
             step_at(script, statement, f"each rank evaluates this on {whose}: line {call.lineno} {how} it is true"),
             step_at(script, call, f"{word}: waits for all ranks"),
         ),
+        # Programs that guard the same call in the same way are copies of each other at this place.
+        once="" if ordinary_outcome(script, test) is None else f"{script.text_of(call.func)} {script.text_of(test)}",
     )
 
 
