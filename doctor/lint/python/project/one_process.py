@@ -92,9 +92,10 @@ def as_placed(script: Script, rule: str, severity: Severity, violation: Violatio
         statements = (one for one in written if one.lineno == violation.place.line)
         is_left = any(never_runs(script, one, options=True) for one in statements)
         return replace(violation, severity=Severity.INFO, preview=True) if is_left else violation
+    at = violation.at
     if (violation.severity or severity) is Severity.ERROR:
-        violation = _in_doubt(script, violation, violation.at)
-    placed = _as_started(script, rule, severity, violation, violation.at)
+        violation = _in_doubt(script, violation, at)
+    placed = _as_started(script, rule, severity, violation, at)
     return _as_shown(script, placed) if placed is not None and rule in OF_SEVERAL_RANKS else placed
 
 
