@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from doctor.lint.engine.registry import Rulebook, builtin_rules
-from doctor.lint.python.abnormal_values import ordinary_outcome
+from doctor.lint.python.project.abnormal_values import ordinary_outcome
 from doctor.lint.python.script import Script
 from tests.lint.linted import severities_in
 

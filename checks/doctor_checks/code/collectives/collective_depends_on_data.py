@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.engine.rule import LONGEST_SUMMARY
-from doctor.lint.python.abnormal_values import ordinary_outcome
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.divergent_conditions import disagreement
+from doctor.lint.python.project.abnormal_values import ordinary_outcome
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.script import FunctionNode, last_name, step_at
 from doctor.lint.python.training import gradients_reduced

@@ -11,7 +11,7 @@ from pathlib import PurePath
 
 from doctor.core.finding import Severity
 from doctor.lint.engine.rule import FlowStep, Violation
-from doctor.lint.python.abnormal_values import is_led_to_by_accident
+from doctor.lint.python.project.abnormal_values import is_led_to_by_accident
 from doctor.lint.python.project.before_group import is_apart_from_group
 from doctor.lint.python.project.earlier_branches import is_taken_before
 from doctor.lint.python.project.failing_calls import (
