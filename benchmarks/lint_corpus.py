@@ -44,6 +44,7 @@ Part: TypeAlias = Literal[
     "nineteenth",
     "twentieth",
     "twenty-first",
+    "twenty-second",
     "development",
 ]
 Half: TypeAlias = Literal["tuned", "held"] | Part
