@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ pytestmark = [
 ]
 EACH_STEP = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 STEP = ["data", "backward", "optimizer"]
+FIRST_COUNTED, COUNTED, MOST_CALLS = 20, 40, 19
+"""The batch from which calls are counted, batches, and functions of ours that are called in each of them, besides those
+that trace the first samples of a pass."""
 
 
 def _fit(folder: Path, *callbacks: Callback, model: Any = None, **options: Any) -> Any:
@@ -68,6 +72,27 @@ def test_a_trainer_calls_only_the_hooks_of_a_batch(model: Any, tmp_path: Path, m
     loops = (loop, loop.automatic_optimization, loop.manual_optimization)
     for owner in (trainer.strategy.precision_plugin, trainer._logger_connector, *loops):
         assert not replaced & {*vars(owner)}
+
+
+def test_a_step_calls_few_functions_of_ours(tmp_path: Path) -> None:
+    called: list[str] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        module = frame.f_globals.get("__name__", "")
+        if event == "call" and module.startswith("doctor.") and not module.endswith(".sample_trace"):
+            called.append(f"{module}.{frame.f_code.co_name}")
+
+    class Counting(BoringModel):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if batch_idx == FIRST_COUNTED:
+                sys.setprofile(note)
+
+        def on_train_end(self) -> None:
+            sys.setprofile(None)
+
+    _fit(tmp_path, DoctorCallback(), model=Counting(), limit_train_batches=FIRST_COUNTED + COUNTED)
+    each_step = {name: calls for name in {*called} if (calls := called.count(name)) >= COUNTED - 1}
+    assert sum(each_step.values()) <= MOST_CALLS * COUNTED, each_step
 
 
 def test_another_number_of_the_batch_keeps_the_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
