@@ -442,6 +442,7 @@ def test_a_model_is_described():
         "1.weight": ((4, 4), "float64"),
         "1.bias": ((4,), "float64"),
     }
+    assert [shape.name for shape in model.tensors if shape.frozen] == ["0.bias"]
 
 
 def _digest(*layers):
@@ -450,13 +451,14 @@ def _digest(*layers):
     return replica.model().digest
 
 
-def test_a_digest_knows_order_shape_and_type():
+def test_a_digest_knows_order_shape_type_and_what_is_frozen():
     digests = [
         _digest(nn.Linear(4, 4), nn.LayerNorm(4)),
         _digest(nn.LayerNorm(4), nn.Linear(4, 4)),
         _digest(nn.Linear(4, 5), nn.LayerNorm(4)),
         _digest(nn.Linear(4, 4).half(), nn.LayerNorm(4)),
         _digest(nn.Linear(4, 4)),
+        _digest(nn.Linear(4, 4).requires_grad_(False)),
     ]
     assert len(set(digests)) == len(digests)
     assert _digest(nn.Linear(4, 4), nn.LayerNorm(4)) == digests[0]

@@ -542,19 +542,20 @@ class RunMemoryFacts(WatchedSection, frozen=True, kw_only=True):
     estimate_error: float | None = None
 
 
-class TensorShape(msgspec.Struct, frozen=True, gc=False):
-    """A parameter of a model."""
+class TensorShape(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A parameter of a model. ``frozen``: it needs no gradient."""
 
     name: str
     shape: tuple[int, ...]
     type: str
+    frozen: bool = False
 
 
 class ModelFacts(WatchedSection, frozen=True, kw_only=True):
-    """The model as it is wrapped. ``parameters``: total number of elements; ``digest`` of all names, shapes and types
-    in order; ``tensors``: the first of them. ``replicated``: all data-parallel ranks hold the same values (DDP, not
-    FSDP). ``initial``: checksum of the values before the first step; ``broadcast``: the wrapper synchronizes the
-    values itself."""
+    """The model as it is wrapped. ``parameters``: total number of elements; ``digest`` of all names, shapes, types
+    and frozen parameters in order; ``tensors``: the first of them. ``replicated``: all data-parallel ranks hold the
+    same values (DDP, not FSDP). ``initial``: checksum of the values before the first step; ``broadcast``: the wrapper
+    synchronizes the values itself."""
 
     key: ClassVar[str] = "model"
 

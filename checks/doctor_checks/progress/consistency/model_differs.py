@@ -30,6 +30,7 @@ from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, logged, running
 USUAL = (TensorShape("layer.weight", (10, 32), "float32"), TensorShape("layer.bias", (10,), "float32"))
 WIDE = (TensorShape("layer.weight", (12, 32), "float32"), TensorShape("layer.bias", (12,), "float32"))
 SWAPPED = (TensorShape("layer.bias", (10,), "float32"), TensorShape("layer.weight", (10, 32), "float32"))
+FROZEN = (USUAL[0], TensorShape("layer.bias", (10,), "float32", frozen=True))
 HALF = (TensorShape("layer.weight", (10, 32), "bfloat16"), TensorShape("layer.bias", (10,), "bfloat16"))
 
 
@@ -146,6 +147,7 @@ def _not_received(job: Job, group: EventGroup) -> Finding:
         Fails("a wider layer on one rank", _other(WIDE, 3, parameters=396), ranks=(3,)),
         Fails("another order", _other(SWAPPED, 1), ranks=(1,)),
         Fails("another type", _other(HALF, 0), ranks=(0,)),
+        Fails("a parameter frozen on one rank", _other(FROZEN, 2), ranks=(2,)),
         Fails("one tensor more", _other((*USUAL, TensorShape("head", (2,), "float32")), 2), ranks=(2,)),
         Fails("one tensor less", _other(USUAL[:1], 2), ranks=(2,)),
         Fails("two ranks, two models", _other(WIDE, 1, hosts=1, parameters=396), ranks=(0, 1)),
@@ -158,7 +160,8 @@ def _not_received(job: Job, group: EventGroup) -> Finding:
     ),
 )
 def model_differs(job: Job) -> Iterator[Verdict]:
-    """Ask whether all ranks wrap the same model: the same parameters in the same order, shapes and types.
+    """Ask whether all ranks wrap the same model: the same parameters in the same order, shapes and types, and the same
+    of them frozen.
 
     Why it hurts: DDP fails when it wraps the model, or it averages gradients of different tensors.
     Fix: Build the model from the same configuration on every rank.
@@ -203,11 +206,12 @@ def _finding(job: Job, found: MajoritySplit, group: Group[str]) -> Finding:
 
 
 def _effect(common: ModelFacts, other: ModelFacts) -> str:
-    """DDP compares numbers and shapes of tensors (``verify_params_across_processes`` in torch's reducer.cpp)."""
+    """DDP compares numbers and shapes of tensors that need a gradient (``verify_params_across_processes`` in torch's
+    reducer.cpp)."""
     if other.count != common.count or other.parameters != common.parameters:
         return _AT_STARTUP
     pairs = tuple(zip(common.tensors, other.tensors, strict=False))
-    if any(usual.shape != own.shape for usual, own in pairs):
+    if any(usual.shape != own.shape or usual.frozen != own.frozen for usual, own in pairs):
         return _AT_STARTUP
     if any(usual.type != own.type for usual, own in pairs):
         return (
@@ -225,6 +229,8 @@ def _difference(common: ModelFacts, other: ModelFacts) -> str:
     for position, (usual, own) in enumerate(zip_longest(common.tensors, other.tensors)):
         if usual != own:
             if usual and own and usual.name == own.name:
+                if _is_alike(usual, own):
+                    return f"{own.name} is {'frozen' if own.frozen else 'not frozen'}"
                 if usual.shape == own.shape:
                     return f"{own.name} is {own.type}, not {usual.type}"
                 if usual.type == own.type:
@@ -236,6 +242,10 @@ def _difference(common: ModelFacts, other: ModelFacts) -> str:
     if other.count != common.count:
         return f"{other.count:,} tensors instead of {common.count:,}"
     return f"{other.parameters:,} parameters instead of {common.parameters:,}"
+
+
+def _is_alike(usual: TensorShape, own: TensorShape) -> bool:
+    return (usual.shape, usual.type) == (own.shape, own.type)
 
 
 def _kind(tensor: TensorShape) -> str:
@@ -254,6 +264,9 @@ def _fix(job: Job, common: ModelFacts, other: ModelFacts, who: str) -> str:
         return f"Create {extra.name if extra else ''} {where}, and build the model from the same configuration."
     if usual.name != own.name:
         return f"Create the layers in the same order on {who} as on the other ranks: {own.name} comes too early."
+    if _is_alike(usual, own):
+        state = "require no gradient" if usual.frozen else "require a gradient"
+        return f"Let {own.name} {state} on {who}, as on the other ranks, before the model is wrapped."
     if usual.shape == own.shape:
         return f"Convert the model to {usual.type} on {who}, as on the other ranks, before it is wrapped."
     return _fix_of_shape(job, usual.name)

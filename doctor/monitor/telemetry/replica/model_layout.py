@@ -23,7 +23,7 @@ def describe_model(module: torch.nn.Module, replicated: bool | None, broadcast: 
     """Describe the model.
 
     If a parameter is visibly a shard, ``replicated`` is ``False`` whatever was passed, and shapes, which differ between
-    healthy ranks (FSDP1 with its original parameters), are not in the digest.
+    healthy ranks (FSDP1 with its original parameters), and what is frozen are not in the digest.
     """
     named = list(module.named_parameters())
     shapes = [_shape_of(name, parameter) for name, parameter in named]
@@ -31,7 +31,7 @@ def describe_model(module: torch.nn.Module, replicated: bool | None, broadcast: 
     sharded = _is_sharded(module, named)
     digest = hashlib.blake2b(digest_size=8)
     for one in shapes:
-        row = (one.name, one.type) if sharded else (one.name, one.shape, one.type)
+        row = (one.name, one.type) if sharded else (one.name, one.shape, one.type, *(["frozen"] if one.frozen else []))
         digest.update(f"{row}\n".encode("utf-8", "surrogatepass"))
     return ModelFacts(
         name=type(module).__name__,
@@ -48,7 +48,8 @@ def describe_model(module: torch.nn.Module, replicated: bool | None, broadcast: 
 def _shape_of(name: str, parameter: Any) -> TensorShape:
     if _is_lazy(parameter):
         return TensorShape(name, (), "uninitialized")
-    return TensorShape(name, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
+    dtype = str(parameter.dtype).removeprefix("torch.")
+    return TensorShape(name, tuple(parameter.shape), dtype, not parameter.requires_grad)
 
 
 def _is_sharded(module: torch.nn.Module, named: list[Named]) -> bool:
