@@ -134,6 +134,18 @@ class Endless:
             if self.stop:
                 return
 
+    def rates_orders(self):
+        """Find the best order in an expression, of what has a name."""
+        orders = itertools.permutations(range(12))
+        return min(sum(map(self.distance, order, order[1:])) for order in orders if not self.stop)
+
+    def numbers_orders(self):
+        """Count the orders while they are rated."""
+        for number, order in enumerate(itertools.permutations(range(12))):
+            self.best = min(number, sum(map(self.distance, order, order[1:])))
+            if self.stop:
+                return
+
     def recurs(self, depth=40):
         """Call itself twice."""
         return 1 if depth < 2 or self.stop else self.recurs(depth - 1) + self.recurs(depth - 2)
@@ -256,7 +268,9 @@ def test_a_loop_whose_calls_are_all_known(work):
     assert longest(work) > 2.0
 
 
-@pytest.mark.parametrize("work", ["searches", "tries_orders", "recurs", "counts_paths"])
+@pytest.mark.parametrize(
+    "work", ["searches", "tries_orders", "rates_orders", "numbers_orders", "recurs", "counts_paths"]
+)
 def test_a_search_in_several_functions(work, monkeypatch):
     monkeypatch.setattr(searches, "LONG_SEARCH", 2.0)
     assert longest(work, kind=searches.SearchClock) > 2.0

@@ -169,8 +169,9 @@ def _comprehensions_at(tree: ast.Module, line: int) -> Iterator[Loop]:
     kinds = (ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
     for node in ast.walk(tree):
         if isinstance(node, kinds) and node.lineno <= line <= (node.end_lineno or node.lineno):
-            for one in node.generators:
-                yield ast.For(one.target, one.iter, [], [], lineno=one.iter.lineno, col_offset=0)
+            for at, one in enumerate(node.generators):
+                iterable = one.iter if at else ast.Name(".0")  # which Python evaluates before
+                yield ast.For(one.target, iterable, [], [], lineno=one.iter.lineno, col_offset=0)
 
 
 def _of_loops(frame: FrameType, loops: Sequence[Loop]) -> Search | None:
@@ -222,11 +223,25 @@ def _of_loop(loop: Loop, names: Mapping[str, Any]) -> Search | None:
         size, turn = next((_size(names[one]) for one in sorted(worked_off) if one in names), (None, None))
         test = textwrap.shorten(ast.unparse(loop.test), _LONGEST, placeholder=" …")
         return Search(f"`while {test}`", size, turn=turn)
-    iterated = loop.iter.func if isinstance(loop.iter, ast.Call) else None
-    if iterated is not None and _value(iterated, names) in _COMBINATIONS:
-        value = names.get(loop.target.id) if isinstance(loop.target, ast.Name) else None
-        return Search(f"over `{ast.unparse(iterated)}()`", turn=tuple(map(id, value)) if type(value) is tuple else None)
-    return None
+    if not (kind := _combinations_in(loop.iter, names)):
+        return None
+    targets = [names.get(one.id) for one in ast.walk(loop.target) if isinstance(one, ast.Name)]
+    turn = next((tuple(map(id, one)) for one in targets if type(one) is tuple), None)
+    return Search(f"over `itertools.{kind}()`", turn=turn)
+
+
+def _combinations_in(iterable: ast.expr, names: Mapping[str, Any]) -> str:
+    """Return the class of :mod:`itertools` that a loop goes through, also by another name or within ``enumerate()``;
+    empty for other iterables."""
+    if isinstance(iterable, ast.Name):
+        made = type(names.get(iterable.id))
+        return made.__name__ if made in _COMBINATIONS else ""
+    if not isinstance(iterable, ast.Call):
+        return ""
+    called = _value(iterable.func, names)
+    if called in _COMBINATIONS:
+        return str(called.__name__)
+    return _combinations_in(iterable.args[0], names) if called is enumerate and iterable.args else ""
 
 
 def _calls_in(loop: ast.While) -> Iterator[tuple[str, str]]:
