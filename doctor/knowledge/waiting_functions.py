@@ -49,6 +49,7 @@ def _rows(path: str, functions: str, operation: str = "") -> WaitingFunctions:
 
 _GATHER, _SCATTER, _TRANSFER = "all_gather_into_tensor", "reduce_scatter_tensor", "batch_isend_irecv"
 _C10D = "torch/distributed/distributed_c10d.py"
+_RPC = "torch/distributed/rpc/"
 _DDP, _ZERO = "torch/nn/parallel/distributed.py", "deepspeed/runtime/zero/"
 _MEGATRON = "megatron/core/"
 _PIPELINE = f"{_MEGATRON}pipeline_parallel/"
@@ -69,6 +70,13 @@ _ROWS = (
     WaitingFunctions(
         "torch/distributed/elastic/utils/store.py", ("barrier", "synchronize", "get_all"), polls=True, recorded=False
     ),
+    # init_rpc makes a Gloo group of its own over a store, and then gathers the devices of all workers.
+    WaitingFunctions(
+        f"{_RPC}__init__.py", ("init_rpc", "_init_rpc_backend"), "rpc.init_rpc", polls=True, recorded=False
+    ),
+    WaitingFunctions(f"{_RPC}backend_registry.py", operation="rpc.init_rpc", polls=True, recorded=False),
+    WaitingFunctions(f"{_RPC}api.py", ("shutdown", "_wait_all_workers"), "rpc.shutdown", recorded=False),
+    WaitingFunctions(f"{_RPC}api.py", ("_all_gather", "_barrier"), recorded=False),
     WaitingFunctions("torch/distributed/nn/functional.py"),
     WaitingFunctions("torch/distributed/_functional_collectives.py"),
     _rows("torch/distributed/utils.py", "_verify_param_shape_across_processes", "all_gather"),
