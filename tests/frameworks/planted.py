@@ -6,15 +6,10 @@ ranks and steps that the play does not name.
 """
 
 import contextlib
-import ctypes
-import fcntl
-import gc
 import math
 import os
 import random
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
@@ -25,65 +20,39 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import blunders
-import defects
-import disturbances
-import failures
-import lapses
-import missteps
-import oversights
-import pitfalls
-import slips
-from accidents import EVERY_STEP, IN_TENTH_STEPS, STRIKE_ON, STRIKE_ONCE, Accidents
-from blunders import Blunders
-from defects import Defects
-from disturbances import Disturbances
-from failures import Failures
-from lapses import Lapses
-from mishaps import ON, ON_ALL, ONCE, Mishaps
-from missteps import Missteps
-from oversights import Oversights
-from pitfalls import Pitfalls
-from slips import Slips
-from stumbles import Stumbles
+
+import moments
+from child_processes import ChildProcesses
+from crashes import Crashes
+from diverging_ranks import DivergingRanks
+from healthy_plays import HealthyPlays
+from loops_and_locks import LoopsAndLocks
+from mismatched_collectives import MismatchedCollectives
+from moments import LONG
+from outside_loop import OutsideLoop
+from services_and_files import ServicesAndFiles
+from stragglers import Stragglers
 
 WIDTH, BATCH = 8, 4
-LONG = 1000.0
-"""Seconds that no play waits for."""
-BETWEEN_STEPS = (
-    "lock", "socket", "queue", "retry", "sigstop", "sigkill", "exit", "evaluate", "barrier", "drift", "rate",
-    "checkpoint_stuck", "segfault", "abort", "gil", "flock", "child", "send", "momentum", "decay", "fifo",
-    *STRIKE_ONCE, *ONCE, *slips.STRIKE_ONCE, *lapses.STRIKE_ONCE, *blunders.STRIKE_ONCE,
-    *oversights.STRIKE_ONCE, *missteps.STRIKE_ONCE, *pitfalls.STRIKE_ONCE, *defects.STRIKE_ONCE,
-    *failures.STRIKE_ONCE, *disturbances.STRIKE_ONCE,
-)  # fmt: skip
-"""Plants that strike once, after the step ``at``."""
-FROM_THEN_ON = (
-    "straggle_sleep", "straggle_compute", "rare", "collect", "checkpoint_slow", "leak", "threads", *STRIKE_ON, *ON,
-    *slips.STRIKE_ON, *lapses.STRIKE_ON, *blunders.STRIKE_ON, *oversights.STRIKE_ON,
-    *missteps.STRIKE_ON, *pitfalls.STRIKE_ON, *defects.STRIKE_ON, *failures.STRIKE_ON,
-    *disturbances.STRIKE_ON,
-)  # fmt: skip
-"""Plants that strike after each step from ``at`` on."""
-ON_EVERY_STEP = (
-    *EVERY_STEP, *ON_ALL, *slips.EVERY_STEP, *lapses.EVERY_STEP, *blunders.EVERY_STEP, *oversights.EVERY_STEP,
-    *missteps.EVERY_STEP, *pitfalls.EVERY_STEP, *defects.EVERY_STEP, *failures.EVERY_STEP,
-    *disturbances.EVERY_STEP,
-)  # fmt: skip
-"""What every rank does after each step."""
-IN_LOSS = (
-    *lapses.IN_LOSS, *blunders.IN_LOSS, *oversights.IN_LOSS, *pitfalls.IN_LOSS, *defects.IN_LOSS, *failures.IN_LOSS,
-    *disturbances.IN_LOSS,
-)  # fmt: skip
-"""What changes the loss of one step."""
-IN_ROW = (*missteps.IN_ROW, *pitfalls.IN_ROW, *defects.IN_ROW, *failures.IN_ROW, *disturbances.IN_ROW)
-"""What changes a row that was read."""
+IN_TENTH_STEPS = ("skip", "other_collective", "shape", "metric", "dtype", "wrong_source")
+"""Plants in a collective of the user in every tenth step."""
+ON_FIRST_RANK = ("prepares_barrier", "prepares_data")
+"""What the first rank does in ``prepare_data`` of Lightning."""
+LOADERS = ("filters_rows", "deals_files", "ramps_batch")
+"""Plays with a loader of their own."""
 
 
 class Plant(
-    Accidents, Mishaps, Slips, Lapses, Blunders, Oversights, Missteps, Pitfalls, Defects, Failures, Disturbances,
-    Stumbles,
-):  # fmt: skip
+    MismatchedCollectives,
+    LoopsAndLocks,
+    ChildProcesses,
+    ServicesAndFiles,
+    Crashes,
+    DivergingRanks,
+    Stragglers,
+    HealthyPlays,
+    OutsideLoop,
+):
     """The play of one rank."""
 
     def __init__(self, folder, play):
@@ -135,7 +104,7 @@ class Plant(
                 self.note()
                 self.lock_of_log.acquire()  # a thread held it when this worker was forked
         row = self.prepared(torch.full((WIDTH,), math.sin(self.each_row(index))))
-        if self.name in IN_ROW:
+        if self.name in moments.IN_ROW:
             return getattr(self, self.name)(row)
         return row
 
@@ -224,7 +193,7 @@ class Plant(
         if self.name == "slow_first" and self.passes == 1:
             seconds = 10.0 + 2.0 * self.rank
         time.sleep(seconds)
-        if self.name in (*slips.IN_MODEL, *blunders.IN_MODEL, *missteps.IN_MODEL, *pitfalls.IN_MODEL):
+        if self.name in moments.IN_MODEL:
             getattr(self, self.name)()
         if self.strikes("forward_sleep"):
             self.note()
@@ -265,7 +234,7 @@ class Plant(
         if self.strikes("grad_nan"):
             self.note()
             return loss + 0 * torch.sqrt(loss * 0)  # the loss is finite, its derivative is not
-        if self.strikes(*IN_LOSS):
+        if self.strikes(*moments.IN_LOSS):
             self.note()
             return getattr(self, self.name)(loss)
         return self.gathers_features(self.carries(self.unrolls(loss)))
@@ -318,14 +287,14 @@ class Plant(
             self.lock_of_log.release()
         if self.name == "loads_other" and self.step == 5:
             self.kept = [one.detach().clone() for one in model.parameters()]
-        if self.name in ON_EVERY_STEP:
+        if self.name in moments.EVERY_STEP:
             getattr(self, self.name)(model)
         if self.name in IN_TENTH_STEPS and self.step % 10 == 0:
             self.metric()
-        if self.name in BETWEEN_STEPS and self.strikes(self.name):
+        if self.name in moments.ONCE and self.strikes(self.name):
             self.note()
             getattr(self, self.name)(model)
-        if self.name in FROM_THEN_ON and self.here and self.step >= self.at:
+        if self.name in moments.FROM_THEN_ON and self.here and self.step >= self.at:
             self.note()
             getattr(self, self.name)(model)
         if self.name == "logs":
@@ -383,153 +352,6 @@ class Plant(
         if self.name == "interrupt":
             time.sleep(LONG)
 
-    # Plants that strike once.
-
-    def lock(self, model):
-        """Take a lock that a thread holds."""
-        lock = threading.Lock()
-        lock.acquire()
-        lock.acquire()
-
-    def queue(self, model):
-        """Wait for a thread that has ended."""
-        import queue
-
-        queue.Queue().get()
-
-    def socket(self, model):
-        """Read from a server that does not answer."""
-        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
-            client.recv(1)
-
-    def retry(self, model):
-        """Try forever what fails each time."""
-        while True:
-            with contextlib.suppress(OSError):
-                (self.folder / "never" / "there").read_text()
-            time.sleep(0.5)
-
-    def sigstop(self, model):
-        """Be stopped by a signal."""
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-    def sigkill(self, model):
-        """Be killed, as by the kernel."""
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def exit(self, model):
-        """End without an error."""
-        sys.exit(0)
-
-    def evaluate(self, model):
-        """Evaluate on this rank only."""
-        self.evaluates(model, LONG)
-
-    def barrier(self, model):
-        """Join a barrier that the others do not join."""
-        dist.barrier()
-
-    def drift(self, model):
-        """Change a parameter."""
-        with torch.no_grad():
-            local(next(model.parameters())).add_(0.01)
-
-    def rate(self, model):
-        """Change the learning rate."""
-        for group in self.optimizer.param_groups:
-            group["lr"] *= 5
-
-    def checkpoint_stuck(self, model):
-        """Write a checkpoint to a pipe that nobody reads."""
-        ends = os.pipe()
-        with os.fdopen(ends[1], "wb") as file:
-            torch.save(torch.zeros(1 << 18), file)
-
-    def segfault(self, model):
-        """Read where nothing is, as native code with a fault."""
-        ctypes.string_at(0)
-
-    def abort(self, model):
-        """Abort, as native code that can't continue."""
-        os.abort()
-
-    def gil(self, model):
-        """Call native code that keeps the interpreter's lock."""
-        ctypes.PyDLL(None).sleep(int(LONG))
-
-    def flock(self, model):
-        """Wait for a lock on a file that another process holds."""
-        path = self.folder / "lock"
-        holder = "import fcntl, sys, time; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); "
-        holder += "print(flush=True); time.sleep(1000)"
-        with subprocess.Popen(
-            [sys.executable, "-S", "-c", holder, str(path)], stdout=subprocess.PIPE, start_new_session=True
-        ) as other, path.open("a") as file:  # fmt: skip
-            other.stdout.readline()
-            fcntl.flock(file, fcntl.LOCK_EX)
-
-    def child(self, model):
-        """Wait for a command that does not end."""
-        subprocess.run(["sleep", str(int(LONG))], check=True)
-
-    def send(self, model):
-        """Send to a rank that does not receive."""
-        dist.send(torch.ones(1 << 22), dst=0)
-
-    def momentum(self, model):
-        """Change the momentum."""
-        for group in self.optimizer.param_groups:
-            group["momentum"] = 0.5
-
-    def decay(self, model):
-        """Change the weight decay."""
-        for group in self.optimizer.param_groups:
-            group["weight_decay"] = 0.3
-
-    def fifo(self, model):
-        """Open a named pipe that nobody writes to."""
-        os.mkfifo(self.folder / "pipe")
-        (self.folder / "pipe").read_bytes()
-
-    # Plants that strike in each step.
-
-    def straggle_sleep(self, model):
-        """Sleep."""
-        time.sleep(0.06)
-
-    def straggle_compute(self, model):
-        """Compute in Python."""
-        until = time.thread_time() + 0.05
-        while time.thread_time() < until:
-            sum(range(1000))
-
-    def rare(self, model):
-        """Sleep long, in every twenty-fifth step."""
-        if self.step % 25 == 0:
-            time.sleep(2.5)
-
-    def collect(self, model):
-        """Make the garbage collector walk through many objects in every fifth step."""
-        if not self.kept:
-            self.kept = [[number] for number in range(2_000_000)]
-        if self.step % 5 == 0:
-            gc.collect()
-
-    def checkpoint_slow(self, model):
-        """Save for 1.5 seconds in every twentieth step."""
-        if self.step % 20 == 0:
-            self.saves(model, 1.5)
-
-    def threads(self, model):
-        """Compute in Python in six threads beside the training."""
-        while len(self.kept) < 6:
-            self.kept.append(threading.Thread(target=compute_forever, daemon=True))
-            self.kept[-1].start()
-
-    def leak(self, model):
-        """Keep two MiB."""
-        self.kept.append(bytearray(os.urandom(1 << 10)) * (2 << 10))
-
     # Work.
 
     def evaluates(self, model, seconds):
@@ -577,15 +399,3 @@ class SlowFile:
         """The part is complete."""
         self.waited = False
         self.file.flush()
-
-
-def compute_forever():
-    """Keep a processor and the interpreter's lock busy."""
-    while True:
-        sum(range(1000))
-
-
-def local(parameter):
-    """What this rank holds of a parameter."""
-    held = getattr(parameter, "_local_tensor", parameter)
-    return held.data

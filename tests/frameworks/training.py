@@ -16,11 +16,8 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import disturbances
-from lapses import RepeatAugSampler, Scaled
-from oversights import Epoch, Repeated, TokenBatches
-from pitfalls import ON_FIRST_RANK
-from planted import BATCH, WIDTH, Plant
+from planted import BATCH, LOADERS, ON_FIRST_RANK, WIDTH, Plant
+from sampled_data import Epoch, RepeatAugSampler, Repeated, Scaled, TokenBatches
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import (
@@ -103,7 +100,7 @@ def loader_of(plant, collate=None):
     """A loader of this rank's part of the rows; those with another number of batches have rows of their own."""
     options = {"collate_fn": collate or plant.collate, "num_workers": plant.workers, "timeout": plant.patience}
     batches = plant.batches()
-    if plant.name in disturbances.LOADERS:
+    if plant.name in LOADERS:
         return plant.loader_of_own(Rows, options)
     if plant.name == "empty_shard":
         return DataLoader(Epoch(Repeated(plant), batches * BATCH), BATCH, **options)
@@ -486,7 +483,7 @@ def transformers(plant):
         dataloader_drop_last=plant.name == "drop_last",
         optim="sgd" if plant.name == "other_optimizer" and plant.here else "adamw_torch",
     )  # fmt: skip
-    if plant.name == "stumbles":
+    if plant.name == "outside_loop":
         print(f"training on {arguments.device}")
     plant.reaches("before_model")
     if plant.name == "resumes":

@@ -1,6 +1,6 @@
 """Further plants of ``planted.py``: before the model is wrapped, and after the loop.
 
-A play of the plant ``stumbles`` has a place and an act: at the place, the ranks of the play do what ``act`` names,
+A play of the plant ``outside_loop`` has a place and an act: at the place, the ranks of the play do what ``act`` names,
 while the others wait for them in a barrier.
 """
 
@@ -12,18 +12,18 @@ import threading
 import time
 
 import torch.distributed as dist
+from moments import LONG
 
-LONG = 1000.0
 PLACES = ("before_group", "before_model", "after_loop", "at_exit")
 """Before the process group; after it and before the model; after the last epoch; after the program."""
 
 
-class Stumbles:
+class OutsideLoop:
     """Plants outside of the loop, as of :class:`planted.Plant`."""
 
     def reaches(self, place):
         """Do what the play has at this place."""
-        if self.name != "stumbles" or self.play["place"] != place:
+        if self.name != "outside_loop" or self.play["place"] != place:
             return
         if self.here:
             time.sleep(self.play.get("after", 0.5))
