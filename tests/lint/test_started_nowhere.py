@@ -187,9 +187,13 @@ L.Trainer(devices=4).fit(Net())
     ("hook", "more", "severity"),
     [
         ("validation_step", "", "info"),
-        ("training_step", "", "error"),
+        ("training_step", "", "warning"),
         ("validation_step", "class Other:\n    def validation_step(self, batch):\n        self.score(batch)\n", "info"),
-        ("validation_step", "class Other:\n    def training_step(self, batch):\n        self.score(batch)\n", "error"),
+        (
+            "validation_step",
+            "class Other:\n    def training_step(self, batch):\n        self.score(batch)\n",
+            "warning",
+        ),
     ],
 )
 def test_a_log_call_that_only_validation_steps_reach_adds_up(tmp_path, hook, more, severity):

@@ -81,6 +81,14 @@ class EnvironmentSource:
         found = (one for text in known.pages for one in _LISTS_TORCH.finditer(text))
         return next((one["listed"] or one["tested"] or one["badge"] for one in found), "")
 
+    @property
+    def permitted_torch(self) -> tuple[str, str]:
+        """The oldest and the newest torch that the project permits; empty where it states none."""
+        known, newest = self.releases, self.stated_torch
+        if not isinstance(known, Releases):
+            return "", newest
+        return known.oldest("torch"), newest or (known.get("torch", "") if known.is_certain("torch") else "")
+
 
 @dataclass(frozen=True)
 class Launch:

@@ -6,6 +6,7 @@ Nothing is imported or run. Unresolved expressions have no name, and rules ignor
 from __future__ import annotations
 
 import ast
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -586,6 +587,15 @@ def parsed(text: str) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(text)
+
+
+def module_of(modules: ProjectModules, shown: str, text: str) -> Script:
+    """Another module of a project, with its path as shown.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError, MemoryError: it is not Python of this interpreter.
+    """
+    return Script(shown, text, modules=modules, location=os.path.abspath(shown))  # noqa: PTH100 - links are kept
 
 
 def is_python(text: str) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import LOADERS
-from doctor.lint.python.script import FunctionNode, last_name
+from doctor.lint.python.script import FunctionNode, last_name, module_of
 from doctor.lint.python.training import hooks, several_ranks
 from doctor.testing.script_cases import fails, passes
 
@@ -185,10 +184,7 @@ def _datasets_return_samples(script: Script) -> bool:
     if not near or len(near) > _MOST_MODULES:
         return False
     try:
-        datasets = [
-            Script(shown, text, modules=modules, location=os.path.abspath(shown))  # noqa: PTH100 - as given
-            for shown, text in near
-        ]
+        datasets = [module_of(modules, shown, text) for shown, text in near]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return _all_return_samples(datasets)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from doctor.api import FileFails, FilePasses, Script, Severity, Violation, is_older, rule
 from doctor.knowledge.variable_values import effective as effective_value
-from doctor.lint.engine.releases import Releases
 from doctor.lint.launch.launch_file import EnvironmentSource, LaunchFile
 from doctor.lint.launch.process_launches import joins_no_group
 from doctor.lint.python.project.starts.other_accelerators import uses_no_nccl
@@ -147,9 +146,6 @@ def _captures(file: EnvironmentSource) -> bool:
 
 def _unhandled(file: EnvironmentSource) -> tuple[str, bool]:
     """What follows from errors that are not handled, with the releases of torch that the project permits."""
-    known, newest, oldest = file.releases, file.stated_torch, ""
-    if isinstance(known, Releases):
-        oldest = known.oldest("torch")
-        newest = newest or (known.get("torch", "") if known.is_certain("torch") else "")
+    oldest, newest = file.permitted_torch
     is_off = any(one.name in _MONITORS and one.value == "0" for one in file.settings)
     return unhandled(newest, oldest=oldest, is_monitored=not is_off)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 from collections.abc import Iterator
 
 from doctor.lint.python.project.imported_functions import called_function
 from doctor.lint.python.rank_branches import BLOCKS, statements_before
-from doctor.lint.python.script import FunctionNode, Script, last_name
+from doctor.lint.python.script import FunctionNode, Script, last_name, module_of
 from doctor.lint.python.single_rank import excludes, ways_to
 from doctor.lint.python.training import FABRIC, MADE_FOR_RANKS, TRAINER, calls_of, several_ranks
 
@@ -172,7 +171,7 @@ def _methods(script: Script, call: ast.Call) -> Iterator[tuple[Script, FunctionN
         if not shown.endswith(".py"):
             continue
         try:
-            other = Script(shown, text, modules=modules, location=os.path.abspath(shown))  # noqa: PTH100 - as given to be linted
+            other = module_of(modules, shown, text)
         except (SyntaxError, ValueError, RecursionError):
             continue
         for one in other.all(ast.FunctionDef):

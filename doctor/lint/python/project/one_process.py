@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -54,7 +53,7 @@ from doctor.lint.python.rank_branches import (
     statements_before,
     stops_several,
 )
-from doctor.lint.python.script import FunctionNode, Script, per_script
+from doctor.lint.python.script import FunctionNode, Script, module_of, per_script
 from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, SAMPLER, TRAINER, is_one_in_all_calls, several_ranks
 
 OF_SEVERAL_RANKS = frozenset(
@@ -229,7 +228,7 @@ def _uses_in_vain(script: Script, shown: str, name: str, depth: int, *, options:
         return False
     text = _COMMENT.sub("", modules.text_at(shown))
     try:
-        other = Script(shown, text, modules=modules, location=os.path.abspath(shown))  # noqa: PTH100 - as given
+        other = module_of(modules, shown, text)
     except (SyntaxError, ValueError, RecursionError):
         return False
     uses: list[ast.expr] = [one for one in other.all(ast.Name) if one.id == name]
