@@ -417,7 +417,7 @@ def _option_in(script: Script, made: ast.expr) -> ast.Attribute | None:
 
 
 def _is_bare_name(script: Script, call: ast.Call) -> bool:
-    """Whether the path is the name of a file of another folder than the current one, without the folder, so that the
+    """Whether the path is the name of a file that is not in the current folder, without its folder, so that the
     call fails with a FileNotFoundError: ``for name in os.listdir(folder): torch.load(name)``."""
     path = call.args[0] if call.args else None
     scope = script.scope_of(path, path.id) if isinstance(path, ast.Name) else None
