@@ -160,15 +160,19 @@ def _loops_of(frame: FrameType) -> list[Loop] | None:
     if tree is None:
         return [] if not is_user_code(frame.f_code.co_filename) else None
     if frame.f_code.co_name.startswith("<") and frame.f_code.co_name != "<module>":
-        return [*_comprehensions_at(tree, line_of(frame))]
+        return [*_loops_of_comprehension(tree, frame)]
     return loops_around(tree, line_of(frame))
 
 
-def _comprehensions_at(tree: ast.Module, line: int) -> Iterator[Loop]:
-    """Yield the clauses of the comprehension at a line as loops."""
-    kinds = (ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
+def _loops_of_comprehension(tree: ast.Module, frame: FrameType) -> Iterator[Loop]:
+    """Yield the clauses of the comprehension that a frame runs as loops. Others on its line have other variables."""
+    kinds, line = (ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp), line_of(frame)
+    own = {*frame.f_code.co_varnames, *frame.f_code.co_cellvars}
     for node in ast.walk(tree):
         if isinstance(node, kinds) and node.lineno <= line <= (node.end_lineno or node.lineno):
+            targets = [name for one in node.generators for name in ast.walk(one.target) if isinstance(name, ast.Name)]
+            if not {one.id for one in targets} <= own:
+                continue
             for at, one in enumerate(node.generators):
                 iterable = one.iter if at else ast.Name(".0")  # which Python evaluates before
                 yield ast.For(one.target, iterable, [], [], lineno=one.iter.lineno, col_offset=0)
