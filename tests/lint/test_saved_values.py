@@ -114,6 +114,8 @@ def main(model, path):
         (EXTRACTS + "\nextract(target='other.pt')\n", True),
         (COLLECTS, False),
         (COLLECTS.replace("one.cpu()", "one.detach().to('cpu').clone()  # on any machine"), False),
+        (COLLECTS.replace("one.cpu()", "one.clone().detach().cpu()"), False),
+        (COLLECTS.replace("one.cpu()", "one.clone().detach()"), True),
         (COLLECTS.replace("one.cpu()", "one"), True),
         (COLLECTS.replace("one.cpu()", "one.cpu().cuda()"), True),
         (CONVERTS, False),

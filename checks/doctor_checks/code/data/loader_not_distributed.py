@@ -22,7 +22,15 @@ from doctor.lint.python.loader_calls import (
 from doctor.lint.python.project.imported_functions import imported_function
 from doctor.lint.python.reachable_functions import is_certain, run_by_all
 from doctor.lint.python.script import UNKNOWN, last_name, step_at
-from doctor.lint.python.training import SAMPLER, WRAPPERS, loops, shards_loaders_itself, unwrapped
+from doctor.lint.python.training import (
+    SAMPLER,
+    WRAPPERS,
+    has_backward,
+    is_without_gradients,
+    loops,
+    shards_loaders_itself,
+    unwrapped,
+)
 from doctor.testing.script_cases import fails, passes
 from doctor_checks.code.data._imported_loaders import ImportedLoader, imported_loaders, is_made_by_rank
 
@@ -153,6 +161,13 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
         passes(
             "options that may change",
             _script("DataLoader(train_set, shuffle=True, **options)", "options = dict(batch_size=8)\nfill(options)"),
+        ),
+        passes("another function trains on one of the same name", _SAME_NAME),
+        fails(
+            "both functions train",
+            _SAME_NAME.replace("with torch.no_grad():", "if True:")
+            .replace("total += model(x)", "model(x).sum().backward()")
+            .replace(", 8)", ", 8)  # !"),
         ),
         passes("data made up on each rank", _script("DataLoader(TensorDataset(torch.randn(999, 8)), shuffle=True)")),
     ),
@@ -377,7 +392,30 @@ def _is_trained_on(script: Script, loader: LoaderCall, trained: set[str]) -> boo
         script.function_of(loader.call) in run_by_all(script)
         and loader.evaluates is not True
         and (loader.evaluates is False or loader.name in trained)
+        and not _is_only_evaluated(script, loader)
     )
+
+
+def _is_only_evaluated(script: Script, loader: LoaderCall) -> bool:
+    """Whether the function of a loader alone reads it, in loops without gradients: another function may train on one of
+    the same name."""
+    made, function = script.parent(loader.call), script.function_of(loader.call)
+    target = made.targets[0] if isinstance(made, ast.Assign) else None
+    if function is None or not isinstance(target, ast.Name) or script.scope_of(target, target.id) is None:
+        return False
+    own = [one for one in script.all(ast.For) if script.function_of(one) is function and _reads(one.iter, target.id)]
+    inside = [one for one in ast.walk(function) if isinstance(one, ast.Name) and one.id == target.id]
+    read = [one for one in inside if isinstance(one.ctx, ast.Load) and last_name(script.parent(one) or one) != "len"]
+    return (
+        bool(own)
+        and len(read) == len(own)
+        and all(is_without_gradients(script, one) and not has_backward(script, one) for one in own)
+    )
+
+
+def _reads(iterable: ast.expr, name: str) -> bool:
+    source = unwrapped(iterable)
+    return isinstance(source, ast.Name) and source.id == name
 
 
 def _gives_all(script: Script, loader: LoaderCall) -> bool:
@@ -588,6 +626,32 @@ for epoch in range(10):
 """
 
 
+_SAME_NAME = """\
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+from torchvision.datasets import ImageFolder
+
+def score(model, rows):
+    total = 0
+    batches = DataLoader(ImageFolder(rows), 8)
+    with torch.no_grad():
+        for x in batches:
+            total += model(x)
+    return total / len(batches)
+
+def train(model, rows):
+    batches = DataLoader(ImageFolder(rows), batch_size=4, sampler=DistributedSampler(rows))
+    for x in batches:
+        model(x).sum().backward()
+
+def main(rows):
+    dist.init_process_group("nccl")
+    model = DDP(Net())
+    train(model, rows)
+    score(model, rows)
+
+main(None)
+"""
 _OF_OWN_PART = """\
 from multiprocessing import Process
 from torch.utils.data import DataLoader

@@ -60,6 +60,13 @@ _SUPPORTED = (0, 18, 3)
                 "        else:\n            loss.backward()\n            optimizer.step()"
             ),
         ),
+        passes("a plain model of the same name without DeepSpeed", _WITHOUT),
+        fails(
+            "the engine where DeepSpeed is on",
+            _WITHOUT.replace("self.model.backward(loss)", "loss.backward()  # !")
+            .replace("        else:\n", "")
+            .replace("            scale(loss).backward()\n", ""),
+        ),
     ),
 )
 def backward_past_engine(script: Script) -> Iterator[Violation]:
@@ -78,7 +85,7 @@ def backward_past_engine(script: Script) -> Iterator[Violation]:
     if release is None or release < _SUPPORTED:
         for call in script.method_calls("backward"):
             engine = _engine_behind(script, call)
-            if engine and not _has_engine_beside(script, call, "backward"):
+            if engine and not _has_engine_beside(script, call, "backward") and not _is_without(script, call, engine):
                 known = f"in deepspeed {script.releases.get('deepspeed')}" if release else "before release 0.18.3"
                 yield Violation(
                     call,
@@ -177,6 +184,18 @@ def _has_engine_beside(script: Script, call: ast.Call, method: str) -> bool:
     return False
 
 
+def _is_without(script: Script, call: ast.Call, engine: str) -> bool:
+    """Whether the opposite branch has ``model.backward(loss)``, which only an engine has: in the branch of the call,
+    the name is that of a plain model."""
+    for branch, is_in_body in script.branches(call):
+        others = (one for part in (branch.orelse if is_in_body else branch.body) for one in ast.walk(part))
+        if any(
+            isinstance(one, ast.Call) and one.args and ast.unparse(one.func) == f"{engine}.backward" for one in others
+        ):
+            return True
+    return False
+
+
 def _reads_alike(past: ast.Call, through: ast.Call) -> bool:
     """Whether the engine gets the same loss elsewhere."""
     loss = past.func.value if isinstance(past.func, ast.Attribute) else past.func
@@ -199,6 +218,23 @@ class PlainTrainer:
     def step(self, batch):
         self.model(batch).mean().backward()
         self.optimizer.step()
+"""
+_WITHOUT = """\
+import deepspeed
+
+class Runner:
+    def __init__(self, args, model):
+        self.model = DDP(model)
+        if args.deepspeed:
+            model, _, _, _ = deepspeed.initialize(args=args, model=self.model)
+            self.model = model
+
+    def train(self, args, batch):
+        loss = self.model(batch).mean()
+        if args.deepspeed:
+            self.model.backward(loss)
+        else:
+            scale(loss).backward()
 """
 
 

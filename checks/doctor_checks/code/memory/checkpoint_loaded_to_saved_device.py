@@ -63,7 +63,8 @@ _SAVED_FROM_CPU = re.compile(
     r"StateDictOptions\([^()]*cpu_offload\s?=\s?True|"
     r"tree_map\(\s?lambda (\w+): \5(?:\.detach\(\))?\.(?:cpu\(\)|to\([\"']cpu)|"
     r"\bfor (\w+), ?(\w+) in [^\n]*(?:named_parameters\(|state_dict|\bstate\b)[^\n]*:\n(?:[^\n]*\n){0,3}?"
-    r"[ \t]+\w+\[\6\] ?= ?\7(?:\.data|\.detach\(\))*\.(?:cpu\(\)|to\([\"']cpu[\"']\))(?:\.clone\(\))?[ \t]*(?:#|\n)"
+    r"[ \t]+\w+\[\6\] ?= ?\7(?:\.data|\.detach\(\)|\.clone\(\))*\.(?:cpu\(\)|to\([\"']cpu[\"']\))"
+    r"(?:\.clone\(\))?[ \t]*(?:#|\n)"
 )
 """``{k: v.cpu() for k, v in state.items()}``, also as ``dict([[k, v.cpu()] for k, v in state.items()])`` or in a loop,
 ``net.cpu().state_dict()``, and states that FSDP gathers on the CPU: what a project saves like this is loaded onto the

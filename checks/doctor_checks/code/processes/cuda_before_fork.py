@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.cuda import initializes_cuda, start_method
 from doctor.lint.python.gpu_use import runs_alone
+from doctor.lint.python.project.left_defaults import possible_values
 from doctor.lint.python.script import UNKNOWN, FunctionNode
 from doctor.lint.python.training import LOADER, TRAINER
 from doctor.testing.script_cases import fails, passes
@@ -63,6 +64,8 @@ def _in_workers(script: Script, loader: ast.Call) -> Iterator[Violation]:
     workers = script.argument(loader, "num_workers", 5)
     if workers is None or script.value(workers) == 0 or script.is_given(loader, "multiprocessing_context"):
         return
+    if possible_values(script, workers, options=False) == {0}:
+        return  # a parameter whose default all calls leave
     for function, what in _run_by_workers(script, loader):
         used = next((one for one in script.inside(function, ast.Call) if initializes_cuda(script, one)), None)
         if used is not None:
