@@ -18,6 +18,7 @@ from doctor.knowledge.releases import release
 from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.fix.trainer_arguments import HALF, STRATEGIES_AS_ACCELERATORS, trainer_edits
 from doctor.lint.python.lightning_version import KnownLightning, known_lightning
+from doctor.lint.python.project.one_process import is_called_in_vain
 from doctor.lint.python.project.unreached import (
     calls_nowhere,
     has_no_trainer,
@@ -93,6 +94,8 @@ def lightning_call_outdated(script: Script) -> Iterator[Violation]:
         certain = all(one.edits for one in complaints) and not is_open
         if severity is Severity.ERROR and (known.number is None or is_open):
             severity = Severity.WARNING
+        if severity is Severity.ERROR and all(_is_for_tests(one.at) for one in worst):
+            severity = Severity.WARNING if is_called_in_vain(script, "test") else severity
         is_aside = (is_open or known.number is None) and is_set_aside(script, "lightning")
         unused = is_aside or _never_matters(script, worst)
         fix = _joined(list(dict.fromkeys(map(_fix, complaints))))
@@ -150,8 +153,11 @@ def _is_unreached(script: Script, at: ast.AST) -> bool:
     # trainer/configuration_validator.py rejects the hooks of tests in ``Trainer.test()`` alone.
     if has_no_trainer(script):
         return True
-    tests = at.name in ("test_epoch_end", "test_step_end")
-    return is_used_nowhere(script, owner) or (tests and calls_nowhere(script, "test"))
+    return is_used_nowhere(script, owner) or (_is_for_tests(at) and calls_nowhere(script, "test"))
+
+
+def _is_for_tests(at: ast.AST) -> bool:
+    return isinstance(at, ast.FunctionDef) and at.name in ("test_epoch_end", "test_step_end")
 
 
 _IS_KNOWN = re.compile(r"#.*(?:\bremoved\b|no longer (?:supported|called|exists?|works?))", re.IGNORECASE)

@@ -64,7 +64,7 @@ def _in_workers(script: Script, loader: ast.Call) -> Iterator[Violation]:
     workers = script.argument(loader, "num_workers", 5)
     if workers is None or script.value(workers) == 0 or script.is_given(loader, "multiprocessing_context"):
         return
-    if possible_values(script, workers, options=False) == {0}:
+    if possible_values(script, workers, options=False) == frozenset({0}):
         return  # a parameter whose default all calls leave
     for function, what in _run_by_workers(script, loader):
         used = next((one for one in script.inside(function, ast.Call) if initializes_cuda(script, one)), None)

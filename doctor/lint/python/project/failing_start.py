@@ -4,14 +4,13 @@ configuration of Hydra is not in it."""
 from __future__ import annotations
 
 import ast
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from doctor.lint.engine.imported_names import names_in
+from doctor.lint.python.project.settings.hydra_entries import main_configuration
 from doctor.lint.python.script import ProjectModules, Script, per_script
 
 _DEPTH = 3
@@ -61,30 +60,13 @@ def _stop_of(script: Script) -> Stop | None:
     return _way(script, aliases, script.tree.body, None, ())
 
 
-_MAIN_OF_HYDRA = "hydra.main"
-_SELECTS = re.compile(r"(?<![\w-])(?:--config-(?:name|path|dir)|-cn|-cp|-cd)(?![\w-])")
-
-
 @per_script
 def lacks_configuration(script: Script) -> str:
     """The configuration that Hydra loads before it calls any function of a program, if its folder is in the project and
-    the file is not: ``@hydra.main(config_path="conf", config_name="train")``. Empty if a store may have it, or a text
-    that names the program selects another one."""
-    modules = script.modules
-    decorators = [one for function in script.functions for one in function.decorator_list]
-    mains = [one for one in decorators if isinstance(one, ast.Call) and script.name(one.func) == _MAIN_OF_HYDRA]
-    if modules is None or len(mains) != 1 or modules.mentioning("ConfigStore"):
-        return ""
-    folder, name = (script.value(script.argument(mains[0], one)) for one in ("config_path", "config_name"))
-    if not isinstance(folder, str) or not isinstance(name, str) or "://" in folder:
-        return ""
-    place = PurePath(script.location)
-    texts = [*(text for _, text in modules.mentioning(place.name)), *modules.pages(script.location)]
-    if any(place.stem in text and _SELECTS.search(text) for text in texts):
-        return ""
-    path = Path(os.path.normpath(place.parent / folder / f"{name.removesuffix('.yaml')}.yaml"))
-    has_others = any(path.parent.glob("*.yaml")) if path.parent.is_dir() else False
-    return f"{name.removesuffix('.yaml')}.yaml" if has_others and not path.exists() else ""
+    the file is not."""
+    path = main_configuration(script)
+    has_others = path is not None and path.parent.is_dir() and any(path.parent.glob("*.yaml"))
+    return path.name if path is not None and has_others and not path.exists() else ""
 
 
 def _way(

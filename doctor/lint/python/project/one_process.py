@@ -53,7 +53,7 @@ from doctor.lint.python.rank_branches import (
     statements_before,
     stops_several,
 )
-from doctor.lint.python.script import FunctionNode, Script, module_of, per_script
+from doctor.lint.python.script import FunctionNode, ProjectModules, Script, module_of, per_script
 from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, SAMPLER, TRAINER, is_one_in_all_calls, several_ranks
 
 OF_SEVERAL_RANKS = frozenset(
@@ -237,6 +237,27 @@ def _uses_in_vain(script: Script, shown: str, name: str, depth: int, *, options:
     if not uses or len(re.findall(rf"\b{name}\b", text)) != len(uses) + len(imports):
         return False
     return all(never_runs(other, one, depth, options=options) for one in uses)
+
+
+def is_called_in_vain(script: Script, method: str) -> bool:
+    """Whether all programs of a project that call a method of that name do so in branches which none of the starts
+    takes that the project shows, as far as it shows which methods are called: ``if cfg.test: trainer.test(model)``."""
+    modules = script.modules
+    if modules is None or modules.is_one_file or modules.notebooks(f".{method}("):
+        return False
+    users = [shown for shown, text in modules.mentioning(f".{method}(")]
+    if len(users) > _MOST_USERS or modules.mentioning("LightningCLI"):
+        return False
+    return bool(users) and all(_calls_in_vain(modules, shown, method) for shown in users)
+
+
+def _calls_in_vain(modules: ProjectModules, shown: str, method: str) -> bool:
+    try:
+        other = Script(shown, modules.text_at(shown), modules=modules, location=os.path.abspath(shown))  # noqa: PTH100
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    calls = list(other.method_calls(method))
+    return bool(calls) and all(never_runs(other, one, options=True) for one in calls)
 
 
 def _leaves(script: Script, statement: ast.stmt, *, options: bool) -> bool:

@@ -21,6 +21,7 @@ from doctor.lint.python.project.settings.declared_settings import (
     scalar,
     settings_in,
 )
+from doctor.lint.python.project.settings.hydra_entries import values_of_hydra
 from doctor.lint.python.project.settings.options import (
     StartTexts,
     names_other,
@@ -85,6 +86,8 @@ def option_values(script: Script, node: ast.expr, *, restarts: bool = False) -> 
     if _OF_RANKS.search(name):
         return None
     entry = entry_values(script, node)
+    if entry is None:
+        entry = values_of_hydra(script, node)
     if not restarts and _OF_RESTARTS.search(name):
         return entry if entry == frozenset({True}) else None  # on in the first run too
     if entry is not None:
