@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from doctor.core.text import lazy_compile
 from doctor.lint.python.project.imported_functions import imported_function
+from doctor.lint.python.project.reduced_ranks import is_rank_itself
 from doctor.lint.python.script import FunctionNode, Script, last_name, per_script
 
 RANK_NAMES = lazy_compile(
@@ -192,6 +193,8 @@ def _is_rank_compared(script: Script, node: ast.Compare) -> bool:
     others = [script.value(side) for side in sides if not _mentions_rank(script, side)]
     if len(sides) != 2 or len(others) != 1:
         return True
+    if is_rank_itself(script, *sorted(sides, key=lambda side: not _mentions_rank(script, side))):
+        return False
     is_bound = isinstance(node.ops[0], (ast.GtE, ast.Lt))
     # ``rank == -1``, ``rank is not None``, ``local_rank >= 0``, ``rank > -1``: the same on all ranks of a job.
     if others[0] in (None, -1) or (others[0] == 0 and is_bound):
