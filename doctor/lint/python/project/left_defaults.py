@@ -136,7 +136,30 @@ def possible_values(script: Script, node: ast.expr, depth: int = DEPTH, *, optio
         bound = script.bindings.members(owner).get(node.attr, ()) if owner is not None else ()
         if bound and not _is_set_elsewhere(script, node.attr):
             return _bound_values(script, bound, depth, options=options)
-    return (values_in_named(script, node) or option_values(script, node)) if options else None
+    return _values_of_setting(script, node, depth) if options else None
+
+
+def _values_of_setting(script: Script, node: ast.expr, depth: int) -> Values | None:
+    if isinstance(node, ast.Subscript) and (option := _entry_of(script, node)) is not None:
+        return possible_values(script, option, depth - 1, options=True)
+    return values_in_named(script, node) or option_values(script, node)
+
+
+def _entry_of(script: Script, node: ast.Subscript) -> ast.expr | None:
+    """The option that the only dictionary of a name in the file has under a key, if nothing else in the file changes
+    it: ``settings = {"plain": args.plain}``. Functions get the dictionary under its name, alone or in a tuple."""
+    key, name = script.value(node.slice), node.value.id if isinstance(node.value, ast.Name) else ""
+    changes = re.compile(rf"\b{name}(?:\[[^\]\n]*\]\s*[-+*/|]?=(?!=)|\.(?:update|pop|setdefault|clear)\()")
+    if not isinstance(key, str) or not name or changes.search(script.text):
+        return None
+    bound = [one for one in script.all(ast.Name) if one.id == name and isinstance(one.ctx, ast.Store)]
+    made = [one for one in map(script.parent, bound) if not isinstance(one, ast.Tuple)]
+    value = made[0].value if len(made) == 1 and isinstance(made[0], ast.Assign) else None
+    if not isinstance(value, ast.Dict) or None in value.keys:
+        return None
+    pairs = zip(value.keys, value.values, strict=True)
+    found = [given for one, given in pairs if one is not None and script.value(one) == key]
+    return found[0] if len(found) == 1 and isinstance(found[0], ast.Attribute) else None
 
 
 def has_no_rounds(script: Script, loop: ast.AST) -> bool:

@@ -148,7 +148,7 @@ def _entry_of(test: ast.expr) -> str:
 
 
 _COMMENT = re.compile(r"^[ \t]*#.*\n?", re.MULTILINE)
-_STARTS = re.compile(r"\b(?:python[\d.]*|torchrun|launch|deepspeed|srun|mpirun)\b")
+_STARTS = re.compile(r"\b(?:python[\d.]*|torchrun|dlrover-run|launch|deepspeed|srun|mpirun)\b")
 
 
 class StartTexts(NamedTuple):
