@@ -23,6 +23,7 @@ from doctor.lint.python.project.unreached import (
     calls_nowhere,
     has_no_trainer,
     is_imported_nowhere,
+    is_optional_part,
     is_set_aside,
     is_used_nowhere,
 )
@@ -96,6 +97,8 @@ def lightning_call_outdated(script: Script) -> Iterator[Violation]:
             severity = Severity.WARNING
         if severity is Severity.ERROR and all(_is_for_tests(one.at) for one in worst):
             severity = Severity.WARNING if is_called_in_vain(script, "test") else severity
+        if severity is Severity.ERROR and all(is_optional_part(script, one.at) for one in worst):
+            severity = Severity.WARNING
         is_aside = (is_open or known.number is None) and is_set_aside(script, "lightning")
         unused = is_aside or _never_matters(script, worst)
         fix = _joined(list(dict.fromkeys(map(_fix, complaints))))

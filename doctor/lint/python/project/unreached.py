@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import PurePath
 
@@ -105,6 +106,27 @@ def _may_be_imported(script: Script) -> bool:
     return any(may_import(place, text) for text in texts) or any(
         in_cell.search(text) for text in modules.notebooks(place.stem)
     )
+
+
+def is_optional_part(script: Script, at: ast.AST) -> bool:
+    """Whether an import is below one of a package that the requirements of the project do not have, in a module that no
+    program of the project imports: only a configuration names it, for those who have installed that package too."""
+    modules, place = script.modules, PurePath(script.location)
+    if modules is None or not script.location or is_program(script):
+        return False
+    above = [one for one in script.tree.body if isinstance(one, (ast.Import, ast.ImportFrom))]
+    above = above[: above.index(at)] if isinstance(at, (ast.Import, ast.ImportFrom)) and at in above else []
+    named = [name.name for one in above if isinstance(one, ast.Import) for name in one.names]
+    named += [one.module for one in above if isinstance(one, ast.ImportFrom) and one.module and not one.level]
+    others = [one for one in named if not modules.named(script.path, one)]
+    heads = {one.partition(".")[0] for one in others} - sys.stdlib_module_names
+    if all(modules.may_install(script.location, one.lower()) for one in heads):
+        return False
+    users = [text for shown, text in modules.mentioning(place.stem) if shown.endswith(".py") and shown != script.path]
+    if place.stem in sys.stdlib_module_names:  # ``import logging`` is not of ``utils/logging.py``
+        plain = re.compile(rf"^[ \t]*(?:from|import)\s+{place.stem}\b[^\n]*", re.MULTILINE)
+        users = [plain.sub("", text) for text in users]
+    return not any(may_import(place, text) for text in users)
 
 
 def may_import(place: PurePath, text: str) -> bool:
