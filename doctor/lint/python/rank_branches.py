@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from doctor.core.text import lazy_compile
 from doctor.lint.python.project.imported_functions import imported_function
-from doctor.lint.python.project.reduced_ranks import is_rank_itself
+from doctor.lint.python.project.settings.reduced_ranks import is_rank_itself
 from doctor.lint.python.script import FunctionNode, Script, last_name, per_script
 
 RANK_NAMES = lazy_compile(
