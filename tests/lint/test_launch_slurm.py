@@ -200,3 +200,45 @@ def test_a_shell_ignores_all_lines_for_slurm(tmp_path, page, severity):
     files = {"job.sh": batch, "train.py": "import torch\n", "README.md": page}
     book = Rulebook(tuple(one for one in builtin_rules() if one.id == "ENV010"))
     assert severities_in(tmp_path, files, book, preview=True) == [("ENV010", severity)]
+
+
+BY_TASK = """\
+#!/bin/bash
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-task=1
+srun bash -c 'LOCAL_RANK=$SLURM_LOCALID RANK=$SLURM_PROCID python train.py'
+"""
+CHOOSES = """\
+import os
+import torch
+local_rank = int(os.environ["LOCAL_RANK"])
+visible = torch.cuda.device_count()
+if visible == 1:
+    device_id = 0
+else:
+    device_id = local_rank
+torch.cuda.set_device(device_id)
+"""
+CHOOSES_AT_ONCE = """\
+import os
+import torch
+device = 0 if torch.cuda.device_count() == 1 else int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(device)
+"""
+
+
+@each_case(
+    ("program", "severities"),
+    [
+        (CHOOSES, []),
+        (CHOOSES_AT_ONCE, []),
+        (CHOOSES.replace("visible == 1", "visible == 8"), ["error"]),
+        (CHOOSES.replace("device_id = 0", "print(visible)"), ["error"]),
+        (CHOOSES.replace("visible = torch.cuda.device_count()", "visible = int(os.environ['N'])"), ["error"]),
+        (CHOOSES + "torch.cuda.set_device(local_rank)\n", ["error"]),
+    ],
+)
+def test_a_program_that_takes_the_only_gpu_that_it_sees(tmp_path, program, severities):
+    book = Rulebook(tuple(one for one in builtin_rules() if one.id == "ENV011"))
+    found = severities_in(tmp_path, {"job.sh": BY_TASK, "train.py": program}, book, preview=True)
+    assert [severity for _, severity in found] == severities

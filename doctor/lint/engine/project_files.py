@@ -623,6 +623,11 @@ class ProjectFiles:
         CPU, under a condition on the rank."""
         return any(_leaves_ranks_without_gpu(self._text(one)) for one in self._programs(script))
 
+    def takes_only_gpu(self, script: str) -> bool:
+        """Whether each program that a launch file may name takes GPU 0 where it sees only one."""
+        programs = self._programs(script)
+        return bool(programs) and all(_takes_only_gpu(self._text(one)) for one in programs)
+
     def _programs(self, script: str) -> list[str]:
         """The files that may be a program as a launch file names it, by the part of its path that is known, or as a
         module."""
@@ -716,6 +721,37 @@ def _leaves_ranks_without_gpu(text: str) -> bool:
     branches = [one for one in ast.walk(tree) if isinstance(one, ast.If) and "rank" in ast.unparse(one.test).lower()]
     assigned = (one for branch in branches for one in (*branch.body, *branch.orelse) if isinstance(one, ast.Assign))
     return any(_NO_GPU.match(ast.unparse(one)) for one in assigned)
+
+
+_IS_ONE = re.compile(r"(.+?) (?:== 1|<= 1|< 2)$")
+_FIRST_GPU = re.compile(r".*(?:device|gpu)\w* = (?:0|.*'cuda:0'.*)$|.*set_device\((?:0|'cuda:0')\)$", re.IGNORECASE)
+_OF_LOCAL_RANK = re.compile(r"set_device\([^%\n]*(?:local_?rank|LOCALID)[^%\n]*\)$", re.IGNORECASE)
+
+
+def _takes_only_gpu(text: str) -> bool:
+    """Whether a branch for one visible GPU takes the first, and nothing selects the GPU by the local rank alone:
+    ``if torch.cuda.device_count() == 1: device = 0``."""
+    if "device_count" not in text:
+        return False
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    nodes = list(ast.walk(tree))
+    if any(isinstance(one, ast.Call) and _OF_LOCAL_RANK.search(ast.unparse(one)) for one in nodes):
+        return False
+    made = [one for one in nodes if isinstance(one, ast.Assign)]
+    counts = {"torch.cuda.device_count()"}
+    counts |= {ast.unparse(one.targets[0]) for one in made if ast.unparse(one.value) in counts}
+    counts -= {ast.unparse(one.targets[0]) for one in made if ast.unparse(one.value) not in counts}
+
+    def is_of_one(test: ast.expr) -> bool:
+        found = _IS_ONE.match(ast.unparse(test))
+        return found is not None and found[1] in counts
+
+    chosen = [part for one in nodes if isinstance(one, ast.If) and is_of_one(one.test) for part in one.body]
+    chosen += [one for one in made if isinstance(one.value, ast.IfExp) and is_of_one(one.value.test)]
+    return any(_FIRST_GPU.match(re.sub(r" if .*", "", ast.unparse(one))) for one in chosen)
 
 
 def _text_of(target: LintTarget) -> str:

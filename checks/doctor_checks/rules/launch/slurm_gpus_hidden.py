@@ -103,4 +103,7 @@ def _why(file: ShellFile, start: ProcessLaunch, step: Allocation) -> str:
         return f"trainer.devices={devices}"
     local = start.launch.settings.get("LOCAL_RANK")
     by_task = local is not None and any(name.endswith("SLURM_LOCALID") for name in local.reads)
-    return "LOCAL_RANK is set from SLURM_LOCALID" if by_task and (tasks or 1) > 1 else ""
+    if not by_task or (tasks or 1) == 1:
+        return ""
+    takes_it = file.modules is not None and file.modules.takes_only_gpu(start.launch.script)
+    return "" if takes_it else "LOCAL_RANK is set from SLURM_LOCALID"
