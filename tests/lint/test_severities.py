@@ -344,6 +344,11 @@ for batch in loader:
         ("CODE008", _ASKED, Severity.WARNING),
         ("CODE029", _RANKS.format(write='train(model)\ntorch.save(model, "last.pt")'), Severity.WARNING),
         ("CODE029", _RANKS.format(write=_FILLED.format(value="model.module.state_dict()")), Severity.WARNING),
+        (
+            "CODE029",
+            _RANKS.format(write='adam = Adam(decoder.parameters())\ntorch.save(decoder, "last.pt")'),
+            Severity.WARNING,
+        ),
         ("CODE029", _RANKS.format(write=_FILLED.format(value="model(batch)")), Severity.ERROR),
         (
             "CODE029",

@@ -118,11 +118,26 @@ def _is_state(script: Script, saved: ast.expr, depth: int = 4) -> bool:
     otherwise by its name: ``{"net": net.state_dict(), "epoch": epoch}``."""
     if isinstance(saved, ast.Call) and (last_name(saved.func) in _GIVE_STATES or _is_weight(script, saved)):
         return True
+    if isinstance(saved, ast.Name) and _is_module(script, saved):
+        return True
     parts = _made_of(script, saved)
     is_named = isinstance(saved, (ast.Name, ast.Attribute)) and _STATES.match(last_name(saved))
     if is_named and not any(isinstance(one, (ast.Dict, ast.DictComp)) for one in parts):
         return True
     return depth > 0 and any(_is_state(script, one, depth - 1) for one in parts)
+
+
+def _is_module(script: Script, name: ast.Name) -> bool:
+    """Whether the function around a name, or the module, asks what it names for its parameters, or freezes them:
+    ``Adam(decoder.parameters())``."""
+    function = script.function_of(name)
+    owners = [one.func.value for one in script.method_calls(*_OF_MODULES) if isinstance(one.func, ast.Attribute)]
+    return any(
+        isinstance(one, ast.Name) and one.id == name.id and script.function_of(one) is function for one in owners
+    )
+
+
+_OF_MODULES = ("parameters", "named_parameters", "named_modules", "requires_grad_")
 
 
 def _is_weight(script: Script, saved: ast.expr, depth: int = 3) -> bool:
