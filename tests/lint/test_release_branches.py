@@ -51,3 +51,23 @@ GRAPHS = "import torch\n\ng = torch.cuda.CUDAGraph()\n"
 def test_what_ends_a_job_without_error_handling(tmp_path, files, severities):
     files = {"train.py": f"{ERRORS}import torch\ntorch.distributed.init_process_group('nccl')\n", **files}
     assert [severity for _, severity in severities_in(tmp_path, files, BOOK)] == severities
+
+
+CONVERTS = """\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.distributed.init_process_group("nccl")
+model = DDP(net)
+model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+"""
+
+
+@pytest.mark.parametrize(
+    ("required", "is_shown"), [(NEW, False), (OLD, False), ("torch\n", False), ("torch==1.8\n", True)]
+)
+def test_layers_that_ddp_has_not_seen(tmp_path, required, is_shown):
+    book = Rulebook(tuple(one for one in builtin_rules() if one.id == "CODE040"))
+    files = {"train.py": CONVERTS, "requirements.txt": required}
+    assert severities_in(tmp_path, files, book, preview=True) == [("CODE040", "info")]
+    assert bool(severities_in(tmp_path, files, book)) is is_shown

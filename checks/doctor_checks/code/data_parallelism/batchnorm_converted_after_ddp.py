@@ -6,9 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
+from doctor.knowledge.releases import within
 from doctor.lint.python.training import DDP
 from doctor.testing.script_cases import fails, passes
 
+_NEEDS_NO_DDP = "1.9"
+"""The release of torch whose SyncBatchNorm no longer needs what DDP told its layers (pull requests 55946, 56425)."""
 _CONVERTS = "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
 
 
@@ -36,11 +39,13 @@ _CONVERTS = "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
 def batchnorm_converted_after_ddp(script: Script) -> Iterator[Violation]:
     """Ask whether BatchNorm layers are converted to SyncBatchNorm before DDP wraps the model.
 
-    Why it hurts: the state that DDP keeps for the old layers (buffers to broadcast, hooks) does not apply to the new
-    ones. The documentation of DDP requires the conversion first.
+    Why it hurts: before torch 1.9, layers that DDP has not seen raise AttributeError in training. Later releases give
+    the new layers the same parameters and buffers, but not the hooks of the old ones. The documentation of DDP
+    requires the conversion first.
     Fix: Call `model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` above `model =
     DistributedDataParallel(model)`.
     """
+    may_be_old = script.states_release_of("torch") and within(script.releases.get("torch", ""), before=_NEEDS_NO_DDP)
     for call in script.calls(_CONVERTS):
         given = script.argument(call, "module", 0)
         wrap = _wrapped_before(script, given, call) if given is not None else None
@@ -52,6 +57,7 @@ def batchnorm_converted_after_ddp(script: Script) -> Iterator[Violation]:
                 fix=f"Move the conversion at line {call.lineno} above line {wrap.lineno}."
                 if call.lineno != wrap.lineno
                 else "Convert the module before it is wrapped.",
+                preview=not may_be_old,
             )
 
 
