@@ -69,6 +69,10 @@ SHOWN_ELSEWHERE = {
         **page(f"`{LAUNCH}`"),
         "train.py": "import retrieve\nfrom net import Net\n\nprint(Net(), 'retrieve')\n",
     },
+    "its comment starts the other one, of which it is a copy": {
+        **page(f"`{LAUNCH}`"),
+        "retrieve.py": f"# {LAUNCH}\n{PROGRAM}",
+    },
     "a file of its name is started": {
         **page(f"`{LAUNCH}`"),
         "second/run.sh": "torchrun --nproc_per_node=8 tools/retrieve.py\n",
@@ -99,6 +103,14 @@ MAY_BE_SEVERAL = {
     "its own comment": {
         **page(f"`{LAUNCH}`"),
         "retrieve.py": f"# torchrun --nproc_per_node=8 retrieve.py\n{PROGRAM}",
+    },
+    "a comment with a name that it may have had": {
+        **page(f"`{LAUNCH}`"),
+        "retrieve.py": f"# {LAUNCH.replace('train', 'find')}\n{PROGRAM}",
+    },
+    "a text with a command": {
+        **page(f"`{LAUNCH}`"),
+        "retrieve.py": f"USAGE = '{LAUNCH}'\n{PROGRAM}",
     },
     "processes of its own": {
         **page(f"`{LAUNCH}`"),

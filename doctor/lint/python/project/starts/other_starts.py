@@ -111,7 +111,22 @@ def _starts_itself(modules: ProjectModules, path: str, depth: int = _BASES) -> b
     """Whether a program may start ranks itself. A Trainer whose class, and all that it is made of, the project defines
     does what is written there."""
     found = _STARTS_ITSELF.finditer(modules.text_at(path))
-    return not all(one["trainer"] and _is_own_class(modules, path, one["trainer"], depth) for one in found)
+    return not all(
+        _is_own_class(modules, path, one["trainer"], depth)
+        if one["trainer"]
+        else _starts_another(modules, path, one[0])
+        for one in found
+    )
+
+
+def _starts_another(modules: ProjectModules, path: str, line: str) -> bool:
+    """Whether a comment is the command of another program of the project, as in a copy of it."""
+    command = _COMMAND.search(line) if line.lstrip().startswith("#") else None
+    return (
+        command is not None
+        and _stem_of(command) != PurePath(path).stem
+        and bool(modules.named(path, _stem_of(command)))
+    )
 
 
 def _is_own_class(modules: ProjectModules, path: str, name: str, depth: int) -> bool:
