@@ -24,7 +24,7 @@ _ASKS_FOR_RANKS = re.compile(
 """What only programs for several ranks ask of an Accelerator."""
 _GUARD = "__name__ == '__main__'"
 _OF_RANKS = re.compile(
-    r"\bdist\.|distributed|rank|world_?size|accelerat|\bDDP\b|deepspeed|horovod|Trainer", re.IGNORECASE
+    r"\bdist\.|distributed|rank|world_?size|accelerat|\bDDP\b|deepspeed|horovod|trainer\(", re.IGNORECASE
 )
 
 
@@ -64,12 +64,32 @@ def is_of_own_main(script: Script, node: ast.AST) -> bool:
     if not importers or any(LAUNCHERS.search(line) for text in _texts_naming(script) for line in _lines(text, place)):
         return False
     on_the_way = _reached_from(script, guard)
-    if function not in on_the_way or any(_OF_RANKS.search(ast.unparse(one)) for one in (guard, *on_the_way)):
+    if function not in on_the_way or any(_shows_ranks(script, one) for one in (guard, *on_the_way)):
         return False
     uses = [one for one in script.all(ast.Name) if script.definition(one) is function]
     inside = (script.function_of(one) in on_the_way or guard in script.around(one) for one in uses)
-    word = re.compile(rf"\b{re.escape(function.name)}\b|import \*")
+    word = re.compile(rf"\b{re.escape(function.name)}\b|\b{re.escape(place.stem)}\s+import\s+\*")
     return all(inside) and not any(map(word.search, importers))
+
+
+def _shows_ranks(script: Script, part: ast.AST) -> bool:
+    """Whether a statement has words of ranks, besides the calls of the module itself that it keeps out of a job:
+    ``Trainer(0, dist=False)``, where ``class Trainer`` is above."""
+    own = {one.name for one in script.tree.body if isinstance(one, (ast.ClassDef, ast.FunctionDef))}
+    alone = [
+        ast.unparse(one)
+        for one in script.inside(part, ast.Call)
+        if isinstance(one.func, ast.Name) and one.func.id in own and any(map(_keeps_out, one.keywords))
+    ]
+    text = ast.unparse(part)
+    for one in alone:
+        text = text.replace(one, "")
+    return _OF_RANKS.search(text) is not None
+
+
+def _keeps_out(word: ast.keyword) -> bool:
+    is_off = isinstance(word.value, ast.Constant) and word.value.value is False
+    return is_off and word.arg in ("dist", "distributed", "is_distributed", "ddp", "use_ddp")
 
 
 def _is_guard(statement: ast.If) -> bool:
