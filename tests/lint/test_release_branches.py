@@ -68,6 +68,6 @@ model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
 )
 def test_layers_that_ddp_has_not_seen(tmp_path, required, is_shown):
     book = Rulebook(tuple(one for one in builtin_rules() if one.id == "CODE040"))
-    files = {"train.py": CONVERTS, "requirements.txt": required}
+    files = {"train.py": CONVERTS, "net.py": "", "requirements.txt": required}
     assert severities_in(tmp_path, files, book, preview=True) == [("CODE040", "info")]
     assert bool(severities_in(tmp_path, files, book)) is is_shown

@@ -45,7 +45,7 @@ def batchnorm_converted_after_ddp(script: Script) -> Iterator[Violation]:
     Fix: Call `model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` above `model =
     DistributedDataParallel(model)`.
     """
-    may_be_old = script.states_release_of("torch") and within(script.releases.get("torch", ""), before=_NEEDS_NO_DDP)
+    may_be_old = _may_be_old(script)
     for call in script.calls(_CONVERTS):
         given = script.argument(call, "module", 0)
         wrap = _wrapped_before(script, given, call) if given is not None else None
@@ -59,6 +59,13 @@ def batchnorm_converted_after_ddp(script: Script) -> Iterator[Violation]:
                 else "Convert the module before it is wrapped.",
                 preview=not may_be_old,
             )
+
+
+def _may_be_old(script: Script) -> bool:
+    """Whether torch may be older than 1.9: by what a project requires; of a file alone, nothing is known."""
+    if script.modules is None or script.modules.is_one_file:
+        return True
+    return script.states_release_of("torch") and within(script.releases.get("torch", ""), before=_NEEDS_NO_DDP)
 
 
 def _wrapped_before(script: Script, given: ast.expr, call: ast.Call) -> ast.Call | None:
