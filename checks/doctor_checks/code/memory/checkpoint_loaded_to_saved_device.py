@@ -11,6 +11,7 @@ from doctor.api import Script, SetArgument, Severity, Violation, location_of, ru
 from doctor.lint.engine.rule import LONGEST_SUMMARY
 from doctor.lint.python.cuda import shows_one_gpu, shows_own_gpu
 from doctor.lint.python.gpu_use import simulates_ranks, uses_gpus
+from doctor.lint.python.project.absent_values import is_none_on_others
 from doctor.lint.python.project.random_data import trains_on_noise
 from doctor.lint.python.project.saved_values import (
     PUBLISHED,
@@ -207,6 +208,7 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
                 is_less = is_less or is_for_torchvision(script, call) or _is_given_to_one_process(script, call)
                 is_less = is_less or trains_on_noise(script) or _is_bare_name(script, call)
                 is_less = is_less or (bool(call.args) and is_saved_no_more(script, call.args[0]))
+                is_less = is_less or any(is_none_on_others(script, one) for one in _paths(script, call))
                 yield replace(found, severity=Severity.INFO, preview=True) if is_less else found
         elif fixed := _first_gpu(script, where):
             yield Violation(

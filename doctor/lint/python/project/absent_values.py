@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from doctor.lint.python.project.unreached import may_import
 from doctor.lint.python.rank_branches import is_rank, plain_test, rank_condition
-from doctor.lint.python.script import Script, per_script
+from doctor.lint.python.script import Script, last_name, parsed, per_script
 from doctor.lint.python.value_flow import handed_in
 
 _IS_ZERO = re.compile(
@@ -117,3 +117,58 @@ def _is_used_outside(script: Script, name: str) -> bool:
     place, word = PurePath(script.location or script.path), re.compile(rf"\b{re.escape(name)}\b")
     others = (text for shown, text in script.modules.mentioning(place.stem) if shown != script.path)
     return any(word.search(text) is not None and may_import(place, text) for text in others)
+
+
+_OF_JOB = re.compile(
+    r"init_process_group|hvd\.init|torchrun|DistributedDataParallel|Accelerator\(|torch\.distributed\b"
+)
+_OF_OTHERS = re.compile(r"[\w.]*rank[\w.()]* (?:!= 0|> 0)|not [\w.]*\bis_(?:main|master)\w*(?:\(\))?", re.IGNORECASE)
+
+
+def is_none_on_others(script: Script, value: ast.expr) -> bool:
+    """Whether a value is a parameter of ``__init__`` for which every program of several ranks gives ``None`` on all but
+    the first one: ``if rank != 0: weights = None`` above ``Trainer(weights=weights)``."""
+    maker = script.function_of(value)
+    owner = script.parent(maker) if maker is not None else None
+    if not isinstance(value, ast.Name) or not isinstance(maker, ast.FunctionDef) or not isinstance(owner, ast.ClassDef):
+        return False
+    parameters = [one.arg for one in maker.args.args]
+    if maker.name != "__init__" or value.id not in parameters or script.modules is None:
+        return False
+    answers: list[bool] = []
+    for shown, text in script.modules.mentioning(owner.name):
+        if shown.endswith(".py") and shown != script.path and _OF_JOB.search(text):
+            found = _given_to(text, owner.name, value.id, parameters.index(value.id) - 1)
+            answers += [found is not None and all(found)]
+    return any(answers) and all(answers)
+
+
+def _given_to(text: str, name: str, parameter: str, place: int) -> list[bool] | None:
+    """For each call of a class, whether it gives ``None`` for a parameter on other ranks; ``None`` of an unreadable
+    file."""
+    try:
+        functions = [one for one in ast.walk(parsed(text)) if isinstance(one, ast.FunctionDef)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    found: list[bool] = []
+    for function in functions:
+        emptied = {target for one in ast.walk(function) if isinstance(one, ast.If) for target in _emptied(one)}
+        calls = (one for one in ast.walk(function) if isinstance(one, ast.Call) and last_name(one.func) == name)
+        for call in calls:
+            named = [one.value for one in call.keywords if one.arg == parameter]
+            given = next(iter((*named, *call.args[place : place + 1])), None)
+            is_none = given is None or (isinstance(given, ast.Constant) and given.value is None)
+            is_open = any(one.arg is None for one in call.keywords) or any(
+                isinstance(one, ast.Starred) for one in call.args
+            )
+            found.append(not is_open and (is_none or ast.unparse(given or call) in emptied))
+    return found if len(found) == len(re.findall(rf"\b{name}\(", text)) else None
+
+
+def _emptied(branch: ast.If) -> list[str]:
+    """The names that a branch of all ranks but the first sets to ``None``."""
+    if not _OF_OTHERS.fullmatch(ast.unparse(branch.test)):
+        return []
+    sets = [one for one in branch.body if isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant)]
+    empty = (one for one in sets if isinstance(one.value, ast.Constant) and one.value.value is None)
+    return [ast.unparse(target) for one in empty for target in one.targets]
