@@ -34,6 +34,12 @@ dist.init_process_group("nccl")
 settings = yaml.safe_load(open("settings.yaml"))
 {write}
 """
+_WITH_LOADER = """\
+train(model)
+decoder = build(loader)
+{first}
+torch.save(decoder, "last.pt")
+"""
 _SAMPLER = """\
 from torch.utils.data.distributed import DistributedSampler
 
@@ -346,9 +352,10 @@ for batch in loader:
         ("CODE029", _RANKS.format(write=_FILLED.format(value="model.module.state_dict()")), Severity.WARNING),
         (
             "CODE029",
-            _RANKS.format(write='adam = Adam(decoder.parameters())\ntorch.save(decoder, "last.pt")'),
+            _RANKS.format(write=_WITH_LOADER.format(first="adam = Adam(decoder.parameters())")),
             Severity.WARNING,
         ),
+        ("CODE029", _RANKS.format(write=_WITH_LOADER.format(first="adam = Adam(other.parameters())")), Severity.ERROR),
         ("CODE029", _RANKS.format(write=_FILLED.format(value="model(batch)")), Severity.ERROR),
         (
             "CODE029",
