@@ -327,6 +327,8 @@ STARTS = {
         ({"archive/train.py": of_main(HANG)}, ["info"]),
         ({"src/old_code/train.py": of_main(HANG)}, ["info"]),
         ({"useless_code/train.py": of_main(HANG)}, ["info"]),
+        ({"retired_benchmarks/speech/train.py": of_main(HANG)}, ["info"]),
+        ({"new_benchmarks/speech/train.py": of_main(HANG)}, ["error"]),
         ({"v1/failed-attempt/train.py": of_main(HANG)}, ["info"]),
         ({"elder/runner_elder/train.py": of_main(HANG)}, ["info"]),
         ({"model_old/train.py": of_main(HANG)}, ["info"]),

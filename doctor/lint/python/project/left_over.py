@@ -12,7 +12,8 @@ from doctor.lint.python.script import ProjectModules, Script, per_script
 _OLD = re.compile(
     r"^_?(?:archived?s?|old|olds|older|elder|legacy|deprecated|depreciated|obsolete|outdated|unused|useless|backups?|bak|"
     r"attic|graveyard|trash|junk|abandoned|discarded|retired|superseded|failed|dont_use|do_not_use)"
-    r"(?:[_-]?(?:code|codes|scripts?|shells?|versions?|files?|experiments?|attempts?|runs?|stuff|src|models?))?$|"
+    r"(?:[_-]?(?:code|codes|scripts?|shells?|versions?|files?|experiments?|attempts?|runs?|stuff|src|models?|"
+    r"benchmarks?|examples?|recipes?|projects?|programs?|demos?))?$|"
     r"^(?:code|codes|scripts?|versions?|files?|experiments?|src)[_-]?(?:old|archived?|backup|bak|legacy|deprecated)$|"
     r"^\w[\w-]*[_-](?:old|elder|backup|bak|legacy|deprecated|obsolete)$|"
     r"^(?:bugs?|issues?|hangs?|crash(?:es)?)[_-]?(?:repros?|reproductions?|reproducers?|reports?)$|^repros?$",
