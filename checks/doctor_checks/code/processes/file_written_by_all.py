@@ -368,13 +368,15 @@ def _downloaded(script: Script) -> Iterator[Violation]:
         where = script.argument(call, "root", 0)
         if any(_is_same_download(script, one, call) for one in opened):
             continue
+        follows = any(_may_follow(script, one, call) for one in opened)
         opened.append(call)
         is_own = where is not None and _is_own(script, where, script.function_of(call))
         if script.name(call.func) not in first and not (is_own and where is not None and _names_ranks(script, where)):
             yield Violation(
                 call,
                 f"All ranks download {script.text_of(call.func)} into the same folder at the same time",
-                severity=Severity.INFO if is_switched_off(script, call) else Severity.WARNING,
+                severity=Severity.INFO if follows or is_switched_off(script, call) else Severity.WARNING,
+                preview=follows,
                 fix="Download in `prepare_data()`, which Lightning calls in one process per host (per job with "
                 "`self.prepare_data_per_node = False`, for a shared folder), and open the dataset with "
                 "`download=False`."
@@ -401,12 +403,33 @@ def _has_program_for(script: Script, name: str) -> bool:
 def _is_same_download(script: Script, first: ast.Call, second: ast.Call) -> bool:
     """Whether the rank that reaches the second call has made the first, of the same dataset in the same folder: another
     split of what is there then."""
-    places = [script.argument(one, "root", 0) for one in (first, second)]
-    texts = {ast.unparse(one) if one is not None else "" for one in places}
     above = script.parent(script.statement_of(first))
     is_above = above is script.parent(script.statement_of(second)) or any(one is above for one in script.around(second))
     in_branch = isinstance(above, (ast.If, ast.Try)) and above is not script.parent(script.statement_of(second))
-    return script.name(first.func) == script.name(second.func) and len(texts) == 1 and is_above and not in_branch
+    return _are_alike(script, first, second) and is_above and not in_branch
+
+
+def _are_alike(script: Script, first: ast.Call, second: ast.Call) -> bool:
+    """Whether two calls are of the same dataset in the same folder."""
+    places = [script.argument(one, "root", 0) for one in (first, second)]
+    texts = {ast.unparse(one) if one is not None else "" for one in places}
+    return script.name(first.func) == script.name(second.func) and len(texts) == 1
+
+
+def _may_follow(script: Script, first: ast.Call, second: ast.Call) -> bool:
+    """Whether a run may make both calls of a function, the first in a branch above: the second one then finds the files
+    of a dataset that comes with all its splits."""
+    answers = [{(ast.unparse(one.test), is_in) for one, is_in in script.branches(call)} for call in (first, second)]
+    return (
+        script.name(first.func).endswith(_WITH_ALL_SPLITS)
+        and script.function_of(first) is script.function_of(second)
+        and _are_alike(script, first, second)
+        and not any((test, not is_in) in answers[1] for test, is_in in answers[0])
+    )
+
+
+_WITH_ALL_SPLITS = ("MNIST", "CIFAR10", "CIFAR100")
+"""torchvision/datasets/mnist.py and cifar.py: ``download()`` fetches what both splits need."""
 
 
 def _names_ranks(script: Script, where: ast.expr) -> bool:
