@@ -41,6 +41,7 @@ from doctor.lint.python.project.starts.launch_counts import (
     lines_naming,
     shown_counts,
 )
+from doctor.lint.python.project.starts.option_counts import is_asked_of_one_process
 from doctor.lint.python.project.starts.other_starts import is_shown_elsewhere
 from doctor.lint.python.project.starts.own_folders import has_folder_of_its_own
 from doctor.lint.python.project.starts.own_start import is_demonstration, is_of_own_main, shows_bug
@@ -147,7 +148,7 @@ def _is_left_to_others(script: Script, rule: str, at: ast.AST) -> bool:
         return True
     if is_demonstration(script) or is_of_own_main(script, at) or is_apart_from_group(script, at):
         return True
-    if fails_to_spawn(script):
+    if fails_to_spawn(script) or is_asked_of_one_process(script, at):
         return True
     return is_made_for_one(script) or cannot_run(script, at) or uses_past_wrapper(script) or fails_to_wrap(script)
 

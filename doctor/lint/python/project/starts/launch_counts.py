@@ -292,6 +292,15 @@ def _without_mentions(lines: list[str], name: str) -> list[str]:
     return [line for line in lines if not only_says_it(line)]
 
 
+def count_of_start(script: Script, line: str) -> int | None:
+    """The processes of a command that starts a script; ``None`` if they are unknown."""
+    if script.modules is None:
+        return None
+    if _NAMES_LAUNCHER.search(line):
+        return _count_of_command(script.modules, line, PurePath(script.path).name)
+    return None if asks_for_more(script, line) or may_start_ranks(script, script.modules) else 1
+
+
 def _count_of_command(modules: ProjectModules, line: str, name: str) -> int | None:
     """The processes of a launcher's command in a page."""
     counts = list(_counts_in(modules, "page.sh", f"{_command_in(line)}\n", name))
