@@ -367,12 +367,28 @@ CLAIM = "          volumes:\n            - persistentVolumeClaim:\n             
         (JOB.replace("gpu: 1", "gpu: 8"), "warning"),
         (JOB.replace("image:", "command: [torchrun, train.py]\n              image:"), "warning"),
         (JOB.replace("kind: PyTorchJob", "kind: Job"), "warning"),
+        (JOB.replace("kind: PyTorchJob", "kind: AdaptDLJob"), "info"),
         (JOB + CLAIM, "warning"),
     ],
 )
 def test_the_operator_starts_one_rank_in_each_pod(tmp_path, job, severity):
     files = {"mnist/train.py": DOWNLOADS, "mnist/v1/job.yaml": job}
     assert found(tmp_path, files) == [("CODE029", severity)]
+
+
+@pytest.mark.parametrize(
+    ("job", "severity"),
+    [
+        (JOB, "info"),
+        (JOB + CLAIM, "info"),
+        (JOB.replace("gpu: 1", "gpu: 8"), "warning"),
+        (JOB.replace("kind: PyTorchJob", "kind: Job"), "warning"),
+        (JOB.replace("image:", "command: [torchrun, train.py]\n              image:"), "warning"),
+    ],
+)
+def test_checkpoints_of_ranks_that_have_a_gpu_in_a_pod(tmp_path, job, severity):
+    files = {"net/train.py": LOADS.format(test="args.lr", path='"last.pt"'), "net/v1/job.yaml": job}
+    assert found(tmp_path, files) == [("CODE001", severity)]
 
 
 @pytest.mark.parametrize(

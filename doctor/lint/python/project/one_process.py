@@ -43,7 +43,7 @@ from doctor.lint.python.project.starts.launch_counts import (
 )
 from doctor.lint.python.project.starts.option_counts import is_asked_of_one_process
 from doctor.lint.python.project.starts.other_starts import is_shown_elsewhere
-from doctor.lint.python.project.starts.own_folders import has_folder_of_its_own
+from doctor.lint.python.project.starts.own_folders import has_folder_of_its_own, has_gpu_of_pod
 from doctor.lint.python.project.starts.own_start import is_demonstration, is_of_own_main, shows_bug
 from doctor.lint.python.project.unreached import is_program, unreached
 from doctor.lint.python.project.wrapped_model import fails_to_wrap, uses_past_wrapper
@@ -143,6 +143,7 @@ def _is_left_to_others(script: Script, rule: str, at: ast.AST) -> bool:
         fails_with_ranks(script, at)
         or (rule != _OF_NAMES and is_left_to_one_rank(script, at))
         or (rule == _OF_SHARED_FOLDERS and has_folder_of_its_own(script, at))
+        or (rule == _OF_SAVED_DEVICE and has_gpu_of_pod(script))
         or (rule in _OF_DEVICES and is_one_on_each_host(script))
     ):
         return True

@@ -7,7 +7,8 @@ import re
 from pathlib import PurePath
 
 from doctor.lint.python.project.left_defaults import shown_numbers
-from doctor.lint.python.project.starts.launch_counts import is_nearest
+from doctor.lint.python.project.settings.options import shown_starts
+from doctor.lint.python.project.starts.launch_counts import LAUNCHERS, is_nearest
 from doctor.lint.python.script import Script, per_script
 
 _RANK_PER_HOST = re.compile(
@@ -67,6 +68,19 @@ def _is_in_pods(script: Script, path: str) -> bool:
     )
 
 
+def has_gpu_of_pod(script: Script) -> bool:
+    """Whether each rank is in a pod that has one GPU, by all launch files of the project that may start a script: what
+    an earlier run saved from GPU 0 comes back to the rank's own. A page may start more on a host."""
+    manifests = [] if any(map(LAUNCHERS.search, shown_starts(script))) else _manifests(script)
+    return bool(manifests) and all(
+        _has_one_process(text) and set(_GPUS.findall(text)) == {"1"} and _VISIBLE.search(text) is None
+        for text in manifests
+    )
+
+
+_VISIBLE = re.compile(r"(?:CUDA|NVIDIA|HIP|ROCR)_VISIBLE_DEVICES")
+
+
 def _is_mounted(text: str, path: str) -> bool:
     return any(PurePath(path).is_relative_to(one[1]) for one in _MOUNT.finditer(text))
 
@@ -80,8 +94,9 @@ def _has_one_process(text: str) -> bool:
     return _POD.search(text) is not None and (counts == {"1"} or (counts <= {"1", "auto"} and has_one_gpu))
 
 
-_OF_OPERATOR = re.compile(r"^[ \t]*kind:[ \t]*[\"']?PyTorchJob\b", re.MULTILINE)
-"""A job whose operator gives each pod a rank (kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch)."""
+_OF_OPERATOR = re.compile(r"^[ \t]*kind:[ \t]*[\"']?(?:PyTorchJob|AdaptDLJob)\b", re.MULTILINE)
+"""A job whose operator gives each pod a rank (kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch;
+adaptdl.readthedocs.io: each replica of an AdaptDLJob is a pod)."""
 _STARTS_MORE = re.compile(r"torchrun|torch\.distributed|deepspeed|accelerate|mpirun|horovodrun|elasticPolicy")
 
 
