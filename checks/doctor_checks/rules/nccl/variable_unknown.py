@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from doctor.api import FileFails, FilePasses, Script, Severity, Violation, is_older, rule
 from doctor.knowledge.environment_variables import known as known_variable
@@ -101,6 +102,7 @@ def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
                 if (near, setting.known_value) in exported
                 or _is_the_default(file, near, setting.known_value)
                 or _is_set_before(file, near, setting)
+                or (near == "CUDA_VISIBLE_DEVICES" and _is_in_configurations(file, setting.known_value))
                 else None,
             )
         elif is_unknown_variable(name) and _TIMEOUT.fullmatch(name) and _is_read_nowhere(file, name):
@@ -167,3 +169,22 @@ def _is_set_before(file: EnvironmentSource, variable: str, setting: EnvironmentS
     inner = around[-1] if around else None
     calls = file.calls("torch.cuda.set_device")
     return any(one.lineno < line and file.function_of(one) is inner for one in calls)
+
+
+_GPUS = re.compile(r"^[ \t{]*[\"']?gpu_ids[\"']?:[ \t]*[\"']?([\d, ]+)", re.MULTILINE)
+
+
+def _is_in_configurations(file: EnvironmentSource, value: str | None) -> bool:
+    """Whether each command of a launch file gives Accelerate a configuration that chooses the same GPUs, which it then
+    exports as CUDA_VISIBLE_DEVICES (``prepare_multi_gpu_env`` of accelerate/utils/launch.py)."""
+    if not isinstance(file, LaunchFile) or file.modules is None or not value:
+        return False
+    configurations = [(PurePath(at).parts, text) for at, text in file.modules.mentioning("gpu_ids", launches=True)]
+    chosen: list[set[str]] = []
+    for launch in file.launches:
+        given = launch.known_option("config_file") if launch.command.has_config else None
+        given = None if launch.option("gpu_ids") is not None else given  # the option counts
+        named = tuple(one for one in PurePath(given or "").parts if one not in (".", ".."))
+        texts = [text for parts, text in configurations if named and parts[-len(named) :] == named]
+        chosen.append({one.replace(" ", "") for text in texts for one in _GPUS.findall(text)})
+    return bool(chosen) and all(one == {value} for one in chosen)
