@@ -22,6 +22,7 @@ from doctor.lint.python.project.settings.declared_settings import (
     settings_in,
 )
 from doctor.lint.python.project.settings.hydra_entries import values_of_hydra
+from doctor.lint.python.project.settings.needed_entries import may_be_read
 from doctor.lint.python.project.settings.options import (
     StartTexts,
     names_other,
@@ -200,7 +201,9 @@ def _numbers(script: Script, modules: ProjectModules, name: str) -> set[object]:
     is_own = is_own or (own is not None and name in own.fixed and is_program(script))
     launches = texts.launches
     if not is_own:
-        launches = _of_selected(script, modules, {one: naming[one] for one in naming if not one.endswith(".py")})
+        others = {one: text for one, text in naming.items() if not one.endswith(".py")}
+        others = {one: text for one, text in others.items() if may_be_read(script, one, text)}
+        launches = _of_selected(script, modules, others)
     programs = {script.path: script.text}
     word = re.compile(rf"(?<![A-Za-z0-9_]){name}(?![A-Za-z0-9_])")
     others = {one: text for one, text in naming.items() if one.endswith(".py") and word.search(text)}
