@@ -86,8 +86,8 @@ def _asked_for(script: Script, name: str) -> Iterator[str]:
 
 
 def _is_always_read(script: Script, node: ast.AST) -> bool:
-    """Whether no condition but one on the rank or epoch is around a place in a loop, as that of the epochs, nor around one
-    outside of loops, and its function is used at such a place."""
+    """Whether no condition but one on the rank or the epoch is around a place in a loop, as that of the epochs, nor
+    around one outside of loops, and its function is used at such a place."""
     inner, is_in_loop = node, False
     for outer in script.around(node):
         if isinstance(outer, (ast.IfExp, ast.BoolOp, ast.Try, ast.Lambda, ast.comprehension)):
