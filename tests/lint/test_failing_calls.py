@@ -175,6 +175,23 @@ def test_a_script_may_import_a_file_that_was_left_out(tmp_path, files, severity)
     assert ("CODE005", severity) in hits
 
 
+@pytest.mark.parametrize(
+    ("name", "files", "severity"),
+    [
+        ("own_evaluation", {}, "info"),
+        ("own_judgement", {}, "error"),
+        ("own_evaluation", {"requirements.txt": "own-evaluation\n"}, "error"),
+        ("own_evaluation", {"run.sh": "torchrun --nproc_per_node=8 train.py\n"}, "error"),
+        ("own_evaluation", {"losses.py": None}, "error"),
+    ],
+)
+def test_a_variant_of_a_file_beside_was_left_out(tmp_path, name, files, severity):
+    (tmp_path / ".git").mkdir()
+    script = HEAD + JOINS + f"from evaluation import a\nfrom losses import b\nfrom {name} import c\n" + HANG
+    given = {"train.py": script, **BESIDE, "evaluation.py": "a = 1\n", **files}
+    assert ("CODE005", severity) in found(tmp_path, {one: text for one, text in given.items() if text is not None})
+
+
 LIGHT = (
     "import pytorch_lightning as pl\nimport torch\n\nclass Net(pl.LightningModule):\n"
     "    def training_step(self, batch, i):\n        torch.save(self.state_dict(), 'step.pt')\n\n"

@@ -98,6 +98,8 @@ _OF_A_PART = re.compile(
     r"loader|dataloader|loss(?:es)?|generator|nets?|networks?|helpers?|tools|params|options|preprocess\w*|metrics?)(?:_\w+)?$"
 )
 """Names of parts of a program, and of hardly a distribution."""
+_SHORT = 5
+"""Letters of names that distributions have as their last word: ``rouge_score``."""
 _FRAMEWORKS = frozenset({"torch", "lightning", "pytorch_lightning", "accelerate", "transformers", "deepspeed", "numpy"})
 
 
@@ -436,10 +438,11 @@ class ProjectFiles:
         return len(set(used)) > 1 and self._is_out_of_reach(importer, module, used)
 
     def _is_missing_beside(self, importer: str, module: str) -> bool:
-        """Whether a script that imports several files beside it imports one more of such a name (``data_generator``),
-        which neither the project nor its requirements have."""
+        """Whether a script that imports several files beside it imports one more, of the name of a part of a program
+        (``data_generator``) or that of one of them after another word (``own_evaluation`` beside ``evaluation``), which
+        neither the project nor its requirements have."""
         head = module.partition(".")[0]
-        if head in self._names or head in sys.stdlib_module_names or not _OF_A_PART.search(head):
+        if head in self._names or head in sys.stdlib_module_names:
             return False
         lines = self._text(importer).splitlines()
         if any(_ADDS_TO_PATH.search(line) and "../" not in line for line in lines):
@@ -450,6 +453,9 @@ class ProjectFiles:
             for one in modules_at_top(self._text(importer))
             if os.path.join(folder, f"{one}.py") in self._targets  # noqa: PTH118 - as above
         }
+        is_variant = any(len(one) > _SHORT and head.endswith(f"_{one}") for one in beside)
+        if not (is_variant or _OF_A_PART.search(head)):
+            return False
         if len(beside) < 2 or self._may_be_repaired(importer):
             return False
         words = {head.lower(), head.lower().replace("_", "-")}
