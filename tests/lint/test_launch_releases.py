@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from doctor.lint.engine.registry import Rulebook, builtin_rules
+from doctor.lint.engine.releases import Releases
 from tests.lint.linted import severities_in
 
 BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("NCCL004", "NCCL002", "ENV007")))
@@ -35,6 +36,7 @@ def found(folder, files):
         {"job.sh": RENAMED + START, "1-create_environment.sh": "conda install pytorch==1.13.1 -c pytorch\n"},
         {"job.sh": RENAMED + START, "requirements.txt": "torchvision==0.14.1\ntorch\n"},
         {"job.sh": RENAMED + START, "requirements.txt": "torchaudio==0.12.1\n"},
+        {"job.sh": RENAMED + START, "requirements.txt": "vllm==0.4.0.post1\n"},
         {"job.sh": RENAMED + START, "environment.yml": "dependencies:\n  - python=3.7\n  - pytorch\n"},
         {"job.sh": RENAMED + START, "README.md": "conda create -n own python=3.7\npip install torch\n"},
         {"job.sh": RENAMED + START, "README.md": "- [PyTorch](https://pytorch.org) 1.13.1+cu117\n"},
@@ -67,6 +69,9 @@ def test_an_old_name_stands_where_no_newer_torch_is_known_to_run(tmp_path, files
         {"job.sh": RENAMED + OLD_START, "requirements.txt": "torch\n"},
         {"job.sh": RENAMED + START, "requirements.txt": "torchvision==0.17.0\n"},
         {"job.sh": RENAMED + START, "requirements.txt": "torchvision>=0.8\n"},
+        {"job.sh": RENAMED + START, "requirements.txt": "vllm==0.4.1\n"},
+        {"job.sh": RENAMED + START, "requirements.txt": "vllm>=0.4.0\n"},
+        {"job.sh": RENAMED + START, "requirements.txt": "vllm==0.16.0\n"},
         {"job.sh": RENAMED + START, "environment.yml": "dependencies:\n  - python=3.10\n  - pytorch\n"},
         {"job.sh": RENAMED + START, "README.md": "- PyTorch 1.13+\n- PyTorch >= 1.12\n"},
         {"job.sh": RENAMED + START, "README.md": "The code is tested with PyTorch 1.12 and above.\n"},
@@ -211,3 +216,21 @@ JOINED = [("NCCL004", "info")]
 )
 def test_a_variable_below_an_argument_that_no_call_gives(tmp_path, files, expected):
     assert found(tmp_path, {"job.py": JOINS, "requirements.txt": "torch==2.6.0\n", **files}) == expected
+
+
+@pytest.mark.parametrize(
+    ("required", "torch"),
+    [
+        ("vllm==0.1.4", None),
+        ("vllm==0.4.1", "2.2"),
+        ("vllm==0.6.3.post1", "2.4"),
+        ("vllm<=0.8", "2.6"),
+        ("vllm==0.11.0", "2.8"),
+        ("vllm==0.14.0", None),
+        ("vllm==0.4.1\ntorch==2.0.1", "2.0.1"),
+    ],
+)
+def test_the_torch_that_vllm_pins(tmp_path, required, torch):
+    (tmp_path / "requirements.txt").write_text(f"{required}\n")
+    releases = Releases({}).of_project(tmp_path / "train.py", tmp_path)
+    assert (releases["torch"] if releases.is_bounded("torch") else None) == torch

@@ -162,14 +162,25 @@ _NEWEST_TORCH = {"3.6": "1.10", "3.7": "1.13", "3.8": "2.4", "3.9": "2.8"}
 """The newest torch with wheels for a line of Python (pypi.org/project/torch)."""
 
 
+_TORCH_OF_VLLM = (
+    *(("0.11.1", ""), ("0.10.2", "2.8"), ("0.9", "2.7"), ("0.8", "2.6"), ("0.6.4", "2.5"), ("0.5.4", "2.4")),
+    *(("0.4.2", "2.3"), ("0.4.1", "2.2"), ("0.2.2", "2.1")),
+)
+"""Releases of vLLM that came with another line of torch, the newest first: the wheel pins one release of torch (torch
+of requirements-cuda.txt, later requirements/cuda.txt). Later lines are newer than what rules ask for."""
+
+
 def _torch_beside(required: Mapping[str, str]) -> Iterator[str]:
-    """The lines of torch that go with a pinned torchvision or torchaudio, which need exactly one, and with a Python:
-    torchvision 0.14 is for torch 1.13, and 0.15 for 2.0."""
+    """The lines of torch that go with a pinned torchvision, torchaudio or vLLM, which need exactly one, and with a
+    Python: torchvision 0.14 is for torch 1.13, and 0.15 for 2.0."""
     vision, audio = (release(required.get(one, "")) for one in ("torchvision", "torchaudio"))
     if len(vision) > 1 and vision[0] == 0 and vision[1] >= 5:
         yield f"2.{vision[1] - 15}" if vision[1] >= 15 else f"1.{vision[1] - 1}"
     if len(audio) > 1:
         yield f"{audio[0] or 1}.{audio[1]}"
+    serving = end_of_line(required.get("vllm", ""))
+    if pinned := next((torch for first, torch in _TORCH_OF_VLLM if serving >= release(first)), ""):
+        yield pinned
     python = release(required.get("python") or required.get("python-requires") or "")
     if newest := _NEWEST_TORCH.get(".".join(map(str, python[:2]))):
         yield newest
