@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import PurePath
 
 from doctor.api import FileFails, FilePasses, Script, Severity, Violation, is_older, rule
 from doctor.knowledge.environment_variables import known as known_variable
@@ -179,12 +178,12 @@ def _is_in_configurations(file: EnvironmentSource, value: str | None) -> bool:
     exports as CUDA_VISIBLE_DEVICES (``prepare_multi_gpu_env`` of accelerate/utils/launch.py)."""
     if not isinstance(file, LaunchFile) or file.modules is None or not value:
         return False
-    configurations = [(PurePath(at).parts, text) for at, text in file.modules.mentioning("gpu_ids", launches=True)]
+    configurations = [(at.split("/"), text) for at, text in file.modules.mentioning("gpu_ids", launches=True)]
     chosen: list[set[str]] = []
     for launch in file.launches:
         given = launch.known_option("config_file") if launch.command.has_config else None
         given = None if launch.option("gpu_ids") is not None else given  # the option counts
-        named = tuple(one for one in PurePath(given or "").parts if one not in (".", ".."))
+        named = [one for one in (given or "").split("/") if one not in ("", ".", "..")]
         texts = [text for parts, text in configurations if named and parts[-len(named) :] == named]
         chosen.append({one.replace(" ", "") for text in texts for one in _GPUS.findall(text)})
     return bool(chosen) and all(one == {value} for one in chosen)
