@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from doctor.lint.engine.registry import Rulebook, builtin_rules
-from doctor.lint.python.project.abnormal_values import ordinary_outcome
+from doctor.lint.python.project.abnormal_values import is_led_to_by_accident, ordinary_outcome
 from doctor.lint.python.script import Script
 from tests.lint.linted import severities_in
 
@@ -174,3 +174,11 @@ def test_a_listing_of_documentation_has_no_errors(tmp_path, place, page, found):
     files = {"pyproject.toml": "", "README.md": f"# A project\n\n```\n{page}```\n", place: _LISTING}
     files["src/data.py"] = "def main():\n    print()\n\nif __name__ == '__main__':\n    main()\n"
     assert [severity for _, severity in severities_in(tmp_path, files, book)] == found
+
+
+def test_a_flag_that_its_own_branch_changes_ends_the_search():
+    script = Script(
+        "train.py", "done = False\nwhile not done:\n    if not done:\n        done = True\n        dist.barrier()\n"
+    )
+    barrier = next(one for one in script.all(ast.Call))
+    assert not is_led_to_by_accident(script, barrier)

@@ -71,7 +71,7 @@ def _of_name(script: Script, name: ast.Name, depth: int) -> bool | None:
         return ordinary_outcome(script, values[0], depth - 1)
     if not all(isinstance(one, ast.Constant) and isinstance(one.value, bool) for one in values):
         return None
-    kept = {one.value for one in values if isinstance(one, ast.Constant) and not is_led_to_by_accident(script, one, 0)}
+    kept = {one.value for one in values if isinstance(one, ast.Constant) and not is_led_to_by_accident(script, one, depth - 1)}
     return bool(kept.pop()) if len(kept) == 1 else None
 
 
@@ -150,9 +150,9 @@ def is_led_to_by_accident(script: Script, node: ast.AST, depth: int = _DEPTH) ->
             return True
         if isinstance(outer, (ast.If, ast.IfExp, ast.While)) and inner is not outer.test:
             is_in_body = inner is outer.body or inner in block_of(outer, inner, ("body",))
-            if ordinary_outcome(script, outer.test) is (not is_in_body):
+            if ordinary_outcome(script, outer.test, depth) is (not is_in_body):
                 return True
-        if any(_leaves_ordinarily(script, one) for one in statements_before(outer, inner, BLOCKS)):
+        if any(_leaves_ordinarily(script, one, depth) for one in statements_before(outer, inner, BLOCKS)):
             return True
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return depth > 0 and _is_called_by_accident(script, outer, depth)
@@ -173,11 +173,11 @@ def _caught(handler: ast.ExceptHandler) -> Iterator[ast.expr]:
         yield handler.type
 
 
-def _leaves_ordinarily(script: Script, statement: ast.stmt) -> bool:
+def _leaves_ordinarily(script: Script, statement: ast.stmt, depth: int) -> bool:
     """``if torch.isfinite(loss): return loss``."""
     if not isinstance(statement, ast.If) or statement.orelse or not isinstance(statement.body[-1], _LEAVING):
         return False
-    return ordinary_outcome(script, statement.test) is True
+    return ordinary_outcome(script, statement.test, depth) is True
 
 
 def _is_called_by_accident(script: Script, function: FunctionNode, depth: int) -> bool:

@@ -255,7 +255,7 @@ def is_called_in_vain(script: Script, method: str) -> bool:
 
 def _calls_in_vain(modules: ProjectModules, shown: str, method: str) -> bool:
     try:
-        other = Script(shown, modules.text_at(shown), modules=modules, location=os.path.abspath(shown))  # noqa: PTH100
+        other = module_of(modules, shown, modules.text_at(shown))
     except (SyntaxError, ValueError, RecursionError):
         return False
     calls = list(other.method_calls(method))
