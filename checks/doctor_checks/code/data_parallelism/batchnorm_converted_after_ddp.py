@@ -11,7 +11,7 @@ from doctor.lint.python.training import DDP
 from doctor.testing.script_cases import fails, passes
 
 _NEEDS_NO_DDP = "1.9"
-"""The release of torch whose SyncBatchNorm no longer needs what DDP told its layers (pull requests 55946, 56425)."""
+"""The release of torch whose SyncBatchNorm no longer needs what DDP set on its layers (pull requests 55946, 56425)."""
 _CONVERTS = "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
 
 

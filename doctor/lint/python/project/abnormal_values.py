@@ -71,7 +71,8 @@ def _of_name(script: Script, name: ast.Name, depth: int) -> bool | None:
         return ordinary_outcome(script, values[0], depth - 1)
     if not all(isinstance(one, ast.Constant) and isinstance(one.value, bool) for one in values):
         return None
-    kept = {one.value for one in values if isinstance(one, ast.Constant) and not is_led_to_by_accident(script, one, depth - 1)}
+    ordinary = [one for one in values if not is_led_to_by_accident(script, one, depth - 1)]
+    kept = {one.value for one in ordinary if isinstance(one, ast.Constant)}
     return bool(kept.pop()) if len(kept) == 1 else None
 
 
