@@ -45,6 +45,7 @@ Part: TypeAlias = Literal[
     "twentieth",
     "twenty-first",
     "twenty-second",
+    "twenty-third",
     "development",
 ]
 Half: TypeAlias = Literal["tuned", "held"] | Part
