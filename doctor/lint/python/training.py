@@ -304,12 +304,32 @@ def hooks(owner: ast.ClassDef, *names: str) -> Iterator[ast.FunctionDef]:
             yield statement
 
 
+_JOINS = frozenset({"join", "Join", "join_uneven_inputs"})
+"""Contexts for uneven numbers of passes: of DDP, of torch.distributed.algorithms.join, and of Accelerate."""
+
+
 @per_script
 def gradients_reduced(script: Script) -> frozenset[ast.Call]:
-    """Calls ``loss.backward()`` of a model that is wrapped in the same function or class, or in a caller."""
+    """Calls ``loss.backward()`` of a model that is wrapped in the same function or class, or in a caller, without those
+    that a rank may leave out (``DDP.join``)."""
     # Of ``DDP(model)`` as a statement nothing is kept, and the model stays as it was.
     wrapping = [one for one in script.calls(*WRAPPERS) if not isinstance(script.parent(one), ast.Expr)]
-    return frozenset(call for call in script.method_calls("backward") if _is_wrapped(script, call, wrapping))
+    wrapped = (call for call in script.method_calls("backward") if _is_wrapped(script, call, wrapping))
+    return frozenset(call for call in wrapped if not _is_joined(script, call))
+
+
+def _is_joined(script: Script, node: ast.AST, depth: int = 2) -> bool:
+    """Whether a place is in a context in which a rank with fewer passes takes part in those of the others
+    (torch/distributed/algorithms/join.py), or in a function of the module that is called in such contexts alone."""
+    for outer in script.around(node):
+        if isinstance(outer, (ast.With, ast.AsyncWith)):
+            entered = [one.context_expr for one in outer.items]
+            if any(isinstance(one, ast.Call) and last_name(one.func) in _JOINS for one in entered):
+                return True
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            uses = [one for one in script.all(ast.Name) if one.id == outer.name and script.definition(one) is outer]
+            return depth > 0 and bool(uses) and all(_is_joined(script, one, depth - 1) for one in uses)
+    return False
 
 
 def _is_wrapped(script: Script, call: ast.Call, wrapping: list[ast.Call]) -> bool:

@@ -58,6 +58,11 @@ _Leaving = ast.Continue | ast.Break | ast.Return
         fails("in methods, with a return", _METHODS),
         passes("early stopping on the mean over ranks", _STOPPER_AGREED),
         passes("early stopping on data that all ranks have", _STOPPER_SHARED_DATA),
+        passes("fewer passes are allowed", _JOINED),
+        fails(
+            "fewer passes",
+            _JOINED.replace("    with model.join():\n    ", "").replace("continue", "continue  # !"),
+        ),
         passes("the number of steps", _STEPS_COUNTED),
         passes("the ranks agree to skip", _AGREED),
         passes("scores that are reduced in place, and a target of the settings", _HISTORY),
@@ -346,6 +351,21 @@ def train(net, loader, optimizer, device):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+"""
+_JOINED = """\
+def train_epoch(model, loader, optimizer):
+    for x, y in loader:
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        if loss.item() > 100:
+            continue
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+def main(net, loader, optimizer, device):
+    model = DDP(net.to(device), device_ids=[device])
+    with model.join():
+        train_epoch(model, loader, optimizer)
 """
 _NO_BATCH = """\
 accelerator = Accelerator()
