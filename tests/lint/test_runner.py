@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -193,6 +195,28 @@ def test_pieces_that_break_or_hang_are_lost_alone():
     assert [outcomes[number] for number in range(30) if number not in (3, 5)] == [
         str(number) for number in range(30) if number not in (3, 5)
     ]
+
+
+def _computes(number):
+    until = time.process_time() + 0.3
+    while time.process_time() < until:
+        pass
+    return str(number)
+
+
+def test_waiting_for_a_processor_takes_no_time_of_a_piece():
+    """Four processes share one processor, so that each piece takes longer than its deadline."""
+    all_of_them, one = os.sched_getaffinity(0), min(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {one})
+    busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        outcomes = map_in_workers(range(2), _computes, lambda number, why: f"{number}: {why}", deadline=0.7, most=1)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+        os.sched_setaffinity(0, all_of_them)
+    assert outcomes == ["0", "1"]
 
 
 PLUGIN = '''

@@ -31,6 +31,7 @@ from doctor.lint.engine.registry import Rulebook
 from doctor.lint.engine.releases import Releases
 from doctor.lint.engine.rule import FlowStep, Rule, SourceLocation, Violation
 from doctor.lint.engine.suppressions import UNUSED_SUPPRESSION, SuppressionComment, Suppressions, comments_in
+from doctor.lint.engine.worker_pool import ProcessorDeadline
 from doctor.lint.launch.launch_file import EnvironmentSource, LaunchFile
 from doctor.lint.launch.stale_commands import as_launched
 from doctor.lint.python.notebooks import Notebook, read_notebook
@@ -379,13 +380,18 @@ def _innermost(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _deadline(seconds: float) -> Iterator[None]:
-    """Raise :class:`FileTimeout` in the block after so many seconds; only the main thread receives signals."""
+    """Raise :class:`FileTimeout` in the block after so many seconds in which a processor was free for this process;
+    only the main thread receives signals."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
 
+    deadline = ProcessorDeadline(os.getpid(), seconds)
+
     def ring(_number: int, _frame: FrameType | None) -> None:
-        raise FileTimeout
+        if not (left := deadline.left()):
+            raise FileTimeout
+        signal.setitimer(signal.ITIMER_REAL, left)
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)

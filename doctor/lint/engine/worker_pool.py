@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -21,6 +22,49 @@ _THRESHOLDS = (20_000, 20, 50)
 """Of the garbage collector: syntax trees have many objects, and few that only it can free."""
 _JOIN_TIMEOUT = 1.0
 """Seconds to wait for a killed child."""
+_MOST_WAITED = 10.0
+"""A piece is lost after so many deadlines, however long its process waited for a processor."""
+_RESOLUTION = 0.05
+"""Seconds that are too short to wait again, and the share of a deadline after which a waiting process is seen again."""
+
+
+class ProcessorDeadline:
+    """A time limit for a process, which does not count the time for which it was ready to run and no processor was
+    free: a busy machine loses no piece."""
+
+    def __init__(self, process: int, seconds: float) -> None:
+        self._process = process
+        self._seconds = seconds
+        self._since = time.monotonic()
+        self._start = _scheduled(process)
+
+    def left(self) -> float:
+        """Return the seconds until it is over, as far as that is known now; 0 if it is over."""
+        busy, waited = (now - before for now, before in zip(_scheduled(self._process), self._start, strict=True))
+        last = self._since + self._seconds * _MOST_WAITED - time.monotonic()
+        left = self._since + self._seconds + waited - time.monotonic()
+        if left < _RESOLUTION and busy < self._seconds and _is_ready(self._process):
+            left = _RESOLUTION * self._seconds  # the wait that it is in is counted when it ends
+        return left if min(left, last) > 0 else 0.0
+
+
+def _scheduled(process: int) -> tuple[float, float]:
+    """Return the seconds for which a process ran, and was ready to run and did not (proc_pid_schedstat, in ns:
+    Documentation/scheduler/sched-stats.rst); 0 where the kernel does not count."""
+    try:
+        fields = Path(f"/proc/{process}/schedstat").read_text(encoding="ascii").split()
+        return int(fields[0]) / 1e9, int(fields[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0, 0.0
+
+
+def _is_ready(process: int) -> bool:
+    """Return whether another process is ready to run."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return process != os.getpid() and stat.rpartition(")")[2].split()[:1] == ["R"]
 
 
 @dataclass
@@ -29,6 +73,7 @@ class _PoolWorker:
     pipe: Connection
     piece: int | None = None
     until: float = 0.0
+    deadline: ProcessorDeadline | None = None
 
 
 def map_in_workers(
@@ -70,7 +115,10 @@ class _WorkerPool(Generic[T, R]):
                 self._receive()
                 now = time.monotonic()
                 for worker in [one for one in self._workers if one.piece is not None and one.until <= now]:
-                    self._replace(worker, f"it took longer than {self._deadline:g} s")
+                    if left := worker.deadline.left() if worker.deadline is not None else 0.0:
+                        worker.until = now + left
+                    else:
+                        self._replace(worker, f"it took longer than {self._deadline:g} s")
         finally:
             for worker in self._workers:
                 self._end(worker)
@@ -106,6 +154,7 @@ class _WorkerPool(Generic[T, R]):
             worker.piece = None
             return
         worker.piece, worker.until = self._next, time.monotonic() + self._deadline
+        worker.deadline = ProcessorDeadline(worker.process, self._deadline)
         self._next += 1
         worker.pipe.send(worker.piece)
 
