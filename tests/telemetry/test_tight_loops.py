@@ -135,9 +135,9 @@ class Endless:
                 return
 
     def rates_orders(self):
-        """Find the best order in an expression, of what has a name."""
+        """Look for an order in an expression, in what has a name."""
         orders = itertools.permutations(range(12))
-        return min(sum(one * at for at, one in enumerate(order)) for order in orders if not self.stop)
+        return any(self.stop or sum(one * at for at, one in enumerate(order)) < 0 for order in orders)
 
     def numbers_orders(self):
         """Count the orders while they are rated."""
