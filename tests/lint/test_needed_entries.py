@@ -3,6 +3,8 @@
 import pytest
 
 from doctor.lint.engine.registry import Rulebook, builtin_rules
+from doctor.lint.python.project.settings.needed_entries import may_be_read
+from doctor.lint.python.script import Script
 from tests.lint.linted import severities_in
 
 BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id == "CODE032"))
@@ -71,3 +73,9 @@ MERGED = PROGRAM.replace("    main(args, config)\n", "    config.update(defaults
 def test_a_configuration_of_another_program(tmp_path, program, other, severity):
     files = {"caption.py": program, "configs/own.yaml": OWN, "configs/other.yaml": other}
     assert severities_in(tmp_path, files, BOOK, preview=True) == [("CODE032", severity)]
+
+
+def test_functions_that_call_each_other_end_the_search():
+    text = "def first():\n    print(config['captions'])\n    second()\n\n\ndef second():\n    first()\n"
+    script = Script("train.py", f"import yaml\n\nconfig = yaml.safe_load(open('a.yaml'))\n\n\n{text}")
+    assert may_be_read(script, "other.yaml", "epochs: 4\n")

@@ -85,9 +85,9 @@ def _asked_for(script: Script, name: str) -> Iterator[str]:
             yield key
 
 
-def _is_always_read(script: Script, node: ast.AST) -> bool:
+def _is_always_read(script: Script, node: ast.AST, passed: frozenset[ast.AST] = frozenset()) -> bool:
     """Whether no condition but one on the rank or the epoch is around a place in a loop, as that of the epochs, nor
-    around one outside of loops, and its function is used at such a place."""
+    around one outside of loops, and its function is used at such a place. ``passed``: functions on the way."""
     inner, is_in_loop = node, False
     for outer in script.around(node):
         if isinstance(outer, (ast.IfExp, ast.BoolOp, ast.Try, ast.Lambda, ast.comprehension)):
@@ -98,6 +98,7 @@ def _is_always_read(script: Script, node: ast.AST) -> bool:
         is_in_loop = is_in_loop or (isinstance(outer, ast.For) and inner is not outer.iter)
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
             uses = [one for one in script.all(ast.Name) if one.id == outer.name]
-            return any(_is_always_read(script, one) for one in uses if outer not in set(script.around(one)))
+            passed |= {outer}
+            return any(_is_always_read(script, one, passed) for one in uses if passed.isdisjoint(script.around(one)))
         inner = outer
     return True
