@@ -70,7 +70,7 @@ _ROWS = (
     WaitingFunctions(
         "torch/distributed/elastic/utils/store.py", ("barrier", "synchronize", "get_all"), polls=True, recorded=False
     ),
-    # init_rpc makes a Gloo group of its own over a store, and then gathers the devices of all workers.
+    # init_rpc makes a separate Gloo group over a store, and then gathers the devices of all workers.
     WaitingFunctions(
         f"{_RPC}__init__.py", ("init_rpc", "_init_rpc_backend"), "rpc.init_rpc", polls=True, recorded=False
     ),

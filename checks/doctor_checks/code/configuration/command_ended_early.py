@@ -79,7 +79,7 @@ _LOST = "The shell runs the next lines as another command: the program runs with
             "    --batch-size 8",
         ),
         shell_fails(
-            "a variable on a line of its own",
+            "a variable on a separate line",
             "CUDA_VISIBLE_DEVICES=4,5,6,7  # !",
             "torchrun --nproc-per-node 4 train.py",
         ),

@@ -16,7 +16,7 @@ _OF_PROGRAMS = re.compile(
     r"(?:TORCH_)?NCCL_\w+|TORCH_DISTRIBUTED_DEBUG|PYTORCH_(?:CUDA_)?ALLOC_CONF|(?:CUDA|HIP|ROCR)_VISIBLE_DEVICES|"
     r"OMP_NUM_THREADS|GLOO_SOCKET_IFNAME|CUDA_DEVICE_MAX_CONNECTIONS|CUDA_LAUNCH_BLOCKING|TOKENIZERS_PARALLELISM"
 )
-"""Variables that only programs read: a script that needs a value of its own has no use for these names."""
+"""Variables that only programs read: a script that needs a separate value has no use for these names."""
 _MAY_EXPORT = re.compile(
     r"^[ \t]*(?:set[ \t]+(?:-\w*a|-o[ \t]+allexport)|(?:source|\.)[ \t]+(?![^\n;&|]*(?:activate|conda\.sh|bashrc)))|"
     r"\beval\b|\b(?:declare|typeset)\b|<<",
