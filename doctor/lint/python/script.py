@@ -502,6 +502,10 @@ class Script(EnvironmentSource):
         """Whether an argument is given, or may be unpacked."""
         return self.argument(call, name, place) is not None or self.is_open(call)
 
+    def uses_of(self, function: FunctionNode) -> list[ast.Name]:
+        """The places of this file that name a function by its own name."""
+        return [one for one in self.all(ast.Name) if one.id == function.name and self.definition(one) is function]
+
     def definition(self, node: ast.expr) -> FunctionNode | None:
         """The function of this file, or method of a class of this file, that an expression names."""
         name = self.name(node)

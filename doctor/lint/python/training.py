@@ -327,7 +327,7 @@ def _is_joined(script: Script, node: ast.AST, depth: int = 2) -> bool:
             if any(isinstance(one, ast.Call) and last_name(one.func) in _JOINS for one in entered):
                 return True
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            uses = [one for one in script.all(ast.Name) if one.id == outer.name and script.definition(one) is outer]
+            uses = script.uses_of(outer)
             return depth > 0 and bool(uses) and all(_is_joined(script, one, depth - 1) for one in uses)
     return False
 

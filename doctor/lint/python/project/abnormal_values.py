@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 
 from doctor.lint.python.project.imported_functions import may_be_imported
+from doctor.lint.python.project.left_defaults import OPERATORS
 from doctor.lint.python.rank_branches import BLOCKS, block_of, statements_before
 from doctor.lint.python.script import FunctionNode, Script, last_name
 
@@ -21,16 +20,7 @@ _KEEPS = frozenset({"any", "all", "item", "bool", "float", "int", "cpu", "detach
 """Functions and methods that give a flag back: ``torch.isnan(x).any().item()``."""
 _SUMS = frozenset({"sum", "count_nonzero", "mean"})
 """Those that give 0 for flags that are all false."""
-_COMPARISONS: Mapping[type[ast.cmpop], Callable[[float, float], bool]] = MappingProxyType(
-    {
-        ast.Eq: operator.eq,
-        ast.NotEq: operator.ne,
-        ast.Lt: operator.lt,
-        ast.LtE: operator.le,
-        ast.Gt: operator.gt,
-        ast.GtE: operator.ge,
-    }
-)
+_OF_NUMBERS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _ORDINARY_ERRORS = frozenset(
     {"ImportError", "ModuleNotFoundError", "AttributeError", "KeyError", "NameError", "TypeError", "StopIteration"}
     | {"StopAsyncIteration", "Empty", "Full", "KeyboardInterrupt", "SystemExit", "GeneratorExit"}
@@ -94,9 +84,9 @@ def _of_comparison(script: Script, test: ast.Compare, depth: int) -> bool | None
     if isinstance(right.value, bool) and isinstance(compare, (ast.Is, ast.IsNot)):
         flag = ordinary_outcome(script, left, depth)
         return None if flag is None else (flag is right.value) is isinstance(compare, ast.Is)
-    compared = _COMPARISONS.get(type(compare))
-    if compared is None or not isinstance(right.value, (int, float)):
+    if not isinstance(compare, _OF_NUMBERS) or not isinstance(right.value, (int, float)):
         return None
+    compared = OPERATORS[type(compare)]
     if _is_size_of_batch(script, left):
         # A size is a positive number: comparisons that 1 and any larger one answer in the same way
         answers = {compared(size, right.value) for size in (1, 2, 1 << 30)}
@@ -112,10 +102,10 @@ def _of_call(script: Script, call: ast.Call, depth: int) -> bool | None:
     if _ASKS_FOR_GOOD.match(bare):
         return True
     if bare in _KEEPS | _SUMS:
-        is_method = isinstance(call.func, ast.Attribute) and not script.name(call.func).startswith(("torch.", "numpy."))
-        asked = call.func.value if is_method and isinstance(call.func, ast.Attribute) else next(iter(call.args), None)
-        if isinstance(call.func, ast.Attribute) and not call.args:
-            asked = call.func.value
+        asked = next(iter(call.args), None)
+        if isinstance(call.func, ast.Attribute):
+            is_function = script.name(call.func).startswith(("torch.", "numpy."))
+            asked = asked if is_function and asked is not None else call.func.value
         flag = ordinary_outcome(script, asked, depth) if asked is not None else None
         return flag if bare in _KEEPS or flag is False else None
     function = script.definition(call.func) if depth else None
@@ -184,6 +174,6 @@ def _leaves_ordinarily(script: Script, statement: ast.stmt, depth: int) -> bool:
 def _is_called_by_accident(script: Script, function: FunctionNode, depth: int) -> bool:
     if not isinstance(script.parent(function), ast.Module) or function.decorator_list:
         return False
-    uses = [one for one in script.all(ast.Name) if one.id == function.name and script.definition(one) is function]
+    uses = script.uses_of(function)
     is_led_to = all(is_led_to_by_accident(script, one, depth - 1) for one in uses)
     return bool(uses) and is_led_to and not may_be_imported(script, function.name)

@@ -22,7 +22,7 @@ MOST_READ = 40
 """Files with a name that are parsed."""
 DEPTH = 4
 """Names that are followed to the argument of a call."""
-_OPERATORS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+OPERATORS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Is: operator.is_,
@@ -98,7 +98,7 @@ def outcome(script: Script, test: ast.expr, depth: int = DEPTH, *, options: bool
 def _compared(script: Script, test: ast.Compare, depth: int, *, options: bool) -> bool | None:
     if options and (known := by_release(script, test)) is not None:
         return known
-    compare = _OPERATORS.get(type(test.ops[0])) if len(test.ops) == 1 else None
+    compare = OPERATORS.get(type(test.ops[0])) if len(test.ops) == 1 else None
     left, right = (possible_values(script, one, depth, options=options) for one in (test.left, test.comparators[0]))
     if options and isinstance(test.ops[0], ast.Eq) and left is None and right is not None and len(right) == 1:
         return False if is_chosen_nowhere(script, test.left, *right) else None

@@ -425,7 +425,7 @@ def runs_in_one_process(script: Script, node: ast.AST, depth: int = _DEPTH) -> b
     function = script.function_of(node)
     if function is None or depth == 0 or not isinstance(script.parent(function), ast.Module):
         return False
-    uses = [one for one in script.all(ast.Name) if one.id == function.name and script.definition(one) is function]
+    uses = script.uses_of(function)
     return (
         bool(uses)
         and all(never_runs(script, one) or runs_in_one_process(script, one, depth - 1) for one in uses)

@@ -259,24 +259,18 @@ def _is_trained_in(script: Script, method: str) -> bool:
         texts += [text for shown, text in script.modules.mentioning(defined) if shown != script.path]
     if len(texts) != 1 or ".backward(" not in texts[0]:
         return False
-    found = [
-        (text, one)
-        for text in texts
-        for owner in ast.walk(_parsed(text))
-        if isinstance(owner, ast.ClassDef)
-        for one in owner.body
-        if isinstance(one, ast.FunctionDef) and one.name == method
-    ]
-    return len(texts) == len(found) == 1 and not _REDUCES.search(found[0][0]) and _has_step(found[0][1])
+    owners = (one for one in ast.walk(_parsed(texts[0])) if isinstance(one, ast.ClassDef))
+    held = (one for owner in owners for one in owner.body)
+    found = [one for one in held if isinstance(one, ast.FunctionDef) and one.name == method]
+    return len(found) == 1 and not _REDUCES.search(texts[0]) and _has_step(found[0])
 
 
 def _has_step(function: ast.FunctionDef) -> bool:
     called = [one.func for one in ast.walk(function) if isinstance(one, ast.Call)]
-    methods = {one.attr for one in called if isinstance(one, ast.Attribute)}
-    own = [one for one in called if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name)]
-    return {"backward", "step"} <= methods and any(
-        one.value.id == "self" for one in own if isinstance(one.value, ast.Name)
-    )
+    methods = [one for one in called if isinstance(one, ast.Attribute)]
+    owners = [one.value for one in methods]
+    uses_own = any(isinstance(one, ast.Name) and one.id == "self" for one in owners)
+    return uses_own and {"backward", "step"} <= {one.attr for one in methods}
 
 
 def _classes(script: Script, name: str) -> Iterator[ast.ClassDef]:
