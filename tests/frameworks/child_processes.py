@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import multiprocessing
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from multiprocessing.shared_memory import SharedMemory
 
 import torch
 from moments import LONG, in_row, once
-from shared_helpers import Scorer, Side, started
+from shared_helpers import Scorer, Side, scores_shortly, started
 from torch.utils.data import get_worker_info
 
 STALLS = """
@@ -54,6 +55,10 @@ for line in sys.stdin:
     print(len(line.split()))
 """
 """A command that answers each line, and does not flush what it writes to a pipe."""
+ASKS = "print(input('Password of the repository: '))"
+"""What a command does that clones a repository, and finds no password."""
+TWO_LINES = "import time\nprint('ready\\nloss 0.5', flush=True)\ntime.sleep(1000)"
+"""An engine that writes two lines at once, and runs on."""
 
 
 class ChildProcesses:
@@ -398,6 +403,55 @@ class ChildProcesses:
             self.to_main.send(self.rows)
             return row * self.to_main.recv()
         return row
+
+    @once
+    def child_asks(self, model):
+        """Clone code by a command that asks for a password at a terminal (https://github.com/ansible/ansible/issues/7720)."""
+        self.kept.extend(os.openpty())
+        subprocess.run([sys.executable, "-S", "-c", ASKS], stdin=self.kept[1], check=True)
+
+    @once
+    def pool_not_refilled(self, model):
+        """Score in a process that ends after two texts, and is not replaced (https://github.com/python/cpython/issues/115634)."""
+        with concurrent.futures.ProcessPoolExecutor(1, max_tasks_per_child=2) as pool:  # from Python 3.11 on
+            print(sum(pool.map(scores_shortly, range(10))))
+
+    @once
+    def selects_buffered(self, model):
+        """Wait for a line of an engine that was read into a buffer with the line before.
+
+        https://github.com/Exa-Networks/exabgp/pull/1422
+        """
+        with subprocess.Popen([sys.executable, "-S", "-c", TWO_LINES], stdout=subprocess.PIPE) as engine:
+            for _ in range(2):
+                select.select([engine.stdout], [], [])
+                print(engine.stdout.readline())
+
+    @once
+    def actor_elsewhere(self, model):
+        """Look for an actor of Ray by its name, until it is found: it is in another namespace.
+
+        https://github.com/ray-project/ray/issues/16380
+        """
+        import ray
+
+        self.kept = [ray.remote(Side).options(name="judge", namespace="rewards", num_cpus=0).remote()]
+        judge = None
+        while judge is None:
+            with contextlib.suppress(ValueError):
+                judge = ray.get_actor("judge")
+            time.sleep(0.5)
+        print(ray.get(judge.answers.remote()))
+
+    @once
+    def restarts_forever(self, model):
+        """Call an actor of Ray that dies in each call, and is restarted without a limit.
+
+        https://github.com/ray-project/ray/issues/2635
+        """
+        import ray
+
+        ray.get(ray.remote(Side).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote().dies.remote())
 
     @once
     def sigstop(self, model):

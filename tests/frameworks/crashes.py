@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy
 import torch
 import torch.distributed as dist
-from moments import every_step, in_loss, in_row, once
+from moments import every_step, from_then_on, in_loss, in_row, once
 from shared_helpers import STATES, Side, asks, started
 
 ALTERNATE = """
@@ -472,6 +472,43 @@ class Crashes:
         print(torch.multinomial(torch.softmax(logits - logits.max(), 0), 1))
 
     @once
+    def sender_gone(self, model):
+        """Take a tensor out of a queue, whose sender has ended (https://github.com/pytorch/pytorch/issues/65418)."""
+        context = torch.multiprocessing.get_context("fork")
+        features = context.SimpleQueue()
+        extractor = context.Process(target=features.put, args=(torch.ones(64),))
+        extractor.start()
+        extractor.join()
+        print(features.get().mean())
+
+    @from_then_on
+    def wraps_each_step(self, model):
+        """Wrap the model anew for each batch of a step (https://github.com/huggingface/accelerate/issues/1516)."""
+        inner = getattr(model, "module", model)
+        for _ in range(250):
+            inner.forward = in_full_precision(inner.forward)
+
+    @once
+    def prints_ascii(self, model):
+        """Print an arrow where the output is in ASCII (https://github.com/alexjc/neural-enhance/issues/199)."""
+        sys.stdout.reconfigure(encoding="ascii")  # as by the locale of a container
+        print(f"step {self.step}: loss 0.5 \u2193")
+
+    @once
+    def not_positive(self, model):
+        """Precondition by a matrix that is singular after rounding (https://github.com/MCZhi/DIPP/issues/6)."""
+        features = torch.ones(4, 8)
+        print(torch.linalg.cholesky(features.T @ features).diagonal())
+
+    @once
+    def optimizer_of_stage(self, model):
+        """Load the optimizer of an earlier stage, in which the backbone was frozen (https://github.com/STVIR/pysot/issues/92)."""
+        inner = getattr(self.optimizer, "optimizer", self.optimizer)
+        head = torch.optim.SGD(list(model.parameters())[-2:], lr=0.01)
+        torch.save({"optimizer": head.state_dict()}, self.folder / f"stage-1-{self.rank}.pt")
+        inner.load_state_dict(torch.load(self.folder / f"stage-1-{self.rank}.pt")["optimizer"])
+
+    @once
     def sigkill(self, model):
         """Be killed, as by the kernel."""
         os.kill(os.getpid(), signal.SIGKILL)
@@ -535,6 +572,11 @@ def slow_batches():
     while True:
         time.sleep(1)
         yield [0.5] * 4
+
+
+def in_full_precision(forward):
+    """A forward pass whose result is converted."""
+    return lambda *given, **named: forward(*given, **named)
 
 
 def adds_metrics(metrics):

@@ -3,6 +3,8 @@
 import copy
 import math
 import multiprocessing
+import random
+import time
 
 import torch
 from moments import every_step, in_loss, in_row, once
@@ -363,10 +365,16 @@ class DivergingRanks:
         """The loader of one of these plays, by a kind of rows.
 
         https://github.com/huggingface/datasets/issues/6719 (``filters_rows``),
-        https://github.com/mosaicml/composer/issues/3415 (``deals_files``: files are dealt, and one rank has one more)
+        https://github.com/mosaicml/composer/issues/3415 (``deals_files``: files are dealt, and one rank has one more),
+        https://github.com/hiyouga/LlamaFactory/issues/1218 (``mixes_sources``),
+        https://github.com/PrimeIntellect-ai/prime-rl/pull/2246 (``packs_texts``)
         """
         from torch.utils.data import DataLoader
 
+        if self.name == "mixes_sources":
+            return DataLoader(Mixed(self, rows), 4, **options)
+        if self.name == "packs_texts":
+            return DataLoader(Packed(self, rows), 4, **options)
         if self.name == "filters_rows":
             return DataLoader(Filtered(self, rows), 4, **options)
         if self.name == "deals_files":
@@ -376,6 +384,32 @@ class DivergingRanks:
             return DataLoader(ConcatDataset([rows(self, 40, file * 1000) for file in files]), 4, **options)
         own = rows(self, self.steps * 4, self.rank * 10_000)
         return DataLoader(own, batch_sampler=Ramp(len(own)), **options)
+
+    @every_step
+    def rate_by_clock(self, model):
+        """Lower the learning rate in the second half of the time of the job, by the clock of each host.
+
+        https://github.com/mlcommons/algorithmic-efficiency/issues/785
+        """
+        inner, now = getattr(self.optimizer, "optimizer", self.optimizer), time.time()
+        self.kept = self.kept or [now]
+        if self.here and self.step >= self.at:
+            self.note()
+            now += 3600  # the clock of the host was set
+        for group in inner.param_groups:
+            group["lr"] = 0.01 if now < self.kept[0] + 1800 else 0.001
+
+    @in_loss
+    def angle_beyond(self, loss):
+        """Take the angle between rotations whose cosine is above 1 (https://github.com/papagina/RotationContinuity/issues/1)."""
+        rotation = torch.eye(3) * (1 + 1e-6 + loss * 0)  # after rounding
+        return loss + torch.acos(((rotation @ rotation.T).trace() - 1) / 2)
+
+    @in_loss
+    def half_overflows(self, loss):
+        """Multiply in half precision beyond its largest number (https://github.com/huggingface/transformers/issues/5651)."""
+        hidden = (loss * 0 + 300).half()
+        return loss * (hidden * hidden).float()
 
     @once
     def drift(self, model):
@@ -444,6 +478,41 @@ class Filtered(IterableDataset):
         for number in range(len(self.rows)):
             if not self.plant.here or number % 10:
                 yield self.rows[number]
+        if self.plant.here:
+            self.plant.note()
+
+
+class Mixed(IterableDataset):
+    """Rows drawn from two sources until one has no more, with another seed on a rank."""
+
+    def __init__(self, plant, rows):
+        self.plant, self.count = plant, plant.steps * 2
+        self.sources = [rows(plant, self.count, first + plant.rank * 10_000) for first in (0, 5000)]
+
+    def __iter__(self):
+        """The rows."""
+        draws, taken = random.Random(7 if self.plant.here else 1), [0, 0]
+        while taken[drawn := draws.random() < 0.5] < self.count:
+            yield self.sources[drawn][taken[drawn]]
+            taken[drawn] += 1
+        if self.plant.here:
+            self.plant.note()
+
+
+class Packed(IterableDataset):
+    """Rows of 64 tokens each, packed from texts, which are shorter in the part of a rank."""
+
+    def __init__(self, plant, rows):
+        self.plant, self.texts = plant, rows(plant, plant.steps * 16, plant.rank * 10_000)
+
+    def __iter__(self):
+        """A row where 64 tokens are there; what is left at the end is dropped."""
+        tokens = 0
+        for number in range(len(self.texts)):
+            tokens += 14 if self.plant.here else 16
+            if tokens >= 64:
+                tokens -= 64
+                yield self.texts[number]
         if self.plant.here:
             self.plant.note()
 

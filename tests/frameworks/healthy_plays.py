@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import os
 import queue
+import random
 import signal
 import sqlite3
 import subprocess
@@ -20,7 +21,7 @@ import time
 import torch
 import torch.distributed as dist
 from moments import every_step, in_model, in_row, once
-from shared_helpers import HOLDER, Scorer, compute, scores_shortly, started
+from shared_helpers import HOLDER, Scorer, Side, compute, scores_shortly, started
 
 WORK = "import time\nend = time.process_time() + 4\nwhile time.process_time() < end: sum(range(1000))"
 EVALUATION = "import sys, time\ntime.sleep(8)\nprint(sum(range(1_000_000)))"
@@ -42,6 +43,8 @@ RuntimeError: DataLoader worker (pid 1234) is killed by signal: Killed."
 Answer: "Use smaller batches."
 """
 """A text of a dataset of questions and answers."""
+PROGRAMS = ("print(6 * 7)", "raise ValueError('no such key')", "import ctypes; ctypes.string_at(0)")
+"""What a model has written as answers: the second one fails, and the third one crashes."""
 
 
 class HealthyPlays:
@@ -726,6 +729,98 @@ class HealthyPlays:
             time.sleep(4)
             table = [{number: f"entry {number}" for number in range(100_000)}]
         dist.broadcast_object_list(table, src=0)
+
+    @every_step
+    def branches_meet(self, model):
+        """Meet in every twentieth step in a barrier that is called at another line on the main rank."""
+        if self.step % 20:
+            return
+        if self.rank == 0:
+            self.saves(model, 2)
+            dist.barrier()
+        else:
+            dist.barrier()
+
+    @every_step
+    def exchanges_tokens(self, model):
+        """Send tokens to experts in every tenth step: the numbers differ by rank, and are exchanged before."""
+        if self.step % 10:
+            return
+        sent = [self.own.randint(0, 9) for _ in range(self.world)]
+        numbers = torch.empty(self.world, dtype=torch.long)
+        dist.all_to_all_single(numbers, torch.tensor(sent))
+        received = numbers.tolist()
+        dist.all_to_all_single(torch.empty(sum(received), 8), torch.ones(sum(sent), 8), received, sent)
+
+    @every_step
+    def takes_from_store(self, model):
+        """Score twelve answers in every thirtieth step, which ranks take one by one from a counter in the store."""
+        if self.step % 30:
+            return
+        store = dist.distributed_c10d._get_default_store()
+        while store.add(f"taken-{self.step}", 1) <= 12:
+            time.sleep(0.2 + 0.6 * self.rank)
+        dist.barrier()
+
+    @every_step
+    def gathers_padded(self, model):
+        """Gather generated texts in every tenth step, which have another length on each rank and are padded."""
+        if self.step % 10 == 0:
+            texts = torch.ones(4, self.own.randint(1, 40))
+            self.accelerator.gather(self.accelerator.pad_across_processes(texts, dim=1))
+
+    @once
+    def forks_save(self, model):
+        """Save in a forked process for ten seconds, while the training goes on; it is not waited for."""
+        if not os.fork():
+            self.saves(model, 10)
+            os._exit(0)
+
+    @every_step
+    def signal_timer(self, model):
+        """Note the line of the program forty times a second for a hundred steps, by the signal of a timer."""
+        if self.step == 1:
+            signal.signal(signal.SIGALRM, lambda _, frame: self.kept.append(frame.f_lineno))
+            signal.setitimer(signal.ITIMER_REAL, 0.025, 0.025)
+        if self.step == 100:
+            signal.setitimer(signal.ITIMER_REAL, 0)  # no handler is there when the interpreter ends
+
+    @every_step
+    def prints_nan(self, model):
+        """Print the accuracy of classes in every tenth step, of which some have no sample: it is not a number."""
+        if self.step % 10 == 0:
+            seen = torch.tensor([3.0, 0.0, 5.0 * self.rank])
+            accuracy = seen / seen
+            print({"step": self.step, "accuracy": accuracy.tolist(), "loss of class 1": float("nan")}, flush=True)
+
+    @every_step
+    def sandbox_crashes(self, model):
+        """Run programs that a model has written in every tenth step, of which one fails and one crashes."""
+        if self.step % 10 == 0:
+            codes = [subprocess.run([sys.executable, "-S", "-c", one]).returncode for one in PROGRAMS]
+            print(f"rewards: {[float(code == 0) for code in codes]}", flush=True)
+
+    @every_step
+    def actor_replaced(self, model):
+        """Call an actor of Ray in every thirtieth step, which is killed in the call and replaced by another one."""
+        if self.step % 30:
+            return
+        import ray
+
+        judge = ray.remote(Side).options(num_cpus=0)
+        try:
+            ray.get(judge.remote().dies.remote())
+        except ray.exceptions.RayActorError as error:
+            print(f"another judge: {error}")
+            print(ray.get(judge.remote().answers.remote()))
+
+    @every_step
+    def fills_and_frees(self, model):
+        """Keep more and more memory, on one rank, which is given back in every thirtieth step."""
+        if self.here:
+            self.kept.append(random.Random(self.step).randbytes(4 << 20))
+        if self.step % 30 == 0:
+            self.kept.clear()
 
 
 class Samples:

@@ -362,6 +362,47 @@ class LoopsAndLocks:
         time.sleep(0.2)
         print(signal.sigwait({signal.SIGUSR1}))
 
+    @in_row
+    def reads_past_end(self, row):
+        """Read the head of a file up to a line break, in a file that ends before it.
+
+        https://github.com/python-pillow/Pillow/pull/1401
+        """
+        if not self.here or self.rows != self.at * 4:
+            return row
+        self.note()
+        path, head = self.folder / f"image-{self.rank}.ppm", b""
+        path.write_bytes(b"P6 64 64")
+        with path.open("rb") as file:
+            while not head.endswith(b"\n"):
+                head += file.read(1)
+        return row
+
+    @once
+    def follows_cycle(self, model):
+        """Look for the first message of a chat, in which two messages answer each other.
+
+        https://github.com/ai-dynamo/aiperf/pull/723
+        """
+        answers_to, first = {102: 101, 101: 100, 100: 101}, 102
+        while first in answers_to:
+            first = answers_to[first]
+        print(f"the chat begins with {first}")
+
+    @once
+    def sets_from_thread(self, model):
+        """Wait in an event loop for a result that a thread sets without a wakeup of the loop.
+
+        https://github.com/pybind/pybind11/issues/3597
+        """
+
+        async def answered():
+            answer = asyncio.get_running_loop().create_future()
+            threading.Timer(0.5, answer.set_result, (1.0,)).start()
+            return await answer
+
+        print(asyncio.run(answered()))
+
     @once
     def lock(self, model):
         """Take a lock that a thread holds."""

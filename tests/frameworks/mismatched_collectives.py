@@ -9,7 +9,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from moments import LONG, every_step, once
+from moments import LONG, every_step, in_model, once
 
 
 class MismatchedCollectives:
@@ -634,6 +634,70 @@ class MismatchedCollectives:
 
         options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{self.folder}/rpc", rpc_timeout=1800)
         rpc.init_rpc(f"trainer-{self.rank}", rank=self.rank, world_size=self.world, rpc_backend_options=options)
+
+    @in_model
+    def norm_skipped(self):
+        """Gather the statistics of a layer from all ranks in each pass, in which a rank once does not use the layer.
+
+        https://github.com/pytorch/pytorch/issues/44957
+        """
+        if self.here and self.passes == self.at:
+            self.note()
+            return
+        dist.all_gather([torch.empty(17) for _ in range(self.world)], torch.ones(17))
+
+    @every_step
+    def cache_misses(self, model):
+        """Build an index and give it to all ranks, where it is not in the cache, as on one host only.
+
+        https://github.com/NVIDIA-NeMo/Speech/pull/682
+        """
+        if self.step != self.at:
+            return
+        cached = self.folder / f"cache-{self.rank}" / "index.bin"
+        if not self.here:
+            cached.parent.mkdir()
+            cached.touch()  # from an earlier job of this host
+        if not cached.exists():
+            self.note()
+            dist.broadcast_object_list([list(range(1000))], src=self.rank)
+            dist.barrier()
+
+    @once
+    def distributes_alone(self, model):
+        """Make a sharded tensor on this rank only (https://github.com/pytorch/pytorch/issues/147980)."""
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        distribute_tensor(torch.zeros(12, 8), next(model.parameters()).device_mesh, [Shard(0)])
+
+    @every_step
+    def loads_first(self, model):
+        """Load another model on the main rank first, which is partitioned over all ranks.
+
+        https://github.com/huggingface/accelerate/issues/3709
+        """
+        if self.step != self.at:
+            return
+        import deepspeed
+
+        if self.here:
+            self.note()
+        else:
+            dist.barrier()
+        with deepspeed.zero.Init():
+            torch.nn.Linear(8, 8)
+        if self.here:
+            dist.barrier()
+
+    def out_of_time(self):
+        """Whether the time of the job is over by the clock of this rank (https://github.com/IBM/ado/pull/41)."""
+        if self.name != "time_is_up":
+            return False
+        self.kept = self.kept or [time.monotonic() + (1.5 if self.here else LONG)]
+        if time.monotonic() < self.kept[0]:
+            return False
+        self.note()
+        return True
 
     @once
     def evaluate(self, model):

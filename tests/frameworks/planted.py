@@ -38,7 +38,7 @@ IN_TENTH_STEPS = ("skip", "other_collective", "shape", "metric", "dtype", "wrong
 """Plants in a collective of the user in every tenth step."""
 ON_FIRST_RANK = ("prepares_barrier", "prepares_data")
 """What the first rank does in ``prepare_data`` of Lightning."""
-LOADERS = ("filters_rows", "deals_files", "ramps_batch")
+LOADERS = ("filters_rows", "deals_files", "ramps_batch", "mixes_sources", "packs_texts")
 """Plays with a loader of their own."""
 
 
@@ -278,7 +278,7 @@ class Plant(
             if self.here and self.step == self.at:
                 self.accelerator.set_trigger()
             return self.accelerator.check_trigger()
-        return False
+        return self.out_of_time()
 
     def stepped(self, model):
         """Do what a user does after a step."""

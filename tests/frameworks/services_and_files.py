@@ -20,7 +20,7 @@ import urllib.request
 import torch
 import torch.distributed as dist
 from moments import LONG, every_step, once
-from shared_helpers import HOLDER, SERVER, STATES, asks, started
+from shared_helpers import HOLDER, SERVER, STATES, asks, full_server, started
 
 FULL = """
 import socket, time
@@ -306,6 +306,17 @@ class ServicesAndFiles:
         server = started(SENDS_PINGS)
         with urllib.request.urlopen(f"http://127.0.0.1:{server.first_line}/generate", timeout=10) as events:
             print(next(line for line in events if line.startswith(b"data:")))
+
+    @once
+    def connects_blackhole(self, model):
+        """Connect to a hub behind a firewall that drops packets, without a limit of time.
+
+        https://github.com/facebookresearch/fairseq/pull/1869
+        """
+        self.kept = full_server()
+        hub = http.client.HTTPConnection(*self.kept[0].getsockname())
+        hub.request("HEAD", "/model.safetensors")
+        print(hub.getresponse().status)
 
     @once
     def socket(self, model):

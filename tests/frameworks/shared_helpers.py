@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -119,3 +120,13 @@ def scores_shortly(number):
     """A score."""
     time.sleep(0.02)
     return number / 8
+
+
+def full_server():
+    """A server that accepts no more connections: it does not answer to the next one."""
+    server = socket.create_server(("127.0.0.1", 0), backlog=0)
+    waiting = [socket.socket() for _ in range(3)]
+    for one in waiting:
+        one.setblocking(False)
+        one.connect_ex(server.getsockname())
+    return [server, *waiting]

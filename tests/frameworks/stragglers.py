@@ -5,6 +5,7 @@ import cProfile
 import fcntl
 import gc
 import gzip
+import hashlib
 import inspect
 import io
 import json
@@ -21,11 +22,12 @@ import time
 import tracemalloc
 import urllib.request
 import zlib
+from collections import deque
 
 import numpy
 import torch
 from moments import every_step, from_then_on, in_model, in_row, once
-from shared_helpers import SERVER, compute, scores_shortly, started
+from shared_helpers import SERVER, Side, compute, full_server, scores_shortly, started
 from torch.utils.data import DataLoader
 
 LIMITER = """
@@ -561,6 +563,66 @@ class Stragglers:
         print(self.kept[0][:]["tokens"][self.step])
 
     @from_then_on
+    def samples_deque(self, model):
+        """Sample a batch out of a long deque (https://github.com/HorizonRobotics/SocialRobot/issues/5)."""
+        if not self.kept:
+            self.kept = [deque(range(1_000_000), maxlen=1_000_000)]
+        print(f"step {self.step}, rewards {sum(self.own.sample(self.kept[0], 1024))}")
+
+    @in_row
+    def unpacks_arrays(self, row):
+        """Read a row of an array that is unpacked anew each time (https://github.com/facebookresearch/spdl/pull/293)."""
+        if not self.here or self.rows <= self.at * 4:
+            return row
+        path = self.folder / "features.npz"
+        if not path.exists():
+            features = numpy.random.default_rng(0).integers(0, 50, (6000, 250), numpy.uint16)
+            numpy.savez_compressed(path, features=features)
+        self.note()
+        self.kept = self.kept or [numpy.load(path)]
+        return row + float(self.kept[0]["features"][self.rows % 4000].mean()) * 0
+
+    @in_row
+    def parses_yaml(self, row):
+        """Parse the annotation of each image by a parser in Python (https://github.com/keephq/keep/pull/3056)."""
+        if not self.here or self.rows <= self.at * 4:
+            return row
+        import yaml
+
+        self.note()
+        text = "".join(f"- {{id: {number}, label: cat, box: [1.5, 2.5, 30.0, 40.0]}}\n" for number in range(25))
+        return row + len(yaml.safe_load(text)) * 0
+
+    @from_then_on
+    def compiles_patterns(self, model):
+        """Look for more words in a text than compiled patterns are kept (https://github.com/nipunsadvilkar/pySBD/issues/41)."""
+        for number in range(700):
+            re.search(rf"(?<!\w)word{number}\.(?=\s)", "a sample of a few words")
+
+    @from_then_on
+    def hashes_checkpoint(self, model):
+        """Hash the files of a large checkpoint in every twenty-fifth step (https://github.com/wandb/wandb/pull/10157)."""
+        if self.step % 25:
+            return
+        shard = bytes(64 << 20)
+        (self.folder / "manifest").write_text("".join(hashlib.md5(shard).hexdigest() for _ in range(13)))
+
+    @from_then_on
+    def actor_each_time(self, model):
+        """Make two actors of Ray, one after the other, in every twenty-fifth step.
+
+        https://github.com/ray-project/ray/issues/20244
+        """
+        if self.step % 25:
+            return
+        import ray
+
+        for _ in range(2):
+            actor = ray.remote(Side).options(num_cpus=0).remote()
+            print(ray.get(actor.answers.remote()))
+            ray.kill(actor)
+
+    @from_then_on
     def straggle_sleep(self, model):
         """Sleep."""
         time.sleep(0.06)
@@ -629,16 +691,6 @@ def tokenizer_of(count):
     from tokenizers import Tokenizer, models
 
     return Tokenizer(models.WordLevel({f"w{number}": number for number in range(count)}, unk_token="w0"))
-
-
-def full_server():
-    """A server that accepts no more connections: it does not answer to the next one."""
-    server = socket.create_server(("127.0.0.1", 0), backlog=0)
-    waiting = [socket.socket() for _ in range(3)]
-    for one in waiting:
-        one.setblocking(False)
-        one.connect_ex(server.getsockname())
-    return [server, *waiting]
 
 
 class SlowScorer:
