@@ -1023,6 +1023,16 @@ def test_a_program_that_reads_past_the_wrapper_works_in_one_process(tmp_path, us
     assert found(tmp_path, files) == [("CODE005", severity)]
 
 
+@pytest.mark.parametrize(
+    ("made", "severity"),
+    [("Net().cuda()", "info"), ("Net().to('cuda').train()", "info"), ("Net().inner()", "error")],
+)
+def test_a_model_that_is_placed_when_it_is_made(tmp_path, made, severity):
+    train = PREPARES.format(use="model.scheduler.step()").replace("Net()", made)
+    files = {"train.py": train, "net.py": NETWORK, "step.py": "def step(model): pass\n"}
+    assert found(tmp_path, files) == [("CODE005", severity)]
+
+
 WRAPS = """import os
 
 import torch

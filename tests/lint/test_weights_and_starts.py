@@ -376,6 +376,28 @@ def test_the_operator_starts_one_rank_in_each_pod(tmp_path, job, severity):
     assert found(tmp_path, files) == [("CODE029", severity)]
 
 
+PLAIN = "command: [python3, {}]\n              image:"
+LISTED = 'command:\n                - "python"\n                - "/opt/mnist/train.py"\n              image:'
+
+
+@pytest.mark.parametrize(
+    ("command", "script", "severity"),
+    [
+        (PLAIN.format("-u, train.py"), DOWNLOADS, "info"),
+        (LISTED, DOWNLOADS, "info"),
+        (PLAIN.format("/opt/other/train.py"), DOWNLOADS, "warning"),
+        (PLAIN.format("other.py"), DOWNLOADS, "warning"),
+        (PLAIN.format("train.py"), f"{DOWNLOADS}\nimport subprocess\nsubprocess.run(['ls'])\n", "warning"),
+        ("image:", DOWNLOADS, "warning"),
+    ],
+)
+def test_pods_that_start_a_script_with_python_have_one_process(tmp_path, command, script, severity):
+    job = JOB.replace("gpu: 1", "gpu: 8").replace("image:", command)
+    assert found(tmp_path, {"mnist/train.py": script, "jobs/job.yaml": job}) == [("CODE029", severity)]
+    volume = found(tmp_path, {"mnist/train.py": script, "jobs/job.yaml": job + CLAIM})
+    assert volume == [("CODE029", "warning")]
+
+
 @pytest.mark.parametrize(
     ("job", "severity"),
     [

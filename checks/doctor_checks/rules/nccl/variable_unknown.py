@@ -30,6 +30,10 @@ spec:
 
 _OF_XCCL = "TORCH_XCCL_"
 """Variables of torch's backend for GPUs of Intel, which has some of those for NCCL."""
+_OF_ONECCL = "CCL_"
+"""Variables of Intel oneCCL (uxlfoundation.github.io/oneCCL/env-variables.html), or NCCL without its first letter."""
+_ONECCL = re.compile(r"oneccl|torch_ccl|\bccl_root|[\"']ccl[\"']|[ =]ccl(?=\s|$)", re.IGNORECASE)
+"""Packages with the backend ``ccl`` of torch, and its name."""
 _TIMEOUT = re.compile(r"(?:TORCH_)?NCCL_(?:COMM_|COLL_|OP_|PG_)?TIMEOUT(?:_(?:MS|S|SECS?|SECONDS?))?")
 """Names that are meant to set the timeout of collectives, which is an argument of ``init_process_group`` alone
 (torch/distributed/constants.py and ``_get_default_timeout`` of distributed_c10d.py read no variable)."""
@@ -47,6 +51,9 @@ _TIMEOUT = re.compile(r"(?:TORCH_)?NCCL_(?:COMM_|COLL_|OP_|PG_)?TIMEOUT(?:_(?:MS
             "visible GPUs, after the GPU is chosen, as an info",
             'def work(gpu):\n    torch.cuda.set_device(gpu)\n    os.environ["CUDA_VISIBLE_DEVICE"] = str(gpu)  # !\n',
         ),
+        shell_passes("of oneCCL", "export CCL_DEBUG=INFO NCCL_DEBUG=INFO", "torchrun train.py"),
+        shell_fails("without the first letter", "export CCL_DEBUG=INFO  # !", "torchrun train.py"),
+        passes("of oneCCL, in a script", 'import torch_ccl\nos.environ["CCL_SOCKET_IFNAME"] = "eth0"\n'),
         passes("in a script, for a library of the project", 'os.environ["MYLIB_DEBGU"] = "INFO"\n'),
         shell_fails("a letter is missing", "export NCCL_SOKET_IFNAME=eth0  # !", "torchrun train.py"),
         shell_fails("zeroes of Gloo", "export GL00_SOCKET_IFNAME=bond0  # !", "torchrun train.py"),
@@ -82,6 +89,8 @@ def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
         name = setting.name
         if not setting.is_exported or ("NCCL" in name and uses_no_nccl(file)) or name.startswith(_OF_XCCL):
             continue
+        if name.startswith(_OF_ONECCL) and _uses_oneccl(file, name):
+            continue
         near = nearest_variable(name) if is_unknown_variable(name) else misspelled(name)
         near = _as_read(file, near) if near is not None else None
         if near is not None and (kept := _is_ignored_too(file, near, setting)):
@@ -113,6 +122,20 @@ def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
                 effect="Collectives keep the timeout of their process group: 10 minutes with NCCL, if the program does "
                 "not set it.",
             )
+
+
+def _uses_oneccl(file: EnvironmentSource, name: str) -> bool:
+    """Whether a variable that begins with CCL_ is meant for oneCCL: the file sets the variable of NCCL too, or one that
+    NCCL has not, or it or its project has the backend of oneCCL."""
+    others = {setting.name for setting in file.settings} - {name}
+    if f"N{name}" in others or any(one.startswith(_OF_ONECCL) and misspelled(one) is None for one in others):
+        return True
+    if not isinstance(file, LaunchFile | Script):
+        return False
+    text = file.text if isinstance(file, Script) else file.modules.text_at(file.path) if file.modules else ""
+    if _ONECCL.search(text):
+        return True
+    return file.modules is not None and any(file.modules.mentioning(word) for word in ("oneccl", "torch_ccl"))
 
 
 def _as_read(file: EnvironmentSource, variable: str) -> str:

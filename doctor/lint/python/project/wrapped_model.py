@@ -144,7 +144,7 @@ def _is_own(script: Script, model: ast.Name, attribute: str) -> bool:
     """Whether a model is made of a class of the project, in whose file an attribute is defined."""
     if attribute in _OF_WRAPPER or attribute.startswith(("register_", "_")) or script.modules is None:
         return False
-    made = [last_name(one.func) for one in script.values_of(model) if isinstance(one, ast.Call)]
+    made = [last_name(_unplaced(one).func) for one in script.values_of(model) if isinstance(one, ast.Call)]
     defined = re.compile(rf"\bself\.{re.escape(attribute)}\b(?:\s*:[^=\n]+)?\s*=(?!=)|\bdef {re.escape(attribute)}\(")
     return any(
         defined.search(text)
@@ -152,6 +152,20 @@ def _is_own(script: Script, model: ast.Name, attribute: str) -> bool:
         if name[:1].isupper()
         for _, text in script.modules.mentioning(f"class {name}(")
     )
+
+
+def _unplaced(call: ast.Call) -> ast.Call:
+    """The call that makes a model: ``Net()`` in ``Net().cuda()``."""
+    while isinstance(call.func, ast.Attribute) and call.func.attr in _RETURNS_ITSELF:
+        inner = call.func.value
+        if not isinstance(inner, ast.Call):
+            break
+        call = inner
+    return call
+
+
+_RETURNS_ITSELF = frozenset({"cuda", "to", "cpu", "train", "eval", "half", "float", "double", "bfloat16", "type"})
+"""Methods of ``torch.nn.Module`` that return the module."""
 
 
 @per_script

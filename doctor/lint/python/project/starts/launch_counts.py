@@ -57,10 +57,10 @@ def lines_naming(script: Script, modules: ProjectModules) -> Iterator[str]:
     name = PurePath(script.path).name
     texts = [text for shown, text in modules.mentioning(name) if shown != script.path]
     for text in (*texts, *modules.pages(script.location)):
-        yield from (line for line in joined_lines(text) if name in line and _may_mean(script, line, script.path))
+        yield from (line for line in joined_lines(text) if name in line and may_mean(script, line, script.path))
 
 
-def _may_mean(script: Script, line: str, path: str) -> bool:
+def may_mean(script: Script, line: str, path: str) -> bool:
     """Whether a line that has the name of a file may mean the one at ``path``: the folder before the name, if there is
     one, is its own. That of a file at the top of a project has the name of the project, which is unknown."""
     place = PurePath(path)
@@ -157,7 +157,7 @@ def _counts_of_pages(script: Script, path: str, *, is_own: bool = True) -> Itera
     plain = _plain_start(name)
     for page in (*script.modules.pages(script.location), *script.modules.notebooks(PurePath(path).stem)):
         lines = joined_lines(_with_files(page, path)) if PurePath(path).stem in page else []
-        named = [one for one in lines if name in one and _may_mean(script, one, path)]
+        named = [one for one in lines if name in one and may_mean(script, one, path)]
         for line in _without_mentions(named, name):
             if _NAMES_LAUNCHER.search(line):
                 yield _count_of_command(script.modules, line, name)
@@ -391,7 +391,7 @@ def _is_one_in_all(script: Script, count: Callable[[Launch], int | None]) -> boo
             counts += _of_starts(shown, text, name, count)
     for text in (*modules.pages(script.location), *modules.notebooks(name)):
         for line in joined_lines(text):
-            if name in line and _NAMES_LAUNCHER.search(line) and _may_mean(script, line, script.path):
+            if name in line and _NAMES_LAUNCHER.search(line) and may_mean(script, line, script.path):
                 counts += list(_of_starts("page.sh", f"{_command_in(line)}\n", name, count)) or [None]
     return bool(counts) and all(one == 1 for one in counts)
 

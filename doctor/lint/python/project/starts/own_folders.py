@@ -6,9 +6,10 @@ import ast
 import re
 from pathlib import PurePath
 
+from doctor.core.text import joined_lines
 from doctor.lint.python.project.left_defaults import shown_numbers
 from doctor.lint.python.project.settings.options import shown_starts
-from doctor.lint.python.project.starts.launch_counts import LAUNCHERS, is_nearest
+from doctor.lint.python.project.starts.launch_counts import LAUNCHERS, is_nearest, may_mean, may_start_ranks
 from doctor.lint.python.script import Script, per_script
 
 _RANK_PER_HOST = re.compile(
@@ -63,7 +64,7 @@ def _is_in_pods(script: Script, path: str) -> bool:
     in pods of one process, which mount nothing there that other pods have."""
     manifests = _manifests(script)
     return bool(manifests) and all(
-        _has_one_process(text) and (not _VOLUMES.search(text) or (path and not _is_mounted(text, path)))
+        _has_one_process(script, text) and (not _VOLUMES.search(text) or (path and not _is_mounted(text, path)))
         for text in manifests
     )
 
@@ -73,7 +74,7 @@ def has_gpu_of_pod(script: Script) -> bool:
     an earlier run saved from GPU 0 comes back to the rank's own. A page may start more on a host."""
     manifests = [] if any(map(LAUNCHERS.search, shown_starts(script))) else _manifests(script)
     return bool(manifests) and all(
-        _has_one_process(text) and set(_GPUS.findall(text)) == {"1"} and _VISIBLE.search(text) is None
+        _has_one_process(script, text) and set(_GPUS.findall(text)) == {"1"} and _VISIBLE.search(text) is None
         for text in manifests
     )
 
@@ -85,13 +86,27 @@ def _is_mounted(text: str, path: str) -> bool:
     return any(PurePath(path).is_relative_to(one[1]) for one in _MOUNT.finditer(text))
 
 
-def _has_one_process(text: str) -> bool:
-    """Whether the pods of a manifest have one process each: as it says, or one for each of their single GPUs."""
+def _has_one_process(script: Script, text: str) -> bool:
+    """Whether the pods of a manifest have one process each: as it says, or one for each of their single GPUs, or since
+    they start the script with ``python`` alone."""
     counts = set(_PER_POD.findall(text))
     has_one_gpu = set(_GPUS.findall(text)) == {"1"}
-    if not counts:
-        return has_one_gpu and _OF_OPERATOR.search(text) is not None and _STARTS_MORE.search(text) is None
-    return _POD.search(text) is not None and (counts == {"1"} or (counts <= {"1", "auto"} and has_one_gpu))
+    if not counts and _STARTS_MORE.search(text) is None:
+        return (has_one_gpu and _OF_OPERATOR.search(text) is not None) or _starts_plainly(script, text)
+    return _POD.search(text) is not None and (
+        counts == {"1"} or (bool(counts) and counts <= {"1", "auto"} and has_one_gpu)
+    )
+
+
+def _starts_plainly(script: Script, text: str) -> bool:
+    """Whether the containers of a manifest run a script with ``python``, and it starts no other process: the operator
+    gives the ranks to the pods (RANK and WORLD_SIZE of a PyTorchJob)."""
+    if script.modules is None or "apiVersion" not in text or may_start_ranks(script, script.modules):
+        return False
+    name = re.escape(PurePath(script.path).name)
+    plain = text.replace("\\n", " ").replace("\\", "")  # in JSON
+    words = re.sub(r"[\"',\s\[\]]+|(?<=\s)-(?=\s)", " ", plain)
+    return re.search(rf"\bpython[\d.]* +(?:- +|-u +)*(?:[\w./-]*/)?{name}\b", words) is not None
 
 
 _OF_OPERATOR = re.compile(r"^[ \t]*kind:[ \t]*[\"']?(?:PyTorchJob|AdaptDLJob)\b", re.MULTILINE)
@@ -107,9 +122,17 @@ def _manifests(script: Script) -> list[str]:
     if modules is None:
         return []
     named = [
-        text for shown, text in modules.mentioning(place.name, launches=True) if is_nearest(modules, shown, script.path)
+        text
+        for shown, text in modules.mentioning(place.name, launches=True)
+        if is_nearest(modules, shown, script.path) and _means(script, text)
     ]
     jobs = [(PurePath(shown).parent, text) for shown, text in modules.mentioning("kind:", launches=True)]
     beside = [text for folder, text in jobs if folder == place.parent and _PER_POD.search(text)]
     below = [text for folder, text in jobs if folder.is_relative_to(place.parent) and _OF_OPERATOR.search(text)]
     return named or beside or below
+
+
+def _means(script: Script, text: str) -> bool:
+    """Whether a launch file names a script: not one of that name in another folder."""
+    name = re.compile(rf"(?<![\w-]){re.escape(PurePath(script.path).name)}\b")
+    return any(may_mean(script, line, script.path) for line in joined_lines(text) if name.search(line))
