@@ -312,6 +312,9 @@ def test_threads_where_one_gpu_is_visible(tmp_path, sets, others, expected):
         ("Dockerfile", "FROM mine/unicore:0.0.1-pytorch1.12.1-cuda11.6-rdma\n", "1.12.1"),
         ("README.md", "    conda install pytorch torchvision cudatoolkit=11.3 -c pytorch\n", "1.12"),
         ("environment.yml", "channels:\n  - pytorch\ndependencies:\n  - pytorch\n  - cudatoolkit=11.1\n", "1.10"),
+        ("environment.yml", "channels:\n  - pytorch\ndependencies:\n  - pytorch\n  - pytorch-cuda=11.6\n", "1.13"),
+        ("setup_env.sh", "CUDA=11.7\nconda install pytorch pytorch-cuda=${CUDA} -c pytorch\n", "2.0"),
+        ("README.md", "    conda install pytorch pytorch-cuda=12.1 -c pytorch -c nvidia\n", "2.5"),
     ],
 )
 def test_releases_of_locks_images_and_cudatoolkit(tmp_path, name, text, release):
@@ -324,6 +327,8 @@ def test_releases_of_locks_images_and_cudatoolkit(tmp_path, name, text, release)
     ("name", "text"),
     [
         ("README.md", "    conda install cudatoolkit=11.3\n    pip install torch\n"),
+        ("README.md", "    conda install pytorch-cuda=11.7 -c nvidia\n    pip install torch\n"),
+        ("setup_env.sh", "conda install pytorch pytorch-cuda=${CUDA} -c pytorch\n"),
         ("environment.yml", "channels:\n  - pytorch\ndependencies:\n  - cudatoolkit=11.3\n  - pip:\n    - torch\n"),
         ("Dockerfile", "FROM mine/pytorch:1.12.1\n"),
     ],

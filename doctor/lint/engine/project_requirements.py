@@ -91,7 +91,7 @@ _ROCM = re.compile(
 """What says that a job runs on ROCm: a module, an image of AMD, wheels for it, and the folder that it is in."""
 NEWEST_ROCM = "7"
 """The newest line of ROCm, for a job that names none."""
-_CUDA_OF_CONDA = re.compile(r"\bcudatoolkit[ \t]*={1,2}[ \t]*(?P<cuda>\d+\.\d)")
+_CUDA_OF_CONDA = re.compile(r"\b(?P<package>cudatoolkit|pytorch-cuda)[ \t]*={1,2}[ \t]*(?P<cuda>\d+\.\d)")
 _NEWEST_WITH_CUDA = {
     **dict.fromkeys(("11.6", "11.3", "10.2"), "1.12"),
     "11.1": "1.10",
@@ -101,6 +101,8 @@ _NEWEST_WITH_CUDA = {
 }
 """The newest torch of the channel ``pytorch`` for a release of cudatoolkit; later ones need pytorch-cuda
 (pytorch.org/get-started/previous-versions)."""
+_NEWEST_WITH_PYTORCH_CUDA = {"11.6": "1.13", "11.7": "2.0", **dict.fromkeys(("11.8", "12.1", "12.4"), "2.5")}
+"""The same for a release of pytorch-cuda. The channel ends with torch 2.5."""
 _INSTALLS = re.compile(r"\b(?:pip3?|conda|mamba|micromamba|uv)[ \t]+(?:install|add|create)\b(?P<given>[^\n#;&|`]*)")
 """A command of a page or a script that installs distributions."""
 _TELLS = re.compile(
@@ -234,7 +236,7 @@ def _lowest(files: Iterable[Path]) -> dict[str, str]:
         except UnreadableFile:
             continue
         if _PAGES.match(file.name.lower()):
-            text = text.replace("\\\n", " ")
+            text = _with_arguments(text.replace("\\\n", " "))
             commands = [one["given"] for one in _INSTALLS.finditer(text)]
             stated = [*_images_in(text), *filter(None, map(_bound_of_cuda, commands))]
             stated += [one["release"] for one in _TELLS.finditer(text)]
@@ -268,11 +270,15 @@ def _images_in(text: str) -> Iterator[str]:
 
 
 _OF_IMAGES = re.compile(r"torch|nemo[:+_]", re.IGNORECASE)
-_ARGUMENT = re.compile(r"^ARG[ \t]+(?P<name>\w+)=[\"']?(?P<value>[\w.:/-]{1,60})[\"']?[ \t]*$", re.MULTILINE)
+_ARGUMENT = re.compile(
+    r"^[ \t]*(?:(?:ARG|export)[ \t]+)?(?P<name>[A-Z]\w*)=[\"']?(?P<value>[\w.:/-]{1,60})[\"']?[ \t]*$", re.MULTILINE
+)
 
 
 def _with_arguments(text: str) -> str:
-    """A text with the default of each ``ARG`` of a Dockerfile in place of its name."""
+    """A text with the default of each ``ARG`` of a Dockerfile, or variable of a script, in place of its name."""
+    if "$" not in text:
+        return text
     for one in _ARGUMENT.finditer(text):
         text = re.sub(rf"\$(?:\{{{one['name']}\}}|{one['name']}\b)", one["value"], text)
     return text
@@ -295,7 +301,7 @@ def releases_in(text: str) -> Mapping[str, str]:
 
 
 def _bound_of_cuda(text: str) -> str:
-    """The newest torch that a conda environment with a pinned cudatoolkit can have, where ``pytorch`` itself has no
+    """The newest torch that a conda environment with a pinned release of CUDA can have, where ``pytorch`` itself has no
     release and comes from the channel of that name; else empty."""
     cuda = _CUDA_OF_CONDA.search(text)
     if cuda is None or re.search(r"(?<![\w/:-])pytorch[ \t]*[=<>]|\btorch[ \t]*[=<>~]", text):
@@ -304,7 +310,8 @@ def _bound_of_cuda(text: str) -> str:
     of_file = re.search(r"channels:(?:\s+-[ \t]*[\w-]+)*?\s+-[ \t]*pytorch\s", text) and re.search(
         r"dependencies:[\s\S]*^[ \t]*-[ \t]*(?:pytorch::)?pytorch[ \t]*$", text, re.MULTILINE
     )
-    return _NEWEST_WITH_CUDA.get(cuda["cuda"], "") if of_command or of_file else ""
+    newest = _NEWEST_WITH_PYTORCH_CUDA if cuda["package"] == "pytorch-cuda" else _NEWEST_WITH_CUDA
+    return newest.get(cuda["cuda"], "") if of_command or of_file else ""
 
 
 def _pages(folder: Path) -> list[Path]:
