@@ -369,6 +369,19 @@ for batch in loader:
         ),
         (
             "CODE029",
+            _RANKS.format(
+                write=_EMBEDDINGS.format(made="unwrap_model(net).weight[ids]\nlearned_embeds = learned_embeds[None]")
+            ),
+            Severity.WARNING,
+        ),
+        (
+            "CODE029",
+            _RANKS.format(write=_FILLED.format(value="encoder.text.embeddings.weight.data[ids]")),
+            Severity.WARNING,
+        ),
+        ("CODE029", _RANKS.format(write=_FILLED.format(value="batch.weight[ids]")), Severity.ERROR),
+        (
+            "CODE029",
             _RANKS.format(write=_CACHE.format(test='not os.path.exists("features.pt")', made="convert(examples)")),
             Severity.WARNING,
         ),

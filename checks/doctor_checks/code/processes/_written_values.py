@@ -116,7 +116,9 @@ _KEEP = frozenset({"cpu", "to", "half", "float", "bfloat16", "clone", "items", "
 def _is_state(script: Script, saved: ast.expr, depth: int = 4) -> bool:
     """Whether a value is the state of a model or an optimizer, or has one among its entries, by what it is made of, and
     otherwise by its name: ``{"net": net.state_dict(), "epoch": epoch}``."""
-    if isinstance(saved, ast.Call) and (last_name(saved.func) in _GIVE_STATES or _is_weight(script, saved)):
+    if isinstance(saved, ast.Call) and last_name(saved.func) in _GIVE_STATES:
+        return True
+    if _is_weight(script, saved):
         return True
     if isinstance(saved, ast.Name) and _is_module(script, saved):
         return True
@@ -141,18 +143,32 @@ _OF_MODULES = ("parameters", "named_parameters", "named_modules", "requires_grad
 
 
 def _is_weight(script: Script, saved: ast.expr, depth: int = 3) -> bool:
-    """Whether a value is a part of a model whose wrapper is taken off, and of nothing that it computed:
-    ``accelerator.unwrap_model(encoder).get_input_embeddings().weight[first:].detach()``."""
+    """Whether a value is a parameter of a layer, or a part of a model whose wrapper is taken off, and of nothing that
+    it computed: ``accelerator.unwrap_model(encoder).get_input_embeddings().weight[first:].detach()``."""
     inner = saved
     while isinstance(inner, (ast.Attribute, ast.Subscript, ast.Call)):
         bare = last_name(inner.func) if isinstance(inner, ast.Call) and not isinstance(inner.func, ast.Call) else ""
         if bare in ("unwrap_model", "unwrap"):
             return True
+        if isinstance(inner, ast.Attribute) and inner.attr in ("weight", "bias") and _is_of_layer(inner.value):
+            return True
         if isinstance(inner, ast.Call) and (inner.args or inner.keywords) and bare not in _KEEP:
             return False
         inner = inner.func if isinstance(inner, ast.Call) else inner.value
-    values = script.values_of(inner) if isinstance(inner, ast.Name) and depth else ()
-    return len(values) == 1 and values[0] is not inner and _is_weight(script, values[0], depth - 1)
+    if not isinstance(inner, ast.Name) or not depth:
+        return False
+    values = [one for one in script.values_of(inner) if one is not inner and not _is_part_of(one, inner.id)]
+    return bool(values) and all(_is_weight(script, one, depth - 1) for one in values)
+
+
+def _is_of_layer(owner: ast.expr) -> bool:
+    """``encoder.embeddings``, ``model.get_input_embeddings()``: not ``batch``, whose weights are data."""
+    return isinstance(owner, ast.Attribute) or (isinstance(owner, ast.Call) and isinstance(owner.func, ast.Attribute))
+
+
+def _is_part_of(value: ast.expr, name: str) -> bool:
+    """Whether a value is another shape of what a name had before: ``embeds = embeds[None]``."""
+    return isinstance(value, ast.Subscript) and isinstance(value.value, ast.Name) and value.value.id == name
 
 
 def _made_of(script: Script, saved: ast.expr) -> list[ast.expr]:
@@ -167,7 +183,7 @@ def _made_of(script: Script, saved: ast.expr) -> list[ast.expr]:
     if isinstance(saved, ast.Name):
         made = (*script.values_of(saved), *handed_in(script, saved), *entries_of(script, saved.id))
         kinds = (ast.Dict, ast.DictComp, ast.Call, ast.Name)
-        return [one for one in made if one is not saved and isinstance(one, kinds)]
+        return [one for one in made if one is not saved and (isinstance(one, kinds) or _is_weight(script, one))]
     return []
 
 
