@@ -377,6 +377,8 @@ RUNS = "import os\n\ncommand = 'torchrun \\\n    --nproc-per-node={} use.py'.for
         (COPIED | IMPORTS | {"other/run.sh": "#!/bin/bash\ntorchrun train.py\n"}, ["error"]),
         (COPIED | IMPORTS | LAUNCHES, ["info"]),
         (COPIED | {"use.py": "from .other.net import Net\n\nNet()\n"} | LAUNCHES, ["info"]),
+        (COPIED | {"use.py": "from parts.nets.other import net\n\nnet.Net()\n"} | LAUNCHES, ["info"]),
+        (COPIED | {"use.py": "from parts.nets.another import net\n\nnet.Net()\n"} | LAUNCHES, ["error"]),
         (COPIED | IMPORTS | {"jobs.py": RUNS + "os.system(command)\n"}, ["info"]),
         (COPIED | IMPORTS | {"jobs.py": RUNS + "print(command)\n"}, ["error"]),
         (COPIED | IMPORTS | {"jobs.py": RUNS.replace("command", "#") + "os.system(sys.argv[1])\n"}, ["error"]),

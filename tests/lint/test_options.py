@@ -717,6 +717,24 @@ def test_a_tracker_behind_an_option_that_no_start_gives(tmp_path, name, start, s
     assert severities_in(tmp_path, files, TRACKERS, preview=True) == [("CODE041", severity)]
 
 
+WRITES = Rulebook(tuple(one for one in builtin_rules() if one.id == "CODE029"))
+
+
+@pytest.mark.parametrize(
+    ("start", "severity"),
+    [
+        ("torchrun train.py --epochs 3", "info"),
+        ("torchrun train.py --epochs 3 --save_model", "warning"),
+        ("make", "warning"),
+    ],
+)
+def test_a_file_behind_an_option_that_no_start_gives(tmp_path, start, severity):
+    saves = "torch.save(model.state_dict(), 'last.pt')"
+    train = TRACKED.format(name="save_model").replace('wandb.init(project="runs")', f"model.train()\n    {saves}")
+    files = {"train.py": f"{train}\nmodel(1).sum().backward()\noptimizer.step()\n", "run.sh": f"#!/bin/bash\n{start}\n"}
+    assert severities_in(tmp_path, files, WRITES, preview=True) == [("CODE029", severity)]
+
+
 BY_PYTHON = ACCUMULATES.format(counter="config.accumulation_steps").replace(
     'yaml.safe_load(open("config.yaml"))', "sys.argv[1]"
 )

@@ -145,7 +145,7 @@ def _is_library(script: Script, folder: str) -> bool:
     pages = modules.pages_at_root(script.location)
     place = PurePath(script.location)
     own = re.compile(rf"(?<![\w-]){re.escape(place.name)}\b|\b{re.escape(folder)}\.[\w.]*\b{re.escape(place.stem)}\b")
-    imported = re.compile(rf"^\s*(?:from|import)\s+\.*{re.escape(folder)}\b", re.MULTILINE)
+    imported = re.compile(rf"^\s*(?:from|import)\s+[\w.]*(?<!\w){re.escape(folder)}\b", re.MULTILINE)
     starts = map(
         STARTS_PROGRAM.search, (*pages, *_outside(modules, folder, ".py", launches=True), *_run(modules, folder))
     )

@@ -343,7 +343,7 @@ def _has_one_gpu_each(script: Script) -> bool:
 
 _OF_TRAINING = frozenset({"CODE009", "CODE010", "CODE011", "CODE015", "CODE032", "CODE033"})
 """Rules about what training costs or does to its result."""
-_NEEDING_OPTIONS = frozenset(f"CODE{number:03}" for number in (1, 2, 3, 5, 7, 8, 12, 16, 28, 30, 32, 33, 39))
+_NEEDING_OPTIONS = frozenset(f"CODE{number:03}" for number in (1, 2, 3, 5, 7, 8, 12, 16, 28, 29, 30, 32, 33, 39))
 """Rules about ranks whose hits count for little in a branch of an option that no start of the project gives. Others ask
 themselves which options matter: one for a tracker is off by default in most programs, and users turn it on."""
 _OF_LIGHTNING = "CODE022"
