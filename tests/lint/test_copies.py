@@ -298,3 +298,58 @@ def test_the_same_guard_against_bad_losses_is_one_finding(tmp_path):
         "d.py": GUARDED.format(reduced="sum", test=small),
     }
     assert places(tmp_path, files, "CODE008") == [("a.py", 9, 1), ("c.py", 9, 0), ("d.py", 9, 0)]
+
+
+WRITES_TWICE = """\
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.distributed.init_process_group("nccl")
+model = DDP(build())
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(9):
+    train(model, optimizer)
+    torch.save(model.state_dict(), "last.pt")
+    if {test}:
+        torch.save(optimizer.state_dict(), "best.pt")
+{after}torch.save(model.state_dict(), "end.pt")
+"""
+
+
+def test_files_that_one_condition_would_keep_apart_are_one_finding(tmp_path):
+    files = {
+        "a.py": WRITES_TWICE.format(test="epoch > 3", after="    "),
+        "b.py": "# other\n" + WRITES_TWICE.format(test="torch.distributed.get_rank() == 0", after=""),
+    }
+    assert places(tmp_path, files, "CODE029") == [("a.py", 10, 2), ("b.py", 11, 0), ("b.py", 14, 0)]
+
+
+SAMPLES = """\
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+
+def main(args, seen, unseen):
+    torch.distributed.init_process_group("nccl")
+    if args.long:
+        {first} = DistributedSampler(seen)
+        loader = DataLoader(seen, sampler={first})
+    else:
+        {second} = DistributedSampler(unseen)
+        loader = DataLoader(unseen, sampler={second})
+    for epoch in range(9):
+        for batch in loader:
+            model(batch).sum().backward()
+            optimizer.step()
+
+main(parse(), read("a"), read("b"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [("sampler", "sampler", [("train.py", 7, 1)]), ("one", "other", [("train.py", 7, 0), ("train.py", 10, 0)])],
+)
+def test_the_samplers_of_two_branches_are_one_finding(tmp_path, first, second, expected):
+    files = {"train.py": SAMPLES.format(first=first, second=second), "other.py": "def build(): pass\n"}
+    assert places(tmp_path, files, "CODE011") == expected

@@ -62,6 +62,7 @@ def long_work_before_barrier(script: Script) -> Iterator[Violation]:
                 preview=severity is Severity.INFO and _is_of_small_archive(script, call),
                 evidence=(("waits_at_line", place), ("job_started_at_line", started.lineno)),
                 confidence=0.7,
+                once=f"{script.path} map" if last_name(call.func) == "map" else "",
             )
 
 

@@ -213,6 +213,7 @@ def _hits(script: Script, sampler: ast.Call, trained: list[Loop], endless: list[
                 "same order",
                 severity=Severity.INFO if is_once or counts else None,
                 preview=is_once,
+                once=f"{script.path}:{repeated[0].lineno} {name}",  # of other branches too
                 fix=_fix(script, sampler, repeated[0], fed),
                 edits=tuple(_edit(script, sampler, repeated, fed))
                 if all(

@@ -309,8 +309,15 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
                 f"All ranks write to {place if place[0] in _QUOTES else f'`{place}`'} at the same time",
                 evidence=(("job_started_at_line", ranks.lineno),),
                 severity=severity_of(script, call, infers=infers),
+                once=_part(script, call),
                 fix=_fix(script, call, ranks),
             )
+
+
+def _part(script: Script, call: ast.Call) -> str:
+    """The loop or function whose body has a call, with all branches there: one condition fits all files of it."""
+    part = script.nearest(call, ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)
+    return f"{script.path}:{part.lineno if part is not None else 0}"
 
 
 def _fix(script: Script, call: ast.Call, ranks: ast.Call) -> str:
@@ -462,6 +469,7 @@ def _mapped(script: Script) -> Iterator[Violation]:
                 call,
                 f"Every rank runs {script.text_of(call.func)} in {count} processes, all for the same cache file",
                 severity=Severity.WARNING if count > _CPUS_OF_GPU and _is_launched(script) else Severity.INFO,
+                once=f"{script.path} map",
                 fix="Wrap the call in `main_process_first()` of TrainingArguments or Accelerator, so that the other "
                 "ranks read the cache.",
             )
