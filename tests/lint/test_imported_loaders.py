@@ -194,3 +194,59 @@ def test_a_sampler_that_has_no_epoch_ends_the_job_before_it_trains(tmp_path, bef
     files = {"train.py": SAMPLED.replace(before, after) if before else SAMPLED, "texts.py": "class Texts:\n    pass\n"}
     found = findings_in(tmp_path, files | START, BOOK, preview=True)
     assert {one.severity.value for _, one in found} == {severity}
+
+
+SAMPLERS = Rulebook(tuple(one for one in builtin_rules() if one.id == "CODE011"))
+DIVIDES = """\
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+
+def prepare(path, ranks):
+    data = read(path)
+    sampler = DistributedSampler(data{shuffle})
+    loader = DataLoader(data, sampler=sampler)
+    if ranks == 1:
+        loader = DataLoader(data, shuffle=True)
+    return loader
+"""
+REPEATS = """\
+import torch
+from data import prepare
+from net import init_distributed
+
+
+def train(path, ranks):
+    init_distributed(ranks)
+    loader = prepare(path, ranks)
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    {loop}:
+        for batch in loader:
+            model(batch).sum().backward()
+            optimizer.step()
+
+
+if __name__ == "__main__":
+    train("corpus.txt", 4)
+"""
+EPOCHS = REPEATS.format(loop="for epoch in range(9)")
+GROUP = "import torch\n\ndef init_distributed(ranks):\n    torch.distributed.init_process_group('nccl')\n"
+
+
+@pytest.mark.parametrize(
+    ("train", "shuffle", "net", "fix"),
+    [
+        (EPOCHS, "", GROUP, "Start the loop at line 11 with"),
+        (REPEATS.format(loop="while optimizer.step_count < 9"), "", GROUP, "Count the epochs in the loop"),
+        (EPOCHS, ", shuffle=False", GROUP, ""),
+        (EPOCHS, "", f"{GROUP}\ndef begin(loader, epoch):\n    loader.sampler.set_epoch(epoch)\n", ""),
+        (REPEATS.format(loop="if True"), "", GROUP, ""),
+        (EPOCHS.replace("loader = prep", "loader = None\n    loader = prep"), "", GROUP, ""),
+        (EPOCHS.replace("in loader", "in prepare(path, 1)"), "", GROUP, ""),
+    ],
+)
+def test_the_sampler_of_a_loader_that_another_module_makes(tmp_path, train, shuffle, net, fix):
+    files = {"train.py": train, "data.py": DIVIDES.format(shuffle=shuffle), "net.py": net, **START}
+    fixes = [one.fix for _, one in findings_in(tmp_path, files, SAMPLERS)]
+    assert [one[: len(fix)] for one in fixes] == ([fix] if fix else [])

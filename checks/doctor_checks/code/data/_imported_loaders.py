@@ -35,8 +35,8 @@ def imported_loaders(script: Script, trained: set[str]) -> Iterator[ImportedLoad
         call = assigned.value
         if not isinstance(call, ast.Call) or len(assigned.targets) != 1 or not _is_on_all_ranks(script, call):
             continue
-        for place, target in _targets(assigned.targets[0]):
-            if target.id not in trained or evaluates(target.id) is True or len(_values(script, target)) != 1:
+        for place, target in targets_of(assigned.targets[0]):
+            if target.id not in trained or evaluates(target.id) is True or len(assignments_of(script, target)) != 1:
                 continue
             found = called_function(script, call)
             if found is None or found[0] is script or _MAY_PART.search(found[0].text):
@@ -56,7 +56,7 @@ def _is_on_all_ranks(script: Script, call: ast.Call) -> bool:
     return not depends_on_ranks(script, call) and not runs_alone(script, call)
 
 
-def _targets(target: ast.expr) -> Iterator[tuple[int | None, ast.Name]]:
+def targets_of(target: ast.expr) -> Iterator[tuple[int | None, ast.Name]]:
     """The names that a statement assigns, each with its place in a tuple."""
     if isinstance(target, ast.Name):
         yield None, target
@@ -64,7 +64,7 @@ def _targets(target: ast.expr) -> Iterator[tuple[int | None, ast.Name]]:
         yield from ((place, one) for place, one in enumerate(target.elts) if isinstance(one, ast.Name))
 
 
-def _values(script: Script, name: ast.Name) -> list[ast.Assign]:
+def assignments_of(script: Script, name: ast.Name) -> list[ast.Assign]:
     """The statements of the file that assign a name, wherever."""
     return [
         one

@@ -17,13 +17,14 @@ from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import SAMPLER, Loop, calls_of, epoch_loops, loops, shards_loaders_itself, unwrapped
 from doctor.lint.python.value_flow import handed_in, origins, part_of
 from doctor.testing.script_cases import fails, passes
+from doctor_checks.code.data._imported_samplers import ImportedSampler, imported_samplers
 
 
 @rule(
     id="CODE011",
     severity=Severity.WARNING,
     reads=Script,
-    mentions=("DistributedSampler",),
+    mentions=("DistributedSampler", "loader"),
     foreshadows=("DATA006",),
     cases=lambda: (
         fails(
@@ -159,6 +160,47 @@ def sampler_epoch_not_set(script: Script) -> Iterator[Violation]:
         shuffles = not script.is_open(call) and (known or _is_asked_by_caller(script, given))
         if shuffles and not _is_order_ignored(script, call) and evaluates(target_name(script, call)) is not True:
             yield from _hits(script, call, trained, endless)
+    for made in imported_samplers(script) if trained else ():
+        yield from _hits_of_import(script, made, [one for one in trained if one not in endless])
+
+
+def _hits_of_import(script: Script, made: ImportedSampler, trained: list[Loop]) -> Iterator[Violation]:
+    """The first training loop that goes several times over a loader which a function of another module gives."""
+    for loop in trained:
+        sources = (loop.source, *_behind_bar(script, loop), *_handed(script, loop))
+        if not any(isinstance(one, ast.Name) and _is_of_import(script, one, made) for one in sources):
+            continue
+        repeated = [one for one in epoch_loops(script, loop) if _repeats(script, one)]
+        if not repeated or any(outer in repeated for outer in script.around(made.call)):
+            continue
+        is_once = all(_is_one_epoch(script, one) for one in repeated) or _ends_program(script, loop)
+        is_once = is_once or measures_speed(script)
+        statement = f"{made.name}.sampler.set_epoch({_counter(repeated[0])})"
+        if made.is_alternative:
+            statement = f"if isinstance({made.name}.sampler, DistributedSampler): {statement}"
+        yield Violation(
+            made.call,
+            f"{made.name}.sampler.set_epoch() is never called: every epoch of the loop at line {repeated[0].lineno} "
+            "uses the same order",
+            severity=Severity.INFO if is_once else None,
+            preview=is_once,
+            evidence=(("sampler_made_at", f"{made.made_in.path}:{made.sampler.lineno}"),),
+            fix=f"Start the loop at line {repeated[0].lineno} with `{statement}`."
+            if isinstance(repeated[0], ast.For)
+            else f"Count the epochs in the loop at line {repeated[0].lineno}, and start it with `{statement}`.",
+        )
+        return
+
+
+def _is_of_import(script: Script, name: ast.Name, made: ImportedSampler) -> bool:
+    """Whether a name is the one that holds the loader, in the function that gets it, or of the whole module."""
+    owner = script.function_of(made.call)
+    return name.id == made.name and owner in (None, script.function_of(name))
+
+
+def _counter(epochs: ast.For | ast.While) -> str:
+    is_named = isinstance(epochs, ast.For) and isinstance(epochs.target, ast.Name) and epochs.target.id != "_"
+    return ast.unparse(epochs.target) if isinstance(epochs, ast.For) and is_named else "epoch"
 
 
 _RANDOM_WALKS = re.compile(r"^torch_geometric\.(?:data|loader)\.(?:\w+\.)?GraphSAINT\w*Sampler$")
