@@ -353,3 +353,50 @@ main(parse(), read("a"), read("b"))
 def test_the_samplers_of_two_branches_are_one_finding(tmp_path, first, second, expected):
     files = {"train.py": SAMPLES.format(first=first, second=second), "other.py": "def build(): pass\n"}
     assert places(tmp_path, files, "CODE011") == expected
+
+
+MAPS = """\
+# torchrun --nproc-per-node 8 train.py
+from datasets import load_dataset
+from transformers import Trainer, TrainingArguments
+
+raw = load_dataset("text")
+arguments = TrainingArguments("out")
+{first}seen = raw["train"].map(tokenize, num_proc=32)
+{second}unseen = raw["test"].map(tokenize, num_proc=32)
+Trainer(args=arguments, train_dataset=seen, eval_dataset=unseen).train()
+"""
+WAITS = "with arguments.main_process_first():\n    "
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "rule", "expected"),
+    [
+        ("", "", "CODE029", [("train.py", 7, 1)]),
+        (WAITS, "", "CODE029", [("train.py", 9, 0)]),
+    ],
+)
+def test_the_datasets_that_a_file_maps_are_one_finding(tmp_path, first, second, rule, expected):
+    files = {"train.py": MAPS.format(first=first, second=second)}
+    assert places(tmp_path, files, rule) == expected
+
+
+FIRST = """\
+from accelerate import Accelerator
+from datasets import load_dataset
+
+accelerator = Accelerator()
+raw = load_dataset(args.path)
+with accelerator.main_process_first():
+    seen = raw["train"].map(tokenize)
+with accelerator.main_process_first():
+    unseen = raw["test"].{second}(tokenize)
+model = accelerator.prepare(build())
+train(model, accelerator, seen, unseen)
+"""
+
+
+@pytest.mark.parametrize(("second", "others"), [("map", 1), ("select", 0)])
+def test_the_datasets_that_ranks_wait_for_are_one_finding(tmp_path, second, others):
+    files = {"train.py": FIRST.format(second=second)}
+    assert places(tmp_path, files, "CODE030") == [("train.py", 7, others)]
