@@ -35,6 +35,8 @@ NATIVE_WAITS = frozenset(
     """.split()  # noqa: SIM905 - thirteen lines otherwise
 )
 """Operations by which such a frame is named."""
+_MAKES_GROUP = ("_new_group_with_tag", "new_group")
+"""Functions of torch.distributed that make a group; the second one before torch 2.1."""
 _INSTALLED = lazy_compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d+\.\d+/")
 """Directories of packages and standard libraries of any Python installation: a file may come from another machine."""
 
@@ -161,6 +163,22 @@ def root_in(innermost: FrameType | None) -> int | None:
     if root is None and innermost.f_code.co_name == "recv":
         root = _source_in_group(given, innermost.f_globals)
     return root if isinstance(root, int) else None
+
+
+def new_group_in(innermost: FrameType | None) -> str:
+    """``4 of ranks 0, 1, 2``: number and ranks of the group that a running stack makes with others; empty if none.
+
+    torch.distributed numbers the calls of ``new_group`` (``_process_group_name``), all of which all ranks make with the
+    same ranks, members or not. One with ``use_local_synchronization`` is made, and numbered, by its members alone.
+    """
+    frame = _without_forwards(innermost)
+    while frame is not None and is_of_collectives(frame.f_code.co_filename):
+        given = frame.f_locals if frame.f_code.co_name in _MAKES_GROUP else {}
+        number, ranks = given.get("group_name"), given.get("ranks")
+        if isinstance(number, str) and number.isdecimal() and isinstance(ranks, (list, tuple, range)):
+            return "" if given.get("use_local_synchronization") else f"{number} of ranks {', '.join(map(str, ranks))}"
+        frame = frame.f_back
+    return ""
 
 
 def _source_in_group(given: Mapping[str, Any], names: Mapping[str, Any]) -> object:

@@ -19,6 +19,7 @@ from doctor.core.frames import (
     frames_of_stack,
     frames_of_traceback,
     is_user_code,
+    new_group_in,
     root_in,
     shorten_stack,
     waits_in,
@@ -94,6 +95,30 @@ def test_the_source_of_a_receive_is_numbered_in_its_group(group, source, expecte
     assert root_in(frame) == expected
     go.set()
     thread.join()
+
+
+@pytest.mark.parametrize(
+    ("number", "local", "expected"), [("4", False, "4 of ranks 0, 2"), ("4", True, ""), ("a3f", False, "")]
+)
+def test_the_ranks_of_a_group_that_all_ranks_make(number, local, expected):
+    """One that only its members make has a name of its own, by which they find together."""
+    text = "def new_group(wait, ranks, use_local_synchronization, group_name):\n    wait()"
+    named = {}
+    exec(compile(text, "/env/site-packages/torch/distributed/distributed_c10d.py", "exec"), named)
+    thread, go = _waiting_thread(lambda wait: named["new_group"](wait, [0, 2], local, number))
+    frame = sys._current_frames()[thread.ident]
+    while frame.f_code.co_name != "new_group":
+        frame = frame.f_back
+    assert new_group_in(frame) == expected
+    go.set()
+    thread.join()
+
+
+def test_the_installed_torch_numbers_groups_before_it_waits():
+    c10d = pytest.importorskip("torch.distributed.distributed_c10d")
+    source = inspect.getsource(c10d._new_group_with_tag)
+    assert "group_name = _process_group_name(ranks" in source
+    assert "use_local_synchronization" in source
 
 
 def test_the_installed_torch_computes_the_root_before_it_waits():

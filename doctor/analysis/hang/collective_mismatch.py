@@ -23,7 +23,7 @@ GAP = 4
 LOOK_BACK = 64
 """Sequence numbers before the newest one that are compared; recorders keep call sites for about as many."""
 
-Aspect = Literal["operation", "size", "type", "shape", "site", "root"]
+Aspect = Literal["operation", "size", "type", "shape", "site", "root", "members"]
 
 _ANY_SIZE = frozenset(
     {

@@ -25,6 +25,7 @@ from doctor.analysis.hang.collective_mismatch import (
     reshaped,
 )
 from doctor.analysis.hang.diagnosis import Diagnosis
+from doctor.analysis.hang.different_members import ranks_by_members
 from doctor.analysis.hang.different_roots import ranks_by_root
 from doctor.analysis.hang.exits import RunEnd, ending_of, interrupted_waits
 from doctor.analysis.hang.left_loops import ranks_that_left
@@ -261,6 +262,7 @@ _RULES: tuple[Callable[[JobState], Diagnosis | None], ...] = (
     _loader_ended,
     diverged_ranks,
     ranks_by_root,
+    ranks_by_members,
     _silent,
     _behind,
     ranks_in_unrecorded_call,

@@ -353,6 +353,7 @@ def _loop_left(states: JobState) -> Diagnosis | None:
 def _crossed_groups(states: JobState) -> Diagnosis | None:
     """Ranks that wait in groups which the source names differently: each waits for one that is in another group."""
     groups = {rank: one.progress.group for rank, one in states.ranks.items() if one.progress and one.waits}
+    groups = {rank: group for rank, group in groups.items() if states.ranks[rank].stack_wait not in OF_GROUPS}
     named = {rank: group for rank, group in groups.items() if group}
     return Diagnosis(states, "deadlock", tuple(sorted(named)), 0.6) if len(set(named.values())) > 1 else None
 

@@ -54,6 +54,7 @@ class LocalState:
                 children=earlier.children,
                 blocked=now.blocked or earlier.blocked,
                 root=earlier.root,
+                group=earlier.group,
             )
             self._newest = {**self._position, **sections, ProgressFacts.key: now}
             before, recorder = self._position.get(RecorderFacts.key), sections.get(RecorderFacts.key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import msgspec
 
@@ -30,8 +30,8 @@ from doctor.api import (
 )
 from doctor.core.text import lazy_compile
 from doctor.facts import Collective, ProgressFacts, RecorderFacts
-from doctor.testing import Fails, JobBuilder, Passes, logged, running, stalled, user_frame
-from doctor.testing.stalled_run import over_gloo, with_call, with_failure
+from doctor.testing import Fails, JobBuilder, Passes, logged, package_frame, running, stalled, user_frame
+from doctor.testing.stalled_run import over_gloo, with_call, with_failure, without_recorders
 from doctor_checks.progress._named_causes import cause_of_calls, with_cause
 from doctor_checks.progress.hang._printed_collectives import (
     PrintedCollective,
@@ -80,6 +80,13 @@ def _reshaped(sketch: JobBuilder) -> JobBuilder:
     line = user_frame(50)
     sketch = with_call(sketch, range(3), "all_reduce", line, ago=1, input_sizes=((10,),))
     return with_call(sketch, (1,), "all_reduce", line, ago=1, input_sizes=((2, 5),))
+
+
+def _making(sketch: JobBuilder, group: str) -> JobBuilder:
+    """All ranks make a group."""
+    names = ("_new_process_group_helper", "_new_group_with_tag", "new_group")
+    stack = (*(package_frame("torch/distributed/distributed_c10d.py", 1, name) for name in names), user_frame(30))
+    return without_recorders(sketch).alter(ProgressFacts, idle=9.0, stack=stack, group=group)
 
 
 def _completed(one: Collective) -> Collective:
@@ -491,6 +498,20 @@ _REFUSES = "PyTorch compares the calls before they start and rejects them with R
             ranks=(1,),
         ),
         Fails(
+            "one of three ranks makes a group of other ranks",
+            _making(stalled(1, 3), "4 of ranks 0, 1, 2").alter(ProgressFacts, ranks=(1,), group="4 of ranks 1, 2"),
+            ranks=(1,),
+        ),
+        Fails(
+            "each of two ranks makes a group of other ranks",
+            _making(stalled(), "4 of ranks 0, 1").alter(ProgressFacts, ranks=(1,), group="4 of ranks 1"),
+            ranks=(0, 1),
+        ),
+        Passes(
+            "a rank that makes the next group already",
+            _making(stalled(1, 3), "4 of ranks 0, 1, 2").alter(ProgressFacts, ranks=(1,), group="5 of ranks 1, 2"),
+        ),
+        Fails(
             "integers among floats, which the back end adds up without an error",
             with_call(running(1, 3), (1,), "all_reduce", user_frame(50), ago=1, types=("Int",)),
             ranks=(1,),
@@ -568,6 +589,8 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
         mine, theirs = f"{odd.entry.operation}{_at(odd.site)}", f"{others.entry.operation}{_at(others.site)}"
     if divergence.aspect == "root":
         mine, theirs = _with_root(odd.entry), _with_root(others.entry)
+    if divergence.aspect == "members":
+        mine, theirs = _with_members(odd.entry), _with_members(others.entry)
     which = f"{divergence.sequence} of {found.states.name_of(divergence.group)}" if divergence.sequence else ""
     claim, stalled_at = _calls({odd.ranks: mine, others.ranks: theirs}), stall_evidence(found)
     return Finding(
@@ -600,7 +623,7 @@ def _place_in(evidence: Mapping[str, object], one: MismatchGroup) -> str:
 
 def _rest_of_call(shown: str, one: MismatchGroup, aspect: str) -> str:
     """``all_reduce of 12 Float elements at train.py:62, `if rank == 0` (line 60)`` without the parts that are shown."""
-    call = _with_root(one.entry) if aspect == "root" else call_in_words(one.entry)
+    call = _IN_WORDS.get(aspect, call_in_words)(one.entry)
     place, condition = one.site.place.partition(" (")[0], condition_in_words(one.site.condition)
     parts = ["" if call in shown else call, f"at {one.site.place}" if place and place not in shown else ""]
     return ", ".join(filter(None, (" ".join(filter(None, parts)), "" if condition in shown else condition)))
@@ -688,6 +711,13 @@ def _with_root(entry: Collective) -> str:
     return f"{entry.operation} {_ROOTS.get(entry.operation, 'from')} rank {entry.root}"
 
 
+def _with_members(entry: Collective) -> str:
+    """``new_group of ranks 0, 1, 2``"""
+    return f"{entry.operation} of {entry.group}"
+
+
+_IN_WORDS: Mapping[str, Callable[[Collective], str]] = {"root": _with_root, "members": _with_members}
+"""How the calls of ranks are worded that differ in neither their sizes nor their types."""
 _ROOTS = {"reduce": "to", "gather": "to"}
 """The word before the root of an operation, if it is not ``from``."""
 
@@ -704,8 +734,8 @@ def _fix(aspect: str, odd: MismatchGroup | None = None, others: MismatchGroup | 
     if aspect == "root":
         name = "`dst`" if odd is not None and odd.entry.operation in _ROOTS else "`src`"
         return f"Pass the same {name}{at} on all ranks, such as 0: it is not the rank of the caller."
-    if aspect == "shape":
-        return f"Pass the same shape{at} on all ranks, unless the difference is intended."
+    if aspect in _SAME:
+        return f"Pass the same {_SAME[aspect].format(at=at)}."
     if aspect == "type" and odd is not None and others is not None:
         kinds = ", ".join(f"`{_TYPES.get(kind, kind)}`" for kind in others.entry.types)
         if place and others.site.place and place != others.site.place:
@@ -729,6 +759,11 @@ def _fix(aspect: str, odd: MismatchGroup | None = None, others: MismatchGroup | 
     return f"Make all ranks call the same collectives in the same order: look for {branch}."
 
 
+_SAME = {
+    "members": "list of ranks{at} on all ranks, including those that are not in it",
+    "shape": "shape{at} on all ranks, unless the difference is intended",
+}
+"""What all ranks have to pass, by the aspect that differs."""
 _TYPES = {
     "BFloat16": "torch.bfloat16",
     "Double": "torch.float64",

@@ -12,7 +12,7 @@ from types import FrameType
 import msgspec
 
 from doctor.core.facts import Frame, LeftLoop
-from doctor.core.frames import frame_of, frames_of_stack, is_user_code, root_in, waits_now
+from doctor.core.frames import frame_of, frames_of_stack, is_user_code, new_group_in, root_in, waits_now
 from doctor.monitor.telemetry.stacks.rank_conditions import with_conditions
 
 
@@ -56,6 +56,11 @@ def _statement(frame: Frame) -> str:
 def named_root(thread: int) -> int | None:
     """Return the source or destination of the call of torch.distributed that a thread is in, within its group."""
     return root_in(sys._current_frames().get(thread))
+
+
+def made_group(thread: int) -> str:
+    """Return number and ranks of the group that a thread makes with others, such as ``4 of ranks 0, 1, 2``."""
+    return new_group_in(sys._current_frames().get(thread))
 
 
 def has_other_work(thread: int) -> bool:
