@@ -8,7 +8,17 @@ import pytest
 
 from doctor.monitor.telemetry import progress as room
 from doctor.monitor.telemetry.event_log import ENDED, StageEntered
-from doctor.monitor.telemetry.progress import FACTOR, FIRST, FLOOR, OUTLIERS, PHASE_TIMEOUTS, RECENT, SLACK, Progress
+from doctor.monitor.telemetry.progress import (
+    COMPUTES,
+    FACTOR,
+    FIRST,
+    FLOOR,
+    OUTLIERS,
+    PHASE_TIMEOUTS,
+    RECENT,
+    SLACK,
+    Progress,
+)
 
 
 @pytest.fixture
@@ -110,6 +120,29 @@ def test_what_is_slow_by_nature_is_given_longer_after_many_quick_passes(clock, p
     mark(progress, point)
     clock.now += PHASE_TIMEOUTS[point] - 1
     assert progress.stall() is None
+
+
+@pytest.mark.parametrize(("share", "stalls_after"), [(1.0, COMPUTES), (0.5, FIRST), (None, FIRST)])
+def test_a_rank_that_computes_where_its_pace_is_unknown_may_take_minutes(clock, monkeypatch, share, stalls_after):
+    """Merges of a tokenizer, or an index, between two steps; one that sleeps half of the time waits for something."""
+    ran = (lambda native_id: None) if share is None else (lambda native_id: int(share * clock.now * 1e9))
+    monkeypatch.setattr(room, "nanoseconds_busy", ran)
+    progress = Progress()
+    progress.phase_timeouts = {"batch-end": FIRST}
+    _train(progress, clock, 100)
+    mark(progress, "batch-end")
+    began, stalled = clock.now, None
+    while stalled is None:
+        clock.now += 1.0
+        stalled = progress.stall()
+    assert clock.now - began == pytest.approx(stalls_after, abs=2.0)
+
+
+def test_a_rank_that_computes_in_a_step_of_known_pace_stalls(clock, monkeypatch):
+    monkeypatch.setattr(room, "nanoseconds_busy", lambda native_id: int(clock.now * 1e9))
+    progress = Progress()
+    _train(progress, clock, 100)
+    assert_limit(progress, clock, FLOOR)
 
 
 def test_the_user_may_say_when(clock):

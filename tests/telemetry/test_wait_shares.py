@@ -44,6 +44,17 @@ def test_a_sharded_rank_is_sampled_between_ticks(strategy):
     assert telemetry.sample() < 2 * EVERY
 
 
+@pytest.mark.parametrize(("share", "delays"), [(1.0, 0), (0.2, 1)])
+def test_a_delay_in_which_the_training_thread_computes_is_its_own_work(share, delays):
+    """A call of native code that keeps the interpreter's lock: the rank is busy, and nothing else holds it up."""
+    ran = [0.0]
+    pauses = rank_pauses.RankPauses(busy=lambda: int(ran[0]))
+    pauses.note_delay(0.0)
+    ran[0] += share * 2 * LEAST_DELAY * 1e9
+    pauses.note_delay(2 * LEAST_DELAY)
+    assert pauses.facts().delays == delays
+
+
 @pytest.mark.parametrize("strategy", [None, "ddp", "DistributedDataParallel"])
 def test_another_rank_is_looked_at_in_ticks_unless_its_waits_end_late(strategy, monkeypatch):
     """What begins in the middle of a long wait seems shorter, so that delays are timed by short waits."""

@@ -18,7 +18,7 @@ from doctor.core.facts import EpochEnd, Failure, Frame, LeftLoop, PointInTime, P
 from doctor.monitor.telemetry import event_log
 from doctor.monitor.telemetry.event_log import ENDED, StageEntered
 from doctor.monitor.telemetry.stacks.live_stacks import has_other_work, is_waiting_in_collective
-from doctor.monitor.telemetry.stacks.stillness import Stillness
+from doctor.monitor.telemetry.stacks.stillness import Stillness, nanoseconds_busy
 from doctor.monitor.telemetry.stacks.tight_loops import TightLoop
 
 FLOOR = 8.0
@@ -33,6 +33,10 @@ Once a batch has been trained, both apply to busy ranks only. A rank that waits 
 step has no work of its own there, and reports early. Whether the others are busy with something that may take so long
 is decided by their own limits.
 """
+COMPUTES, BUSY = 300.0, 0.8
+"""The same for a rank that computes in work of which nothing is known: merges of a tokenizer, an index, a metric may
+take minutes, and end. Half of the shortest default timeout of a process group (NCCL's, 600 s); and the least share of
+the time for which its thread runs, or could run if a processor were free."""
 KEPT_ENDS, RECENT, KEPT_LEFT = 64, 32, 4
 EARLY, EARLY_LOOK = 8.0, 1.0
 """Seconds without progress from which a rank that is still reports its position before the pace of the run is known,
@@ -112,6 +116,7 @@ class Progress:
         self._ends: list[EpochEnd] = []
         self._left: list[LeftLoop] = []
         self._offset = time() - monotonic()
+        self._work = (0.0, 0.0, 0)
         self.follow(threading.get_ident(), threading.get_native_id())
 
     def follow(self, thread: int, native_id: int) -> None:
@@ -183,13 +188,25 @@ class Progress:
         if self.state != "running":
             return None
         idle, limit, still, loops = monotonic() - self.since, self.limit(), self.still(), self.loops()
-        if idle > limit:
+        computes = self._computes(idle)
+        if idle > limit and not computes:
             return Stall(idle, limit)
         early = self.limit_of_waiting()
         if idle > early and is_waiting_in_collective(self.training_thread):
             return Stall(idle, early)
         stands = max(still or 0.0, loops or 0.0) if idle > EARLY else 0.0
         return Stall(idle, EARLY, early=True) if stands > EARLY - 2 * EARLY_LOOK else None
+
+    def _computes(self, idle: float) -> bool:
+        """Return whether this rank has computed since :data:`EARLY` at a point whose pace is not known yet."""
+        limit = self.limit()
+        if self._hang_after is not None or idle < EARLY or not FIRST <= limit < COMPUTES or idle > COMPUTES:
+            return False
+        now, busy, (since, at, before) = monotonic(), nanoseconds_busy(self.native_id), self._work
+        if busy is None or since != self.since:
+            self._work = (self.since, now, busy or 0)
+            return False
+        return now - at > EARLY and busy - before >= BUSY * (now - at) * 1e9
 
     def still(self) -> float | None:
         """Return the seconds for which this rank has been still; ``None`` if its pace is known or it moves.

@@ -6,6 +6,8 @@ own waits, which end late if native code or another thread keeps the interpreter
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from doctor.collectors.base import Machine
 from doctor.collectors.host.cgroup import CgroupLimits, CgroupReader
 from doctor.core.clock import monotonic
@@ -13,15 +15,21 @@ from doctor.core.facts import RankPausesFacts
 
 LEAST_DELAY = 0.5
 """Seconds by which a wait must end late to count: threads of a busy host are scheduled late by tenths of that."""
+BUSY = 0.8
+"""Share of a delay for which the training thread is busy from which it is its own work."""
 HINT, HINT_LASTS = 0.1, 60.0
 """Seconds by which a wait must end late to suggest more delays, and seconds for which it does: what begins in the
 middle of a wait seems shorter by the rest of that wait, so that waits are then short."""
 
 
 class RankPauses:
-    """The pauses of this rank since creation."""
+    """The pauses of this rank since creation.
 
-    def __init__(self, machine: Machine | None = None) -> None:
+    ``busy``: returns the nanoseconds for which the training thread ran or was ready to run."""
+
+    def __init__(self, machine: Machine | None = None, busy: Callable[[], int | None] = lambda: None) -> None:
+        self._busy = busy
+        self._busy_before: int | None = None
         self._cgroup = CgroupReader(machine or Machine(), ("cpu",))
         self._since = monotonic()
         self._before: CgroupLimits | None = None
@@ -34,10 +42,16 @@ class RankPauses:
         self._before = self._cgroup.read()
 
     def note_delay(self, seconds: float) -> None:
-        """Record by how many seconds a wait of the watchdog's thread ended late."""
+        """Record by how many seconds a wait of the watchdog's thread ended late.
+
+        Not if the training thread itself was busy meanwhile: native code that it called kept the lock, for its work.
+        """
+        before, now = self._busy_before, self._busy()
+        self._busy_before = now
         if seconds >= HINT:
             self._likely_until = monotonic() + HINT_LASTS
-        if seconds >= LEAST_DELAY:
+        computed = before is not None and now is not None and now - before >= BUSY * seconds * 1e9
+        if seconds >= LEAST_DELAY and not computed:
             self._delays += 1
             self._delayed += seconds
 

@@ -31,6 +31,7 @@ from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
 from doctor.monitor.telemetry.stacks.endless_waits import shown_by_threads
 from doctor.monitor.telemetry.stacks.folder_walks import walk_in_words
 from doctor.monitor.telemetry.stacks.live_stacks import made_group, named_root, thread_stack, with_statements
+from doctor.monitor.telemetry.stacks.stillness import nanoseconds_busy
 from doctor.monitor.telemetry.step_clock import GRADIENTS, WAITED, StepClock
 from doctor.monitor.telemetry.wait_shares import WaitShares
 
@@ -57,7 +58,7 @@ class RankTelemetry:
         self.loaders = LoaderHistories()
         self.memory = MemorySampler()
         self.replica = ReplicaTracker(every_n_steps)
-        self.pauses = RankPauses()
+        self.pauses = RankPauses(busy=lambda: nanoseconds_busy(self._progress.native_id))
         self.waits = WaitShares()
         self.training = TrainingFacts()
         self.when_due: Callable[[], None] = lambda: None
