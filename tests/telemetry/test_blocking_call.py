@@ -111,6 +111,13 @@ def test_an_event_loop_whose_tasks_wait():
     assert found == "one of several files or sockets (select, in an event loop of asyncio)"
 
 
+def test_a_connection_to_a_socket_of_this_host(tmp_path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "engine"))
+        server.listen()
+        assert waits(server.accept) == "a connection to a socket of this host"
+
+
 def test_a_socket_and_its_peer():
     with socket.create_server(("127.0.0.1", 0)) as server:
         client = socket.create_connection(server.getsockname())
