@@ -309,6 +309,7 @@ CONDITION = Frame("/usr/lib/python3.11/threading.py", 327, "wait")
 QUEUE, PRODUCER = Frame("/usr/lib/python3.11/queue.py", 171, "get"), "an item of a queue (queue.get)"
 EVENT, SAVED = OF_THREADS[:2]
 PIPE, DISK = (f"{WHOSE_THREAD}{one}" for one in ("room in a pipe", "the file /mnt/last.ckpt"))
+ELSEWHERE = f"{WHOSE_THREAD}{PRODUCER}{WHOSE_THREAD}a result of another process (ray.get)"
 SEARCHED = f"{SEARCH}a recursion of solve() at train.py:9"
 COMPILER = Frame("/env/site-packages/torch/_inductor/async_compile.py", 9, "wait")
 QUEUED = SAVED + WHOSE_THREAD + SAVED + ENDLESS
@@ -366,6 +367,21 @@ BETWEEN_STEPS = [
         "a queue of a library that no thread fills",
         {"blocked": PRODUCER + ENDLESS, "stack": (CONDITION, QUEUE, LIBRARY, OWN), "still": 11.0},
         True,
+    ),
+    (
+        "a queue of a library whose thread waits for another process",
+        {"blocked": PRODUCER + ELSEWHERE, "stack": (CONDITION, QUEUE, LIBRARY, OWN), "still": 11.0},
+        True,
+    ),
+    (
+        "the same for a moment",
+        {"blocked": PRODUCER + ELSEWHERE, "stack": (CONDITION, QUEUE, LIBRARY, OWN), "still": 8.0},
+        False,
+    ),
+    (
+        "a queue of a library whose thread writes a file",
+        {"blocked": PRODUCER + DISK, "stack": (CONDITION, QUEUE, LIBRARY, OWN), "still": 11.0},
+        False,
     ),
     (
         "a queue of a library that a thread may fill",

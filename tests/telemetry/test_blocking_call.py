@@ -272,6 +272,32 @@ def test_what_the_thread_waits_for_that_a_thread_waits_for(others, own, expected
     assert awaited.startswith("room in a pipe")
 
 
+QUEUES = "import queue\nfirst, second = queue.Queue(), queue.Queue(1)\nsecond.put(0)\n"
+FILLS = "def fills(items, wait):\n    wait()\n    items.put(1)\n"
+STARTS = "threading.Thread(target=fills, args=({}), daemon=True).start()\n"
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        (STARTS.format(f"first, lambda: {FULL_PIPE}"), ["room in a pipe"]),
+        (STARTS.format("first, lambda: second.put(1)"), ["room in a queue (queue.put)"]),
+        (
+            STARTS.format("first, queue.Queue().get") + STARTS.format("queue.Queue(), second.get"),
+            ["an item of a queue (queue.get)"],
+        ),
+        (STARTS.format(f"first, lambda: {FULL_PIPE}") * 2, []),
+        (STARTS.format("queue.Queue(), queue.Queue().get"), []),
+    ],
+    ids=["a pipe", "another queue", "beside other queues", "one of two threads", "of another queue"],
+)
+def test_what_the_thread_waits_for_that_fills_a_queue(others, expected):
+    words = words_of(QUEUES + FILLS + others, "first.get()")
+    first, *awaited = words.split(WHOSE_THREAD)
+    assert first.removesuffix(ENDLESS).removesuffix(IDLE) == "an item of a queue (queue.get)"
+    assert [one.partition(",")[0] for one in awaited] == expected
+
+
 @pytest.mark.parametrize(
     "own",
     [

@@ -489,13 +489,19 @@ def _is_long_idle(progress: ProgressFacts) -> bool:
     return not compiles and (progress.still or 0.0) >= LONG_IDLE and progress.blocked.endswith((ENDLESS, IDLE))
 
 
+def _awaits_others_for_long(progress: ProgressFacts) -> bool:
+    """Whether a rank has waited in a library for its own thread, which waits for another process or a server."""
+    is_long = WHOSE_THREAD in progress.blocked and (progress.still or 0.0) >= LONG_IDLE
+    return is_long and _blocked_at_last(progress).startswith(_OUTSIDE)
+
+
 def _waits_without_end(progress: ProgressFacts) -> bool:
     blocked = progress.blocked
     is_of_user = _caller(progress.stack)[1].user
     if FAILING in blocked or blocked.endswith(LOST):
         return True
     if blocked.endswith((ENDLESS, IDLE)) or blocked.startswith(_QUEUES):
-        return is_of_user or _is_long_idle(progress)
+        return is_of_user or _is_long_idle(progress) or _awaits_others_for_long(progress)
     if WHOSE_THREAD in blocked and _blocked_at_last(progress).startswith(_OF_OTHERS):
         return is_of_user
     if any(_COMPILES.search(frame.file) for frame in progress.stack if not frame.user):

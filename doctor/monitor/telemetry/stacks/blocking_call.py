@@ -291,7 +291,9 @@ def _of_socket(kind: str, link: str, proc: Path) -> str:
     found = _INODE.fullmatch(link)
     rows = list(_connections(proc))
     row = next((row for row in rows if found and row["inode"] == found[1]), None)
-    what = {"connect": "a connection to", "accept": "a connection to", "write": "room to send to"}.get(kind, "data from")
+    what = {"connect": "a connection to", "accept": "a connection to", "write": "room to send to"}.get(
+        kind, "data from"
+    )
     if row is None:
         return f"{what} a socket of this host"
     if kind == "accept" or (kind == "poll" and row["state"] == _LISTENS):

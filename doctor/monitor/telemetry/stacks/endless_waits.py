@@ -1,16 +1,19 @@
 """What the other threads of a process show of a thread that waits for them.
 
-An event, a condition, a future or the end of a thread comes from another thread. Of a future of a pool, or of the end
-of a thread, that thread is known, and so is what it waits for itself. If all others wait without a timeout, or there
-are none, what the thread waits for never comes. What native threads bring about is not seen: only waits of the user's
-own code count, see :mod:`doctor.analysis.hang.rank_state`.
+An event, a condition, a future or the end of a thread comes from another thread. Of a future of a pool, of the end of a
+thread, or of a queue that one other thread has, that thread is known, and so is what it waits for itself. If all others
+wait without a timeout, or there are none, what the thread waits for never comes. What native threads bring about is not
+seen: only waits of the user's own code count, see :mod:`doctor.analysis.hang.rank_state`.
 """
 
 from __future__ import annotations
 
 import gc
+import queue
 import sys
 import threading
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -18,7 +21,8 @@ from doctor.core.clock import sleep
 from doctor.core.facts.telemetry import ENDLESS, IDLE, OWN_LOCK, PROCESS_EVENT, SHARED_LOCK, WHOSE_THREAD
 from doctor.core.frames import frames_of_stack, waits_in
 from doctor.monitor.telemetry.stacks.blocking_call import OF_THREADS, blocking_call
-from doctor.monitor.telemetry.stacks.stillness import nanoseconds_run
+from doctor.monitor.telemetry.stacks.loop_exits import variables_of
+from doctor.monitor.telemetry.stacks.stillness import MOST_FRAMES, nanoseconds_run
 
 _OWN = str(Path(__file__).resolve().parents[3])
 _SAVES = "/torch/serialization.py"
@@ -70,11 +74,11 @@ def shown_by_threads(thread: int, words: str) -> str:
     if awaits_import or _has_timeout(frames.get(thread)):
         return _idle(thread, frames, native)
     shown = _awaited_by(thread, frames, native) + (ENDLESS if _is_deadlock(thread, frames) else "")
-    if shown:
+    if shown and (shown.endswith(ENDLESS) or words not in _QUEUES):
         return shown if shown.endswith(ENDLESS) else shown + _idle(thread, frames, native)
     others = {one: frame for one, frame in frames.items() if one != thread}
     stand = (_sets_nothing(frame) or _stands(frame, native.get(ident)) for ident, frame in others.items())
-    return ENDLESS if all(stand) else _idle(thread, frames, native)
+    return shown + (ENDLESS if all(stand) else _idle(thread, frames, native))
 
 
 def _is_in_import(frame: FrameType | None) -> bool:
@@ -108,7 +112,7 @@ def _awaited_by(thread: int, frames: dict[int, FrameType], native: dict[int | No
             break
         awaited = _waits_for(native_id, frames[found])
         words += WHOSE_THREAD + awaited if awaited else ""
-        if awaited not in OF_THREADS or _has_timeout(frames[found]):
+        if awaited not in (*OF_THREADS, *_QUEUES) or _has_timeout(frames[found]):
             break
         thread = found
         seen.add(found)
@@ -129,7 +133,12 @@ def _computes(native_id: int) -> bool:
 
 
 def _worker_for(waiting: FrameType | None, frames: dict[int, FrameType]) -> int | None:
-    """Return the thread that computes the future, or has to end, that a stack waits for; ``None`` if none is known."""
+    """Return the thread that computes the future, or has to end, that a stack waits for; ``None`` if none is known.
+
+    Of a queue, the only other thread that has it."""
+    for function in ("get", "put"):
+        if (awaited := _own_of(waiting, queue.__file__, function)) is not None:
+            return _other_with(awaited, function, frames)
     future = _own_of(waiting, _FUTURES, "result")
     joined = getattr(_own_of(waiting, threading.__file__, "join"), "ident", None)
     for ident, frame in frames.items():
@@ -137,6 +146,30 @@ def _worker_for(waiting: FrameType | None, frames: dict[int, FrameType]) -> int 
         if (item is not None and getattr(item, "future", None) is future) or joined == ident:
             return ident
     return None
+
+
+def _other_with(awaited: object, function: str, frames: Mapping[int, FrameType]) -> int | None:
+    """Return the only thread that has a queue in a local variable, or in an attribute of one that is called ``self``,
+    and does not wait in the same function of it; ``None`` if there is none, or are several."""
+    if len(frames) > _MOST_THREADS:
+        return None
+    others = (ident for ident, frame in frames.items() if _own_of(frame, queue.__file__, function) is not awaited)
+    found = [ident for ident in others if _has_in_variables(frames[ident], awaited)]
+    return found[0] if len(found) == 1 else None
+
+
+def _has_in_variables(frame: FrameType | None, wanted: object) -> bool:
+    for _ in range(MOST_FRAMES):
+        if frame is None:
+            return False
+        with variables_of(frame) as variables:
+            values = list(variables.values())
+            with suppress(AttributeError):  # without running code of the program
+                values += object.__getattribute__(variables.get("self"), "__dict__").values()
+            if any(one is wanted for one in values):
+                return True
+        frame = frame.f_back
+    return False
 
 
 def _is_deadlock(thread: int, frames: dict[int, FrameType]) -> bool:
