@@ -8,6 +8,7 @@ from doctor.analysis.hang.rank_state import LONG_STILL, JobState, RankState
 from doctor.analysis.hang.wait_graph import CollectiveNode, missing_from, roots_of, strong_components, wait_graph
 from doctor.core.facts import Frame
 from doctor.core.facts.telemetry import (
+    AT_WORK,
     ENDLESS,
     FAILING,
     IDLE,
@@ -322,6 +323,7 @@ FETCH = {
     "stack": (Frame("/env/site-packages/torch/utils/data/dataloader.py", 1310, "_try_get_data"), OWN),
 }
 WORKER, READS = (ChildProcess(pid, "S", "pt_data_worker", still=still) for pid, still in ((5, 8.0), (6, 1.0)))
+TORCH_FUTURE = Frame("/env/site-packages/torch/futures/__init__.py", 103, "wait")
 RAY = Frame("/env/site-packages/ray/_private/worker.py", 1029, "get_objects")
 SOCKET = Frame("/usr/lib/python3.11/socket.py", 718, "readinto")
 NOTICE = Frame("/usr/lib/python3.11/multiprocessing/synchronize.py", 268, "wait")
@@ -375,9 +377,16 @@ BETWEEN_STEPS = [
     ),
     (
         "the same for a moment",
-        {"blocked": PRODUCER + ELSEWHERE, "stack": (CONDITION, QUEUE, LIBRARY, OWN), "still": 8.0},
+        {"blocked": PRODUCER + ELSEWHERE, "stack": (CONDITION, QUEUE, LIBRARY, OWN), "still": 4.0},
         False,
     ),
+    (
+        "the same while that may come",
+        {"blocked": PRODUCER + ELSEWHERE + AT_WORK, "stack": (CONDITION, QUEUE, LIBRARY, OWN), "still": 11.0},
+        False,
+    ),
+    ("a task of Ray that computes", {"blocked": f"a result of another process (ray.get){AT_WORK}"}, False),
+    ("a future of torch", {"blocked": "a future (torch.futures)", "stack": (TORCH_FUTURE, OWN)}, True),
     (
         "a queue of a library whose thread writes a file",
         {"blocked": PRODUCER + DISK, "stack": (CONDITION, QUEUE, LIBRARY, OWN), "still": 11.0},

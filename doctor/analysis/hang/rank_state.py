@@ -20,6 +20,7 @@ from doctor.core.facts import (
 )
 from doctor.core.facts.telemetry import (
     A_SLEEP,
+    AT_WORK,
     DEFAULT_GROUPS,
     ENDLESS,
     FAILING,
@@ -66,7 +67,7 @@ _OF_TERMINAL = ("input from a terminal", "room in a terminal")
 _OUTSIDE = (
     "a lock on ", _FULL_PIPE, "data from ", "room to send to ", "a connection to ", "the other end of a named pipe",
     "a signal", "a semaphore that other processes share", "a message queue that other processes share",
-    "a result of another process", "a request to its own server", *_OF_TERMINAL,
+    "a result of another process", "a future (torch.futures)", "a request to its own server", *_OF_TERMINAL,
 )  # fmt: skip
 """Starts of the same for what another process, a server or a user has to end or to answer."""
 _IN_TURN = ("a lock on ", "a semaphore that other processes share")
@@ -76,7 +77,7 @@ _BY_ITSELF = (SEARCH, REPEATS)
 """Starts of the same for loops in which no child process has a part."""
 _OF_STEP = frozenset({"step", "forward", "backward", "optimizer"})
 _AFTER_STEP = frozenset({"batch-end", "epoch-end"})
-_COMPILES = lazy_compile(r"importlib|^<frozen|/torch/(?!multiprocessing/|utils/(?:data/|file_baton))|/triton/")
+_COMPILES = lazy_compile(r"importlib|^<frozen|/torch/(?!multiprocessing/|futures/|utils/(?:data/|file_baton))|/triton/")
 """Files of code that may wait without moving between steps: imports, compilation, and a device that computes."""
 _PREPARES = lazy_compile(
     r"importlib|^<frozen|/torch/cuda/|/torch/_(?:dynamo|inductor|functorch)/|/triton/|/multiprocessing/"
@@ -491,15 +492,15 @@ def _is_long_idle(progress: ProgressFacts) -> bool:
 
 def _awaits_others_for_long(progress: ProgressFacts) -> bool:
     """Whether a rank has waited in a library for its own thread, which waits for another process or a server."""
-    is_long = WHOSE_THREAD in progress.blocked and (progress.still or 0.0) >= LONG_IDLE
+    is_long = WHOSE_THREAD in progress.blocked and (progress.still or 0.0) >= LEAST_STILL
     return is_long and _blocked_at_last(progress).startswith(_OUTSIDE)
 
 
 def _waits_without_end(progress: ProgressFacts) -> bool:
     blocked = progress.blocked
     is_of_user = _caller(progress.stack)[1].user
-    if FAILING in blocked or blocked.endswith(LOST):
-        return True
+    if FAILING in blocked or blocked.endswith((LOST, AT_WORK)):
+        return not blocked.endswith(AT_WORK)
     if blocked.endswith((ENDLESS, IDLE)) or blocked.startswith(_QUEUES):
         return is_of_user or _is_long_idle(progress) or _awaits_others_for_long(progress)
     if WHOSE_THREAD in blocked and _blocked_at_last(progress).startswith(_OF_OTHERS):

@@ -98,7 +98,7 @@ def child_processes(pid: int | None = None, *, proc: Path = PROC) -> tuple[Child
     found: dict[int, ChildProcess] = {}
     waiting = [parent]
     while waiting and len(found) < MOST:
-        for child in _children(waiting.pop(), proc):
+        for child in children_of(waiting.pop(), proc):
             if child in found:
                 continue
             own = own or _own_ranks(proc / str(parent), os.environ if pid is None else {})
@@ -143,7 +143,7 @@ def _private(folder: Path) -> int | None:
     return sum(sizes) * 1024 if sizes else None
 
 
-def _children(pid: int, proc: Path) -> list[int]:
+def children_of(pid: int, proc: Path) -> list[int]:
     """Return the children of a process.
 
     From the kernel's own list if it has one (CONFIG_PROC_CHILDREN); else every process is asked for its parent, which

@@ -343,7 +343,7 @@ class RankTelemetry:
                 progress,
                 left=with_statements(progress.left),
                 stack=stack,
-                blocked=blocked + (failing or shown_by_threads(thread, blocked)),
+                blocked=blocked + (failing or _shown_by_others(thread, blocked)),
                 root=None if is_over else named_root(thread),
                 group="" if is_over else made_group(thread),
                 stack_from="interpreter",
@@ -358,6 +358,14 @@ class RankTelemetry:
             "replica": _read_section("replica", lambda: self.replica.facts(stands=True)),
             "flight-recorder": _read_section("flight-recorder", read_recorder),
         }
+
+
+def _shown_by_others(thread: int, blocked: str) -> str:
+    """Return what other threads, and other processes of Ray, show of a wait of the training thread."""
+    from doctor.monitor.telemetry.stacks.sibling_processes import work_in_siblings  # only waits need it
+
+    shown = shown_by_threads(thread, blocked)
+    return shown + work_in_siblings(blocked + shown)
 
 
 def _new_trickle() -> Trickle:

@@ -116,6 +116,7 @@ _BY_STACK = (
     ("/grpc/_common.py", "wait", "data from a server (gRPC)"),
     ("/ray/_private/worker.py", "get_objects", "a result of another process (ray.get)"),
     ("/ray/_private/worker.py", "wait", "a result of another process (ray.wait)"),
+    ("/torch/futures/__init__.py", "wait", "a future (torch.futures)"),
     ("/socketserver.py", "serve_forever", "a request to its own server (serve_forever)"),  # a loop of short waits
     ("/multiprocessing/synchronize.py", "wait", f"{PROCESS_EVENT} (multiprocessing)"),
     ("/queue.py", "get", "an item of a queue (queue.get)"),
