@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from doctor.analysis.hang.collective_mismatch import Divergence, MismatchGroup, largest_first
 from doctor.analysis.hang.diagnosis import Diagnosis
-from doctor.analysis.hang.rank_state import JobState, RankState
+from doctor.analysis.hang.rank_state import JobState
 from doctor.core.facts import Collective
 from doctor.knowledge.waiting_functions import OF_GROUPS
 
@@ -18,10 +18,10 @@ def ranks_by_members(states: JobState) -> Diagnosis | None:
 
     Only in a call of the same number on all ranks that wait: in one of another number, a rank may just be earlier."""
     creating = [one for one in states.ranks.values() if one.waits and one.stack_wait in OF_GROUPS]
-    given = {one.rank: made for one in creating if (made := _made_group(one)) is not None}
+    given = {one.rank: made for one in creating if (made := one.made_group) is not None}
     if len({number for number, _ in given.values()}) != 1 or len(given) < len(creating):
         return None
-    by_members: dict[str, list[int]] = {}
+    by_members: dict[tuple[int, ...], list[int]] = {}
     for rank, (_, members) in given.items():
         by_members.setdefault(members, []).append(rank)
     if len(by_members) < 2:
@@ -31,15 +31,9 @@ def ranks_by_members(states: JobState) -> Diagnosis | None:
     return Diagnosis(states, "differ", divergence.odd_ranks, 0.8 if divergence.is_tie else 0.95, divergence=divergence)
 
 
-def _made_group(one: RankState) -> tuple[str, str] | None:
-    """Number and ranks of the group that a rank makes: ``4`` and ``ranks 0, 1, 2``; ``None`` if they are not known."""
-    number, is_known, members = (one.progress.group if one.progress else "").partition(" of ")
-    return (number, members) if is_known and number.isdecimal() else None
-
-
-def _variant(states: JobState, ranks: list[int], members: str) -> MismatchGroup:
+def _variant(states: JobState, ranks: list[int], members: tuple[int, ...]) -> MismatchGroup:
     first = states.ranks[ranks[0]]
     site = first.site
     assert site is not None  # of a rank that waits
-    entry = Collective(members, 0, "new_group", frames=first.stack)
+    entry = Collective(f"ranks {', '.join(map(str, members))}", 0, "new_group", frames=first.stack)
     return MismatchGroup(tuple(sorted(ranks)), entry, site, ("new_group", members), is_usual=False)

@@ -234,8 +234,8 @@ def ranks_in_unrecorded_call(states: JobState) -> Diagnosis | None:
 
     Either part may be the one that is not where the others are: call sites tell, else the majority."""
     ranks = states.ranks.values()
-    unrecorded = [one for one in ranks if is_unrecorded(one) and one.stack_wait not in OF_GROUPS]
     recorded = [one for one in ranks if one.wait is not None and not one.wait.is_p2p and one.waits]
+    unrecorded = [one for one in ranks if is_unrecorded(one) and _waits_for(one, recorded)]
     if not unrecorded or not recorded or states.unseen or len(unrecorded) + len(recorded) < len(ranks):
         return None
     late = {one.rank for one in unrecorded}
@@ -250,6 +250,16 @@ def ranks_in_unrecorded_call(states: JobState) -> Diagnosis | None:
         return Diagnosis(states, "one-sided", one_sided.ranks, 0.8, divergence=divergence, one_sided=one_sided)
     odd = tuple(sorted(states.ranks)) if divergence.is_tie else divergence.odd_ranks
     return Diagnosis(states, "deadlock", odd, 0.7)
+
+
+def _waits_for(unrecorded: RankState, recorded: Iterable[RankState]) -> bool:
+    """Whether a rank in a call that no recorder shows waits for these ranks: one that makes a group, for its members.
+
+    A group may just be slow to come about, but not if its members are in a call that waits for this rank."""
+    if unrecorded.stack_wait not in OF_GROUPS:
+        return True
+    made = unrecorded.made_group
+    return made is not None and any(one.rank in made[1] for one in recorded)
 
 
 def _variants_of_calls(states: JobState, ranks: list[RankState]) -> tuple[MismatchGroup, ...]:

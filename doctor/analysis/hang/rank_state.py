@@ -40,7 +40,7 @@ from doctor.core.facts.telemetry import (
 from doctor.core.frames import is_doctor, waits_in
 from doctor.core.job import Job
 from doctor.core.text import lazy_compile
-from doctor.knowledge.waiting_functions import tries_lock_file
+from doctor.knowledge.waiting_functions import OF_GROUPS, tries_lock_file
 
 LEAST_WAIT = 3.0
 """Seconds without progress from which a rank in a collective counts as waiting, even within its own limit.
@@ -292,6 +292,15 @@ class RankState(msgspec.Struct, frozen=True, dict=True):
         """The operation that it waits in according to its stack, or to what else was seen of it; empty if it waits in
         none."""
         return (self.progress.awaits if self.progress else "") or waits_in(self.stack)
+
+    @property
+    def made_group(self) -> tuple[int, tuple[int, ...]] | None:
+        """Number and ranks of the group that it makes together with others; ``None`` if it makes none, or they are not
+        known."""
+        number, is_known, members = (self.progress.group if self.progress else "").partition(" of ranks ")
+        if not is_known or not number.isdecimal() or self.stack_wait not in OF_GROUPS:
+            return None
+        return int(number), tuple(int(one) for one in members.split(", ") if one.isdecimal())
 
     @property
     def _is_seen_moving(self) -> bool:

@@ -23,8 +23,9 @@ from doctor.api import (
     ranks_in_words,
 )
 from doctor.facts import Collective, ProgressFacts, RecorderFacts, ReplicaFacts, TrainingFacts
+from doctor.knowledge.waiting_functions import OF_GROUPS
 from doctor.testing import Fails, Passes, logged, package_frame, running, stalled, user_frame
-from doctor.testing.stalled_run import over_gloo, with_call, with_group_call, without_recorders
+from doctor.testing.stalled_run import over_gloo, with_call, with_group_call, with_late_ranks, without_recorders
 from doctor_checks.progress._named_causes import cause_of_calls, with_cause
 from doctor_checks.progress.hang._stall_text import (
     call_in_words,
@@ -95,6 +96,15 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             )
 
 
+_MAKES = (
+    *(
+        package_frame("torch/distributed/distributed_c10d.py", 1, name)
+        for name in ("_new_process_group_helper", "_new_group_with_tag", "new_group")
+    ),
+    user_frame(30),
+)
+
+
 @check(
     id="RUN006",
     severity=Severity.ERROR,
@@ -116,6 +126,15 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 user_frame(22, condition="else of if rank == 0, line 19"),
                 ago=1,
             ).alter(ProgressFacts, state="running", idle=0.1),
+        ),
+        Fails(
+            "a rank that has left itself out of a group that the others make",
+            with_late_ranks(stalled(1, 3), (0, 2), *_MAKES, group="1 of ranks 0, 1, 2", at=None),
+            ranks=(1,),
+        ),
+        Passes(
+            "others that make a group without this rank",
+            with_late_ranks(stalled(1, 4), (0, 2), *_MAKES, group="1 of ranks 0, 2", at=None),
         ),
         Fails(
             "self.all_gather() in a condition on the rank",
@@ -260,7 +279,12 @@ def _claim(found: Diagnosis, one_sided: OneSidedCall) -> str:
     call, callers = one_sided.call.site, one_sided.call.ranks
     why = f" ({_condition(call.condition)})" if call.condition else ""
     who, several = stall_ranks(found), len(one_sided.ranks) > 1
-    if one_sided.extra:
+    if not one_sided.extra and call.operation in OF_GROUPS:
+        # It may have made the call, with a list of ranks that it is not in.
+        them, wait = ("them", "do") if several else ("it", "does")
+        claim = f"{who} {wait} not take part in {_short(call)}"
+        rest = f", where {ranks_in_words(callers)} wait{'' if len(callers) > 1 else 's'} for {them}"
+    elif one_sided.extra:
         claim, rest = f"Only {who} call{'' if several else 's'} {_short(call)}", ""
     else:
         claim = f"{who} skip{'' if several else 's'} {_short(call)}"
@@ -318,6 +342,10 @@ def _fix(site: CallSite, extra: bool, group: str = "") -> str:
 
 
 _FIXES = (
+    (
+        "new_group",
+        "Call `new_group`{at} on all ranks with the same list of ranks, also on ranks that are not in it.",
+    ),
     (
         "self.log",
         "Call `self.log(..., sync_dist=True)`{at} on all ranks, or log only on rank 0 with `self.log(..., "
