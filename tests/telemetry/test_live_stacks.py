@@ -27,7 +27,7 @@ from doctor.core.frames import (
 )
 from doctor.core.stack_dumps.rank_conditions import is_answered, rank_condition
 from doctor.monitor.telemetry.stacks import rank_conditions
-from doctor.monitor.telemetry.stacks.live_stacks import has_other_work, named_root, thread_stack
+from doctor.monitor.telemetry.stacks.live_stacks import awaited_transfer, has_other_work, named_root, thread_stack
 from tests.lab.speed import NEVER
 
 
@@ -119,6 +119,47 @@ def test_the_installed_torch_numbers_groups_before_it_waits():
     source = inspect.getsource(c10d._new_group_with_tag)
     assert "group_name = _process_group_name(ranks" in source
     assert "use_local_synchronization" in source
+
+
+class Work:
+    """A handle of a transfer, as torch names its class."""
+
+    __module__ = "torch.distributed.distributed_c10d"
+
+    def __init__(self, number, acquire):
+        self._get_op_type, self.wait = (lambda: number), acquire
+
+
+@pytest.mark.parametrize(
+    ("line", "number", "expected"),
+    [
+        ("work.wait()", 12, "send"),
+        ("work.wait()", 13, "recv"),
+        ("work.wait()", 1, ""),
+        ("irecv(work).wait()", 13, "recv"),
+        ("[one.wait() for one in [work]]", 12, "send"),
+        ("lock.acquire()", 12, ""),
+    ],
+)
+def test_a_transfer_that_is_waited_for(tmp_path, line, number, expected):
+    lock = threading.Lock()
+    lock.acquire()
+    named = {"work": Work(number, lock.acquire), "lock": lock, "irecv": lambda work: work}
+    file = tmp_path / "train.py"
+    file.write_text(f"def train(work, lock):\n    {line}\n")
+    exec(compile(file.read_text(), str(file), "exec"), named)
+    thread = threading.Thread(target=named["train"], args=(named["work"], lock))
+    thread.start()
+    found = {awaited_transfer(thread.ident) for _ in range(20) if not time.sleep(0.01)}
+    lock.release()
+    thread.join()
+    assert expected in found
+    assert found <= {expected, ""}
+
+
+def test_the_numbers_of_transfers_are_those_of_the_installed_torch():
+    c10d = pytest.importorskip("torch.distributed.distributed_c10d")
+    assert (c10d.Work.__module__, c10d.Work.__name__) == ("torch.distributed.distributed_c10d", "Work")
 
 
 def test_the_installed_torch_computes_the_root_before_it_waits():

@@ -30,7 +30,13 @@ from doctor.monitor.telemetry.replica.replica_tracker import ReplicaTracker
 from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
 from doctor.monitor.telemetry.stacks.endless_waits import shown_by_threads
 from doctor.monitor.telemetry.stacks.folder_walks import walk_in_words
-from doctor.monitor.telemetry.stacks.live_stacks import made_group, named_root, thread_stack, with_statements
+from doctor.monitor.telemetry.stacks.live_stacks import (
+    awaited_transfer,
+    made_group,
+    named_root,
+    thread_stack,
+    with_statements,
+)
 from doctor.monitor.telemetry.stacks.stillness import nanoseconds_busy
 from doctor.monitor.telemetry.step_clock import GRADIENTS, WAITED, StepClock
 from doctor.monitor.telemetry.wait_shares import WaitShares
@@ -346,6 +352,7 @@ class RankTelemetry:
                 blocked=blocked + (failing or _shown_by_others(thread, blocked)),
                 root=None if is_over else named_root(thread),
                 group="" if is_over else made_group(thread),
+                awaits="" if is_over or waits_in(stack) else awaited_transfer(thread),
                 stack_from="interpreter",
                 children=self._failing.without_progress(children) if failing else children,
                 # The forks of a pool use CPU time, so that the thread that waits for it does not seem still.

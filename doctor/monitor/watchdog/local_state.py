@@ -55,6 +55,7 @@ class LocalState:
                 blocked=now.blocked or earlier.blocked,
                 root=earlier.root,
                 group=earlier.group,
+                awaits=earlier.awaits,
             )
             self._newest = {**self._position, **sections, ProgressFacts.key: now}
             before, recorder = self._position.get(RecorderFacts.key), sections.get(RecorderFacts.key)

@@ -12,8 +12,14 @@ from types import FrameType
 import msgspec
 
 from doctor.core.facts import Frame, LeftLoop
-from doctor.core.frames import frame_of, frames_of_stack, is_user_code, new_group_in, root_in, waits_now
+from doctor.core.frames import frame_of, frames_of_stack, is_user_code, line_of, new_group_in, root_in, waits_now
+from doctor.monitor.telemetry.stacks.loop_exits import variables_of
 from doctor.monitor.telemetry.stacks.rank_conditions import with_conditions
+
+_WORK = ("torch.distributed.distributed_c10d", "Work")
+"""Module and name of the class of a handle."""
+_TRANSFERS = {12: "send", 13: "recv", 14: "recv"}
+"""Transfers by their number in ``OpType`` (torch/csrc/distributed/c10d/Work.hpp)."""
 
 
 def thread_stack(thread: int) -> tuple[Frame, ...]:
@@ -61,6 +67,26 @@ def named_root(thread: int) -> int | None:
 def made_group(thread: int) -> str:
     """Return number and ranks of the group that a thread makes with others, such as ``4 of ranks 0, 1, 2``."""
     return new_group_in(sys._current_frames().get(thread))
+
+
+def awaited_transfer(thread: int) -> str:
+    """Return ``send`` or ``recv`` if a thread waits for the handle of one, in C++ code that its stack does not show.
+
+    Of a collective, the flight recorder shows it; over Gloo, it has no entries of sends and receives.
+    """
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return ""
+    line = linecache.getline(frame.f_code.co_filename, line_of(frame))
+    if made := re.search(r"\bi(send|recv)\([^#]*\)\.wait\(", line):
+        return made[1]
+    named = re.search(r"\b([A-Za-z_]\w*)\.wait\(", line)
+    with variables_of(frame) as variables:
+        work = variables.get(named[1]) if named else None
+        kind = type(work)
+        if (kind.__module__, kind.__name__) != _WORK:
+            return ""
+        return _TRANSFERS.get(int(work._get_op_type()), "")  # type: ignore[union-attr]
 
 
 def has_other_work(thread: int) -> bool:
