@@ -192,6 +192,15 @@ def test_who_waits_before_that_does_not_since_communicators_are_built(clock, wai
     assert waiting.stall() is None
 
 
+def test_who_waits_for_the_handle_of_a_transfer_asks_early_too(clock, monkeypatch):
+    monkeypatch.setattr(room, "awaited_transfer", lambda thread: "recv")
+    progress = Progress()
+    _train(progress, clock, 1)
+    mark(progress, "epoch-end")
+    clock.now += FLOOR + 1
+    assert progress.stall().limit == FLOOR
+
+
 def test_who_is_busy_there_does_not(clock):
     progress = Progress()
     _train(progress, clock, 1)

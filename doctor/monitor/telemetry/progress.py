@@ -17,7 +17,7 @@ from doctor.core.clock import monotonic, time
 from doctor.core.facts import EpochEnd, Failure, Frame, LeftLoop, PointInTime, ProgressFacts
 from doctor.monitor.telemetry import event_log
 from doctor.monitor.telemetry.event_log import ENDED, StageEntered
-from doctor.monitor.telemetry.stacks.live_stacks import has_other_work, is_waiting_in_collective
+from doctor.monitor.telemetry.stacks.live_stacks import awaited_transfer, has_other_work, is_waiting_in_collective
 from doctor.monitor.telemetry.stacks.stillness import Stillness, nanoseconds_busy
 from doctor.monitor.telemetry.stacks.tight_loops import TightLoop
 
@@ -192,7 +192,7 @@ class Progress:
         if idle > limit and not computes:
             return Stall(idle, limit)
         early = self.limit_of_waiting()
-        if idle > early and is_waiting_in_collective(self.training_thread):
+        if idle > early and (is_waiting_in_collective(self.training_thread) or awaited_transfer(self.training_thread)):
             return Stall(idle, early)
         stands = max(still or 0.0, loops or 0.0) if idle > EARLY else 0.0
         return Stall(idle, EARLY, early=True) if stands > EARLY - 2 * EARLY_LOOK else None
