@@ -44,14 +44,16 @@ def test_a_sharded_rank_is_sampled_between_ticks(strategy):
     assert telemetry.sample() < 2 * EVERY
 
 
-@pytest.mark.parametrize(("share", "delays"), [(1.0, 0), (0.2, 1)])
-def test_a_delay_in_which_the_training_thread_computes_is_its_own_work(share, delays):
-    """A call of native code that keeps the interpreter's lock: the rank is busy, and nothing else holds it up."""
-    ran = [0.0]
-    pauses = rank_pauses.RankPauses(busy=lambda: int(ran[0]))
+@pytest.mark.parametrize(("share", "moves", "delays"), [(1.0, False, 1), (1.0, True, 4), (0.2, False, 4)])
+def test_delays_by_the_work_of_the_training_thread_count_once_at_a_point(share, moves, delays):
+    """Native code that it calls keeps the interpreter's lock: in each step, or in one piece of work between two."""
+    ran, passed = [0.0], [7]
+    pauses = rank_pauses.RankPauses(busy=lambda: int(ran[0]), passed=lambda: passed[0])
     pauses.note_delay(0.0)
-    ran[0] += share * 2 * LEAST_DELAY * 1e9
-    pauses.note_delay(2 * LEAST_DELAY)
+    for _ in range(4):
+        ran[0] += share * 2 * LEAST_DELAY * 1e9
+        passed[0] += moves
+        pauses.note_delay(2 * LEAST_DELAY)
     assert pauses.facts().delays == delays
 
 

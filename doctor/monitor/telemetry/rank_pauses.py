@@ -25,10 +25,17 @@ middle of a wait seems shorter by the rest of that wait, so that waits are then 
 class RankPauses:
     """The pauses of this rank since creation.
 
-    ``busy``: returns the nanoseconds for which the training thread ran or was ready to run."""
+    ``busy``: returns the nanoseconds for which the training thread ran or was ready to run; ``passed``: the points that
+    the rank has passed."""
 
-    def __init__(self, machine: Machine | None = None, busy: Callable[[], int | None] = lambda: None) -> None:
-        self._busy = busy
+    def __init__(
+        self,
+        machine: Machine | None = None,
+        busy: Callable[[], int | None] = lambda: None,
+        passed: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._busy, self._passed = busy, passed
+        self._computed_at = -1
         self._busy_before: int | None = None
         self._cgroup = CgroupReader(machine or Machine(), ("cpu",))
         self._since = monotonic()
@@ -44,16 +51,23 @@ class RankPauses:
     def note_delay(self, seconds: float) -> None:
         """Record by how many seconds a wait of the watchdog's thread ended late.
 
-        Not if the training thread itself was busy meanwhile: native code that it called kept the lock, for its work.
+        If the training thread itself was busy meanwhile, its own work kept the lock. That counts once at a point of the
+        run: again and again, as of the garbage collector in each step, it is a cost; in a piece of work between two
+        steps, it is part of that.
         """
         before, now = self._busy_before, self._busy()
         self._busy_before = now
         if seconds >= HINT:
             self._likely_until = monotonic() + HINT_LASTS
         computed = before is not None and now is not None and now - before >= BUSY * seconds * 1e9
-        if seconds >= LEAST_DELAY and not computed:
+        if seconds >= LEAST_DELAY and not (computed and self._is_counted()):
             self._delays += 1
             self._delayed += seconds
+
+    def _is_counted(self) -> bool:
+        """Return whether a delay by the rank's own work was counted since it passed its last point."""
+        before, self._computed_at = self._computed_at, self._passed()
+        return before == self._computed_at
 
     @property
     def are_likely(self) -> bool:

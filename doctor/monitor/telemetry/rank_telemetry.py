@@ -64,7 +64,9 @@ class RankTelemetry:
         self.loaders = LoaderHistories()
         self.memory = MemorySampler()
         self.replica = ReplicaTracker(every_n_steps)
-        self.pauses = RankPauses(busy=lambda: nanoseconds_busy(self._progress.native_id))
+        self.pauses = RankPauses(
+            busy=lambda: nanoseconds_busy(self._progress.native_id), passed=lambda: self.progress.passed
+        )
         self.waits = WaitShares()
         self.training = TrainingFacts()
         self.when_due: Callable[[], None] = lambda: None

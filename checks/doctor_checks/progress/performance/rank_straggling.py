@@ -455,14 +455,16 @@ def _delayed(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
         if 2 * lost.median(one.delayed_seconds) > one.delayed_seconds:
             continue
         quota = _throttled(one)
+        often = f"{one.delays} times ({one.delayed_seconds:.0f} s of the last {one.seconds:.0f} s)"
         progress = next((rank.find(ProgressFacts) for rank in ranks if rank.number == number), None)
         pid = progress.pid if progress is not None and progress.pid else "PID"
         host = next(rank.host.name for rank in ranks if rank.number == number)
         yield Finding(
-            f"rank {number} was blocked {one.delays} times ({one.delayed_seconds:.0f} s of the last "
-            f"{one.seconds:.0f} s)" + (quota or " by its interpreter lock (GIL)"),
+            f"Rank {number} was stopped {often}{quota}"
+            if quota
+            else f"Code in rank {number} held the interpreter lock (GIL) {often}",
             ranks=(number,),
-            effect=f"The other ranks wait while rank {number} is blocked.",
+            effect=f"The other ranks wait for rank {number} meanwhile.",
             fix=_fix_of_quota(number)
             if quota
             else f"Run `py-spy record --gil --native --pid {pid} --duration 30` on {host} to find the thread that "
