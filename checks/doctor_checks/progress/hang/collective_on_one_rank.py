@@ -23,7 +23,6 @@ from doctor.api import (
     ranks_in_words,
 )
 from doctor.facts import Collective, ProgressFacts, RecorderFacts, ReplicaFacts, TrainingFacts
-from doctor.knowledge.waiting_functions import OF_GROUPS
 from doctor.testing import Fails, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import over_gloo, with_call, with_group_call, with_late_ranks, without_recorders
 from doctor_checks.progress._named_causes import cause_of_calls, with_cause
@@ -96,6 +95,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             )
 
 
+_CREATIONS = ("new_group", "new_process_group_helper", "split_group")
+"""Operations of ranks that make a group with others."""
 _MAKES = (
     *(
         package_frame("torch/distributed/distributed_c10d.py", 1, name)
@@ -279,7 +280,7 @@ def _claim(found: Diagnosis, one_sided: OneSidedCall) -> str:
     call, callers = one_sided.call.site, one_sided.call.ranks
     why = f" ({_condition(call.condition)})" if call.condition else ""
     who, several = stall_ranks(found), len(one_sided.ranks) > 1
-    if not one_sided.extra and call.operation in OF_GROUPS:
+    if not one_sided.extra and call.operation in _CREATIONS:
         # It may have made the call, with a list of ranks that it is not in.
         them, wait = ("them", "do") if several else ("it", "does")
         claim = f"{who} {wait} not take part in {_short(call)}"
