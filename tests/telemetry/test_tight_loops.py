@@ -57,6 +57,14 @@ class Endless:
             self.first()
             self.second()
 
+    def counts_up(self):
+        """Count to a number, with some work in each turn."""
+        number = 0
+        while number < 10**6:
+            self.first()
+            self.second()
+            number += 1 + self.stop * 10**6
+
     def checkpoints(self):
         """Call what is only named like a question."""
         checkpoint = functools.partial(time.sleep, 0.01)
@@ -298,7 +306,7 @@ def test_work_whose_end_its_data_shows_is_no_search(work, monkeypatch):
     assert longest(work, kind=searches.SearchClock) < 2.0
 
 
-@pytest.mark.parametrize("work", ["evaluates", "checkpoints", "waits_until", "all_rows", "polls_for_save"])
+@pytest.mark.parametrize("work", ["evaluates", "counts_up", "checkpoints", "waits_until", "all_rows", "polls_for_save"])
 def test_a_loop_that_may_end_by_itself(work):
     assert longest(work) < 2.0
 

@@ -125,15 +125,35 @@ def _loop_at(frame: FrameType) -> EndlessLoop | None:
         kinds = _Calls({**frame.f_globals, **variables}).kinds(
             [loop.test if isinstance(loop, ast.While) else loop.iter, *loop.body]
         )
-        answer = variables.get(cursor)
+        answer, counted = variables.get(cursor), _counted(loop, variables)
     if kinds is None or not _may_last(loop, kinds):
         return None
-    key, pauses = (id(frame), id(frame.f_code), loop.lineno), "pause" in kinds
+    key, pauses = (id(frame), id(frame.f_code), loop.lineno, *counted), "pause" in kinds
     if type(answer) not in (str, bytes, int) or "take" not in kinds:
         return EndlessLoop(key, pauses)
     where = f"{frame.f_code.co_filename.rpartition('/')[2]}:{loop.lineno}"
     words = f"`{cursor}`, in the loop at {where}"
     return EndlessLoop((*key, answer), pauses, words, id(answer))
+
+
+def _counted(loop: ast.For | ast.While, variables: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the whole numbers and lengths that the condition of a loop compares by order: ``len(merges) < most``.
+
+    As long as they change, the loop comes nearer to its end."""
+    if not (isinstance(loop, ast.While) and isinstance(loop.test, ast.Compare)):
+        return ()
+    if not all(isinstance(one, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)) for one in loop.test.ops):
+        return ()
+    found: list[int] = []
+    for operand in (loop.test.left, *loop.test.comparators):
+        is_length = isinstance(operand, ast.Call) and ast.unparse(operand.func) == "len" and len(operand.args) == 1
+        named = operand.args[0] if isinstance(operand, ast.Call) and is_length else operand
+        value: Any = variables.get(named.id) if isinstance(named, ast.Name) else None
+        if is_length and type(value) in (list, dict, set, tuple, str):
+            found.append(len(value))
+        elif not is_length and type(value) is int:
+            found.append(value)
+    return tuple(found)
 
 
 def _cursor(loop: ast.For | ast.While) -> str:
