@@ -61,6 +61,20 @@ class OptionSyntax(msgspec.Struct, frozen=True):
     short: Mapping[str, str] = {}
 
 
+class AddedOption(msgspec.Struct, frozen=True):
+    """An option, with a value, that a launcher gives the program itself, in front of those of the command.
+
+    ``since``, ``until``: the first release of its distribution that does, and the first that does not. ``modules``:
+    only if it is started as one of these. ``unless``: its own options, with dashes, with which it does not.
+    """
+
+    option: str
+    since: str = ""
+    until: str = ""
+    modules: Names = ()
+    unless: Names = ()
+
+
 class LaunchCommand(msgspec.Struct, frozen=True):
     """How a launch file starts a launcher. Names of options are as users write them, without leading dashes.
 
@@ -82,7 +96,8 @@ class LaunchCommand(msgspec.Struct, frozen=True):
     ``rendezvous``: the option whose value, unless it is ``static``, names a rendezvous that assigns node ranks.
     ``standalone``: the option for a job of one host. ``assumes_rank_0``: without a node rank a host is host 0.
     ``assumes_loopback``: without a master's address the master is the same host. ``reaches_hosts``: it starts the
-    processes of the other hosts itself. ``has_config``: a configuration file may hold any option.
+    processes of the other hosts itself. ``has_config``: a configuration file may hold any option. ``added``: what it
+    gives the program itself.
     """
 
     program: str
@@ -114,6 +129,7 @@ class LaunchCommand(msgspec.Struct, frozen=True):
     assumes_loopback: bool = False
     reaches_hosts: bool = False
     has_config: bool = False
+    added: tuple[AddedOption, ...] = ()
 
 
 SLURM_OPTIONS = OptionSyntax(
@@ -283,6 +299,11 @@ LAUNCHERS = (
             standalone="standalone",
             assumes_rank_0=True,
             assumes_loopback=True,
+            # "config_from_args" in torch/distributed/run.py, of both releases: "--local_rank" up to 1.13.
+            added=(
+                AddedOption("--local-rank", since="2.0", modules=("torch.distributed.launch",), unless=("use-env",)),
+                AddedOption("--local_rank", until="2.0", modules=("torch.distributed.launch",), unless=("use-env",)),
+            ),
         ),
     ),
     Launcher(
@@ -550,6 +571,9 @@ LAUNCHERS = (
             master="master_addr",
             port="master_port",
             reaches_hosts=True,
+            # "main" in deepspeed/launcher/launch.py, which neither the elastic agent nor the launchers of MPI and Slurm
+            # in deepspeed/launcher/multinode_runner.py run.
+            added=(AddedOption("--local_rank", unless=_names("no-local-rank elastic-training launcher autotuning")),),
         ),
     ),
     Launcher("pbs", job_variables=("PBS_JOBID",), job_names=("PBS_JOBNAME",)),

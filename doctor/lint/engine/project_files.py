@@ -39,6 +39,8 @@ MOST_KEPT = 30_000_000
 """Characters of files that are kept in memory."""
 MOST_NOTEBOOKS = 200
 """Notebooks that are searched for a word."""
+MOST_SCRIPTS = 64
+"""Parsed modules that are kept."""
 MOST_RELATED = 40
 """Modules that are searched for the words of collectives, from one on."""
 _SOURCE_FOLDERS = ("", "src")
@@ -509,6 +511,44 @@ class ProjectFiles:
             or any(named.search(self._read(one)) for one in beside)
             or may_appear(package, root, module.rpartition(".")[2])
         )
+
+    def located(self, importer: str, module: str) -> str | None:
+        """The absolute path of the module that a dotted name means in the file at ``importer``; ``None`` if it is none
+        of the project."""
+        return self._locate(importer, module)
+
+    def text_of(self, location: str) -> str:
+        """The text of the module at ``location``."""
+        return self._text(location)
+
+    def shown_at(self, location: str) -> str:
+        """The shown path of the module at ``location``."""
+        return self._targets[location].shown
+
+    def script_at(self, location: str) -> Script | None:
+        """The module at ``location``; ``None`` if it cannot be parsed. The last ones are kept."""
+        kept: dict[str, Script | None] = self.memo.setdefault(("scripts",), {})
+        if location not in kept:
+            while len(kept) >= MOST_SCRIPTS:
+                del kept[next(iter(kept))]
+            try:
+                kept[location] = Script(self._targets[location].shown, self._text(location), location=location)
+            except (SyntaxError, ValueError, RecursionError, MemoryError):
+                kept[location] = None
+        return kept[location]
+
+    def started_by(self, shown: str, script: str) -> tuple[str, ...]:
+        """The absolute paths of the files that a command of the launch file at ``shown`` may start as ``script``, a
+        relative path or a module: those below the folder of the launch file and the folders above it, else all whose
+        path ends so."""
+        programs = self._programs(script)
+        target = self._shown.get(shown)
+        if target is None or len(programs) < 2:
+            return tuple(programs)
+        place = Path(os.path.abspath(target.path)).parent  # noqa: PTH100 - as above
+        name = script if script.endswith(".py") else f"{script.replace('.', '/')}.py"
+        above = {os.path.normpath(one / name) for one in (place, *place.parents)}
+        return tuple(one for one in programs if one in above) or tuple(programs)
 
     def is_script_of_whole(self, shown: str) -> bool:
         """Whether the file that is shown by this path is a shell script, and all of its repository is linted, with

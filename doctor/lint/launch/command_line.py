@@ -143,7 +143,7 @@ def _python(fields: Sequence[CommandWord], around: CommandContext) -> Launch | N
 
 def _module(name: str, rest: Sequence[CommandWord], around: CommandContext) -> Launch | None:
     if name in _MODULES:
-        return _launch(_MODULES[name], rest, around)
+        return replace(_launch(_MODULES[name], rest, around), module=name)
     if name in _CALLS and rest:
         return _call(name, rest, around)
     return replace(around.launch("python"), script=name, arguments=tuple(field.text for field in rest))

@@ -97,7 +97,8 @@ class Launch:
 
     ``options``: by long name with dashes, ``"true"`` for a flag; the last value counts. ``script``: what it runs, with
     ``arguments``. ``is_open``: unknown words may hold more options. ``inner``: the program that it starts, if that is
-    known too. ``settings``: the environment at this place, as far as the file sets it.
+    known too. ``settings``: the environment at this place, as far as the file sets it. ``module``: the one that a
+    launcher is started as, by ``python -m``.
     """
 
     program: str
@@ -111,6 +112,7 @@ class Launch:
     in_background: bool = False
     in_branch: bool = False
     in_loop: bool = False
+    module: str = ""
 
     @property
     def command(self) -> LaunchCommand:

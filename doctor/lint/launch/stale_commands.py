@@ -95,6 +95,26 @@ def _is_stale(file: LaunchFile, modules: ProjectFiles, launch: Launch) -> bool:
     return any(modules.lacks_file(file.path, one) for one in _configurations(last) if _is_plain(one))
 
 
+_FETCHES = re.compile(r"\bgit\s+(?:clone|submodule|checkout|pull|reset|stash)\b")
+_OF_PROJECT = re.compile(r"dirname|pwd|BASH_SOURCE|SUBMIT_DIR|ROOT|PROJECT|REPO|SCRIPT|CODE|BASE_?DIR", re.IGNORECASE)
+"""Names of variables and commands that give a folder of the project."""
+
+
+def starts_own_files(file: LaunchFile, modules: ProjectFiles) -> bool:
+    """Whether the relative paths in a launch file are of its project: it fetches no other files, and enters no folder
+    that may be of another one."""
+    text = modules.text_at(file.path)
+    if _FETCHES.search(text):
+        return False
+    for entered in _CHANGES_FOLDER.finditer(text):
+        folder = (entered["folder"] or "").strip("\"'").rstrip("/")
+        last = folder.rpartition("/")[2]
+        is_named = _is_plain(last) and last not in (".", "..") and modules.has_folder(last)
+        if not (_is_inside(modules, folder) or is_named or ("$" in folder and _OF_PROJECT.search(folder))):
+            return False
+    return True
+
+
 def _without_backups(text: str) -> str:
     """A script without copies into a folder that it has made, which is not the one that it is in: ``mkdir -p $OUT``."""
 

@@ -1,0 +1,252 @@
+"""CODE045: a command gives a program arguments that its parser does not accept."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+from typing import NamedTuple
+
+from doctor.api import Severity, Violation, rule
+from doctor.knowledge.launchers import AddedOption
+from doctor.knowledge.releases import end_of_line, release
+from doctor.lint.engine.project_files import ProjectFiles
+from doctor.lint.launch.launch_file import Launch, LaunchFile
+from doctor.lint.launch.process_launches import ProcessLaunch, starts_of
+from doctor.lint.launch.refused_words import AskedParser, Refusal
+from doctor.lint.launch.shell.reader import ShellFile
+from doctor.lint.launch.stale_commands import starts_own_files
+from doctor.lint.python.project.settings.command_parsers import command_parsers
+from doctor.testing.script_cases import shell_fails, shell_passes
+
+_PLAIN = re.compile(r"(?!/)[\w./-]+")
+_LONGEST_WORD = 32
+"""Characters of a word that a summary names."""
+MOST_PROGRAMS = 4
+"""Files that a command may mean."""
+
+
+class _Program(NamedTuple):
+    """A file that a command starts: its shown path, and a parser that must accept the command."""
+
+    path: str
+    parsers: tuple[AskedParser, ...]
+
+
+@rule(
+    id="CODE045",
+    severity=Severity.ERROR,
+    reads=LaunchFile,
+    mentions=("python", "torchrun", "deepspeed", "accelerate", "fabric"),
+    impacts={
+        r"from torch 2\.0 on": "Every rank ends with `unrecognized arguments` if torch 2.0 or newer is installed.",
+    },
+    cases=lambda: (),
+)
+def command_refused_by_program(file: LaunchFile) -> Iterator[Violation]:
+    """Ask whether the program of each command accepts the arguments that the command and its launcher give it.
+
+    Why it hurts: `argparse` ends every rank as soon as the job starts, maybe after hours in the queue.
+    Fix: Give the program only arguments that its parser declares.
+    """
+    modules = file.modules
+    if modules is None or not file.launches:
+        return
+    programs: dict[str, tuple[_Program, ...]] = {}
+    for start in starts_of(file):
+        script = start.launch.script
+        if not _PLAIN.fullmatch(script) or start.launch.program == "other":
+            continue
+        if script not in programs:
+            programs[script] = _programs(file, modules, script)
+        if programs[script]:
+            yield from _refused(file, start, programs[script])
+
+
+def _programs(file: LaunchFile, modules: ProjectFiles, script: str) -> tuple[_Program, ...]:
+    """The files that a command may mean; none if one of them has a parser that is not read whole."""
+    places = modules.started_by(file.path, script)
+    if not 0 < len(places) <= MOST_PROGRAMS or not starts_own_files(file, modules):
+        return ()
+    found = tuple(_Program(modules.shown_at(one), _asked(modules, one)) for one in places)
+    return found if all(one.parsers for one in found) else ()
+
+
+def _asked(modules: ProjectFiles, location: str) -> tuple[AskedParser, ...]:
+    key = ("asked parsers", location)
+    if key not in modules.memo:
+        modules.memo[key] = tuple(_made(modules, location))
+    found: tuple[AskedParser, ...] = modules.memo[key]
+    return found
+
+
+def _made(modules: ProjectFiles, location: str) -> Iterator[AskedParser]:
+    for read in command_parsers(modules, location):
+        try:
+            yield AskedParser(read)
+        except ValueError:
+            continue
+
+
+def _refused(file: LaunchFile, start: ProcessLaunch, programs: Sequence[_Program]) -> Iterator[Violation]:
+    """What is refused by all files that a command may mean."""
+    launch = start.launch
+    for added in _added(file, launch):
+        if all(_refuses_added(one, added.option) for one in programs):
+            yield _of_launcher(file, launch, programs[0], added)
+            return
+    refusals = [_refusal(one, launch.arguments) for one in programs]
+    first = refusals[0]
+    if first is not None and all(one is not None and one.kind == first.kind for one in refusals):
+        yield _of_command(file, start, programs[0], first)
+
+
+def _refusal(program: _Program, words: Sequence[str]) -> Refusal | None:
+    return next(filter(None, (one.refusal(words) for one in program.parsers)), None)
+
+
+# -- what the launcher adds
+
+
+def _added(file: LaunchFile, launch: Launch) -> list[AddedOption]:
+    """The options that a launcher gives the program, of each release that the project permits."""
+    if launch.is_open or not launch.command.added:
+        return []
+    of_launch = [one for one in launch.command.added if not one.modules or launch.module in one.modules]
+    given = [one for one in of_launch if launch.option(*one.unless) is None]
+    oldest, newest = file.permitted_torch
+    return [one for one in given if _is_permitted(one, oldest, newest)]
+
+
+def _is_permitted(added: AddedOption, oldest: str, newest: str) -> bool:
+    if added.since and newest and end_of_line(newest) < release(added.since):
+        return False
+    # Without a bound the newest release is installed.
+    return not added.until or bool(newest and end_of_line(newest) < release(added.until))
+
+
+def _refuses_added(program: _Program, option: str) -> bool:
+    return any(not one.accepts(f"{option}=0") for one in program.parsers)
+
+
+def _of_launcher(file: LaunchFile, launch: Launch, program: _Program, added: AddedOption) -> Violation:
+    name, title = PurePath(program.path).name, launch.module or launch.program
+    oldest, _ = file.permitted_torch
+    older = added.option.replace("-", "_").replace("__", "--", 1)
+    has_older = bool(added.since) and _accepts(program, older)
+    is_certain = not has_older or bool(oldest and release(oldest) >= release(added.since))
+    suffix = "" if is_certain else f" from torch {added.since} on"
+    declared = f'"{added.option}", "{older}"' if added.since else f'"{added.option}"'
+    remedy = "start it with torchrun and read LOCAL_RANK" if added.modules else "give the launcher --no_local_rank"
+    return Violation(
+        launch.place,
+        f"{title} passes {added.option}{suffix}, which is not an option of {name}",
+        fix=f"Declare it in {name}: `add_argument({declared}, type=int)`, or {remedy}.",
+        effect="" if not is_certain else "Every rank ends with `error: unrecognized arguments` as soon as it starts.",
+        severity=None if is_certain else Severity.WARNING,
+        once=f"{program.path} {added.option}",
+    )
+
+
+def _accepts(program: _Program, option: str) -> bool:
+    return all(one.accepts(f"{option}=0") for one in program.parsers)
+
+
+# -- what the command gives
+
+
+def _of_command(file: LaunchFile, start: ProcessLaunch, program: _Program, refusal: Refusal) -> Violation:
+    launch, name = start.launch, PurePath(program.path).name
+    summary, fix = _of_kind(launch, name, refusal, program)
+    of_job = launch.is_agent or start.outer is not None or (isinstance(file, ShellFile) and file.allocation is not None)
+    ends = "argparse ends every rank" if of_job else "argparse ends the program"
+    return Violation(
+        launch.place,
+        summary,
+        fix=fix,
+        effect=f"{ends} as soon as it starts: `{_MESSAGES[refusal.kind]}`.",
+        severity=None if of_job else Severity.WARNING,
+        once=f"{program.path} {refusal.kind} {refusal.option} {' '.join(refusal.words)} {refusal.detail}",
+    )
+
+
+def _of_kind(launch: Launch, name: str, found: Refusal, program: _Program) -> tuple[str, str]:
+    """The summary and the fix."""
+    option, word = _main_name(found.option), _shown(found.words[0]) if found.words else ""
+    detail = _shown(found.detail)
+    if found.kind == "unknown":
+        given = _shown(found.words[0].partition("=")[0])
+        more = f" and {len(found.words) - 1} more" if len(found.words) > 1 else ""
+        return f"`{given}`{more} {'are' if more else 'is'} not declared by {name}", _remedy(launch, name, given, program)
+    if found.kind == "surplus":
+        return f"{name} takes no argument `{word}` in this place", f"Remove `{word}`, or give the option that it is for."
+    if found.kind == "value":
+        kind = {"int": "an integer", "float": "a number"}.get(detail, f"a valid {detail}")
+        return f"`{word}`, given for {option} of {name}, is not {kind}", f"Give {option} {kind}."
+    if found.kind == "choice":
+        choices = _choices(program, found.option)
+        near = difflib.get_close_matches(found.words[0], choices, 1)
+        fix = f"Use `{near[0]}`." if near else f"Use one of {', '.join(choices[:_MOST_CHOICES])}."
+        return f"{option} of {name} does not accept `{word}`", fix
+    if found.kind == "missing":
+        required = detail.removeprefix("one of the arguments ").removesuffix(" is required")
+        return f"{name} requires {required}, which the command does not give", f"Give {required}."
+    if found.kind == "count":
+        return f"{option} of {name} has too few or too many values ({detail})", f"Give {option} the values it takes."
+    if found.kind == "flag":
+        return f"{option} of {name} is a switch and takes no value: `{word}`", f"Write `{option}` alone, or leave it out."
+    if found.kind == "exclusive":
+        return f"{option} and {detail} of {name} exclude each other", f"Remove {option} or {detail}."
+    return f"`{option}` is an ambiguous option of {name}: {detail}", "Write the name of the option in full."
+
+
+def _remedy(launch: Launch, name: str, given: str, program: _Program) -> str:
+    """What to do about an unknown option: write the one that is meant, or give it to the launcher."""
+    if launch.command.options is not None and given.lstrip("-").replace("_", "-") in _of_launcher_itself(launch):
+        return f"Move `{given}` before {name}: it is an option of {launch.program}."
+    declared = [one for parser in program.parsers for one in parser.options]
+    alike = [one for one in declared if one.replace("_", "-") == given.replace("_", "-")]
+    near = alike or difflib.get_close_matches(given, declared, 1, _SIMILAR)
+    return f"Write `{near[0]}`." if near else f"Remove `{given}`, or declare it in {name}."
+
+
+def _of_launcher_itself(launch: Launch) -> set[str]:
+    command = launch.command
+    named = (*command.processes, command.hosts, command.node_rank, command.host_port, command.master, command.port)
+    flags = command.options.flags if command.options is not None else ()
+    others = (command.all_processes, command.rendezvous, command.standalone, *flags)
+    return {one.replace("_", "-") for one in (*named, *others) if one}
+
+
+def _choices(program: _Program, option: str) -> list[str]:
+    names = option.split("/")
+    found = (one.given.get("choices") for parser in program.parsers for one in parser.read.declared if names[0] in one.names)
+    return [str(one) for values in found if isinstance(values, tuple) for one in values[:_MOST_LISTED]]
+
+
+def _main_name(option: str) -> str:
+    """The long name of an option that argparse names by all of them: ``-b/--batch``."""
+    names = option.split("/")
+    return _shown(next((one for one in names if one.startswith("--")), names[0]))
+
+
+def _shown(word: str) -> str:
+    return word if len(word) <= _LONGEST_WORD else f"{word[: _LONGEST_WORD - 1]}…"
+
+
+_SIMILAR = 0.75
+"""How much alike two options are, of 1, of which one is meant by the other."""
+_MOST_CHOICES = 6
+_MOST_LISTED = 200
+_MESSAGES = {
+    "unknown": "unrecognized arguments",
+    "surplus": "unrecognized arguments",
+    "value": "invalid value",
+    "choice": "invalid choice",
+    "missing": "the following arguments are required",
+    "count": "expected another number of arguments",
+    "flag": "ignored explicit argument",
+    "exclusive": "not allowed with argument",
+    "ambiguous": "ambiguous option",
+}
