@@ -35,14 +35,14 @@ def passes(title: str, text: str, **options: Any) -> FilePasses:
     return FilePasses(title, with_imports(text.replace(f"  {MARK}", "")), **options)
 
 
-def shell_fails(title: str, *text: str) -> FileFails:
-    """A failing case of a batch script of these lines."""
-    return FileFails(title, lines(*text), name="job.sbatch")
+def shell_fails(title: str, *text: str, beside: Mapping[str, str] | None = None, **options: Any) -> FileFails:
+    """A failing case of a batch script of these lines; ``beside``: other files of its project."""
+    return FileFails(title, lines(*text), name="job.sbatch", beside=tuple((beside or {}).items()), **options)
 
 
-def shell_passes(title: str, *text: str) -> FilePasses:
-    """A passing case of a batch script of these lines."""
-    return FilePasses(title, lines(*text), name="job.sbatch")
+def shell_passes(title: str, *text: str, beside: Mapping[str, str] | None = None, **options: Any) -> FilePasses:
+    """A passing case of a batch script, likewise."""
+    return FilePasses(title, lines(*text), name="job.sbatch", beside=tuple((beside or {}).items()), **options)
 
 
 def file_case(title: str, text: str, name: str) -> FileCase:

@@ -59,7 +59,7 @@ def test_help_is_a_command(tmp_path):
         ("doctor help di", "diagnose diff"),
         ("doctor explain net01", "NET010 NET011 NET012 NET013 NET014 NET015 NET016 NET017 NET018 NET019"),
         ("doctor explain interface-u", "interface-unmatched interface-unroutable"),
-        ("doctor explain CODE04", "CODE040 CODE041 CODE042 CODE043 CODE044"),
+        ("doctor explain CODE04", "CODE040 CODE041 CODE042 CODE043 CODE044 CODE045"),
         ("doctor explain laun", "launch launchers-mixed"),
         ("doctor check --select NET007,NCCL00", " ".join(f"NET007,NCCL00{number}" for number in range(1, 10))),
         ("doctor check --select A", "ALL"),

@@ -251,8 +251,12 @@ def _lint_cases() -> Entries:
             file = Path("cases", rule.id, digest(case.title + case.text), case.name)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(case.text)
+            beside = [file.parent / name for name, _ in case.beside]
+            for other, (_, text) in zip(beside, case.beside, strict=True):
+                other.parent.mkdir(parents=True, exist_ok=True)
+                other.write_text(text)
             options = _lint_options(case)
-            hits = _hits(file, options)
+            hits = _hits([file, *beside], options)
             patch = run("lint", "--diff", "--select", rule.id, *options, file) if hits else ""
             found.append({"case": case.title, "options": options, "hits": hits, "patch": _hunks(patch)})
         yield f"lint-cases/{rule.id}.jsonl", as_lines(found)
@@ -264,9 +268,9 @@ def _lint_options(case: Any) -> tuple[str, ...]:
     return (*(("--lightning", lightning) if lightning else ()), *cores)
 
 
-def _hits(file: Path, options: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The findings of all rules in a file, those in preview too."""
-    _, _, text = run("lint", "--format", "json", "--preview", *options, file).partition("--- stdout\n")
+def _hits(files: list[Path], options: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The findings of all rules in files, those in preview too."""
+    _, _, text = run("lint", "--format", "json", "--preview", *options, *files).partition("--- stdout\n")
     findings = [(result["id"], finding) for result in json.loads(text)["results"] for finding in result["findings"]]
     return [{"id": id_, "line": finding.pop("source")["line"], **plain(finding)} for id_, finding in findings]
 

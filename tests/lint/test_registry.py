@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +13,11 @@ from doctor.core.check import effect_of_kind
 from doctor.core.check_registry import RULE_FAMILY, builtin_checks, builtin_package, walk_modules
 from doctor.core.errors import UnusableError
 from doctor.core.finding import capitalized
+from doctor.lint.engine.discovery import find_files
+from doctor.lint.engine.project_files import ProjectFiles
 from doctor.lint.engine.registry import Rulebook, builtin_rules, choose_rules, rules_in
 from doctor.lint.fix.edits import fixed_text
+from doctor.lint.launch.launch_file import LaunchFile
 from doctor.lint.launch.manifest import Manifest
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.report.playbook import find_page
@@ -43,7 +48,16 @@ def source_of(rule, case, text=None):
 
 
 def hits_of(rule, case, text=None):
-    return list(rule.violations(source_of(rule, case, text)))
+    source = source_of(rule, case, text)
+    if not case.beside:
+        return list(rule.violations(source))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, beside in ((case.name, case.text if text is None else text), *case.beside):
+            Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
+            Path(folder, name).write_text(beside)
+        files = find_files([Path(folder)])
+        shown = next(one.shown for one in files if one.path.name == case.name)
+        return list(rule.violations(replace(source, path=shown, modules=ProjectFiles(files))))
 
 
 def test_metadata():
@@ -64,7 +78,7 @@ def _is_documented(rule):
 def _is_named_after_its_check_or_has_a_name_of_its_own(rule):
     if rule.family == RULE_FAMILY:
         assert rule.name not in {check.name for check in CHECKS.values()}
-        assert rule.reads in (Script, Manifest, ShellFile)
+        assert rule.reads in (Script, Manifest, ShellFile, LaunchFile)
         assert rule.mentions, "words by which files are told that need no parsing"
         assert rule.judge.__name__ == rule.judge.__module__.rpartition(".")[2]
     else:

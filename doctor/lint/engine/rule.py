@@ -128,7 +128,8 @@ class FileFails:
     """A file in which exactly the lines that end with :data:`MARK` violate the rule.
 
     ``fixed``: the text that ``--fix`` makes of it, or the parts of ``text`` that it replaces. ``name``: of the file.
-    ``releases``: installed distributions and their releases. ``processors``: of the machine.
+    ``releases``: installed distributions and their releases. ``processors``: of the machine. ``beside``: names and
+    texts of the other files of its project.
     """
 
     title: str
@@ -137,6 +138,7 @@ class FileFails:
     name: str = "train.py"
     releases: tuple[tuple[str, str], ...] = ()
     processors: int | None = None
+    beside: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         """Derive the fixed text from the replaced parts."""
@@ -162,6 +164,7 @@ class FilePasses:
     name: str = "train.py"
     releases: tuple[tuple[str, str], ...] = ()
     processors: int | None = None
+    beside: tuple[tuple[str, str], ...] = ()
 
 
 FileCase = FileFails | FilePasses

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from doctor.lint.launch.partial_text import OPEN, is_all_unknown, is_known, is_placeholder, names_in
+from doctor.lint.launch.partial_text import is_all_unknown, is_known, is_placeholder, names_in
 from doctor.lint.python.project.settings.command_parsers import CommandParser, DeclaredArgument
 from doctor.lint.python.script import UNKNOWN
 
@@ -241,7 +242,13 @@ def _is_option(word: str) -> bool:
 def _is_plain(option: str, word: str) -> bool:
     name = option.partition("/")[0].lstrip("-")
     is_template = bool(_TEMPLATE.fullmatch(word)) or is_placeholder(name, word)
-    return is_known(word) and not is_template and not _MAY_BE_SEVERAL.search(word) and not word.startswith("<")
+    return (
+        bool(word)
+        and is_known(word)
+        and not is_template
+        and not _MAY_BE_SEVERAL.search(word)
+        and not word.startswith("<")
+    )
 
 
 def _is_left_out(word: str) -> bool:
@@ -313,8 +320,6 @@ def _read_message(message: str) -> Refusal | None:
 
 
 def _unquoted(text: str) -> str:
-    import ast
-
     try:
         return str(ast.literal_eval(text))
     except (SyntaxError, ValueError):

@@ -13,6 +13,7 @@ from doctor.knowledge.launchers import AddedOption
 from doctor.knowledge.releases import end_of_line, release
 from doctor.lint.engine.project_files import ProjectFiles
 from doctor.lint.launch.launch_file import Launch, LaunchFile
+from doctor.lint.launch.partial_text import unknown_mark
 from doctor.lint.launch.process_launches import ProcessLaunch, starts_of
 from doctor.lint.launch.refused_words import AskedParser, Refusal
 from doctor.lint.launch.shell.reader import ShellFile
@@ -25,6 +26,17 @@ _LONGEST_WORD = 32
 """Characters of a word that a summary names."""
 MOST_PROGRAMS = 4
 """Files that a command may mean."""
+
+
+_TRAIN = """import argparse
+
+parser = argparse.ArgumentParser()
+parser.add_argument('--lr', type=float, default=0.1)
+parser.add_argument('--batch-size', type=int, default=8)
+parser.add_argument('--model', choices=('vit-b', 'vit-l'), default='vit-b')
+parser.add_argument('--amp', action='store_true')
+args = parser.parse_args()
+"""
 
 
 class _Program(NamedTuple):
@@ -42,7 +54,81 @@ class _Program(NamedTuple):
     impacts={
         r"from torch 2\.0 on": "Every rank ends with `unrecognized arguments` if torch 2.0 or newer is installed.",
     },
-    cases=lambda: (),
+    cases=lambda: (
+        shell_fails(
+            "an option of the launcher behind the script",
+            "torchrun train.py --lr 0.1 --nproc_per_node=4  # !",
+            beside={"train.py": _TRAIN},
+        ),
+        shell_fails(
+            "an option in the wrong spelling",
+            "srun python train.py --batch_size 8 --lr $LR  # !",
+            beside={"train.py": _TRAIN},
+        ),
+        shell_fails(
+            "a value for a switch",
+            "torchrun --nproc-per-node 4 train.py --amp True  # !",
+            beside={"train.py": _TRAIN},
+        ),
+        shell_fails(
+            "a word for a number",
+            "deepspeed --no_local_rank train.py --lr high  # !",
+            beside={"train.py": _TRAIN},
+        ),
+        shell_fails("another choice", "accelerate launch train.py --model vit-x  # !", beside={"train.py": _TRAIN}),
+        shell_fails(
+            "a required option",
+            "torchrun tools/train.py --lr 0.1  # !",
+            beside={"tools/train.py": _TRAIN.replace("default=8", "required=True")},
+        ),
+        shell_fails(
+            "the local rank of the DeepSpeed launcher",
+            "deepspeed --num_gpus 4 train.py --lr 0.1  # !",
+            beside={"train.py": _TRAIN},
+        ),
+        shell_fails(
+            "the local rank of torch 2.0",
+            "python -m torch.distributed.launch --nproc_per_node=4 train.py  # !",
+            beside={"train.py": _TRAIN.replace("--amp", "--local_rank").replace("action='store_true'", "type=int")},
+        ),
+        shell_passes(
+            "both spellings of the local rank",
+            "python -m torch.distributed.launch --nproc_per_node=4 train.py",
+            beside={"train.py": _TRAIN.replace("'--amp', action='store_true'", "'--local-rank', '--local_rank'")},
+        ),
+        shell_passes(
+            "the local rank of an older torch",
+            "python -m torch.distributed.launch --nproc_per_node=4 train.py",
+            beside={"train.py": _TRAIN.replace("--amp", "--local_rank").replace("action='store_true'", "type=int")},
+            releases=(("torch", "1.13"),),
+        ),
+        shell_passes(
+            "the local rank in a variable",
+            "python -m torch.distributed.launch --use_env --nproc_per_node=4 train.py",
+            beside={"train.py": _TRAIN},
+        ),
+        shell_passes(
+            "the begin of a name, which argparse accepts",
+            "torchrun --nproc-per-node 4 train.py --batch 8 --lr=0.1 --mod vit-b -- ",
+            beside={"train.py": _TRAIN},
+        ),
+        shell_passes(
+            "words that the shell expands",
+            'torchrun train.py --lr $LR $EXTRA --model "$MODEL" "$@"',
+            beside={"train.py": _TRAIN},
+        ),
+        shell_passes(
+            "a program that accepts unknown arguments",
+            "torchrun train.py --nproc_per_node 4",
+            beside={"train.py": _TRAIN.replace("args = parser.parse_args()", "args, _ = parser.parse_known_args()")},
+        ),
+        shell_passes(
+            "a parser that a library extends",
+            "torchrun train.py --max_epochs 4",
+            beside={"train.py": _TRAIN.replace("args = ", "parser = Trainer.add_argparse_args(parser)\nargs = ")},
+        ),
+        shell_passes("a program of another project", "torchrun train.py --nproc_per_node 4"),
+    ),
 )
 def command_refused_by_program(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether the program of each command accepts the arguments that the command and its launcher give it.
@@ -92,18 +178,41 @@ def _made(modules: ProjectFiles, location: str) -> Iterator[AskedParser]:
 def _refused(file: LaunchFile, start: ProcessLaunch, programs: Sequence[_Program]) -> Iterator[Violation]:
     """What is refused by all files that a command may mean."""
     launch = start.launch
-    for added in _added(file, launch):
-        if all(_refuses_added(one, added.option) for one in programs):
-            yield _of_launcher(file, launch, programs[0], added)
+    added = _added(file, launch)
+    for one in added:
+        if all(_refuses_added(program, one.option) for program in programs):
+            yield _of_launcher(file, launch, programs[0], one)
             return
-    refusals = [_refusal(one, launch.arguments) for one in programs]
+    words = [*(f"{one.option}=0" for one in added), *launch.arguments]
+    if launch.is_open and launch.command.added:
+        words.insert(0, unknown_mark("options"))
+    refusals = [_refusal(program, words) for program in programs]
     first = refusals[0]
-    if first is not None and all(one is not None and one.kind == first.kind for one in refusals):
+    if first is None or not all(one is not None and one.kind == first.kind for one in refusals):
+        return
+    if first.kind == "count" and not _is_written(file, launch, first):
+        return  # a variable for the user to set
+    if not (first.kind == "missing" and _is_cut(file, start)):
         yield _of_command(file, start, programs[0], first)
+
+
+def _is_cut(file: LaunchFile, start: ProcessLaunch) -> bool:
+    """Whether CODE044 reports that a command ends too early, so that it lacks options."""
+    of_launcher = start.is_agent or start.outer is not None
+    end = start.launch.place.end_line or start.launch.place.line
+    return of_launcher and isinstance(file, ShellFile) and any(one.end == end for one in file.cuts)
 
 
 def _refusal(program: _Program, words: Sequence[str]) -> Refusal | None:
     return next(filter(None, (one.refusal(words) for one in program.parsers)), None)
+
+
+def _is_written(file: LaunchFile, launch: Launch, refusal: Refusal) -> bool:
+    """Whether the text of a command has no word behind an option, not even one that expands to nothing."""
+    text = file.modules.text_at(file.path) if file.modules is not None else ""
+    lines = text.split("\n")[launch.place.line - 1 : launch.place.end_line or launch.place.line]
+    names = "|".join(map(re.escape, refusal.option.split("/")))
+    return re.search(rf"(?<!\S)(?:{names})[\s\\]*(?:\s--?[A-Za-z]|\Z)", "\n".join(lines)) is not None
 
 
 # -- what the launcher adds
@@ -178,9 +287,14 @@ def _of_kind(launch: Launch, name: str, found: Refusal, program: _Program) -> tu
     if found.kind == "unknown":
         given = _shown(found.words[0].partition("=")[0])
         more = f" and {len(found.words) - 1} more" if len(found.words) > 1 else ""
-        return f"`{given}`{more} {'are' if more else 'is'} not declared by {name}", _remedy(launch, name, given, program)
+        return f"`{given}`{more} {'are' if more else 'is'} not declared by {name}", _remedy(
+            launch, name, given, program
+        )
     if found.kind == "surplus":
-        return f"{name} takes no argument `{word}` in this place", f"Remove `{word}`, or give the option that it is for."
+        return (
+            f"{name} takes no argument `{word}` in this place",
+            f"Remove `{word}`, or give the option that it is for.",
+        )
     if found.kind == "value":
         kind = {"int": "an integer", "float": "a number"}.get(detail, f"a valid {detail}")
         return f"`{word}`, given for {option} of {name}, is not {kind}", f"Give {option} {kind}."
@@ -195,7 +309,10 @@ def _of_kind(launch: Launch, name: str, found: Refusal, program: _Program) -> tu
     if found.kind == "count":
         return f"{option} of {name} has too few or too many values ({detail})", f"Give {option} the values it takes."
     if found.kind == "flag":
-        return f"{option} of {name} is a switch and takes no value: `{word}`", f"Write `{option}` alone, or leave it out."
+        return (
+            f"{option} of {name} is a switch and takes no value: `{word}`",
+            f"Write `{option}` alone, or leave it out.",
+        )
     if found.kind == "exclusive":
         return f"{option} and {detail} of {name} exclude each other", f"Remove {option} or {detail}."
     return f"`{option}` is an ambiguous option of {name}: {detail}", "Write the name of the option in full."
@@ -221,7 +338,9 @@ def _of_launcher_itself(launch: Launch) -> set[str]:
 
 def _choices(program: _Program, option: str) -> list[str]:
     names = option.split("/")
-    found = (one.given.get("choices") for parser in program.parsers for one in parser.read.declared if names[0] in one.names)
+    found = (
+        one.given.get("choices") for parser in program.parsers for one in parser.read.declared if names[0] in one.names
+    )
     return [str(one) for values in found if isinstance(values, tuple) for one in values[:_MOST_LISTED]]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,8 +31,10 @@ LARGEST_NARGS = 64
 _WORDS = ("ArgumentParser", "add_argument", "parse_args", "parse_known_args", "argv")
 """Words of modules that make parsers, or change what these read."""
 _HARMLESS = frozenset(
-    "set_defaults print_help print_usage format_help format_usage error exit get_default description usage epilog prog "
-    "formatter_class".split()
+    (
+        *("set_defaults", "print_help", "print_usage", "format_help", "format_usage", "error", "exit", "get_default"),
+        *("description", "usage", "epilog", "prog", "formatter_class"),
+    )
 )
 """Methods and attributes of parsers that change no option."""
 _TYPES = ("int", "float", "str", "bool")
@@ -164,10 +167,8 @@ def command_parsers(modules: ProjectFiles, location: str) -> tuple[CommandParser
     key = ("command parsers", location)
     if key not in modules.memo:
         reader = _Reader(modules)
-        try:
+        with suppress(_Ended, RecursionError):
             reader.module(location, is_main=True)
-        except (_Ended, RecursionError):
-            pass
         modules.memo[key] = tuple(reader.found)
     found: tuple[CommandParser, ...] = modules.memo[key]
     return found
@@ -285,9 +286,7 @@ class _Reader:
             if isinstance(old, _Parser) and (not isinstance(value, _Parser) or value.core is not old.core):
                 _open(old)
                 _open(value)
-            elif not isinstance(value, (_Parser, _Import, _Function)):
-                value = None
-            elif isinstance(value, _Function) and isinstance(old, _Function):
+            elif not isinstance(value, (_Parser, _Import, _Function)) or isinstance(old, _Function):
                 value = None
         scope.names[name] = value
 
@@ -454,10 +453,12 @@ class _Reader:
     def _sum(self, node: ast.BinOp, scope: _Scope) -> object:
         left, right = self._value(node.left, scope), self._value(node.right, scope)
         if isinstance(node.op, ast.Add) and isinstance(left, _Known) and isinstance(right, _Known):
-            for kind in (str, tuple):
-                if isinstance(left.value, kind) and isinstance(right.value, kind):
-                    both = left.value + right.value
-                    return _Known(both) if len(both) <= MOST_VALUES else None
+            both: str | tuple[object, ...] = ""
+            if isinstance(left.value, str) and isinstance(right.value, str):
+                both = left.value + right.value
+            elif isinstance(left.value, tuple) and isinstance(right.value, tuple):
+                both = left.value + right.value
+            return _Known(both) if 0 < len(both) <= MOST_VALUES else None
         _open(left)
         _open(right)
         return None
@@ -538,10 +539,8 @@ class _Reader:
             return None
         doubt = self._doubt
         self._running.append(function)
-        try:
+        with suppress(_Returned):
             self._run(function.node.body, inner)
-        except _Returned:
-            pass
         self._running.pop()
         self._doubt = doubt
         return _only(inner.returned)
@@ -585,7 +584,9 @@ class _Reader:
         known = {name: one.value for name, one in read.items() if isinstance(one, _Known)}
         for name, default in _SETTINGS.items():
             value = known.get(name, UNKNOWN) if name in given else default
-            core.is_open |= not isinstance(value, type(default)) and not (name == "fromfile_prefix_chars" and value is None)
+            core.is_open |= not isinstance(value, type(default)) and not (
+                name == "fromfile_prefix_chars" and value is None
+            )
             known[name] = value
         core.is_open |= known["prefix_chars"] != "-"
         core.adds_help, core.abbreviates = known["add_help"] is True, known["allow_abbrev"] is True
@@ -698,9 +699,7 @@ _SETTINGS: dict[str, object] = {
 }
 """Settings of parsers that matter, and their defaults."""
 _READ = frozenset({"action", "nargs", "type", "choices", "required"})
-_MAY_NOT_RUN = (
-    *(ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
-)
+_MAY_NOT_RUN = (*(ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),)
 
 
 def _open(value: object) -> None:
@@ -740,7 +739,9 @@ def _is_all_of_argv(node: ast.expr, scope: _Scope) -> bool:
     if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Slice):
         return False
     part = node.slice
-    is_rest = isinstance(part.lower, ast.Constant) and part.lower.value == 1 and part.upper is None and part.step is None
+    is_rest = (
+        isinstance(part.lower, ast.Constant) and part.lower.value == 1 and part.upper is None and part.step is None
+    )
     return is_rest and scope.script.name(node.value) == "sys.argv"
 
 
