@@ -453,12 +453,10 @@ class _Reader:
     def _sum(self, node: ast.BinOp, scope: _Scope) -> object:
         left, right = self._value(node.left, scope), self._value(node.right, scope)
         if isinstance(node.op, ast.Add) and isinstance(left, _Known) and isinstance(right, _Known):
-            both: str | tuple[object, ...] = ""
             if isinstance(left.value, str) and isinstance(right.value, str):
-                both = left.value + right.value
-            elif isinstance(left.value, tuple) and isinstance(right.value, tuple):
-                both = left.value + right.value
-            return _Known(both) if 0 < len(both) <= MOST_VALUES else None
+                return _short(left.value + right.value)
+            if isinstance(left.value, tuple) and isinstance(right.value, tuple):
+                return _short(left.value + right.value)
         _open(left)
         _open(right)
         return None
@@ -700,6 +698,10 @@ _SETTINGS: dict[str, object] = {
 """Settings of parsers that matter, and their defaults."""
 _READ = frozenset({"action", "nargs", "type", "choices", "required"})
 _MAY_NOT_RUN = (*(ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),)
+
+
+def _short(value: str | tuple[object, ...]) -> _Known | None:
+    return _Known(value) if len(value) <= MOST_VALUES else None
 
 
 def _open(value: object) -> None:
