@@ -114,6 +114,15 @@ FOLLOWED = {
         "from torch.distributed.elastic.multiprocessing.errors import record\n"
         "@record\ndef main():\n    parser.parse_args()\nmain()"
     ),
+    "by another name of the method": declared(f"add = parser.add_argument\nadd('--seed')\n{PARSE}"),
+    "unless a function is given words": declared(
+        "def main(given=None):\n    if given is not None:\n        parser.parse_args(given)\n    else:\n"
+        "        parser.parse_args()\nmain()"
+    ),
+    "with computed names": declared(
+        f"def switch(group, name):\n    group.add_argument(f'--{{name}}')\n    group.add_argument('--no-' + name)\n"
+        f"switch(parser, 'seed')\n{PARSE}"
+    ),
     "caught": declared("try:\n    args = parser.parse_args()\nexcept KeyboardInterrupt:\n    pass"),
 }
 SILENT = {
@@ -137,6 +146,10 @@ SILENT = {
     "a global parser that a function extends": declared(
         f"def add():\n    parser.add_argument('--seed', nargs=N)\nif x:\n    add()\n{PARSE}"
     ).replace("--seed", "--foo"),
+    "a method that is passed on": declared(f"read(parser.add_argument)\n{PARSE}"),
+    "words that a function is given": declared(
+        "def main(given=None):\n    if given is not None:\n        parser.parse_args(given)\nmain(['--lr', '3'])"
+    ),
     "an own action": declared(f"parser.add_argument('--foo', action=Own)\n{PARSE}"),
 }
 
@@ -163,6 +176,7 @@ def test_parsers_of_other_modules(tmp_path):
 
 
 LAUNCH = "python -m torch.distributed.launch --nproc_per_node=4 train.py"
+REQUIRED = declared("parser.add_argument('--local_rank', type=int, required=True)\nargs, _ = parser.parse_known_args()")
 RANK = declared(f'parser.add_argument("--local_rank", type=int)\n{PARSE}')
 
 
@@ -176,6 +190,9 @@ RANK = declared(f'parser.add_argument("--local_rank", type=int)\n{PARSE}')
         (LAUNCH, RANK.replace("--local_rank", "--local-rank"), "", []),
         (LAUNCH, RANK.replace('"--local_rank"', '"--local-rank", "--local_rank"'), "", []),
         (LAUNCH, RANK.replace("type=int", "type=int, required=True"), "torch==1.13.1", []),
+        (LAUNCH, REQUIRED, "", ["warning"]),
+        (LAUNCH, REQUIRED, "torch==1.13.1", []),
+        (f"{LAUNCH} --local_rank 0", REQUIRED, "", []),
         (LAUNCH, declared(PARSE), "", ["error"]),
         (LAUNCH, declared("parser.parse_known_args()"), "", []),
         (LAUNCH.replace("train", "--use_env train"), declared(PARSE), "", []),

@@ -13,7 +13,7 @@ from doctor.knowledge.launchers import AddedOption
 from doctor.knowledge.releases import end_of_line, release
 from doctor.lint.engine.project_files import ProjectFiles
 from doctor.lint.launch.launch_file import Launch, LaunchFile
-from doctor.lint.launch.partial_text import unknown_mark
+from doctor.lint.launch.partial_text import is_known, unknown_mark
 from doctor.lint.launch.process_launches import ProcessLaunch, starts_of
 from doctor.lint.launch.refused_words import AskedParser, Refusal
 from doctor.lint.launch.shell.reader import ShellFile
@@ -180,7 +180,7 @@ def _refused(file: LaunchFile, start: ProcessLaunch, programs: Sequence[_Program
     launch = start.launch
     added = _added(file, launch)
     for one in added:
-        if all(_refuses_added(program, one.option) for program in programs):
+        if all(_refuses_added(program, one, launch) for program in programs):
             yield _of_launcher(file, launch, programs[0], one)
             return
     words = [*(f"{one.option}=0" for one in added), *launch.arguments]
@@ -235,24 +235,44 @@ def _is_permitted(added: AddedOption, oldest: str, newest: str) -> bool:
     return not added.until or bool(newest and end_of_line(newest) < release(added.until))
 
 
-def _refuses_added(program: _Program, option: str) -> bool:
-    return any(not one.accepts(f"{option}=0") for one in program.parsers)
+def _refuses_added(program: _Program, added: AddedOption, launch: Launch) -> bool:
+    """Whether a program ends at an option that the launcher adds, or requires it in the spelling of older releases."""
+    return not _accepts(program, added.option) or _requires_older(program, added, launch)
+
+
+def _requires_older(program: _Program, added: AddedOption, launch: Launch) -> bool:
+    older = _older(added)
+    if not added.since or launch.is_open or any(one.startswith(older) or not is_known(one) for one in launch.arguments):
+        return False
+    declared = (one for parser in program.parsers for one in parser.read.declared if older in one.names)
+    required = [one for one in declared if one.is_certain and one.given.get("required") is True]
+    return any(added.option not in one.names for one in required)
+
+
+def _older(added: AddedOption) -> str:
+    """``--local_rank`` of ``--local-rank``."""
+    return f"--{added.option[2:].replace('-', '_')}"
 
 
 def _of_launcher(file: LaunchFile, launch: Launch, program: _Program, added: AddedOption) -> Violation:
     name, title = PurePath(program.path).name, launch.module or launch.program
     oldest, _ = file.permitted_torch
-    older = added.option.replace("-", "_").replace("__", "--", 1)
+    older = _older(added)
     has_older = bool(added.since) and _accepts(program, older)
     is_certain = not has_older or bool(oldest and release(oldest) >= release(added.since))
     suffix = "" if is_certain else f" from torch {added.since} on"
     declared = f'"{added.option}", "{older}"' if added.since else f'"{added.option}"'
     remedy = "start it with torchrun and read LOCAL_RANK" if added.modules else "give the launcher --no_local_rank"
+    summary = f"{title} passes {added.option}{suffix}, which is not an option of {name}"
+    effect = "Every rank ends with `error: unrecognized arguments` as soon as it starts." if is_certain else ""
+    if _accepts(program, added.option):  # parse_known_args
+        summary = f"{title} passes {added.option}{suffix}, and {name} requires {older}"
+        effect = f"Every rank ends with `error: the following arguments are required: {older}` as soon as it starts."
     return Violation(
         launch.place,
-        f"{title} passes {added.option}{suffix}, which is not an option of {name}",
+        summary,
         fix=f"Declare it in {name}: `add_argument({declared}, type=int)`, or {remedy}.",
-        effect="" if not is_certain else "Every rank ends with `error: unrecognized arguments` as soon as it starts.",
+        effect=effect,
         severity=None if is_certain else Severity.WARNING,
         once=f"{program.path} {added.option}",
     )

@@ -97,6 +97,12 @@ class _Parser(NamedTuple):
     group: int = -1
 
 
+class _Method(NamedTuple):
+    """``parser.add_argument`` under another name."""
+
+    parser: _Parser
+
+
 class _Known(NamedTuple):
     value: object
 
@@ -299,6 +305,10 @@ class _Reader:
         if _is_main_guard(node.test):
             self._run(node.body if scope.is_main else node.orelse, scope)
             return
+        decided = self._decided(node.test, scope)
+        if decided is not None:
+            self._run(node.body if decided else node.orelse, scope)
+            return
         self._children(node.test, scope)
         before = dict(scope.names)
         self._doubtful(node.body, scope)
@@ -306,6 +316,21 @@ class _Reader:
             merged, scope.names = scope.names, before
             self._doubtful(node.orelse, scope)
             self._merge(merged, scope)
+
+    def _decided(self, test: ast.expr, scope: _Scope) -> bool | None:
+        """What a test of a known value gives: ``if given is not None``, of a parameter that has its default."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            inner = self._decided(test.operand, scope)
+            return None if inner is None else not inner
+        if isinstance(test, ast.Name):
+            value = self._value(test, scope)
+            return bool(value.value) if isinstance(value, _Known) else None
+        if not isinstance(test, ast.Compare) or not isinstance(test.left, ast.Name) or len(test.ops) != 1:
+            return None
+        value, other = self._value(test.left, scope), self._value(test.comparators[0], scope)
+        if not isinstance(value, _Known) or other != _Known(None) or not isinstance(test.ops[0], (ast.Is, ast.IsNot)):
+            return None
+        return (value.value is None) is isinstance(test.ops[0], ast.Is)
 
     def _merge(self, other: Mapping[str, object], scope: _Scope) -> None:
         """What two branches bind differently is unknown."""
@@ -409,6 +434,8 @@ class _Reader:
     def _attribute(self, node: ast.Attribute, scope: _Scope) -> object:
         self._note_argv(node, scope)
         owner = self._value(node.value, scope)
+        if isinstance(owner, _Parser) and node.attr == "add_argument":
+            return _Method(owner)
         if isinstance(owner, _Parser) and node.attr not in _HARMLESS:
             _open(owner)
         if isinstance(owner, _Import):
@@ -461,6 +488,19 @@ class _Reader:
         _open(right)
         return None
 
+    def _text(self, node: ast.JoinedStr, scope: _Scope) -> object:
+        """``f"--{name}"`` of a known name."""
+        parts: list[str] = []
+        for one in node.values:
+            inner = one.value if isinstance(one, ast.FormattedValue) else one
+            value = self._value(inner, scope)
+            is_plain = not isinstance(one, ast.FormattedValue) or (one.conversion == -1 and one.format_spec is None)
+            if not isinstance(value, _Known) or not isinstance(value.value, (str, int)) or not is_plain:
+                _open(value)
+                return None
+            parts.append(str(value.value))
+        return _short("".join(parts))
+
     def _walrus(self, node: ast.NamedExpr, scope: _Scope) -> object:
         value = self._value(node.value, scope)
         self._assign_to(node.target, value, scope)
@@ -487,6 +527,9 @@ class _Reader:
             return self._made(node, scope)
         if name == "deepspeed.add_config_arguments" and node.args:
             return self._with_deepspeed(self._value(node.args[0], scope))
+        if isinstance(target, _Method):
+            self._declare(target.parser, node, scope)
+            return None
         if isinstance(target, _Function):
             return self._followed(target, node, scope)
         if isinstance(func, ast.Name) and not scope.has(func.id):
@@ -706,6 +749,8 @@ def _short(value: str | tuple[object, ...]) -> _Known | None:
 
 def _open(value: object) -> None:
     """Something unknown gets a parser."""
+    if isinstance(value, _Method):
+        value = value.parser
     if isinstance(value, _Parser):
         value.core.is_open = True
 
@@ -778,4 +823,5 @@ _EXPRESSIONS: dict[type[ast.expr], Callable[..., Any]] = {
     ast.BinOp: _Reader._sum,
     ast.NamedExpr: _Reader._walrus,
     ast.Call: _Reader._call,
+    ast.JoinedStr: _Reader._text,
 }
