@@ -102,7 +102,7 @@ FOLLOWED = {
     "as a parameter": declared("def main(given=None):\n    parser.parse_args(given)\nmain()"),
     "inside another call": declared("args = vars(parser.parse_args())"),
     "of a parent": declared(
-        "def made():\n    own = argparse.ArgumentParser(add_help=False)\n    own.add_argument('--seed')\n    return own\n"
+        "def made():\n    own = argparse.ArgumentParser(add_help=False)\n    own.add_argument('--s')\n    return own\n"
         "both = argparse.ArgumentParser('x', parents=[made()])\nargs = both.parse_args()"
     ),
     "with more options in a branch": declared(f"if parser:\n    parser.add_argument('--seed')\n{PARSE}"),
@@ -260,3 +260,29 @@ def test_hostile_parsers_and_many_commands_are_cheap(tmp_path):
     began = time.process_time()
     found(tmp_path, "\n".join(lines), **programs)
     assert time.process_time() - began < 20
+
+
+GPU = declared(
+    f"parser.add_argument('--local_rank', type=int, default=0)\n{PARSE}\nimport torch\n"
+    "torch.cuda.set_device(args.local_rank)\ntorch.distributed.init_process_group('nccl')"
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "program", "severities"),
+    [
+        ("torchrun --nproc_per_node=4 train.py", GPU, ["error"]),
+        ("torchrun --nproc_per_node=$N train.py", GPU.replace("=0", "=-1"), ["error"]),
+        ("python -m torch.distributed.launch --use_env --nproc_per_node=4 train.py", GPU, ["error"]),
+        ("torchrun --nproc_per_node=4 train.py --local_rank $R", GPU, []),
+        ("torchrun --nproc_per_node=4 train.py $ARGS", GPU, []),
+        ("torchrun --nproc_per_node=1 train.py", GPU, []),
+        ("torchrun train.py", GPU, []),
+        ("deepspeed train.py", GPU, []),
+        ("torchrun --nproc_per_node=4 train.py", GPU.replace("default=0", "default=int(os.environ['LOCAL_RANK'])"), []),
+        ("torchrun --nproc_per_node=4 train.py", GPU.replace("import torch\n", "args.local_rank = rank()\n"), []),
+        ("torchrun --nproc_per_node=4 train.py", GPU.replace("set_device(args.local_rank)", "set_device(rank)"), []),
+    ],
+)
+def test_a_local_rank_that_nothing_gives(tmp_path, command, program, severities):
+    assert [one for one, _ in found(tmp_path, command, program)] == severities

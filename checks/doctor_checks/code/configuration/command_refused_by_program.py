@@ -20,6 +20,7 @@ from doctor.lint.launch.shell.reader import ShellFile
 from doctor.lint.launch.stale_commands import starts_own_files
 from doctor.lint.python.project.settings.command_parsers import command_parsers
 from doctor.testing.script_cases import shell_fails, shell_passes
+from doctor_checks.code.configuration._left_local_rank import left_local_rank
 
 _PLAIN = re.compile(r"(?!/)[\w./-]+")
 _LONGEST_WORD = 32
@@ -40,8 +41,9 @@ args = parser.parse_args()
 
 
 class _Program(NamedTuple):
-    """A file that a command starts: its shown path, and a parser that must accept the command."""
+    """A file that a command starts: its absolute and its shown path, and the parsers that must accept the command."""
 
+    place: str
     path: str
     parsers: tuple[AskedParser, ...]
 
@@ -155,7 +157,7 @@ def _programs(file: LaunchFile, modules: ProjectFiles, script: str) -> tuple[_Pr
     places = modules.started_by(file.path, script)
     if not 0 < len(places) <= MOST_PROGRAMS or not starts_own_files(file, modules):
         return ()
-    found = tuple(_Program(modules.shown_at(one), _asked(modules, one)) for one in places)
+    found = tuple(_Program(one, modules.shown_at(one), _asked(modules, one)) for one in places)
     return found if all(one.parsers for one in found) else ()
 
 
@@ -188,6 +190,8 @@ def _refused(file: LaunchFile, start: ProcessLaunch, programs: Sequence[_Program
         words.insert(0, unknown_mark("options"))
     refusals = [_refusal(program, words) for program in programs]
     first = refusals[0]
+    if first is None and file.modules is not None:
+        yield from _of_left_rank(file.modules, launch, programs)
     if first is None or not all(one is not None and one.kind == first.kind for one in refusals):
         return
     if first.kind == "count" and not _is_written(file, launch, first):
@@ -280,6 +284,20 @@ def _of_launcher(file: LaunchFile, launch: Launch, program: _Program, added: Add
 
 def _accepts(program: _Program, option: str) -> bool:
     return all(one.accepts(f"{option}=0") for one in program.parsers)
+
+
+def _of_left_rank(modules: ProjectFiles, launch: Launch, programs: Sequence[_Program]) -> Iterator[Violation]:
+    """An option for the local rank that no launcher gives to programs that read it nowhere else."""
+    left = [left_local_rank(modules, one.place, launch, one.parsers) for one in programs]
+    name = PurePath(programs[0].path).name
+    if all(left):
+        yield Violation(
+            launch.place,
+            f"No launcher gives {name} its --local_rank: every rank has the default {left[0]}",
+            fix=f'Use `default=int(os.environ["LOCAL_RANK"])` for --local_rank in {name}.',
+            effect="torchrun sets LOCAL_RANK and adds no option: all ranks of a host use the same GPU, or train alone.",
+            once=f"{programs[0].path} local rank",
+        )
 
 
 # -- what the command gives

@@ -305,7 +305,7 @@ class _Reader:
         if _is_main_guard(node.test):
             self._run(node.body if scope.is_main else node.orelse, scope)
             return
-        decided = self._decided(node.test, scope)
+        decided = self._decided(node.test, scope) if not self._doubt else None  # a loop may change the value
         if decided is not None:
             self._run(node.body if decided else node.orelse, scope)
             return
@@ -739,7 +739,7 @@ _SETTINGS: dict[str, object] = {
     "prefix_chars": "-",
 }
 """Settings of parsers that matter, and their defaults."""
-_READ = frozenset({"action", "nargs", "type", "choices", "required"})
+_READ = frozenset({"action", "nargs", "type", "choices", "required", "default"})
 _MAY_NOT_RUN = (*(ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),)
 
 
