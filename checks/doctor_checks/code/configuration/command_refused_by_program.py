@@ -52,7 +52,7 @@ class _Program(NamedTuple):
     id="CODE045",
     severity=Severity.ERROR,
     reads=LaunchFile,
-    mentions=("python", "torchrun", "deepspeed", "accelerate", "fabric"),
+    mentions=(".py", " -m "),
     impacts={
         r"from torch 2\.0 on": "Every rank ends with `unrecognized arguments` if torch 2.0 or newer is installed.",
     },
