@@ -39,7 +39,7 @@ MOST_KEPT = 30_000_000
 """Characters of files that are kept in memory."""
 MOST_NOTEBOOKS = 200
 """Notebooks that are searched for a word."""
-MOST_SCRIPTS = 64
+MOST_SCRIPTS = 128
 """Parsed modules that are kept."""
 MOST_RELATED = 40
 """Modules that are searched for the words of collectives, from one on."""

@@ -8,6 +8,7 @@ have any options.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ _HARMLESS = frozenset(
     )
 )
 """Methods and attributes of parsers that change no option."""
+_OF_CLASS = re.compile(r"_*[A-Z]\w*[a-z]")
 _TYPES = ("int", "float", "str", "bool")
 _NARGS = {"REMAINDER": "...", "PARSER": "A...", "OPTIONAL": "?", "ZERO_OR_MORE": "*", "ONE_OR_MORE": "+"}
 _SAFE_DECORATORS = frozenset({"record", "no_grad", "inference_mode"})
@@ -420,6 +422,8 @@ class _Reader:
                 return value
             if (value.module, value.name) == ("sys", "argv"):
                 self._argv_changed = True
+            if _OF_CLASS.match(value.name):
+                return None  # its calls are not followed, and its module may import most of the project
             below = f"{value.module}{'' if value.module.endswith('.') else '.'}{value.name}"
             place = self._modules.located(value.importer, value.module)
             scope = self.module(place) if place is not None else None
