@@ -422,9 +422,9 @@ class _Reader:
                 return value
             if (value.module, value.name) == ("sys", "argv"):
                 self._argv_changed = True
-            if _OF_CLASS.match(value.name):
-                return None  # its calls are not followed, and its module may import most of the project
             below = f"{value.module}{'' if value.module.endswith('.') else '.'}{value.name}"
+            if _OF_CLASS.match(value.name) and self._modules.located(value.importer, below) is None:
+                return None  # its calls are not followed, and its module may import most of the project
             place = self._modules.located(value.importer, value.module)
             scope = self.module(place) if place is not None else None
             if scope is not None and value.name in scope.names:
