@@ -333,6 +333,7 @@ def test_batches_up_to_a_step_of_a_sharded_model(replicated, recorded):
 def test_a_first_sample_after_the_tenth_step_and_batch(every, labels):
     net = _net()
     telemetry = RankTelemetry(every_n_steps=every)
+    telemetry.progress.has_peers = True
     telemetry.replica.attach(net, replicated=True, broadcast=True)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     telemetry.replica.settings.use_optimizers([optimizer])
@@ -344,6 +345,22 @@ def test_a_first_sample_after_the_tenth_step_and_batch(every, labels):
     assert [one.step for one in facts.checksums if one.counted == "step"] == labels
     assert [one.step for one in facts.checksums if one.counted == "batch"] == labels
     assert Variable("optimizer class", "SGD") in facts.settings[0].values
+
+
+@pytest.mark.parametrize(("seconds", "labels"), [(1 / 256, [10, 140]), (1 / 32, [10, 30, 50, 70, 90, 110, 130])])
+def test_a_rank_without_peers_takes_no_sample_within_half_a_second(seconds, labels, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("doctor.monitor.telemetry.replica.replica_tracker.monotonic", lambda: now[0])
+    telemetry, net = RankTelemetry(every_n_steps=10), _net()
+    telemetry.replica.attach(net, replicated=None, broadcast=None)
+    for _ in range(140):
+        now[0] += seconds
+        telemetry.optimizer_step()
+        telemetry.train_batch_end(None, "data")
+    facts = telemetry.replica.facts()
+    assert [one.step for one in facts.settings] == labels
+    for counted in ("step", "batch"):
+        assert [one.step for one in facts.checksums if one.counted == counted] == labels
 
 
 class _Wrapper:

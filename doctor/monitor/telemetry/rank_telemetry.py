@@ -77,6 +77,7 @@ class RankTelemetry:
         self._read_lock = threading.RLock()  # a signal handler may read while its thread does
         self._track_loss = self.replica.loss
         self.replica.gradients.batch = lambda: self._batches_trained + 1
+        self.replica.has_peers = lambda: self._progress.has_peers
         self._stage = self._progress.stage
         self._every = max(1, every_n_steps)
         self._batches_begun = -1

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from doctor.collectors.base import NotPresent
+from doctor.core.clock import monotonic
 from doctor.core.facts import Checksum, Counted, ModelFacts, NonFinite, ReplicaFacts
 from doctor.monitor.telemetry.cuda_events import event_factory
 from doctor.monitor.telemetry.replica.checksum import ParameterChunks, digest
@@ -28,6 +29,9 @@ models the beginning."""
 
 EARLY_SAMPLE = 10
 """The optimizer step and the batch of a first sample: with steps of seconds, the fiftieth comes minutes later."""
+ALONE_EVERY = 0.5
+"""Seconds between two samples of a rank without peers, whose samples nothing compares. One takes 0.15 ms, which short
+steps must not pay every ``every_n_steps``."""
 MOST_NAMED = 64
 """Parameters that facts name."""
 REDUCES = "require_forward_param_sync"
@@ -50,6 +54,7 @@ class ReplicaTracker:
     losses follow.
 
     ``settings``: those of optimizers and modules, sampled after the same optimizer steps as the checksums.
+    ``has_peers``: returns whether other ranks take the same samples; all of them need one after the same step.
 
     ``loss`` takes the number of a batch and its loss, as :meth:`.LossTracker.record`; if it returns ``True``,
     :meth:`batch_end` is to be called at once, and otherwise at least every ``every_n_steps``.
@@ -67,6 +72,8 @@ class ReplicaTracker:
         self.settings = StepSettingsTracker()
         self.gradients = GradientCheck()
         self.loss = self._losses.record
+        self.has_peers: Callable[[], bool] = lambda: True
+        self._due = 0.0
         self._checksums: dict[Counted, SampleHistory[Checksum]] = {"step": SampleHistory(), "batch": SampleHistory()}
         self._initial: dict[str, str] = {}
         self._last: ChecksumSample | None = None
@@ -111,7 +118,7 @@ class ReplicaTracker:
 
         ``batches``: those trained so far, with the one of this step.
         """
-        if step % self._every == 0 or step == self.early:
+        if (step % self._every == 0 or step == self.early) and self._is_due(step, step):
             self._take_sample("step", step, step)
             # Nothing but this shows that a rank did not update its shard; other wrappers leave ranks their own pace.
             is_sharded = self._model is not None and self._model.replicated is False
@@ -140,7 +147,7 @@ class ReplicaTracker:
             self._gradients = _non_finite_gradient(module, batch) if module is not None else ()
         if self._readback is not None:
             self._readback.collect()
-        if batch % self._every == 0 or batch == self.early:
+        if (batch % self._every == 0 or batch == self.early) and self._is_due(batch, steps):
             self._take_sample("batch", batch, steps)
 
     def finish(self) -> None:
@@ -172,6 +179,17 @@ class ReplicaTracker:
             unfrozen=self.settings.unfrozen()[:MOST_NAMED],
             without_gradient=self.settings.without_gradient()[:MOST_NAMED] if stands else (),
         )
+
+    def _is_due(self, count: int, steps: int) -> bool:
+        """Return whether to take a sample: always with peers, and one that was just taken is filed twice."""
+        last = self._last
+        if self.has_peers() or (last is not None and (last.number, last.steps) == (count // self._every, steps)):
+            return True
+        now = monotonic()
+        if now < self._due:
+            return False
+        self._due = now + ALONE_EVERY
+        return True
 
     def _take_sample(self, counted: Counted, count: int, steps: int) -> None:
         """Take the checksum of the next part, unless it was taken after the same optimizer step.
