@@ -147,8 +147,10 @@ def requirements_of(distribution: Distribution, wanted: tuple[str, ...]) -> Iter
     from packaging.requirements import InvalidRequirement
     from packaging.requirements import Requirement as Parsed
 
-    headers = distribution.text().splitlines()
+    headers, initials = distribution.text().splitlines(), {name[0] for name in wanted}
     for line in (header.partition(":")[2].strip() for header in headers if header.startswith("Requires-Dist:")):
+        if line[:1].lower() not in initials:  # most of them; to normalize a name takes longer
+            continue
         name = normalized(_BEYOND_NAME.split(line, maxsplit=1)[0])
         if not _matters(name) or not name.startswith(wanted) or _OF_AN_EXTRA.search(line):
             continue
