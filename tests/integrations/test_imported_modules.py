@@ -85,7 +85,9 @@ def test_rules_are_absent(imported: set[str]) -> None:
 
 def test_libraries_of_commands_are_absent(imported: set[str]) -> None:
     libraries = {name.partition(".")[0] for name in imported}
-    assert libraries & {"rich", "yaml", "jinja2", "libcst", "re2", "ahocorasick_rs", "argparse", "html"} == set()
+    assert (
+        libraries & {"rich", "yaml", "jinja2", "libcst", "re2", "ahocorasick_rs", "argparse", "html", "psutil"} == set()
+    )
 
 
 def test_what_locates_slow_paths_is_absent(imported: set[str]) -> None:

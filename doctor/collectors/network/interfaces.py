@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import contextlib
 import fcntl
 import os
 import socket
@@ -11,13 +10,12 @@ import struct
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import psutil
 
 from doctor.collectors.base import Machine, NotVisible, collector, link_target, listed, parse_int, read_int, read_text
 from doctor.collectors.host.pci import driver_name, numa_node, pci_address
+from doctor.collectors.network.interface_addresses import ListedAddress, listed_addresses
 from doctor.collectors.network.interface_kinds import CARRIERS, kind_of, lower_interfaces
 from doctor.collectors.network.routes import read_routes, read_segments
 from doctor.core.facts import Address, Family, HiddenField, Interface, InterfaceFacts
@@ -26,7 +24,11 @@ from doctor.core.facts import Address, Family, HiddenField, Interface, Interface
 _IFF_UP = 0x1
 _IFF_RUNNING = 0x40
 
+# Requests of include/uapi/linux/sockios.h and ethtool.h.
+_SIOCGIFFLAGS = 0x8913
+_SIOCGIFMTU = 0x8921
 _SIOCETHTOOL = 0x8946
+_ETHTOOL_GSET = 0x1
 _ETHTOOL_GDRVINFO = 0x3
 
 
@@ -143,40 +145,33 @@ def _is_physical(folders: Mapping[str, Path], name: str, kind: str, depth: int =
 def seen_interfaces() -> dict[str, KernelInterface]:
     """Return what system calls report, in the order in which getifaddrs yields their first addresses.
 
-    psutil sorts the list of getifaddrs by family and keeps its order otherwise: interfaces with IPv4 come first, then
-    those with IPv6 alone. NCCL finds them in that order (src/os/linux.cc). ``OSError`` if the kernel returns no list.
+    Interfaces with IPv4 come first, then those with IPv6 alone. NCCL finds them in that order (src/os/linux.cc).
+    ``OSError`` if the kernel returns no list.
     """
-    states: dict[str, Any] = {}
-    with contextlib.suppress(OSError):  # without /proc/net/dev, as in some sandboxes
-        states.update(psutil.net_if_stats())
     indices = {name: index for index, name in socket.if_nameindex()}
-    addresses = {
-        name: _addresses((entry.family, entry.address, entry.netmask) for entry in entries)
-        for name, entries in psutil.net_if_addrs().items()
-    }
+    addresses: dict[str, list[ListedAddress]] = {}
+    for entry in listed_addresses():
+        addresses.setdefault(entry.interface, []).append(entry)
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ask:
-        for name in dict.fromkeys([*addresses, *states]):
-            state = states.get(name)
-            present = state.flags.split(",") if state else []
-            flags = (_IFF_UP if "up" in present else 0) | (_IFF_RUNNING if "running" in present else 0)
+        for name in dict.fromkeys([*addresses, *indices]):
             found[name] = KernelInterface(
-                addresses=addresses.get(name, ()),
-                flags=flags if state else None,
-                mtu=state.mtu if state else None,
-                speed=state.speed if state else None,
+                addresses=_addresses(addresses.get(name, ())),
+                flags=_asked(ask, name, _SIOCGIFFLAGS, "H"),
+                mtu=_asked(ask, name, _SIOCGIFMTU, "i"),
+                speed=_speed(ask, name),
                 driver=_driver(ask, name),
                 index=indices.get(name),
             )
     return found
 
 
-def _addresses(entries: Iterable[tuple[int, str, str | None]]) -> tuple[Address, ...]:
+def _addresses(entries: Iterable[ListedAddress]) -> tuple[Address, ...]:
     families: dict[int, Family] = {socket.AF_INET: "inet", socket.AF_INET6: "inet6"}
     return tuple(
-        Address(families[family], address.partition("%")[0], prefix_length(mask))
-        for family, address, mask in entries
-        if family in families
+        Address(families[one.family], one.address, prefix_length(one.netmask))
+        for one in entries
+        if one.family in families
     )
 
 
@@ -193,12 +188,38 @@ def prefix_length(mask: str | None) -> int | None:
     return None if "01" in bits else bits.count("1")
 
 
+def _asked(ask: socket.socket, name: str, request: int, kind: str) -> int | None:
+    """Return the number that an ioctl puts into the union of ``struct ifreq`` (netdevice(7))."""
+    try:
+        answer = fcntl.ioctl(ask.fileno(), request, struct.pack("16s24x", os.fsencode(name)[:15]))
+    except OSError:
+        return None
+    number: int = struct.unpack_from(kind, answer, 16)[0]
+    return number
+
+
+def _speed(ask: socket.socket, name: str) -> int | None:
+    """Return the Mbit/s in ``struct ethtool_cmd``; 0xFFFF or 0xFFFFFFFF if the driver does not know them."""
+    answer = _ethtool(ask, name, _ETHTOOL_GSET, 44)
+    if answer is None:
+        return None
+    low, high = (struct.unpack_from("H", answer, place)[0] for place in (12, 28))
+    speed: int = high << 16 | low
+    return speed
+
+
 def _driver(ask: socket.socket, name: str) -> str | None:
-    """Return the driver from the ioctl of ethtool, which needs no privilege and is the only sign of a veth or dummy."""
-    answer = array.array("B", struct.pack("I192x", _ETHTOOL_GDRVINFO))
-    request = struct.pack("16sP8x", name.encode()[:15], answer.buffer_info()[0])
+    """Return the driver, the only sign of a veth or dummy."""
+    answer = _ethtool(ask, name, _ETHTOOL_GDRVINFO, 196)
+    return answer[4:36].partition(b"\0")[0].decode("ascii", "replace") or None if answer is not None else None
+
+
+def _ethtool(ask: socket.socket, name: str, command: int, size: int) -> bytes | None:
+    """Return the answer of the ioctl of ethtool, which needs no privilege for these commands."""
+    answer = array.array("B", struct.pack(f"I{size - 4}x", command))
+    request = struct.pack("16sP8x", os.fsencode(name)[:15], answer.buffer_info()[0])
     try:
         fcntl.ioctl(ask.fileno(), _SIOCETHTOOL, request)
     except OSError:
         return None
-    return answer.tobytes()[4:36].partition(b"\0")[0].decode("ascii", "replace") or None
+    return answer.tobytes()

@@ -7,12 +7,11 @@ import ipaddress
 import socket
 from typing import NamedTuple
 
-import psutil
-
 from doctor.collectors.base import Machine, NotPresent, collector
 from doctor.collectors.launch.launcher import PORTS
 from doctor.collectors.launch.rank_variables import whole_number
 from doctor.collectors.network.dns import TimedLookup
+from doctor.collectors.network.interface_addresses import listed_addresses
 from doctor.collectors.network.listeners import listener_on, listening
 from doctor.core.facts import HiddenField, Listener, MasterFacts
 from doctor.core.masking import mask_text, readable
@@ -83,16 +82,9 @@ def _addresses_of(name: str, flags: int = 0) -> tuple[str, ...]:
 def own_addresses() -> Addresses:
     """Return the addresses of this host and their interfaces; empty if they cannot be listed."""
     try:
-        listed = psutil.net_if_addrs()
+        return {_plain(one.address): one.interface for one in listed_addresses() if one.address}
     except OSError:
         return {}
-    families = (socket.AF_INET, socket.AF_INET6)
-    return {
-        _plain(entry.address): interface
-        for interface, entries in listed.items()
-        for entry in entries
-        if entry.family in families
-    }
 
 
 def address_elsewhere(name: str, limit: float, own: Addresses) -> str | None:

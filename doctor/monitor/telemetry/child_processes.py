@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import psutil
 
 from doctor.collectors.base import listed, parse_int, read_bytes, read_text
 from doctor.collectors.launch.rank_variables import RANK_VARIABLES
@@ -153,6 +152,8 @@ def children_of(pid: int, proc: Path) -> list[int]:
     lists = [read_bytes(f"{threads}/{thread}/children") for thread in listed(threads)]
     if any(one is not None for one in lists):
         return [int(word) for one in lists for word in (one or b"").split() if word.isdigit()]
+    import psutil  # takes 10 ms, and most kernels have the list
+
     try:
         return [child.pid for child in psutil.Process(pid).children()]
     except psutil.Error:
