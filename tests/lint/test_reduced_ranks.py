@@ -41,20 +41,20 @@ FILES = {"base.py": BASE, "own.py": OWN}
 
 
 @pytest.mark.parametrize(
-    ("changes", "is_found"),
+    ("changes", "severity"),
     [
-        ({}, False),
-        ({"own.py": OWN.replace("return get_local_world_size()", "return 1")}, True),
-        ({"own.py": OWN.replace("return get_local", "return 2 or get_local")}, True),
-        ({"base.py": BASE.replace("rank % parts", "rank // parts")}, True),
-        ({"other.py": "def change(engine):\n    engine.part = 3\n"}, True),
+        ({}, None),
+        ({"own.py": OWN.replace("return get_local_world_size()", "return 1")}, "info"),
+        ({"own.py": OWN.replace("return get_local", "return 2 or get_local")}, "info"),
+        ({"base.py": BASE.replace("rank % parts", "rank // parts")}, "info"),
+        ({"other.py": "def change(engine):\n    engine.part = 3\n"}, "info"),
         (
             {"other.py": "from own import Sharded\n\nclass One(Sharded):\n    def parts(self):\n        return 1\n"},
-            True,
+            "info",
         ),
-        ({"own.py": OWN.replace("!= self.part", "!= 0")}, True),
+        ({"own.py": OWN.replace("!= self.part", "!= 0")}, "error"),
     ],
 )
-def test_local_rank_modulo_the_ranks_of_its_host(tmp_path, changes, is_found):
-    found = severities_in(tmp_path, {**FILES, **changes}, BOOK)
-    assert [rule for rule, _ in found] == (["CODE005"] if is_found else [])
+def test_local_rank_modulo_the_ranks_of_its_host(tmp_path, changes, severity):
+    found = severities_in(tmp_path, {**FILES, **changes}, BOOK, preview=True)
+    assert found == ([("CODE005", severity)] if severity else [])

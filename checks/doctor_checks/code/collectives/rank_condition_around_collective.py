@@ -14,6 +14,7 @@ from doctor.lint.python.collectives import CollectiveCall, collectives_and_forwa
 from doctor.lint.python.lightning_version import known_lightning
 from doctor.lint.python.matching_collectives import flow_of, unmatched_condition
 from doctor.lint.python.project.before_group import waits_for_nobody
+from doctor.lint.python.project.compared_ranks import is_certain_of
 from doctor.lint.python.project.settings.options import switch_off_by_default
 from doctor.lint.python.rank_branches import (
     RankCondition,
@@ -204,6 +205,7 @@ def _run_by_some(script: Script, one: CollectiveCall, condition: RankCondition) 
     else:
         where = f"runs only if {plain_test(condition.test)} (line {line})"
     depends = not condition.certain or _OF_A_GROUP.search(condition.test) is not None
+    depends = depends or not is_certain_of(script, condition)
     depends = depends or _is_stopped(script, one.call) or _is_last(script, condition)
     # The function may ask first whether the model is sharded, without which nothing waits.
     depends = depends or (one.through is not None and not one.certain and one.word.endswith("state_dict"))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collective_paths import ends_in_error
+from doctor.lint.python.project.compared_ranks import is_certain_of
 from doctor.lint.python.project.failing_calls import binding_condition
 from doctor.lint.python.rank_branches import RankCondition, is_rank_test, plain_test
 from doctor.lint.python.reachable_functions import run_by_all
@@ -79,10 +80,13 @@ def name_bound_on_one_rank(script: Script) -> Iterator[Violation]:
 
 def _violation(script: Script, read: ast.Name, condition: RankCondition) -> Violation:
     test, line = plain_test(condition.test), getattr(condition.where, "lineno", 0)
+    is_certain = is_certain_of(script, condition)  # else it may hold on all ranks
+    is_asked_for = _is_asked_for(script, read, condition.where)
     return Violation(
         read,
         f"`{read.id}` is assigned only if {test} (line {line}), but read on all ranks",
-        severity=Severity.WARNING if _is_asked_for(script, read, condition.where) else None,
+        severity=Severity.INFO if not is_certain else Severity.WARNING if is_asked_for else None,
+        preview=not is_certain,
         evidence=(("condition", test), ("line_of_condition", line)),
     )
 

@@ -12,6 +12,7 @@ from doctor.core.finding import Severity
 from doctor.lint.engine.rule import FlowStep, Violation
 from doctor.lint.python.project.abnormal_values import is_led_to_by_accident
 from doctor.lint.python.project.before_group import is_apart_from_group
+from doctor.lint.python.project.compared_ranks import is_never_certain
 from doctor.lint.python.project.earlier_branches import is_taken_before
 from doctor.lint.python.project.failing_calls import (
     fails_before,
@@ -94,13 +95,16 @@ def as_placed(script: Script, rule: str, severity: Severity, violation: Violatio
         return replace(violation, severity=Severity.INFO, preview=True) if is_left else violation
     at = violation.at
     if (violation.severity or severity) is Severity.ERROR:
-        violation = _in_doubt(script, violation, at)
+        violation = _in_doubt(script, rule, violation, at)
     placed = _as_started(script, rule, severity, violation, at)
     return _as_shown(script, placed) if placed is not None and rule in OF_SEVERAL_RANKS else placed
 
 
-def _in_doubt(script: Script, violation: Violation, at: ast.AST) -> Violation:
-    """An error as a warning where only an abnormal value leads to it, and as an info in a listing of documentation."""
+def _in_doubt(script: Script, rule: str, violation: Violation, at: ast.AST) -> Violation:
+    """An error as a warning where only an abnormal value leads to it, and as an info in a listing of documentation, or
+    (in preview) where it depends on the rank, which may have the same answer on all ranks."""
+    if rule in OF_SEVERAL_RANKS and is_never_certain(script, at):
+        return replace(violation, severity=Severity.INFO, preview=True)
     if is_of_documentation(script) and not shown_starts(script):
         return replace(violation, severity=Severity.INFO)
     return replace(violation, severity=Severity.WARNING) if is_led_to_by_accident(script, at) else violation

@@ -1,0 +1,68 @@
+"""Comparisons of a rank with a value that may be computed from the rank as well (CODE005, CODE043)."""
+
+from __future__ import annotations
+
+import pytest
+
+from doctor.lint.engine.registry import Rulebook, builtin_rules
+from tests.lint.linted import severities_in
+
+BOOK = Rulebook(tuple(one for one in builtin_rules() if one.id in ("CODE005", "CODE043")))
+EXCHANGE = """\
+import torch.distributed as dist
+
+def exchange(send_to, tensor):
+    if send_to != dist.get_rank():
+        dist.barrier()
+"""
+CALLER = """\
+import torch.distributed as dist
+from exchange import exchange
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+for step in range(4):
+    send_to = (rank + step) % dist.get_world_size()
+    exchange(send_to, build())
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "caller", "severity"),
+    [
+        ("send_to != dist.get_rank()", CALLER, "info"),
+        ("send_to != dist.get_rank()", CALLER.replace("exchange(send_to", "exchange(0"), "error"),
+        ("send_to != dist.get_rank()", CALLER.replace("(send_to", "(dist.get_world_size() - 1"), "error"),
+        ("send_to == dist.get_rank()", CALLER.replace("exchange(send_to", "exchange(find(step)"), "info"),
+        ("dist.get_rank() == 0", CALLER, "error"),
+        ("dist.get_rank() in (0, 1)", CALLER, "error"),
+        ("send_to != dist.get_rank() and dist.get_rank() != 0", CALLER, "error"),
+    ],
+)
+def test_other_side_of_a_comparison_with_the_rank(tmp_path, test, caller, severity):
+    files = {"exchange.py": EXCHANGE.replace("send_to != dist.get_rank()", test), "train.py": caller}
+    assert severities_in(tmp_path, files, BOOK, preview=True) == [("CODE005", severity)]
+    if severity == "info":
+        assert severities_in(tmp_path, files, BOOK) == []
+
+
+BOUND = """\
+import torch.distributed as dist
+
+def main(args):
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+    chosen = {chosen}
+    if rank == chosen:
+        folder = make()
+    model = DDP(build())
+    load(folder)
+
+main(parse())
+"""
+
+
+@pytest.mark.parametrize(("chosen", "severity"), [("find(rank)", "info"), ("args.writer", "error"), ("3", "error")])
+def test_name_bound_where_the_rank_is_a_computed_one(tmp_path, chosen, severity):
+    found = severities_in(tmp_path, {"train.py": BOUND.format(chosen=chosen)}, BOOK, preview=True)
+    assert found == [("CODE043", severity)]
