@@ -1428,6 +1428,26 @@ def test_checkpoints_are_loaded_to_the_own_gpu_if_every_launch_shows_one(tmp_pat
     assert found(tmp_path, {"train.py": HEAD + binds + LOADS, **jobs}) == expected
 
 
+BINDS = 'export CUDA_VISIBLE_DEVICES=$((3 - ${PMI_LOCAL_RANK} % 4))\nexec "$@"\n'
+BOUND = "mpiexec -n 8 --ppn 4 ./bind.sh python3 train.py\n"
+
+
+@pytest.mark.parametrize(
+    ("binds", "job", "expected"),
+    [
+        (BINDS, BOUND, []),
+        (BINDS.replace("3 - ${PMI_LOCAL_RANK} % 4", "0"), BOUND, [("CODE001", "warning")]),
+        (BINDS.replace("exec", "echo"), BOUND, [("CODE001", "warning")]),
+        (BINDS, BOUND.replace("./bind.sh ", ""), [("CODE001", "warning")]),
+        ("gpu=$SLURM_LOCALID\nexport CUDA_VISIBLE_DEVICES=$gpu\nexec $*\n", BOUND.replace("mpiexec", "srun"), []),
+        (BINDS, BOUND.replace("train.py", "other.py"), []),
+    ],
+)
+def test_checkpoints_are_loaded_to_the_own_gpu_if_a_script_shows_each_rank_one(tmp_path, binds, job, expected):
+    files = {"train.py": HEAD + LOADS, "bind.sh": "#!/bin/bash\n" + binds, "job.sh": "#!/bin/bash\n" + job}
+    assert found(tmp_path, files) == expected
+
+
 @pytest.mark.parametrize(("count", "expected"), [(1, "info"), (4, "error")])
 def test_runs_of_horovod_say_how_many_processes_there_are(tmp_path, count, expected):
     train = (

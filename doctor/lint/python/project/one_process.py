@@ -32,6 +32,7 @@ from doctor.lint.python.project.settings.options import (
     shown_starts,
 )
 from doctor.lint.python.project.starts.console_starts import is_shown_as_one
+from doctor.lint.python.project.starts.gpu_wrappers import all_ranks_are_bound, is_run_through
 from doctor.lint.python.project.starts.hydra_trainers import has_trainer_of_one
 from doctor.lint.python.project.starts.launch_counts import (
     LAUNCHERS,
@@ -375,16 +376,20 @@ _TAKES_GPU_OF_RANK = re.compile(
 @per_script
 def _all_launches_bind(script: Script) -> bool:
     """Whether every launch file of the project that starts a script gives each of its tasks one GPU, which is number 0
-    in it, and the script does not look for another one."""
+    in it, and the script does not look for another one. Of a script that none starts: whether all that start ranks do
+    so through a script which gives each of them one."""
     if script.modules is None or _TAKES_GPU_OF_RANK.search(script.text):
         return False
     name = PurePath(script.path).name
     named = re.compile(rf"(?<![\w-]){re.escape(name)}\b")
     found = [text for _, text in script.modules.mentioning(name, launches=True) if named.search(text)]
     starts = [text for text in found if _RUNS_PYTHON.search(text)]
+    if not starts:
+        return all_ranks_are_bound(script.modules)
     is_started_alone = STARTS_RANKS.search(script.text) is None
     return bool(starts) and all(
         _BOUND_BY_LAUNCH.search(text)
+        or is_run_through(script.modules, text)
         or (is_started_alone and _SEES_ONE.search(text) and LAUNCHERS.search(text) is None)
         for text in starts
     )
