@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
+from doctor.lint.python.project.settings.option_values import numbers_of
 from doctor.lint.python.value_flow import computed_from, origins
 from doctor.testing.script_cases import fails, passes
 
@@ -21,7 +22,7 @@ _SUPPORTED = (0, 18, 3)
     reads=Script,
     mentions=("deepspeed",),
     impacts={
-        r"optimizer\.step": (
+        r"which also counts micro": (
             "`engine.step()` counts micro-batches, clips and zeroes gradients and updates the learning rate. "
             "Without it, none of this happens, and the optimizer steps in each micro-batch."
         ),
@@ -41,6 +42,11 @@ _SUPPORTED = (0, 18, 3)
             "an old release",
             _script("(loss / 4).backward()  # !\n        engine.step()"),
             releases=(("deepspeed", "0.17.6"),),
+        ),
+        fails(
+            "one micro-batch in a step",
+            _script("engine.backward(loss)\n        optimizer.step()  # !")
+            + '\nconfig = {"gradient_accumulation_steps": 1}\n',
         ),
         passes("a plain optimizer of the same name in another class", _TWO_TRAINERS),
         passes("by the engine", _script("engine.backward(loss)\n        engine.step()")),
@@ -95,12 +101,35 @@ def backward_past_engine(script: Script) -> Iterator[Violation]:
                 )
     for call in script.method_calls("step"):
         if _is_engines_optimizer(script, call, makes) and not _has_engine_beside(script, call, "step"):
+            is_whole = _has_one_micro_batch(script)
+            counts = "which also counts steps" if is_whole else "which also counts micro-batches"
             yield Violation(
                 call,
-                f"{script.text_of(call.func)}() bypasses engine.step(), which also counts micro-batches",
-                severity=Severity.WARNING,
+                f"{script.text_of(call.func)}() bypasses engine.step(), {counts}",
+                severity=Severity.INFO if is_whole else Severity.WARNING,
+                effect=_OF_WHOLE_STEPS if is_whole else "",
                 fix=_fix_of_step(script, call, makes),
             )
+
+
+_MICRO_BATCHES = "gradient_accumulation_steps"
+_OF_WHOLE_STEPS = (
+    "With one micro-batch in a step, the optimizer steps as it should. The engine counts no steps: steps_per_print, "
+    "global_steps in checkpoints and its own learning rate scheduler stay where they are."
+)
+"""``is_gradient_accumulation_boundary`` of deepspeed/runtime/engine.py asks for ``(micro_steps + 1) % steps == 0``, and
+``step`` counts ``micro_steps``."""
+
+
+def _has_one_micro_batch(script: Script) -> bool:
+    """Whether each configuration in the file has one micro-batch in a step, or in the project if the file has none."""
+    entries = [
+        script.value(value)
+        for made in script.all(ast.Dict)
+        for key, value in zip(made.keys, made.values, strict=True)
+        if isinstance(key, ast.Constant) and key.value == _MICRO_BATCHES
+    ]
+    return (set(entries) if entries else numbers_of(script, _MICRO_BATCHES)) == {1}
 
 
 def _fix(script: Script, call: ast.Call, engine: str) -> str:
