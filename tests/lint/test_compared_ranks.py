@@ -66,3 +66,35 @@ main(parse())
 def test_name_bound_where_the_rank_is_a_computed_one(tmp_path, chosen, severity):
     found = severities_in(tmp_path, {"train.py": BOUND.format(chosen=chosen)}, BOOK, preview=True)
     assert found == [("CODE043", severity)]
+
+
+SAMPLE = """\
+import torch
+
+def sample(generator, x):
+    with torch.no_grad():
+        return generator(x)
+"""
+SHOWS = """\
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from sample import sample
+
+def train(net, loader):
+    rank = dist.get_rank()
+    net = DDP(net)
+    for x in loader:
+        net(x).mean().backward()
+        if rank == 0:
+            sample(net, x)
+
+dist.init_process_group("nccl")
+train(nn.BatchNorm1d(3), build())
+"""
+
+
+@pytest.mark.parametrize(("changed", "severity"), [("no_grad", "info"), ("enable_grad", "warning")])
+def test_forward_pass_in_a_function_of_another_file(tmp_path, changed, severity):
+    files = {"sample.py": SAMPLE.replace("no_grad", changed), "train.py": SHOWS}
+    assert severities_in(tmp_path, files, BOOK, preview=True) == [("CODE005", severity)]

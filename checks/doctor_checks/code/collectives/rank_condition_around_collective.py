@@ -15,6 +15,7 @@ from doctor.lint.python.lightning_version import known_lightning
 from doctor.lint.python.matching_collectives import flow_of, unmatched_condition
 from doctor.lint.python.project.before_group import waits_for_nobody
 from doctor.lint.python.project.compared_ranks import is_certain_of
+from doctor.lint.python.project.imported_functions import called_function
 from doctor.lint.python.project.settings.options import switch_off_by_default
 from doctor.lint.python.rank_branches import (
     RankCondition,
@@ -279,9 +280,21 @@ def _is_advice(script: Script, one: CollectiveCall) -> bool:
     pass without gradients, whose broadcast DDP leaves out of the next step instead."""
     if one.word == "get_state_dict":
         return True
-    return one.word == FORWARD_OF_DDP and any(
-        is_without_gradients(script, node) for node in (one.call, *_body_of(script, one))
-    )
+    if one.word != FORWARD_OF_DDP:
+        return False
+    here = any(is_without_gradients(script, node) for node in (one.call, *_body_of(script, one)))
+    return here or _is_without_gradients_elsewhere(script, one)
+
+
+def _is_without_gradients_elsewhere(script: Script, one: CollectiveCall) -> bool:
+    """Whether a function of another file, which runs the forward pass, does so without gradients."""
+    found = called_function(script, one.call) if script.definition(one.call.func) is None else None
+    if found is None:
+        return False
+    other, function = found
+    names = parameter_names(function)
+    calls = [call for call in other.inside(function, ast.Call) if last_name(call.func) in names]
+    return bool(calls) and all(is_without_gradients(other, call) for call in calls)
 
 
 def _option_of(script: Script, one: CollectiveCall) -> str:
