@@ -14,7 +14,9 @@ from doctor.lint.python.project.unreached import is_program
 from doctor.lint.python.script import ProjectModules, Script, last_name, per_script
 from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER, has_one_rank
 
-_ASKS_FOR_RANKS = re.compile(r"distributed|\bddp\b|multi_?gpu|world_?size|n_?gpus?|num_gpus|device_count|nprocs")
+_ASKS_FOR_RANKS = re.compile(
+    r"distributed|\bddp\b|multi_?gpu|world_?size|n_?gpus?|num_gpus|\bgpus?_nums?\b|device_count|nprocs"
+)
 _OF_LAUNCHERS = re.compile(r"(?:^|_)(?:RANK|PROCID|WORLD_SIZE|LOCAL_SIZE|NTASKS|COMM_SIZE)$")
 _OFF = frozenset({"off", "no", "none", "false", "single", ""})
 MAKES_RANKS = (

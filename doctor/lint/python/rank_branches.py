@@ -29,7 +29,8 @@ MAIN_NAMES = lazy_compile(
 
 OF_THE_JOB = lazy_compile(
     r"(?:^|_)(?:is_)?(?:distributed|dist|ddp|fsdp|deepspeed|parallel|multi_?gpus?|multi_?node|n_?gpus?|nprocs?|"
-    r"world_size|num_(?:processes|gpus|nodes|replicas|devices)|is_initialized|is_available|multiprocess(?:ing)?)"
+    r"world_size|nums?_(?:processes|procs?|gpus?|nodes?|replicas|devices?|ranks)|(?:gpus?|ranks?|procs?|nodes?)_nums?|"
+    r"is_initialized|is_available|multiprocess(?:ing)?)"
     r"(?:_|$)",
     re.IGNORECASE,
 )

@@ -143,8 +143,22 @@ _PROSE = re.compile(r"\b(?:and|another|gone|or|own|package|removed|the|with)\b")
 
 def _never_matters(script: Script, worst: list[_Complaint]) -> bool:
     """Whether nothing in the project reaches it: a module that nothing imports, a class that no Trainer gets, a hook of
-    tests where nothing tests; or a comment next to it says that it is for older releases."""
-    return all(_is_unreached(script, one.at) or _is_known(script, one.at) for one in worst)
+    tests where nothing tests, one that did nothing; or a comment next to it says that it is for older releases."""
+    return all(_is_unreached(script, one.at) or _is_known(script, one.at) or _gives_back(one.at) for one in worst)
+
+
+def _gives_back(at: ast.AST) -> bool:
+    """Whether a hook only gives back the loss that it gets, as Lightning takes it without the hook: ``def
+    training_step_end(self, outputs): return outputs["loss"].mean()``."""
+    if not isinstance(at, ast.FunctionDef) or not at.name.endswith("_step_end") or len(at.args.args) != 2:
+        return False
+    code = [one for one in at.body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))]
+    value = code[0].value if len(code) == 1 and isinstance(code[0], ast.Return) else None
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in ("mean", "sum"):
+        value = None if value.args or value.keywords else value.func.value
+    if isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant) and value.slice.value == "loss":
+        value = value.value
+    return isinstance(value, ast.Name) and value.id == at.args.args[1].arg
 
 
 def _is_unreached(script: Script, at: ast.AST) -> bool:

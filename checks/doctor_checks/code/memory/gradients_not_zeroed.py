@@ -107,7 +107,8 @@ def gradients_not_zeroed(script: Script) -> Iterator[Violation]:
         back = next((one for one in script.inside(loop, ast.Call) if last_name(one.func) == "backward"), None)
         if back is not None and _is_kept(script, optimizer, loop) and not _is_handed_on(script, optimizer):
             is_timed = times_steps(script, loop) and _draws_inputs(script, loop)
-            is_discarded = is_timed or is_measured(script, call)
+            is_shown = _is_short(script, loop, _A_TRIAL) and _draws_inputs(script, loop)
+            is_discarded = is_timed or is_shown or is_measured(script, call)
             yield Violation(
                 call,
                 f"{script.text_of(optimizer)}.zero_grad() is missing: gradients add up over all steps of the loop at "
@@ -176,15 +177,19 @@ def _set_up(script: Script, name: ast.expr) -> set[str]:
     return {script.name(part) for call in calls for one in call.args for part in script.values_of(one)} - {""}
 
 
-def _is_short(script: Script, loop: ast.For | ast.While) -> bool:
-    """A loop of a few steps, which shows something."""
+_A_FEW, _A_TRIAL = 5, 20
+"""Steps of a loop that shows something, and of one that may also try out whether ranks work on random numbers."""
+
+
+def _is_short(script: Script, loop: ast.For | ast.While, most: int = _A_FEW) -> bool:
+    """A loop of fewer steps than ``most``, which shows something."""
     made = loop.iter if isinstance(loop, ast.For) else None
     if isinstance(made, (ast.Tuple, ast.List)):
         return True
     if not isinstance(made, ast.Call) or last_name(made.func) != "range" or len(made.args) != 1:
         return False
     count = script.value(made.args[0])
-    return isinstance(count, int) and count < 5
+    return isinstance(count, int) and count < most
 
 
 def _is_kept(script: Script, optimizer: ast.expr, loop: ast.AST) -> bool:
