@@ -98,3 +98,34 @@ train(nn.BatchNorm1d(3), build())
 def test_forward_pass_in_a_function_of_another_file(tmp_path, changed, severity):
     files = {"sample.py": SAMPLE.replace("no_grad", changed), "train.py": SHOWS}
     assert severities_in(tmp_path, files, BOOK, preview=True) == [("CODE005", severity)]
+
+
+VALIDATES = """\
+import torch.distributed as dist
+
+def main(opt):
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+    for step in range(1000):
+        train(step)
+        if {test}:
+            validate()
+        else:
+            dist.reduce(measure(), 0)
+
+main(parse())
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "severity"),
+    [
+        ("opt['model'] in ['sr', 'srgan'] and rank == 0", "info"),
+        ("not opt.train and rank == 0", "info"),
+        ("step % 10 == 0 and rank == 0", "error"),
+        ("rank == 0", "error"),
+    ],
+)
+def test_the_other_branch_of_an_option_and_the_rank(tmp_path, test, severity):
+    found = severities_in(tmp_path, {"train.py": VALIDATES.format(test=test)}, BOOK, preview=True)
+    assert found == [("CODE005", severity)]

@@ -42,7 +42,25 @@ def is_never_certain(script: Script, node: ast.AST) -> bool:
 def is_certain_of(script: Script, condition: RankCondition) -> bool:
     """Whether a condition on the rank certainly differs among ranks."""
     test = getattr(condition.where, "test", condition.where)
+    if condition.test.startswith("not (") and isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        # Ranks are kept out only with that option: ``if opt["model"] == "sr" and rank == 0: ... else: reduce(x)``.
+        if any(_asks_for_option(one) for one in test.values if not is_rank_test(script, one)):
+            return False
     return not isinstance(test, ast.expr) or differs(script, test)
+
+
+def _asks_for_option(test: ast.expr) -> bool:
+    """``opt["model"] in ("sr", "srgan")``, ``args.mode == "test"``, ``not args.train``."""
+    if isinstance(test, ast.UnaryOp):
+        return _asks_for_option(test.operand)
+    if isinstance(test, ast.Compare):
+        values = (part for one in test.comparators for part in ast.walk(one) if isinstance(part, ast.expr))
+        is_constant = all(isinstance(one, (ast.Constant, ast.Tuple, ast.List, ast.Set)) for one in values)
+        return is_constant and _asks_for_option(test.left)
+    inner = test
+    while isinstance(inner, (ast.Attribute, ast.Subscript)):
+        inner = inner.value
+    return inner is not test and isinstance(inner, ast.Name) and bool(_SETTINGS.search(inner.id))
 
 
 def differs(script: Script, test: ast.expr, depth: int = _DEPTH) -> bool:
