@@ -58,6 +58,26 @@ SLOW = (
 )
 """What starts whole jobs of launchers and frameworks, or measures for long: a quarter of the time of all tests.
 ``-m slow`` runs it, a step of its own in ``.ci/run``, and so does DOCTOR_LONG_TESTS=1."""
+SAMPLED = (
+    "analysis/test_hang_real.py",
+    "attach/test_attach_command.py",
+    "attach/test_launched_jobs.py",
+    "attach/test_refusals.py",
+    "attach/test_scenes.py",
+    "autostart/test_plain_loop.py",
+    "cluster/test_hostile.py",
+    "cluster/test_shared_folders.py",
+    "cluster/test_taken_ports.py",
+    "faults/run/test_run_faults.py",
+    "integrations/test_many_runs.py",
+    "probes/test_groups.py",
+    "probes/test_pair_exchange.py",
+    "probes/test_why_live.py",
+    "watchdog/test_faults.py",
+    "watchdog/test_hostile.py",
+)
+"""Modules whose tests start several processes each, for seconds of CPU: a run of the whole suite takes a sample of them,
+as ``-m slow`` does of ``JOBS``. Whoever names such a module on the command line gets all of it."""
 BY_MARK = "pytest.mark.slow"
 """What marks single tests and cases of other modules as such."""
 LEFT_OUT = pytest.mark.skip(reason="whole jobs; bash tests/run -m slow runs it, as .ci/run does in a step of its own")
@@ -123,8 +143,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         part = f"one of {ONE_OF_EXAMPLES} examples of slow fuzz tests, one of {ONE_OF_PATTERNS} patterns of modules and"
         part += " messages, and unredacted reports of the corpus against their schema"
         lines.append(f"sample: {part}, and what is listed as skipped in the end; DOCTOR_LONG_TESTS=1 runs all")
-    if not ALL_SLOW and config.getoption("markexpr") == "slow":
-        lines.append(f"sample: one of {TURNS} whole jobs, by {TURN}={turn()}; DOCTOR_ALL_SLOW=1 runs all")
+    if not ALL_SLOW and (config.getoption("markexpr") == "slow" or _is_whole(config)):
+        lines.append(f"sample: one of {TURNS} jobs, by {TURN}={turn()}; DOCTOR_ALL_SLOW=1 runs all")
     return lines
 
 
@@ -188,8 +208,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(LEFT_OUT)
+        if _is_whole(config) and not ALL_SLOW:
+            _sample_jobs(items, SAMPLED)
     elif not ALL_SLOW and config.getoption("markexpr") == "slow":
-        _sample_jobs([item for item in items if item.get_closest_marker("slow")])
+        _sample_jobs([item for item in items if item.get_closest_marker("slow")], JOBS)
     if config.getoption("markexpr") == "slow":
         items.sort(key=_rank_of)  # a long job that begins last has all other workers wait
     else:
@@ -201,13 +223,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _scale_limits(config, items)
 
 
-def _sample_jobs(slow: list[pytest.Item]) -> None:
-    """Skip the jobs of other turns, each with its name."""
+def _is_whole(config: pytest.Config) -> bool:
+    """Whether no folder, module or test is named on the command line."""
+    return config.args_source is pytest.Config.ArgsSource.TESTPATHS
+
+
+def _sample_jobs(items: list[pytest.Item], sampled: tuple[str, ...]) -> None:
+    """Skip those of the jobs ``sampled`` that are of other turns, each with its name."""
     named: dict[str, list[pytest.Item]] = {}
-    for item in slow:
+    for item in items:
         if not _is_skipped(item):
             named.setdefault(_job_of(item), []).append(item)
-    jobs = {name for name in named if name.startswith(JOBS)}
+    jobs = {name for name in named if name.startswith(sampled)}
     for name in jobs - of_this_turn(jobs, named.keys() - jobs, turn()):
         for item in named[name]:
             reason = f"sampled: {item.name} runs for one commit in {TURNS}; DOCTOR_ALL_SLOW=1 runs it"
