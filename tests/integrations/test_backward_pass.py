@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from doctor.monitor.integrations.backward_pass import TIME_EVERY, GradientTimer, observe_backward
+from doctor.monitor.integrations.backward_pass import LONG_WAIT, TIME_EVERY, GradientTimer, observe_backward
 from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
 
 OWN, REDUCTION = 0.05, 0.1
@@ -133,3 +134,14 @@ def test_a_wait_for_others_is_timed_after_the_batches_that_are(
     end()
     assert results == ["the flag"] * 3
     assert [batch for batch, seconds in waited if seconds >= 0.02] == [1]
+
+
+def test_a_long_wait_for_others_is_timed_after_any_batch(
+    telemetry: RankTelemetry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[tuple[int, float]] = []
+    monkeypatch.setattr(telemetry, "add_wait", lambda *timed: waited.append(timed))
+    timer = GradientTimer(telemetry)
+    for number, _ in enumerate(_batches(telemetry, torch.nn.Linear(4, 1), 3)):
+        timer.time_wait(functools.partial(time.sleep, 1.2 * LONG_WAIT if number == 2 else 0.0))
+    assert [batch for batch, _ in waited] == [2]

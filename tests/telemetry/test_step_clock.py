@@ -86,6 +86,16 @@ def test_gradients_are_those_of_the_batches_whose_passes_were_timed(run):
     assert not run.steps.timed
 
 
+def test_a_rare_long_wait_is_in_the_means(run):
+    for batch in range(WINDOW):
+        if batch == 7:
+            run.steps.timed.append((batch, WAITED, 2.0))
+        run.batch(rest=2.05 if batch == 7 else 0.05)
+    (window,) = run.windows()
+    other, waited = window.means[4:]
+    assert (other, waited) == (pytest.approx(0.06 + 2.0 / WINDOW), 2.0 / WINDOW)
+
+
 def test_gradients_that_were_not_timed_are_unknown(run):
     for _ in range(WINDOW):
         run.batch()

@@ -453,7 +453,7 @@ class Window(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     device: float | None = None
     slowest: float | None = None
     mean: float | None = None
-    means: tuple[float, ...] = ()
+    means: tuple[float, ...] = ()  # and of the known waits within other
     gradients: float | None = None
     waited: float | None = None
 

@@ -20,6 +20,8 @@ from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
 TIME_EVERY = 0.05
 """Seconds from one batch whose gradients were timed to the next one: the hook and the callback take some 30 µs, which
 short steps must not pay each time."""
+LONG_WAIT = 0.05
+"""Seconds from which on a wait for other ranks is recorded after any batch: rare long ones are missed by samples."""
 
 
 def observe_backward(begins: Callable[[Any], object]) -> Callable[[], None]:
@@ -100,16 +102,18 @@ class GradientTimer:
             self._handle = root.register_hook(self._has_begun)
 
     def time_wait(self, wait: Callable[[], Any]) -> Any:
-        """Call ``wait``, which waits for other ranks, and time it after a batch whose gradients were timed. (step
-        path)"""
+        """Call ``wait``, which waits for other ranks, and record its time if it was long or follows a batch whose
+        gradients were timed. (step path)"""
         batch = self._telemetry.batches_begun
-        if batch != self._timed or self._telemetry.times_device:
+        if self._telemetry.times_device:
             return wait()
         began = monotonic()
         try:
             return wait()
         finally:
-            self._telemetry.add_wait(batch, monotonic() - began)
+            seconds = monotonic() - began
+            if batch == self._timed or seconds >= LONG_WAIT:
+                self._telemetry.add_wait(batch, seconds)
 
     def _leave(self) -> None:
         handle, self._handle = self._handle, None

@@ -196,7 +196,7 @@ def _window_of(first_step: int, rows: array[float]) -> Window:
         columns = [[one for one, unknown in zip(column, is_unknown, strict=True) if not unknown] for column in columns]
     totals = list(map(sum, zip(*(columns[part] for part in PARTS), strict=True)))
     forwards, others = zip(*map(_forward_and_other, *(columns[part] for part in HALVES)), strict=True)
-    means = (columns[DATA], forwards, columns[BACKWARD], columns[OPTIMIZER], others)
+    means = (columns[DATA], forwards, columns[BACKWARD], columns[OPTIMIZER], others, columns[WAITED])
     return Window(
         first_step,
         len(rows) // COLUMNS,

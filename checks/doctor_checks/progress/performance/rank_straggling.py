@@ -107,12 +107,14 @@ def _noisy(seed: int) -> StepFacts:
     )
 
 
-def _spanned(seconds: float, on: tuple[int, ...] = (0,), within: str = "checkpoint") -> JobBuilder:
-    """Two ranks. Checkpoints, or another part, of those in ``on`` take so many seconds in each span, and the others
-    wait as long."""
+def _spanned(
+    seconds: float, on: tuple[int, ...] = (0,), within: str = "checkpoint", training: float = 8.0
+) -> JobBuilder:
+    """Two ranks. Checkpoints, or another part, of those in ``on`` take so many seconds in each span, besides those of
+    the ``training``, and the others wait as long."""
 
     def spans(part: str) -> StepFacts:
-        times = {"backward": 8.0} | {part: seconds + (8.0 if part == "backward" else 0.0)}
+        times = {"backward": training} | {part: seconds + (training if part == "backward" else 0.0)}
         row = tuple(times.get(name, 0.0) for name in TIME_PARTS)
         return StepFacts(windows=_windows().windows, spans=tuple(TimeSpan(16 * at, 16, row) for at in range(6)))
 
@@ -247,6 +249,19 @@ def _swinging() -> StepFacts:
             "rare long steps of a rank",
             _job(_rare(forward=0.1, backward=0.29), {1: _rare(forward=0.14, backward=0.25)}),
             ranks=(1,),
+        ),
+        Fails(
+            "rare long steps of one of two, while the other waits for its flag as long",
+            _job(_rare(other=0.11, waited=0.1), {0: _rare(other=0.11, waited=0.0)}, hosts=1),
+            ranks=(0,),
+        ),
+        Passes(
+            "rare long steps with equally long waits of both ranks",
+            _job(_rare(other=0.11, waited=0.05), {}, hosts=1),
+        ),
+        Passes(
+            "rare long steps in which no waits are known",
+            _job(_rare(other=0.11), {}, hosts=1),
         ),
         Fails("a rank whose checkpoints the other waits for", _spanned(8), ranks=(0,)),
         Passes("checkpoints that take a twentieth of the time", _spanned(0.5)),
@@ -456,9 +471,7 @@ def _delayed(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
             continue
         quota = _throttled(one)
         often = f"{one.delays} times ({one.delayed_seconds:.0f} s of the last {one.seconds:.0f} s)"
-        progress = next((rank.find(ProgressFacts) for rank in ranks if rank.number == number), None)
-        pid = progress.pid if progress is not None and progress.pid else "PID"
-        host = next(rank.host.name for rank in ranks if rank.number == number)
+        pid, host = _process_of(ranks, number)
         yield Finding(
             f"Rank {number} was stopped {often}{quota}"
             if quota
@@ -471,6 +484,13 @@ def _delayed(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
             "holds the GIL, and move its work to a separate process or release the GIL around it.",
             explains=("RUN013",),
         )
+
+
+def _process_of(ranks: tuple[Rank, ...], number: int) -> tuple[str, str]:
+    """The process id of a rank, ``PID`` if it is unknown, and its host."""
+    one = next(rank for rank in ranks if rank.number == number)
+    progress = one.find(ProgressFacts)
+    return str(progress.pid) if progress is not None and progress.pid else "PID", one.host.name
 
 
 def _throttled_alone(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
@@ -498,30 +518,32 @@ def _rarely_slow(
     """Ranks with rare long steps, which medians do not show: the sum of what they cost the others."""
     shared = sorted(set.intersection(*(set(own) for own in windows.values())))
     steps = [step for step in shared if all(own[step].means for own in windows.values())]
-    excess: dict[int, dict[str, list[float]]] = {rank: {name: [] for name in PHASES} for rank in windows}
+    means = {rank: {step: _means(own[step]) for step in steps} for rank, own in windows.items()}
+    excess: dict[int, dict[str, list[float]]] = {rank: {name: [] for name in order} for rank in windows}
     for step in steps:
-        for place, name in enumerate(PHASES):
-            means = {rank: own[step].means[place] for rank, own in windows.items()}
-            peers = PeerValues(means.values())
-            for rank, mean in means.items():
+        for name in order:
+            peers = PeerValues(own[step][name] for own in means.values())
+            for rank, own in means.items():
+                mean = own[step][name]
                 excess[rank][name].append((mean - peers.median(mean)) * windows[rank][step].steps)
     for rank, parts in excess.items():
-        part = max(PHASES, key=lambda name: sum(parts[name]))
+        part = max(order, key=lambda name: sum(parts[name]))
         costs = parts[part]
         lost, waited = sum(costs), -sum(min(0.0, sum(one)) for one in parts.values())
         whole = sum(_mean(windows[rank][step]) * windows[rank][step].steps for step in steps)
         times = [one for one in costs if one > 0.2 * lost / max(1, len(costs))]
         if lost < max(_LEAST_LOST, share * whole) or waited < NEAR * lost or len(times) < _LEAST_TIMES:
             continue
-        wait = min(PHASES, key=lambda name: sum(parts[name]))
-        if max(costs) > 0.5 * lost or order.index(wait) >= order.index(part):
+        wait = min(order, key=lambda name: sum(parts[name]))
+        if max(costs) > 0.5 * lost or order.index(wait) >= order.index(part) or part == REDUCTION:
             continue
         compared = sum(windows[rank][step].steps for step in steps)
         usual = fmean(median(parts_of(own[step])[part] for own in windows.values()) for step in steps)
         longest = sorted(zip(costs, steps, strict=True), reverse=True)[: min(_SHOWN_WINDOWS, len(times))]
         slowest = max((windows[rank][step].slowest or 0.0) for step in steps)
+        pid, host = _process_of(ranks, rank)
         yield Finding(
-            f"Rare long steps of rank {rank} cost {lost:.3g} s of {whole:.3g} s {PHASES[part]}",
+            f"Rank {rank} spent {lost:.3g} s of {whole:.3g} s {PHASES[part]} in rare long steps",
             ranks=(rank,),
             evidence={
                 "steps_compared": compared,
@@ -532,10 +554,17 @@ def _rarely_slow(
                 ),
                 "longest_step": milliseconds(slowest) if slowest else None,
             },
-            effect=f"The other ranks wait {milliseconds(lost / compared)} per step for rank {rank} on average.",
-            fix=_FIX_OF_RARE[part].format(rank=rank),
+            effect=f"The other ranks waited {waited:.3g} s for rank {rank} in these {compared} steps.",
+            fix=_FIX_OF_RARE[part].format(rank=rank, pid=pid, host=host),
             explains=("RUN013",),
         )
+
+
+def _means(window: Window) -> dict[str, float]:
+    """The means of the parts, with the known waits apart: a capture of an older version has none."""
+    means = dict(zip(PHASES, window.means, strict=False))
+    waited = min(means["other"], window.means[len(PHASES)]) if len(window.means) > len(PHASES) else 0.0
+    return means | {"other": means["other"] - waited, REDUCTION: waited}
 
 
 _SHOWN_WINDOWS = 6
@@ -548,8 +577,8 @@ _FIX_OF_RARE = {
     "allocation, or larger inputs.",
     "optimizer": "Look for work that only rank {rank} does in some calls of `optimizer.step()`, such as hooks or "
     "offloading.",
-    "other": "Look for work that only rank {rank} does in some of its steps (saving, logging, evaluation), and move it "
-    "to a background thread.",
+    "other": "Run `py-spy record --pid {pid} --duration 60 -o rank-{rank}.svg` on {host} to find the work that only "
+    "rank {rank} does in some of its steps (saving, logging, evaluation), and move it to a background thread.",
 }
 
 _OUTSIDE = {"checkpoint": "on checkpoints", "between": "between epochs", "epoch-start": "before its epochs"}
@@ -568,7 +597,8 @@ def _outside_steps(ranks: tuple[Rank, ...], share: float) -> Iterator[Finding]:
         part = max(_OUTSIDE, key=lambda name: sum(excess[name]))
         costs = excess[part]
         lost, whole = sum(costs), sum(sum(found[at].seconds) for at in rows)
-        if lost < max(_LEAST_LOST, share * whole):  # of most ranks: their other parts need not be compared
+        # Of most ranks: their other parts need not be compared.
+        if lost < max(_LEAST_LOST, share * whole):
             continue
         excess |= {other: _excess(other, found, peers, rows) for other in TIME_PARTS if other not in excess}
         waited = -sum(min(0.0, sum(one)) for one in excess.values())
