@@ -265,6 +265,7 @@ def _swinging() -> StepFacts:
         ),
         Fails("a rank whose checkpoints the other waits for", _spanned(8), ranks=(0,)),
         Passes("checkpoints that take a twentieth of the time", _spanned(0.5)),
+        Passes("the same share in the first seconds of a run", _spanned(2, training=2.0)),
         Fails("a rank that lists files before each epoch", _spanned(8, within="between"), ranks=(0,)),
         Passes("the same checkpoints on both ranks", _spanned(8, on=(0, 1))),
         Fails(
@@ -583,6 +584,9 @@ _FIX_OF_RARE = {
 
 _OUTSIDE = {"checkpoint": "on checkpoints", "between": "between epochs", "epoch-start": "before its epochs"}
 """Parts of the time outside of steps, which windows leave out."""
+_LEAST_SPANNED = 25.0
+"""Seconds of training from which on their share counts. Before, it may be that of the start alone: a schedule may save
+checkpoints more often at first, and a run that ends earlier lost only some seconds."""
 
 
 def _outside_steps(ranks: tuple[Rank, ...], share: float) -> Iterator[Finding]:
@@ -598,7 +602,7 @@ def _outside_steps(ranks: tuple[Rank, ...], share: float) -> Iterator[Finding]:
         costs = excess[part]
         lost, whole = sum(costs), sum(sum(found[at].seconds) for at in rows)
         # Of most ranks: their other parts need not be compared.
-        if lost < max(_LEAST_LOST, share * whole):
+        if whole < _LEAST_SPANNED or lost < max(_LEAST_LOST, share * whole):
             continue
         excess |= {other: _excess(other, found, peers, rows) for other in TIME_PARTS if other not in excess}
         waited = -sum(min(0.0, sum(one)) for one in excess.values())
