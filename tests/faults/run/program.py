@@ -464,7 +464,7 @@ NUMBERS = (
         "RUN003",
         run("loops.rare_saves", (0,), seconds=90.0),
         severity="warning",
-        says=("Rare long steps of rank 0",),
+        says=("in rare long steps",),
     ),
     RunScene(
         "a thread of rank 1 keeps the interpreter's lock for 2 of 8 s",
