@@ -46,6 +46,8 @@ Part: TypeAlias = Literal[
     "twenty-first",
     "twenty-second",
     "twenty-third",
+    "twenty-fourth",
+    "twenty-fifth",
     "development",
 ]
 Half: TypeAlias = Literal["tuned", "held"] | Part
