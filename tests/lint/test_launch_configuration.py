@@ -279,6 +279,25 @@ def test_a_switch_of_the_command_goes_before_the_type_of_the_file(tmp_path, comm
     assert len(judge.judge(targets[0]).found) == count
 
 
+@pytest.mark.parametrize(
+    ("program", "count"),
+    [
+        ('cmd = ["accelerate", "launch", "--use_deepspeed", "--config_file", find()]\nrun(cmd)\n', 0),
+        ('cmd = ["accelerate", "launch", "--config_file", find()]\nrun(cmd)\n', 1),
+        ('import accelerate\nparser.add_argument("--use_deepspeed", action="store_true")\n', 1),
+    ],
+)
+def test_a_program_may_give_the_switch_with_any_configuration(tmp_path, program, count):
+    holds = {**ACCELERATE, "distributed_type": "MULTI_GPU", "deepspeed_config": {"zero_stage": 2}}
+    targets = []
+    for name, kind, text in (("all.yaml", "config", yaml.safe_dump(holds)), ("start.py", "python", program)):
+        (tmp_path / name).write_text(text)
+        targets.append(LintTarget(tmp_path / name, name, kind, tmp_path))
+    known = {RULE.id: RULE.family}
+    judge = FileChecker(Rulebook((RULE,)), releases=Releases({}), processors=None, known=known, project=targets)
+    assert len(judge.judge(targets[0]).found) == count
+
+
 _WORDS = """
 fp16 bf16 bfloat16 enabled stage zero_optimization offload_param offload_optimizer device ratio deepspeed fsdp
 quantization_bit quantization_method finetuning_type pure_bf16 model_name_or_path do_train distributed_type

@@ -237,13 +237,23 @@ def configuration_contradicts_itself(file: Manifest) -> Iterator[Violation]:
             )
 
 
+_GIVES_LIST = re.compile(r"[\"'](?:--config[_-]file|launch)[\"']")
+"""What a program that starts ``accelerate launch`` from a list of words contains; one that declares the switch with
+``add_argument`` has not."""
+
+
 def _is_asked_for(file: Manifest, claim: str) -> bool:
     """Whether each command of the project with a configuration has the switch for the section that a claim is about,
-    ``--use_deepspeed``, which overrides ``distributed_type`` (accelerate/commands/launch.py)."""
+    ``--use_deepspeed``, which overrides ``distributed_type`` (accelerate/commands/launch.py), or a program may give it
+    with any configuration: ``cmd += ["--use_deepspeed"]``."""
     if file.modules is None:
         return False
     name = file.path.rpartition("/")[2]
     switch = re.compile(rf"--use[_-]{claim.partition('_config')[0]}\b")
+    quoted = re.compile(rf"[\"']{switch.pattern}[\"']")
+    given = (text for spelled in ("--use_", "--use-") for _, text in file.modules.mentioning(spelled))
+    if any("accelerate" in text and _GIVES_LIST.search(text) and quoted.search(text) for text in given):
+        return True
     texts = (text for _, text in file.modules.mentioning(name) if "accelerate" in text)
     lines = (line for text in texts for line in text.replace("\\\n", " ").splitlines())
     commands = [line for line in lines if name in line and "accelerate launch" in line and line.lstrip()[:1] != "#"]
