@@ -269,6 +269,8 @@ _OPTIMIZES = re.compile(r"optim|[Tt]rainer|train_one_epoch|\.train\(|\btrain\(",
             "one name that a pool gets",
             _script(_IN_POOL.format(given="['a', 'b']"), _SAVES.replace("latent)", "latent)  # !")),
         ),
+        passes("names of samples of a step", _PREDICTED % 'batch["name"]'),
+        fails("other names in a step", (_PREDICTED % '["a", "b"]').replace("name))", "name))  # !")),
         passes("a log that is emptied", _script("with open(OUT + '/log.txt', 'w') as file:\n        pass")),
     ),
 )
@@ -624,6 +626,8 @@ def _is_of_sample(script: Script, where: ast.expr, depth: int = 2) -> bool:
         bound = scope.names[node.id] if scope is not None and isinstance(node, ast.Name) else ()
         if any(isinstance(one, ast.For) and _LOADER.search(last_name(unwrapped(one.iter))) for one in bound):
             return True
+        if isinstance(node, ast.Name) and _is_batch_of_step(script, node):
+            return True
         given = (
             (*handed_in(script, node), *_handed_by_pool(script, node)) if depth and isinstance(node, ast.Name) else ()
         )
@@ -632,12 +636,23 @@ def _is_of_sample(script: Script, where: ast.expr, depth: int = 2) -> bool:
     return False
 
 
+_STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_step"})
+
+
+def _is_batch_of_step(script: Script, name: ast.Name) -> bool:
+    """Whether a name is the batch that a Trainer gives a step of a LightningModule, from its part of the data."""
+    function = script.function_of(name)
+    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) or function.name not in _STEPS:
+        return False
+    return [one.arg for one in function.args.args][1:2] == [name.id]
+
+
 _OF_POOL = frozenset({"map", "imap", "imap_unordered", "starmap", "submit", "apply_async"})
 
 
 def _handed_by_pool(script: Script, name: ast.Name) -> Iterator[ast.expr]:
     """What threads or processes of a pool give a parameter, or the values of which it gets one: ``executor.map(save,
-    images, names)``."""
+    images, names)``, and joblib's ``delayed(save)(image, name)``."""
     function = script.function_of(name)
     if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return
@@ -647,6 +662,13 @@ def _handed_by_pool(script: Script, name: ast.Name) -> Iterator[ast.expr]:
         is_of_pool = last_name(call.func) in _OF_POOL and bool(call.args) and last_name(call.args[0]) == function.name
         if is_of_pool and 0 < place < len(call.args):
             yield call.args[place]
+        if _is_delayed(call, function.name) and 0 < place <= len(call.args):
+            yield call.args[place - 1]
+
+
+def _is_delayed(call: ast.Call, name: str) -> bool:
+    made = call.func
+    return isinstance(made, ast.Call) and last_name(made.func) == "delayed" and [*map(last_name, made.args)] == [name]
 
 
 def _can_be_told(script: Script, where: ast.expr, function: FunctionNode | None) -> bool:
@@ -708,6 +730,23 @@ def keep(latent, folder, name):
 """
 _IN_POOL = """for latents, names in loader:
         pool.map(keep, latents, itertools.repeat(OUT), {given})"""
+_PREDICTED = """\
+import os
+import torch
+from joblib import Parallel, delayed
+from lightning import LightningModule, Trainer
+
+def keep(features, name):
+    torch.save(features, os.path.join("features", name))
+
+class Encoder(LightningModule):
+    def predict_step(self, batch, index):
+        features = self.encode(batch["image"])
+        names = %s
+        Parallel(n_jobs=2)(delayed(keep)(features[at], names[at]) for at in range(2))
+
+Trainer(devices=4, strategy="ddp").predict(Encoder(), loader)
+"""
 _LOG = 'log = open(OUT + "/log.txt", "w")'
 _LOG_OF_MODELS: str = f"{_LOG}\nSGD(model.parameters(), lr=0.1)\nlog.write(str(model) + '\\n')\nlog.write(f'{{model}}')"
 _BRANCH = """\
