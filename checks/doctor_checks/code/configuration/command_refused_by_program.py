@@ -393,7 +393,7 @@ def _shown(word: str) -> str:
 
 
 _SIMILAR = 0.75
-"""How much alike two options are, of 1, of which one is meant by the other."""
+"""The least similarity, of at most 1, between an option and the declared one that is probably meant."""
 _MOST_CHOICES = 6
 _MOST_LISTED = 200
 _MESSAGES = {
