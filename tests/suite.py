@@ -76,8 +76,8 @@ SAMPLED = (
     "watchdog/test_faults.py",
     "watchdog/test_hostile.py",
 )
-"""Modules whose tests start several processes each, for seconds of CPU: a run of the whole suite takes a sample of them,
-as ``-m slow`` does of ``JOBS``. Whoever names such a module on the command line gets all of it."""
+"""Modules whose tests start several processes each, for seconds of CPU: a run of the whole suite takes a sample of
+them, as ``-m slow`` does of ``JOBS``. Whoever names such a module on the command line gets all of it."""
 BY_MARK = "pytest.mark.slow"
 """What marks single tests and cases of other modules as such."""
 LEFT_OUT = pytest.mark.skip(reason="whole jobs; bash tests/run -m slow runs it, as .ci/run does in a step of its own")

@@ -24,7 +24,7 @@ class ListedAddress(msgspec.Struct, frozen=True, gc=False):
     netmask: str | None
 
 
-class _Entry(ctypes.Structure):
+class _AddressEntry(ctypes.Structure):
     """The first fields of ``struct ifaddrs``."""
 
     _fields_ = (
@@ -51,7 +51,7 @@ def listed_addresses() -> list[ListedAddress]:
     try:
         place = first.value
         while place:
-            entry = _Entry.from_address(place)
+            entry = _AddressEntry.from_address(place)
             if entry.address:  # an interface may have an entry without one
                 family = ctypes.c_ushort.from_address(entry.address).value
                 address, mask = _text(family, entry.address) or "", _text(family, entry.netmask)

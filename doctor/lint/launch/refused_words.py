@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from doctor.lint.engine.project_files import ProjectFiles
 from doctor.lint.launch.partial_text import is_all_unknown, is_known, is_placeholder, names_in
-from doctor.lint.python.project.settings.command_parsers import CommandParser, DeclaredArgument
+from doctor.lint.python.project.settings.command_parsers import CommandParser, DeclaredArgument, command_parsers
 from doctor.lint.python.script import UNKNOWN
 
 MOST_WORDS = 1_000
@@ -26,7 +27,7 @@ _HOLDS_OPTIONS = re.compile(r"(?:ARG|OPT|FLAG|PARAM|EXTRA|CMD|CONF|REST|…|^[@*
 """Names of variables that hold more than one value."""
 
 
-class Refusal(NamedTuple):
+class CommandRefusal(NamedTuple):
     """Why argparse ends a program. ``kind``: ``unknown``, ``value``, ``choice``, ``missing``, ``count``, ``flag``,
     ``surplus``, ``exclusive`` or ``ambiguous``; ``words``: those of the command, or the names of missing arguments;
     ``option``: the argument that is meant."""
@@ -41,16 +42,16 @@ class _Refused(Exception):
     pass
 
 
-class _Ended(Exception):
+class _HelpAsked(Exception):
     """``--help`` ends the program too, as it was asked to."""
 
 
-class _Asked(argparse.ArgumentParser):
+class _SilentParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise _Refused(message)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        raise _Ended
+        raise _HelpAsked
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print nothing."""
@@ -126,7 +127,7 @@ class AskedParser:
         found = self._ask(self._relaxed, [word])
         return found is None
 
-    def refusal(self, words: Sequence[str]) -> Refusal | None:
+    def refusal(self, words: Sequence[str]) -> CommandRefusal | None:
         """Why the program surely does not accept a command; ``None`` if it may."""
         if len(words) > MOST_WORDS or (self.read.from_file and any(one[:1] in self.read.from_file for one in words)):
             return None
@@ -178,10 +179,10 @@ class AskedParser:
 
     # -- the answers
 
-    def _made(self, *, relaxed: bool) -> _Asked:
+    def _made(self, *, relaxed: bool) -> _SilentParser:
         """The parser; ``relaxed``: nothing is required, and there are no positional arguments."""
         uncertain = any(not one.is_certain for one in self.read.declared)
-        made = _Asked(
+        made = _SilentParser(
             prog="program",
             add_help=self.read.adds_help,
             allow_abbrev=self.read.abbreviates,
@@ -198,21 +199,21 @@ class AskedParser:
                 raise ValueError(str(error)) from None
         return made
 
-    def _ask(self, parser: _Asked, words: Sequence[str]) -> Refusal | None:
+    def _ask(self, parser: _SilentParser, words: Sequence[str]) -> CommandRefusal | None:
         try:
             _, rest = parser.parse_known_args(list(words))
         except _Refused as why:
             return _read_message(str(why))
-        except (_Ended, RecursionError, MemoryError, TypeError, ValueError):
+        except (_HelpAsked, RecursionError, MemoryError, TypeError, ValueError):
             return None
         if not rest or self.read.known_only:
             return None
         options = tuple(one for one in rest if one.startswith("-") and not _NEGATIVE.match(one) and one != "--")
         if options:
-            return Refusal("unknown", options)
-        return Refusal("surplus", tuple(rest)) if parser is self._strict and self._counts_positional else None
+            return CommandRefusal("unknown", options)
+        return CommandRefusal("surplus", tuple(rest)) if parser is self._strict and self._counts_positional else None
 
-    def _certain(self, found: Refusal | None, words: Sequence[str]) -> Refusal | None:
+    def _certain(self, found: CommandRefusal | None, words: Sequence[str]) -> CommandRefusal | None:
         """A refusal, unless it may be due to words that the shell expands, or differ between releases of argparse."""
         if found is None:
             return None
@@ -232,6 +233,23 @@ class AskedParser:
         if found.kind == "count" and (has_several or any(_NEGATIVE.match(one) for one in words)):
             return None
         return found
+
+
+def asked_parsers(modules: ProjectFiles, location: str) -> tuple[AskedParser, ...]:
+    """The parsers of a program that must accept each command; none if one of them is not read whole."""
+    key = ("asked parsers", location)
+    if key not in modules.memo:
+        modules.memo[key] = tuple(_made_of(modules, location))
+    found: tuple[AskedParser, ...] = modules.memo[key]
+    return found
+
+
+def _made_of(modules: ProjectFiles, location: str) -> Iterator[AskedParser]:
+    for read in command_parsers(modules, location):
+        try:
+            yield AskedParser(read)
+        except ValueError:
+            continue
 
 
 def _is_option(word: str) -> bool:
@@ -309,13 +327,13 @@ _MESSAGES = (
 )
 
 
-def _read_message(message: str) -> Refusal | None:
+def _read_message(message: str) -> CommandRefusal | None:
     for kind, pattern in _MESSAGES:
         if (found := pattern.match(message)) is not None:
             parts = found.groupdict()
             word = parts.get("words")
             words = (_unquoted(word),) if word is not None else ()
-            return Refusal(kind, words, parts.get("option") or "", parts.get("detail") or "")
+            return CommandRefusal(kind, words, parts.get("option") or "", parts.get("detail") or "")
     return None
 
 

@@ -74,7 +74,7 @@ def _severity(script: Script, call: ast.Call, started: ast.Call) -> Severity | N
     return Severity.INFO if is_brief else None
 
 
-_ARCHIVE = re.compile(r"([\w.-]+)\.(?:zip|tgz|tar(?:\.\w+)?)$", re.IGNORECASE)
+_ARCHIVE = re.compile(r"(?<![\w.-])([\w.-]+)\.(?:zip|tgz|tar(?:\.\w+)?)$", re.IGNORECASE)
 _SMALL_ARCHIVES = re.compile(
     r"(?:aclImdb(?:_v\d)?|cifar-?100?(?:-python)?|(?:fashion-?|k)?mnist|svhn|hymenoptera_data|101_ObjectCategories|"
     r"102flowers|tiny-imagenet-200|ml-(?:latest-small|100k|1m|10m|20m)|wikitext-(?:2|103)(?:-raw)?(?:-v\d)?|"

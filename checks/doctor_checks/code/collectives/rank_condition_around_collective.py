@@ -14,8 +14,8 @@ from doctor.lint.python.collectives import CollectiveCall, collectives_and_forwa
 from doctor.lint.python.lightning_version import known_lightning
 from doctor.lint.python.matching_collectives import flow_of, unmatched_condition
 from doctor.lint.python.project.before_group import waits_for_nobody
-from doctor.lint.python.project.compared_ranks import is_certain_of
 from doctor.lint.python.project.imported_functions import called_function
+from doctor.lint.python.project.settings.compared_ranks import is_certain_of
 from doctor.lint.python.project.settings.options import switch_off_by_default
 from doctor.lint.python.rank_branches import (
     RankCondition,

@@ -5,22 +5,19 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import PurePath
 from typing import NamedTuple
 
 from doctor.api import Severity, Violation, rule
 from doctor.knowledge.launchers import AddedOption
 from doctor.knowledge.releases import end_of_line, release
-from doctor.lint.engine.project_files import ProjectFiles
 from doctor.lint.launch.launch_file import Launch, LaunchFile
+from doctor.lint.launch.left_local_rank import left_local_rank
 from doctor.lint.launch.partial_text import is_known, unknown_mark
 from doctor.lint.launch.process_launches import ProcessLaunch, starts_of
-from doctor.lint.launch.refused_words import AskedParser, Refusal
+from doctor.lint.launch.refused_words import AskedParser, CommandRefusal, asked_parsers
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.lint.launch.stale_commands import starts_own_files
-from doctor.lint.python.project.settings.command_parsers import command_parsers
 from doctor.testing.script_cases import shell_fails, shell_passes
-from doctor_checks.code.configuration._left_local_rank import left_local_rank
 
 _PLAIN = re.compile(r"(?!/)[\w./-]+")
 _LONGEST_WORD = 32
@@ -138,43 +135,31 @@ def command_refused_by_program(file: LaunchFile) -> Iterator[Violation]:
     Why it hurts: `argparse` ends every rank as soon as the job starts, maybe after hours in the queue.
     Fix: Give the program only arguments that its parser declares.
     """
-    modules = file.modules
-    if modules is None or not file.launches:
-        return
     programs: dict[str, tuple[_Program, ...]] = {}
     for start in starts_of(file):
         script = start.launch.script
         if not _PLAIN.fullmatch(script) or start.launch.program == "other":
             continue
         if script not in programs:
-            programs[script] = _programs(file, modules, script)
+            programs[script] = _programs(file, script)
         if programs[script]:
             yield from _refused(file, start, programs[script])
 
 
-def _programs(file: LaunchFile, modules: ProjectFiles, script: str) -> tuple[_Program, ...]:
+def _programs(file: LaunchFile, script: str) -> tuple[_Program, ...]:
     """The files that a command may mean; none if one of them has a parser that is not read whole."""
+    modules = file.modules
+    if modules is None:
+        return ()
     places = modules.started_by(file.path, script)
     if not 0 < len(places) <= MOST_PROGRAMS or not starts_own_files(file, modules):
         return ()
-    found = tuple(_Program(one, modules.shown_at(one), _asked(modules, one)) for one in places)
+    found = tuple(_Program(one, modules.shown_at(one), asked_parsers(modules, one)) for one in places)
     return found if all(one.parsers for one in found) else ()
 
 
-def _asked(modules: ProjectFiles, location: str) -> tuple[AskedParser, ...]:
-    key = ("asked parsers", location)
-    if key not in modules.memo:
-        modules.memo[key] = tuple(_made(modules, location))
-    found: tuple[AskedParser, ...] = modules.memo[key]
-    return found
-
-
-def _made(modules: ProjectFiles, location: str) -> Iterator[AskedParser]:
-    for read in command_parsers(modules, location):
-        try:
-            yield AskedParser(read)
-        except ValueError:
-            continue
+def _name_of(program: _Program) -> str:
+    return program.path.replace("\\", "/").rpartition("/")[2]
 
 
 def _refused(file: LaunchFile, start: ProcessLaunch, programs: Sequence[_Program]) -> Iterator[Violation]:
@@ -190,8 +175,8 @@ def _refused(file: LaunchFile, start: ProcessLaunch, programs: Sequence[_Program
         words.insert(0, unknown_mark("options"))
     refusals = [_refusal(program, words) for program in programs]
     first = refusals[0]
-    if first is None and file.modules is not None:
-        yield from _of_left_rank(file.modules, launch, programs)
+    if first is None:
+        yield from _of_left_rank(file, launch, programs)
     if first is None or not all(one is not None and one.kind == first.kind for one in refusals):
         return
     if first.kind == "count" and not _is_written(file, launch, first):
@@ -207,11 +192,11 @@ def _is_cut(file: LaunchFile, start: ProcessLaunch) -> bool:
     return of_launcher and isinstance(file, ShellFile) and any(one.end == end for one in file.cuts)
 
 
-def _refusal(program: _Program, words: Sequence[str]) -> Refusal | None:
+def _refusal(program: _Program, words: Sequence[str]) -> CommandRefusal | None:
     return next(filter(None, (one.refusal(words) for one in program.parsers)), None)
 
 
-def _is_written(file: LaunchFile, launch: Launch, refusal: Refusal) -> bool:
+def _is_written(file: LaunchFile, launch: Launch, refusal: CommandRefusal) -> bool:
     """Whether the text of a command has no word behind an option, not even one that expands to nothing."""
     text = file.modules.text_at(file.path) if file.modules is not None else ""
     lines = text.split("\n")[launch.place.line - 1 : launch.place.end_line or launch.place.line]
@@ -259,7 +244,7 @@ def _older(added: AddedOption) -> str:
 
 
 def _of_launcher(file: LaunchFile, launch: Launch, program: _Program, added: AddedOption) -> Violation:
-    name, title = PurePath(program.path).name, launch.module or launch.program
+    name, title = _name_of(program), launch.module or launch.program
     oldest, _ = file.permitted_torch
     older = _older(added)
     has_older = bool(added.since) and _accepts(program, older)
@@ -286,11 +271,11 @@ def _accepts(program: _Program, option: str) -> bool:
     return all(one.accepts(f"{option}=0") for one in program.parsers)
 
 
-def _of_left_rank(modules: ProjectFiles, launch: Launch, programs: Sequence[_Program]) -> Iterator[Violation]:
+def _of_left_rank(file: LaunchFile, launch: Launch, programs: Sequence[_Program]) -> Iterator[Violation]:
     """An option for the local rank that no launcher gives to programs that read it nowhere else."""
-    left = [left_local_rank(modules, one.place, launch, one.parsers) for one in programs]
-    name = PurePath(programs[0].path).name
-    if all(left):
+    modules, name = file.modules, _name_of(programs[0])
+    left = [left_local_rank(modules, one.place, launch, one.parsers) for one in programs] if modules is not None else []
+    if left and all(left):
         yield Violation(
             launch.place,
             f"No launcher gives {name} its --local_rank: every rank has the default {left[0]}",
@@ -303,8 +288,8 @@ def _of_left_rank(modules: ProjectFiles, launch: Launch, programs: Sequence[_Pro
 # -- what the command gives
 
 
-def _of_command(file: LaunchFile, start: ProcessLaunch, program: _Program, refusal: Refusal) -> Violation:
-    launch, name = start.launch, PurePath(program.path).name
+def _of_command(file: LaunchFile, start: ProcessLaunch, program: _Program, refusal: CommandRefusal) -> Violation:
+    launch, name = start.launch, _name_of(program)
     summary, fix = _of_kind(launch, name, refusal, program)
     of_job = launch.is_agent or start.outer is not None or (isinstance(file, ShellFile) and file.allocation is not None)
     ends = "argparse ends every rank" if of_job else "argparse ends the program"
@@ -318,7 +303,7 @@ def _of_command(file: LaunchFile, start: ProcessLaunch, program: _Program, refus
     )
 
 
-def _of_kind(launch: Launch, name: str, found: Refusal, program: _Program) -> tuple[str, str]:
+def _of_kind(launch: Launch, name: str, found: CommandRefusal, program: _Program) -> tuple[str, str]:
     """The summary and the fix."""
     option, word = _main_name(found.option), _shown(found.words[0]) if found.words else ""
     detail = _shown(found.detail)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collective_paths import ends_in_error
-from doctor.lint.python.project.compared_ranks import is_certain_of
 from doctor.lint.python.project.failing_calls import binding_condition
+from doctor.lint.python.project.settings.compared_ranks import is_certain_of
 from doctor.lint.python.rank_branches import RankCondition, is_rank_test, plain_test
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.single_rank import may_run_alone

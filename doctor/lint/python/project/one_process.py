@@ -12,7 +12,6 @@ from doctor.core.finding import Severity
 from doctor.lint.engine.rule import FlowStep, Violation
 from doctor.lint.python.project.abnormal_values import is_led_to_by_accident
 from doctor.lint.python.project.before_group import is_apart_from_group
-from doctor.lint.python.project.compared_ranks import is_never_certain
 from doctor.lint.python.project.earlier_branches import is_taken_before
 from doctor.lint.python.project.failing_calls import (
     fails_before,
@@ -25,6 +24,7 @@ from doctor.lint.python.project.imported_functions import may_be_imported
 from doctor.lint.python.project.left_defaults import has_no_rounds, outcome
 from doctor.lint.python.project.left_over import is_of_documentation
 from doctor.lint.python.project.never_used import cannot_run, fails_to_spawn, is_notebook_of_one_process
+from doctor.lint.python.project.settings.compared_ranks import is_never_certain
 from doctor.lint.python.project.settings.option_values import numbers_of
 from doctor.lint.python.project.settings.options import (
     is_behind_switch,

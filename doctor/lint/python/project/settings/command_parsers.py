@@ -99,7 +99,7 @@ class _Parser(NamedTuple):
     group: int = -1
 
 
-class _Method(NamedTuple):
+class _BoundMethod(NamedTuple):
     """``parser.add_argument`` under another name."""
 
     parser: _Parser
@@ -174,7 +174,7 @@ def command_parsers(modules: ProjectFiles, location: str) -> tuple[CommandParser
     reaches them; each must accept it."""
     key = ("command parsers", location)
     if key not in modules.memo:
-        reader = _Reader(modules)
+        reader = _ParserReader(modules)
         with suppress(_Ended, RecursionError):
             reader.module(location, is_main=True)
         modules.memo[key] = tuple(reader.found)
@@ -182,7 +182,7 @@ def command_parsers(modules: ProjectFiles, location: str) -> tuple[CommandParser
     return found
 
 
-class _Reader:
+class _ParserReader:
     def __init__(self, modules: ProjectFiles) -> None:
         self.found: list[CommandParser] = []
         self._modules = modules
@@ -439,7 +439,7 @@ class _Reader:
         self._note_argv(node, scope)
         owner = self._value(node.value, scope)
         if isinstance(owner, _Parser) and node.attr == "add_argument":
-            return _Method(owner)
+            return _BoundMethod(owner)
         if isinstance(owner, _Parser) and node.attr not in _HARMLESS:
             _open(owner)
         if isinstance(owner, _Import):
@@ -531,7 +531,7 @@ class _Reader:
             return self._made(node, scope)
         if name == "deepspeed.add_config_arguments" and node.args:
             return self._with_deepspeed(self._value(node.args[0], scope))
-        if isinstance(target, _Method):
+        if isinstance(target, _BoundMethod):
             self._declare(target.parser, node, scope)
             return None
         if isinstance(target, _Function):
@@ -753,7 +753,7 @@ def _short(value: str | tuple[object, ...]) -> _Known | None:
 
 def _open(value: object) -> None:
     """Something unknown gets a parser."""
-    if isinstance(value, _Method):
+    if isinstance(value, _BoundMethod):
         value = value.parser
     if isinstance(value, _Parser):
         value.core.is_open = True
@@ -797,35 +797,35 @@ def _is_all_of_argv(node: ast.expr, scope: _Scope) -> bool:
 
 
 _STATEMENTS: dict[type[ast.stmt], Callable[..., None]] = {
-    ast.FunctionDef: _Reader._define,
-    ast.AsyncFunctionDef: _Reader._forget_name,
-    ast.ClassDef: _Reader._forget_name,
-    ast.Import: _Reader._import,
-    ast.ImportFrom: _Reader._import_from,
-    ast.Assign: _Reader._assign,
-    ast.AnnAssign: _Reader._assign,
-    ast.Return: _Reader._return,
-    ast.If: _Reader._if,
-    ast.For: _Reader._loop,
-    ast.AsyncFor: _Reader._loop,
-    ast.While: _Reader._loop,
-    ast.With: _Reader._with,
-    ast.AsyncWith: _Reader._with,
-    ast.Try: _Reader._try,
-    ast.Match: _Reader._match,
-    ast.Delete: _Reader._delete,
+    ast.FunctionDef: _ParserReader._define,
+    ast.AsyncFunctionDef: _ParserReader._forget_name,
+    ast.ClassDef: _ParserReader._forget_name,
+    ast.Import: _ParserReader._import,
+    ast.ImportFrom: _ParserReader._import_from,
+    ast.Assign: _ParserReader._assign,
+    ast.AnnAssign: _ParserReader._assign,
+    ast.Return: _ParserReader._return,
+    ast.If: _ParserReader._if,
+    ast.For: _ParserReader._loop,
+    ast.AsyncFor: _ParserReader._loop,
+    ast.While: _ParserReader._loop,
+    ast.With: _ParserReader._with,
+    ast.AsyncWith: _ParserReader._with,
+    ast.Try: _ParserReader._try,
+    ast.Match: _ParserReader._match,
+    ast.Delete: _ParserReader._delete,
 }
 _EXPRESSIONS: dict[type[ast.expr], Callable[..., Any]] = {
-    ast.Constant: _Reader._constant,
-    ast.Name: _Reader._name,
-    ast.Attribute: _Reader._attribute,
-    ast.Tuple: _Reader._several,
-    ast.List: _Reader._several,
-    ast.Set: _Reader._several,
-    ast.Dict: _Reader._mapping,
-    ast.UnaryOp: _Reader._negative,
-    ast.BinOp: _Reader._sum,
-    ast.NamedExpr: _Reader._walrus,
-    ast.Call: _Reader._call,
-    ast.JoinedStr: _Reader._text,
+    ast.Constant: _ParserReader._constant,
+    ast.Name: _ParserReader._name,
+    ast.Attribute: _ParserReader._attribute,
+    ast.Tuple: _ParserReader._several,
+    ast.List: _ParserReader._several,
+    ast.Set: _ParserReader._several,
+    ast.Dict: _ParserReader._mapping,
+    ast.UnaryOp: _ParserReader._negative,
+    ast.BinOp: _ParserReader._sum,
+    ast.NamedExpr: _ParserReader._walrus,
+    ast.Call: _ParserReader._call,
+    ast.JoinedStr: _ParserReader._text,
 }

@@ -12,9 +12,9 @@ from doctor.lint.python.script import ProjectModules, Script, per_script
 
 _MAKES = re.compile(r"^[ \t]*_target_:[ \t]*[\"']?(?:[\w.]+\.)?Trainer[\"']?[ \t]*(?:#.*)?$", re.MULTILINE)
 _COUNTS = re.compile(
-    r"^[ \t]*(?:[\w.]*\.)?(?:devices|gpus|num_nodes)[ \t]*:[ \t]*(?!\$\{)([^\s#][^#\n]*?)[ \t]*(?:#.*)?$", re.MULTILINE
+    r"^[ \t]*(?:[\w.]*\.)?(?:devices|gpus|num_nodes)[ \t]*:[ \t]*(?!\$\{)([^\s#][^#\n]*)", re.MULTILINE
 )
-_PROCESSES = re.compile(r"^[ \t]*(?:devices|gpus)[ \t]*:[ \t]*(?!\$\{)([^\s#][^#\n]*?)[ \t]*(?:#.*)?$", re.MULTILINE)
+_PROCESSES = re.compile(r"^[ \t]*(?:devices|gpus)[ \t]*:[ \t]*(?!\$\{)([^\s#][^#\n]*)", re.MULTILINE)
 _DEFAULT = re.compile(r"^[ \t]*-[ \t]+[\"']?([\w-]+?)(?:\.yaml)?[\"']?[ \t]*(?:#.*)?$", re.MULTILINE)
 """An entry of a list of defaults that is another file of the same folder: ``- default.yaml``."""
 _DEPTH = 4
@@ -84,7 +84,7 @@ def _gives_more(text: str, group: str) -> bool:
 def _is_one(group: dict[str, str], name: str, depth: int) -> bool:
     """Whether a configuration of the group, or one that it takes its defaults from, has one device, and no other."""
     text = group.get(name, "")
-    counts = {one[1].strip("\"'") for one in _COUNTS.finditer(text)}
+    counts = {one[1].rstrip().strip("\"'") for one in _COUNTS.finditer(text)}
     if not text or counts - {"1", "[0]"}:
         return False
     if _PROCESSES.search(text) is not None:

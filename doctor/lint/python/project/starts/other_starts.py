@@ -36,7 +36,7 @@ _STARTS_ITSELF = re.compile(
 _STARTS_PROGRAMS = re.compile(r"subprocess|os\.system|\bPopen\(|\bexec[lv]\w*\(|check_call|submitit|\bsh\.|\brun\(")
 _COMMAND = re.compile(
     rf"(?:{_LAUNCHER.pattern}|\bpython[\d.]*[ \t]|\buv run\b|\bpython[\d.]*\")[^\n]*?"
-    r"(?:(?<![\w.-])(?P<file>[\w./${}-]*?(?P<stem>[\w-]+)\.py)\b|"
+    r"(?:(?<![\w./${}-])(?P<file>[\w./${}-]*?(?<![\w-])(?P<stem>[\w-]+)\.py)\b|"
     r"[ \t](?:-m|--module)[ \t=]+(?!torch\.|accelerate|deepspeed)(?P<module>[A-Za-z_][\w.]*))"
 )
 _MAY_START = re.compile(rf"{_LAUNCHER.pattern}|\bpython|\buv run\b")
