@@ -54,6 +54,10 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
             _script("for one in rows:\n            print(one)", "load([one for one in rows])"),
         ),
         passes("a function that one rank calls", _CALLED),
+        passes(
+            "each rank in its turn",
+            _script("    model = make()", "fit(model)", test="rank == turn", before="for turn in range(4):\n        "),
+        ),
         passes("one process", "rank = 0\nif rank == 0:\n    folder = make()\nload(folder)\n"),
     ),
 )
@@ -115,6 +119,8 @@ def _fails(script: Script, read: ast.Name, branch: ast.If) -> bool:
     """Whether ranks that did not take a branch reach a read below it, under conditions on options only."""
     if read.lineno <= (branch.end_lineno or branch.lineno) or may_run_alone(script, read):
         return False
+    if _comes_to_all(script, read, branch):
+        return False
     inner: ast.AST = read
     for outer in _around_but(script, read, branch):
         if isinstance(outer, ast.Try) and outer.handlers and (inner in outer.body or inner in outer.handlers):
@@ -131,10 +137,17 @@ def _fails(script: Script, read: ast.Name, branch: ast.If) -> bool:
     return True
 
 
-def _around_but(script: Script, read: ast.Name, branch: ast.AST) -> Iterator[ast.AST]:
-    """What is around a read, but not around the branch."""
-    above = {*script.around(branch)}
-    return (one for one in script.around(read) if one not in above)
+def _comes_to_all(script: Script, read: ast.Name, branch: ast.If) -> bool:
+    """Whether a loop that ends before the read compares the rank with its variable: ranks bind the name in turn."""
+    loops = (one for one in _around_but(script, branch, read) if isinstance(one, (ast.For, ast.AsyncFor)))
+    turns = {name.id for loop in loops for name in script.inside(loop.target, ast.Name)}
+    return any(name.id in turns for name in script.inside(branch.test, ast.Name))
+
+
+def _around_but(script: Script, inner: ast.AST, other: ast.AST) -> Iterator[ast.AST]:
+    """What is around a node, but not around the other."""
+    above = {*script.around(other)}
+    return (one for one in script.around(inner) if one not in above)
 
 
 def _is_asked_for(script: Script, read: ast.Name, branch: ast.AST) -> bool:
