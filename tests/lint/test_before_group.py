@@ -185,3 +185,81 @@ def test_a_branch_that_makes_no_group(tmp_path, start, severity):
         "start.sh": 'torchrun --nproc_per_node=8 train.py "$@"\n',
     }
     assert [one for _, one in severities_in(tmp_path, files, DEVICES, preview=True)] == [severity]
+
+
+OF_ONE = """\
+    class Head(torch.nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.empty(size))
+            torch.nn.init.normal_(self.weight)
+
+        def forward(self, rows):
+            return rows * self.weight
+
+    head = Head(args.size)
+    head.train()
+    head(torch.ones(args.size))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "severity"),
+    [
+        (OF_ONE, "info"),
+        (OF_ONE.replace("    head(torch.ones(args.size))\n", ""), "error"),  # perhaps a trainer
+        (OF_ONE.replace("torch.nn.Module", "Joins"), "error"),
+    ],
+)
+def test_a_branch_that_makes_a_module(tmp_path, before, severity):
+    alone = "def run_alone(args):\n"
+    files = {
+        "train.py": "from group import Joins\n" + BY_MODE.format(start=CHOICE).replace(alone, alone + before),
+        "group.py": GROUP + "\n\nclass Joins:\n    def __init__(self):\n        make()\n",
+        "start.sh": 'torchrun --nproc_per_node=8 train.py "$@"\n',
+    }
+    assert [one for _, one in severities_in(tmp_path, files, DEVICES, preview=True)] == [severity]
+
+
+AFTER = """\
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def evaluate(model):
+    score = model(torch.ones(2)).sum()
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(score)
+    return score
+
+
+def main():
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("nccl")
+    model = torch.nn.Linear(2, 1)
+    wrapped = DistributedDataParallel(model)
+    wrapped(torch.ones(2)).sum().backward()
+{after}
+    if rank == 0:
+        print(evaluate(model))
+
+
+main()
+"""
+ENDS = "    if world_size > 1:\n        dist.barrier()\n        dist.destroy_process_group()"
+
+
+@pytest.mark.parametrize(
+    ("after", "found"),
+    [
+        (ENDS, []),
+        ("    dist.destroy_process_group()", []),
+        (ENDS + "\n    dist.init_process_group('gloo')", ["error"]),
+        ("    if rank == 3:\n        raise SystemExit", ["error"]),
+    ],
+)
+def test_a_group_that_is_destroyed(tmp_path, after, found):
+    files = {"train.py": AFTER.format(after=after), "start.sh": "torchrun --nproc_per_node=8 train.py\n"}
+    assert [one for _, one in severities_in(tmp_path, files, BOOK, preview=True)] == found

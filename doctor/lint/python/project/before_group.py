@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.lint.python.project.imported_functions import called_function
-from doctor.lint.python.rank_branches import BLOCKS, statements_before
+from doctor.lint.python.rank_branches import BLOCKS, statements_above, statements_before
 from doctor.lint.python.script import FunctionNode, Script, last_name, module_of
 from doctor.lint.python.single_rank import excludes, ways_to
 from doctor.lint.python.training import FABRIC, MADE_FOR_RANKS, TRAINER, calls_of, several_ranks
@@ -30,18 +30,20 @@ _ONLY_ASKS = re.compile(
     r"is_(?:available|initialized|torchelastic_launched|\w+_available)|get_(?:rank|world_size|backend)"
 )
 _OF_SEVERAL_WORDS = re.compile(r"[a-z0-9]{3,}(?:_[a-z0-9]+)+")
-_OF_TORCH = re.compile(r"torch\.(?!distributed\b|multiprocessing\b|nn\b)")
+_OF_TORCH = re.compile(r"torch\.(?!distributed\b|multiprocessing\b|nn\b(?!\.init\b))")
+_PLAIN_BASE = re.compile(r"torch\.(?:nn\.(?!parallel\b|DataParallel\b)|utils\.data\.)\w+")
+"""Classes of torch whose initialization joins no job."""
 _OF_OUTPUT = re.compile(r"logg|callback", re.IGNORECASE)
 """Objects of a configuration that join no job."""
 
 
 def waits_for_nobody(script: Script, call: ast.Call, word: str) -> bool:
-    """Whether a call is of a function that runs a collective only ``if torch.distributed.is_initialized()``, and it is
-    in a program that has made nothing yet which may create a process group."""
+    """Whether a call is of a function that runs a collective only ``if torch.distributed.is_initialized()``, and the
+    program has made nothing yet which may create a process group, or has just destroyed it."""
     found = called_function(script, call)
     if found is None or not _asks_before(*found, word):
         return False
-    return _is_before_group(script, call, last_name(call.func), _DEPTH)
+    return _is_after_group(script, call) or _is_before_group(script, call, last_name(call.func), _DEPTH)
 
 
 def is_apart_from_group(script: Script, node: ast.AST) -> bool:
@@ -131,6 +133,27 @@ def _is_before_group(script: Script, node: ast.AST, helper: str, depth: int) -> 
     return all(_is_before_group(script, one, helper, depth - 1) for one in callers)
 
 
+def _is_after_group(script: Script, node: ast.AST) -> bool:
+    """Whether the process group is destroyed above a place, also under a condition that asks for one
+    (``if world_size > 1``), and not made again."""
+    above = sorted(statements_above(script, node), key=lambda one: one.lineno)
+    ends = [one for one in above if any(map(_destroys, _on_the_way(one)))]
+    if not ends:
+        return False
+    later = (call for one in above if one.lineno > ends[-1].lineno for call in script.inside(one, ast.Call))
+    return not any(_may_join(script, one, "") for one in later)
+
+
+def _on_the_way(statement: ast.stmt) -> list[ast.stmt]:
+    """A statement, or those of the branch of an ``if`` without another one."""
+    return statement.body if isinstance(statement, ast.If) and not statement.orelse else [statement]
+
+
+def _destroys(statement: ast.stmt) -> bool:
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Call) and last_name(value.func) == "destroy_process_group" and not value.args
+
+
 def _calls_above(script: Script, node: ast.AST, function: FunctionNode | None) -> Iterator[ast.Call]:
     line = getattr(node, "lineno", 0)
     for one in script.all(ast.Call):
@@ -142,6 +165,8 @@ def _may_join(script: Script, call: ast.Call, helper: str, depth: int = _DEPTH) 
     """Whether a call may create a process group: a function of the project by what it calls, another one by its
     name."""
     if last_name(call.func) == helper or _OF_TORCH.match(script.name(call.func)):
+        return False
+    if _initializes_plain_base(script, call) or _sets_mode_of_module(script, call):
         return False
     given = " ".join(ast.unparse(one) for one in (*call.args, *(word.value for word in call.keywords)))
     if _OF_OUTPUT.search(given):
@@ -159,6 +184,30 @@ def _may_join(script: Script, call: ast.Call, helper: str, depth: int = _DEPTH) 
         )
     other, function = found
     return any(_may_join(other, one, helper, depth - 1) for one in other.inside(function, ast.Call))
+
+
+def _initializes_plain_base(script: Script, call: ast.Call) -> bool:
+    """``super().__init__()`` in a class whose bases are modules and datasets of torch."""
+    function = call.func
+    if not isinstance(function, ast.Attribute) or not isinstance(function.value, ast.Call):
+        return False
+    if function.attr != "__init__" or last_name(function.value.func) != "super":
+        return False
+    owner = script.nearest(call, ast.ClassDef)
+    bases = owner.bases if isinstance(owner, ast.ClassDef) else []
+    return bool(bases) and all(_PLAIN_BASE.fullmatch(script.name(one)) for one in bases)
+
+
+def _sets_mode_of_module(script: Script, call: ast.Call) -> bool:
+    """``head.train()``, whose value is not used, of what the program also calls as ``head(features)``, which it does
+    with modules and not with trainers."""
+    function = call.func
+    if not isinstance(function, ast.Attribute) or function.attr != "train" or call.args or call.keywords:
+        return False
+    if not isinstance(script.parent(call), ast.Expr):
+        return False
+    owner = ast.unparse(function.value)
+    return any(ast.unparse(one.func) == owner for one in script.all(ast.Call) if one.args)
 
 
 def _methods(script: Script, call: ast.Call) -> Iterator[tuple[Script, FunctionNode]]:
