@@ -31,6 +31,7 @@ from doctor.core.clock import sleep
 from doctor.core.random_state import random_state_kept
 from doctor.monitor.autostart.constructors import CALL_AFTER, call_late_ranks, refused_wrapper
 from doctor.monitor.autostart.options import decode_options
+from doctor.monitor.autostart.uncounted_passes import UncountedPasses
 from doctor.monitor.findings_error import Findings
 from doctor.monitor.integrations.adapter import Adapter, guarded
 from doctor.monitor.integrations.data_parallel import infer_data_parallel_rank
@@ -108,7 +109,7 @@ class ObservedPass:
 class LoopRun(PlainRun):
     """One watched run of a loop that was not edited.
 
-    ``is_early``: its training thread has not used it yet. ``counts_loaders``: what loaders yield are its batches.
+    ``is_early``: its training thread has not used it yet. ``observes_loaders``: what loaders yield is recorded.
     """
 
     observes_first_step = False
@@ -129,7 +130,8 @@ class LoopRun(PlainRun):
         self._optimizer: Callable[[], Any] = lambda: None
         self._optimizers: dict[int, Callable[[], Any]] = {}  # the last ones, by identity
         self.is_early = False
-        self.counts_loaders = True
+        self.observes_loaders = True
+        self._uncounted: UncountedPasses | None = None  # of loaders whose batches are not those of this run
         self._without_loader = 0
         self._version: Callable[[], int] = lambda: 0
         self._seen_version = 0
@@ -137,13 +139,20 @@ class LoopRun(PlainRun):
     def use_model(self, module: Any) -> None:
         """Record the model, and a parameter that shows steps of optimizers that torch compiled."""
         super().use_model(module)
-        # Of its tensor-parallel ranks, the first one alone has a loader.
-        self.counts_loaders = not is_megatron_ddp(module)
+        if is_megatron_ddp(module):
+            self._use_loaders_of_megatron(module)
         first = next((one for one in module.parameters() if one.requires_grad), None)
         if first is not None and not is_engine(module):  # which replaces the data of its parameters
             parameter = weakref.ref(first)
             self._version = lambda: getattr(parameter(), "_version", 0)
             self._seen_version = self._version()
+
+    def _use_loaders_of_megatron(self, module: Any) -> None:
+        from doctor.monitor.integrations.megatron_ddp import reads_alone
+
+        alone = reads_alone(module)
+        self.observes_loaders = alone is not None
+        self._uncounted = UncountedPasses(self.telemetry.loaders) if alone is False else None
 
     def use_refused(self) -> None:
         """Record the model that a wrapper refused, without its values: what failed may be their device."""
@@ -155,7 +164,7 @@ class LoopRun(PlainRun):
         """Record that the loop asks for a batch: the one before is done. (step path)"""
         if one is self._primary:
             self._end_batch()
-        elif one.trains is False:
+        elif one.trains is False and self._uncounted is None:
             self.telemetry.mark("data")
 
     def fetched(self, one: ObservedPass, batch: object) -> None:
@@ -170,6 +179,9 @@ class LoopRun(PlainRun):
         if one is self._primary:
             self._is_fetched = self._in_batch = True
             self.batch_start(one, one.batches, batch)
+        elif self._uncounted is not None:
+            self._last = None
+            self._uncounted.fetched(one, batch)
         else:
             self.telemetry.mark("step")
         one.batches += 1
@@ -178,14 +190,18 @@ class LoopRun(PlainRun):
         """Record that a pass has no more batches."""
         one.has_ended = True
         one.release()
-        if one is self._primary:
+        if self._uncounted is not None:
+            self._uncounted.end(one, ended=True, is_confirmed=self._is_confirmed)
+        elif one is self._primary:
             self._end_pass(ended=True)
         elif one.trains is False:
             self.telemetry.stage_end("validate", back_to="train" if self._is_confirmed else None)
 
     def restarted(self, loader: object) -> None:
         """Record that a new pass over a loader begins, which leaves the one before."""
-        if self._primary is not None and self._primary.wrapped is loader:
+        if self._uncounted is not None:
+            self._uncounted.restarted(loader, is_confirmed=self._is_confirmed)
+        elif self._primary is not None and self._primary.wrapped is loader:
             self._end_pass(ended=False)
 
     def optimizer_begins(self, optimizer: object) -> None:
@@ -234,7 +250,11 @@ class LoopRun(PlainRun):
             self._end_batch()
 
     def _begin_pass(self, one: ObservedPass) -> None:
-        if not one.trains:
+        if self._uncounted is not None:
+            if one.trains:
+                self._uncounted.begin(one)
+            one.release()
+        elif not one.trains:
             self.telemetry.stage_start("validate")
         elif (self._primary is None or self._primary.is_over) and (not self._kinds or one.kind in self._kinds):
             self._take(one)  # another kind of loader may be one that is evaluated in training mode
@@ -433,9 +453,9 @@ class LoopWatch(Adapter[LoopRun]):
         """
         return self._listens() and self._has_begun()
 
-    def counts_loaders(self) -> bool:
-        """Return whether the batches of loaders are those of the run that is under way; begins one like the above."""
-        return bool(self.is_watching() and self._run is not None and self._run.counts_loaders)
+    def observes_loaders(self) -> bool:
+        """Return whether the batches of loaders are recorded in the run that is under way; begins one like the above."""
+        return bool(self.is_watching() and self._run is not None and self._run.observes_loaders)
 
     @harmless
     def pass_starts(self, loader: Any, iterator: Any) -> None:
@@ -450,7 +470,7 @@ class LoopWatch(Adapter[LoopRun]):
     @harmless
     def fetching(self, iterator: Any) -> bool:
         """Called before a batch is fetched; returns whether its arrival is to be told. (step path)"""
-        if not self.counts_loaders():
+        if not self.observes_loaders():
             return False
         one = self._passes.get(iterator)
         if one is None:  # begun before the first model was wrapped, or by a loader with an iterator of its own
@@ -474,7 +494,7 @@ class LoopWatch(Adapter[LoopRun]):
 
     def watched_pass(self, loader: Any, iterator: Iterator[Any]) -> Iterator[Any]:
         """Iterate over a loader that fetches from others, whose batches do not count."""
-        if not self.counts_loaders():
+        if not self.observes_loaders():
             yield from iterator
             return
         self.pass_starts(loader, iterator)
@@ -676,7 +696,7 @@ def _observe_loaders(loop: LoopWatch) -> None:
 
     @functools.wraps(iterate)
     def iterated(self: Any) -> Any:
-        is_watched = loop.counts_loaders()
+        is_watched = loop.observes_loaders()
         iterator = iterate(self)
         if is_watched:
             loop.pass_starts(self, iterator)

@@ -6,6 +6,7 @@ and other attributes. It sends nothing while it is constructed. Imported where a
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from doctor.monitor.integrations.hook_guard import value_or_default
@@ -17,6 +18,20 @@ def data_parallel_group(module: Any) -> Any:
     Ranks of one context-parallel group read parts of the same samples.
     """
     return module.dp_group if hasattr(module, "dp_group") else module.data_parallel_group
+
+
+def reads_alone(module: Any) -> bool | None:
+    """Return whether every rank has a loader of its own, with samples that no other rank reads.
+
+    It has if there is neither tensor, pipeline nor context parallelism: then all ranks are one data-parallel group.
+    ``None`` for older releases, whose group holds ranks of one context-parallel group, too.
+    """
+
+    def read() -> bool | None:
+        whole: int = sys.modules["torch.distributed"].get_world_size()
+        return data_parallel_group(module).size() == whole if hasattr(module, "dp_cp_group") else None
+
+    return value_or_default(read, None)
 
 
 def holds_same_parameters(module: Any) -> bool | None:

@@ -82,9 +82,10 @@ def is_megatron_ddp(module: object) -> bool:
 def ddp_arguments(module: object) -> tuple[Variable, ...]:
     """Return the arguments of a DistributedDataParallel that decide which collectives it calls; else none.
 
-    Buffers are broadcast only if there are any. Not its communication hook, which the program may register later.
+    Buffers are broadcast only if there are any. Not its communication hook, which the program may register later. Nor
+    those of Megatron-LM's wrapper, whose ``buffers`` are those of gradients.
     """
-    if type(module).__name__ != "DistributedDataParallel":
+    if type(module).__name__ != "DistributedDataParallel" or is_megatron_ddp(module):
         return ()
     wrapper: Any = module
     names = ("find_unused_parameters", "static_graph")
