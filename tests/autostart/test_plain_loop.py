@@ -7,7 +7,7 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +23,7 @@ import doctor
 from doctor.monitor.autostart import plain_loop, torch_modules
 from doctor.monitor.autostart.plain_loop import LoopWatch, open_loop
 from doctor.monitor.findings_error import Findings
+from doctor.monitor.integrations import torch_state
 from doctor.monitor.integrations.adapter import Adapter
 from doctor.monitor.integrations.torch_state import TorchRank
 from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
@@ -687,6 +688,100 @@ def test_an_engine_that_its_program_watches_counts_its_own_steps(engine: Any, lo
             w.step(loss=loss)
     assert run().telemetry.progress.step == 3
     assert run().telemetry.replica.facts().losses == 6
+
+
+class MegatronDDP(torch.nn.Module):
+    """The attributes of Megatron-LM's wrapper, whose list of gradient buffers hides the method of a module."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__()
+        self.module = torch.nn.Linear(1, 1)
+        self.dp_group = self.dp_cp_group = SimpleNamespace(size=lambda: ranks)
+        self.ddp_config = SimpleNamespace(overlap_param_gather=False)
+        self.buffers = [torch.zeros(1)]  # type: ignore[assignment]
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.module(batch)
+        return result
+
+
+@pytest.fixture
+def megatron(loop: LoopWatch, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Training]:
+    """Training with Megatron-LM's wrapper in a job of two ranks, so many of which are one data-parallel group."""
+    module = {"__module__": f"{torch_state.MEGATRON}distributed_data_parallel"}
+    kind = type("DistributedDataParallel", (MegatronDDP,), module)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+
+    def make(ranks: int) -> Training:
+        training = Training(loop)
+        training.model = kind(ranks)
+        training.optimizer = torch.optim.SGD(training.model.parameters(), 0.1)
+        loop._models.clear()
+        loop.wrapped(training.model)
+        return training
+
+    return make
+
+
+def test_loaders_of_megatron_count_where_every_rank_has_one(
+    megatron: Callable[[int], Training], loop: LoopWatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = megatron(2)
+    for one in rows(4):
+        training.step(one)
+    loop.end()
+    assert without_check(run().calls) == [*epoch(0, 4), *ENDED, ("close",)]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_loader_of_megatron_is_not_progress_where_other_ranks_have_none(
+    megatron: Callable[[int], Training], loop: LoopWatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tensor-parallel rank has the same points and the same number of batches with a loader and without one."""
+    training, ones = megatron(1), torch.ones(2, 1)
+    assert loop.is_watching()  # a pass over a loader begins the run, else the first step
+    for _ in range(4):
+        training.step(ones)
+    loop.end()
+    training, loader = megatron(1), rows(2)
+    for _ in range(2):
+        for one in loader:
+            training.step(one)
+        training.model.eval()
+        for one in rows(3):
+            assert one is not None
+        training.model.train()
+    loop.end()
+    without, with_loader = RecordedSession.made
+    assert with_loader.calls == without.calls
+    assert len(with_loader.said("batch_start")) == 4
+    assert without.telemetry.loaders.facts().loaders == ()
+    (facts,) = with_loader.telemetry.loaders.facts().loaders
+    assert (facts.stage, facts.length) == ("train", 2)
+    assert [(one.epoch, one.batches, one.ended) for one in facts.epochs] == [(0, 2, True), (1, 2, True)]
+    assert capsys.readouterr().err == ""
+
+
+def test_of_megatron_a_pass_without_a_step_is_forgotten(megatron: Callable[[int], Training], loop: LoopWatch) -> None:
+    training = megatron(1)
+    for one in rows(5):  # an evaluation with gradients
+        assert one is not None
+    for one in rows(2):
+        training.step(one)
+    loop.end()
+    (facts,) = run().telemetry.loaders.facts().loaders
+    assert (facts.length, [one.batches for one in facts.epochs]) == (2, [2])
+
+
+def test_loaders_of_an_older_megatron_are_not_observed(megatron: Callable[[int], Training], loop: LoopWatch) -> None:
+    """Its group holds the ranks of a context-parallel group, which read the same samples."""
+    training = megatron(2)
+    del training.model.dp_cp_group
+    for one in rows(2):
+        training.step(one)
+    loop.end()
+    assert run().telemetry.loaders.facts().loaders == ()
+    assert len(run().said("batch_start")) == 2
 
 
 def test_an_exception_that_ray_train_takes_to_its_driver_ends_the_run(loop: LoopWatch) -> None:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import doctor
 from doctor.core.facts import Sampler
 from doctor.monitor.integrations.data_parallel import DataParallelRank, infer_data_parallel_rank
-from doctor.monitor.integrations.torch_state import TorchRank, ddp_arguments
+from doctor.monitor.integrations.torch_state import MEGATRON, TorchRank, ddp_arguments
 from tests.integrations.recorded import RecordedSession
 from tests.lab.speed import patience
 
@@ -69,6 +69,8 @@ def test_arguments_that_decide_on_collectives() -> None:
     wrapper.norm = torch.nn.BatchNorm1d(2)
     assert {one.name: one.value for one in ddp_arguments(wrapper)} == usual | {"broadcast_buffers": "True"}
     assert ddp_arguments(_Wrapper()) == ()
+    of_megatron = type("DistributedDataParallel", (_Wrapper,), {"__module__": f"{MEGATRON}ddp", "buffers": []})()
+    assert ddp_arguments(of_megatron) == ()
 
 
 def _parting(replicas: int | None, rank: int | None) -> Sampler:

@@ -312,7 +312,7 @@ class LoopRun(PlainRun):
             return
         if not self._without_loader:
             self.telemetry.stage_start("train")
-            self.telemetry.epoch_start("train", 0)
+            self.telemetry.epoch_start("train", 0, of_loaders=self._uncounted is None)
         self._end_batch()
         self.telemetry.train_batch_start(self._without_loader, 0)
         self._in_batch = True
@@ -454,7 +454,7 @@ class LoopWatch(Adapter[LoopRun]):
         return self._listens() and self._has_begun()
 
     def observes_loaders(self) -> bool:
-        """Return whether the batches of loaders are recorded in the run that is under way; begins one like the above."""
+        """Return whether batches of loaders are recorded in the run that is under way; begins one like the above."""
         return bool(self.is_watching() and self._run is not None and self._run.observes_loaders)
 
     @harmless

@@ -144,10 +144,14 @@ class RankTelemetry:
         """Record the start of ``sanity``, ``train``, ``validate``, ``test`` or ``predict``."""
         self._enter(stage, "epoch-start")
 
-    def epoch_start(self, stage: str, epoch: int) -> None:
-        """Record the start of an epoch of ``stage``, before its loaders are iterated."""
+    def epoch_start(self, stage: str, epoch: int, *, of_loaders: bool = True) -> None:
+        """Record the start of an epoch of ``stage``, before its loaders are iterated.
+
+        ``of_loaders``: whether their epochs are those of ``stage``.
+        """
         self._enter(stage, "epoch-start", epoch)
-        self.loaders.epoch_start(stage, epoch)
+        if of_loaders:
+            self.loaders.epoch_start(stage, epoch)
 
     def _enter(self, stage: str, point: str, epoch: int | None = None) -> None:
         self._stage = stage
