@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 STARTUP_TIMEOUT = 20.0
 """Seconds that the first batch may be delayed by the startup check; usually it takes a fraction of one."""
+MEETING_TIMEOUT = 8.0
+"""The same in an optimizer step, which ranks that train alike reach together: one that is late there waits for another
+in a call that this one will not make before it goes on."""
 FACTS_TIMEOUT = 5.0
 """Seconds of :data:`STARTUP_TIMEOUT` for this rank's own facts; slower ones are evaluated in the first periodic
 round."""
@@ -113,8 +116,10 @@ class WatchSession:
         self.telemetry.progress.run = self._watchdog.run
         self._watchdog.start()
 
-    def check_start(self) -> None:
+    def check_start(self, *, meets: bool = False) -> None:
         """Have all ranks evaluated before the next batch.
+
+        ``meets``: all ranks are expected here at once.
 
         Raises:
             Findings: an error was found and ``on_error="raise"``.
@@ -132,7 +137,8 @@ class WatchSession:
                 write_line=print_status,
                 secret=self._secret,
             )
-        decision = self._watchdog.check_start(STARTUP_TIMEOUT)
+        is_short = meets and self._options.on_error != "raise"
+        decision = self._watchdog.check_start(MEETING_TIMEOUT if is_short else STARTUP_TIMEOUT)
         self.telemetry.progress.run = self._watchdog.run
         if decision is not None and decision.has_errors and self._options.on_error == "raise":
             more = f" (see: doctor explain {decision.ids[0]})" if decision.ids else ""

@@ -55,7 +55,7 @@ class RecordedSession(WatchSession):
         self.calls.append(("open",))
         self.telemetry.open()
 
-    def check_start(self) -> None:
+    def check_start(self, *, meets: bool = False) -> None:
         self.calls.append(("check_start",))
 
     def fail(self, error: BaseException) -> None:
@@ -72,6 +72,6 @@ class RecordedSession(WatchSession):
         return [entry for entry in self.calls if entry[0] in names]
 
 
-def found(_: RecordedSession) -> None:
+def found(_: RecordedSession, *, meets: bool = False) -> None:
     """Replaces ``check_start``: an error was found that would break the run."""
     raise Findings("uneven", ["DATA001"])

@@ -179,10 +179,17 @@ def _hang(states: JobState) -> Diagnosis | None:
         return None
     ranks = states.ranks.values()
     is_held = not states.unseen and any(one.is_held for one in ranks)
-    if is_held and all(one.waits or one.is_held for one in ranks):
-        return None  # the ranks that wait will be joined by those that the doctor holds
-    found = (rule(states) for rule in (_RULES_FOR_DUMPS if states.is_from_dumps else _RULES))
-    return next((diagnosis for diagnosis in found if diagnosis is not None), None)
+    if is_held and all(one.waits or one.is_held or not one.is_stuck for one in ranks):
+        return None  # the ranks that wait will be joined by those that the doctor holds, or has just released
+    rules = (rule(states) for rule in (_RULES_FOR_DUMPS if states.is_from_dumps else _RULES))
+    found = next((diagnosis for diagnosis in rules if diagnosis is not None), None)
+    return _without_held(found) if found is not None and is_held else found
+
+
+def _without_held(found: Diagnosis) -> Diagnosis:
+    """The same without ranks that the doctor holds, unless it is only these: they go on in any case."""
+    free = tuple(rank for rank in found.ranks if not found.states.ranks[rank].is_held)
+    return msgspec.structs.replace(found, ranks=free) if free else found
 
 
 def _stopped(states: JobState) -> Diagnosis | None:

@@ -323,7 +323,7 @@ class LoopRun(PlainRun):
         if not self._is_confirmed:
             self._is_confirmed = True
             self._refresh_facts()
-            self.session.check_start()
+            self.session.check_start(meets=True)
 
 
 def harmless(hook: Callable[Concatenate[LoopWatch, P], T]) -> Callable[Concatenate[LoopWatch, P], T | None]:

@@ -360,6 +360,16 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
             with_late_ranks(stalled(1, 4), (0, 2, 3), *_HELD, **_HELD_FOR),
             silent=False,
         ),
+        Passes(
+            "ranks that the doctor holds, one of which it has released",
+            with_late_ranks(with_late_ranks(stalled(1, 4), (0, 2), *_HELD, **_HELD_FOR), (3,), _SLEEPS, **_TRAINS_ON),
+            silent=False,
+        ),
+        Fails(
+            "a rank that stands elsewhere while the doctor holds others",
+            with_late_ranks(with_late_ranks(stalled(1, 4), (0, 2), *_HELD, **_HELD_FOR), (3,), _SLEEPS),
+            ranks=(3,),
+        ),
         Fails(
             "log of one timeout and nothing else",
             logged(_WATCHDOG.format(rank=6, number=4)),
