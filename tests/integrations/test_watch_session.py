@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from doctor.core.settings import Settings
+from doctor.monitor import watch_session
 from doctor.monitor.evaluator import RunEvaluator
 from doctor.monitor.findings_error import Findings
 from doctor.monitor.telemetry.flight_recorder import load_dump, parse_recorder
@@ -246,6 +247,23 @@ def test_a_run_that_shall_end_with_its_findings(project):
     run.fail(raised.value)
     assert raised.value.ids == ("RUN901",)
     assert report_in(project / "run")["verdict"] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("on_error", "meets", "expected"),
+    [
+        ("warn", False, watch_session.STARTUP_TIMEOUT),
+        ("warn", True, watch_session.MEETING_TIMEOUT),
+        ("raise", True, watch_session.STARTUP_TIMEOUT),
+    ],
+)
+def test_a_rank_that_is_late_where_all_meet_is_not_awaited_for_long(project, monkeypatch, on_error, meets, expected):
+    """It may wait for this one, in a call that this one makes after the check."""
+    run, given = begun(project / "run", on_error=on_error), []
+    monkeypatch.setattr(run._watchdog, "check_start", given.append)
+    run.check_start(meets=meets)
+    run.close()
+    assert given == [expected]
 
 
 def test_findings_that_are_ignored_end_nothing(project):
