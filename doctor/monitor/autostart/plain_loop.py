@@ -30,6 +30,7 @@ from doctor.core.background import start_daemon
 from doctor.core.clock import sleep
 from doctor.core.random_state import random_state_kept
 from doctor.monitor.autostart.constructors import CALL_AFTER, call_late_ranks, refused_wrapper
+from doctor.monitor.autostart.late_exit import watch_late_exit
 from doctor.monitor.autostart.options import decode_options
 from doctor.monitor.autostart.uncounted_passes import UncountedPasses
 from doctor.monitor.findings_error import Findings
@@ -582,7 +583,10 @@ class LoopWatch(Adapter[LoopRun]):
     @harmless
     def end(self, error: BaseException | None = None) -> None:
         """End the run, if there is one. ``error``: the exception that ends it."""
+        rank = self._run.session.rank if self._run is not None and error is None else None
         self._end(error)
+        if rank is not None:
+            watch_late_exit(rank)
 
     @guarded
     def _end(self, run: LoopRun, error: BaseException | None = None) -> None:
