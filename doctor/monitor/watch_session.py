@@ -116,6 +116,11 @@ class WatchSession:
         self.telemetry.progress.run = self._watchdog.run
         self._watchdog.start()
 
+    @staticmethod
+    def write_line(line: str) -> None:
+        """Write one status line to stderr, with secrets masked. For any thread."""
+        print_status(line)
+
     def check_start(self, *, meets: bool = False) -> None:
         """Have all ranks evaluated before the next batch.
 

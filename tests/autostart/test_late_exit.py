@@ -15,10 +15,10 @@ from tests.lab.speed import patience
 PROGRAM = """
 import atexit, threading, time
 from doctor.monitor.autostart import late_exit
-
+from doctor.monitor.sinks.console import print_status
 late_exit.AFTER, late_exit.POLL = 0.3, 0.05
-late_exit.watch_late_exit(3)
-late_exit.watch_late_exit(3)
+late_exit.watch_late_exit(3, print_status)
+late_exit.watch_late_exit(3, print_status)
 """
 CLEANS_UP = """
 def cleanup():
@@ -71,4 +71,4 @@ def test_a_process_without_memory_for_a_thread_goes_on(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(late_exit, "_watching", [])
     monkeypatch.setattr(late_exit, "start_daemon", refused)
-    late_exit.watch_late_exit(0)
+    late_exit.watch_late_exit(0, print)

@@ -12,10 +12,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Callable
 
 from doctor.core.background import start_daemon
 from doctor.core.clock import monotonic, sleep
-from doctor.monitor.sinks.console import print_status
 from doctor.monitor.telemetry.stacks.live_stacks import thread_stack
 
 AFTER = 60.0
@@ -27,20 +27,20 @@ _watching: list[int] = []
 """The process that is watched, which is another one after a fork."""
 
 
-def watch_late_exit(rank: int) -> None:
-    """Have this process print where it is if it stays long in the interpreter's exit. Only once."""
+def watch_late_exit(rank: int, tell: Callable[[str], None]) -> None:
+    """Have ``tell`` called with where this process is if it stays long in the interpreter's exit. Only once."""
     if os.getpid() not in _watching:
         _watching[:] = [os.getpid()]
         with contextlib.suppress(RuntimeError):  # no memory for a thread
-            start_daemon("doctor-exit", _watch, rank)
+            start_daemon("doctor-exit", _watch, rank, tell)
 
 
-def _watch(rank: int) -> None:
+def _watch(rank: int, tell: Callable[[str], None]) -> None:
     ended, main = monotonic(), threading.main_thread()
     while main.is_alive():
         sleep(POLL)
     sleep(AFTER)
-    print_status(describe(rank, monotonic() - ended))
+    tell(describe(rank, monotonic() - ended))
 
 
 def describe(rank: int, seconds: float) -> str:

@@ -586,7 +586,7 @@ class LoopWatch(Adapter[LoopRun]):
         rank = self._run.session.rank if self._run is not None and error is None else None
         self._end(error)
         if rank is not None:
-            watch_late_exit(rank)
+            watch_late_exit(rank, WatchSession.write_line)
 
     @guarded
     def _end(self, run: LoopRun, error: BaseException | None = None) -> None:
