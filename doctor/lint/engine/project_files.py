@@ -27,7 +27,7 @@ from doctor.lint.engine.project_requirements import (
 )
 from doctor.lint.python.project.imported_functions import ModuleSummary
 from doctor.lint.python.project.module_summary import summary_of
-from doctor.lint.python.script import Script
+from doctor.lint.python.script import Script, last_name
 
 LONGEST_MODULE = 300_000
 """Characters of a module that is followed; longer ones are generated, or data."""
@@ -65,7 +65,7 @@ _MOST_STARS = 3
 """Modules in a row that give all names of another one."""
 _NO_GPU = re.compile(r".*VISIBLE_DEVICES'\] = '(?:-1)?'$|(?:\w+\.)?device = (?:torch\.device\()?'cpu'")
 _IN_TURN = re.compile(
-    r"(?:rank|LOCALID|PROCID)\w*[\"')\]]*\s*%\s*(?:[\w.]*device_count\(|(?:\w+\.)?\w*(?:gpu|device)s?\w*)",
+    r"(?:rank|LOCALID|PROCID)\w{0,40}[\"')\]]*\s*%\s*(?:[\w.]*device_count\(|(?:\w+\.)?\w*(?:gpu|device))",
     re.IGNORECASE,
 )
 _MAY_USE_NCCL = re.compile(
@@ -81,7 +81,9 @@ _STARTS_OR_RANKS = re.compile(
 )
 _COMMENT = re.compile(r"#[^\n]*")
 _STEPS = re.compile(r"\b(?:srun|mpirun|mpiexec)\b")
-_SPAWNS = re.compile(r"\b(?:mp|multiprocessing)\.(?:spawn|start_processes)\(|\bmultiprocessing import [^#\n]*\bspawn\b")
+_SPAWNS = re.compile(
+    r"\b(?:mp|multiprocessing)\.(?:spawn|start_processes)\(|\bmultiprocessing import [^#\n]{0,100}\bspawn\b"
+)
 _THREADS = re.compile(r"\bDataParallel\b|\bdata_parallel\b")
 """Names of torch.nn that use several GPUs from one process."""
 _COUNTS_TASKS = re.compile(rf"{_JOINS.pattern}|SLURM_|OMPI_|PMI_", re.IGNORECASE)
@@ -770,8 +772,11 @@ def _leaves_ranks_without_gpu(text: str) -> bool:
 
 
 _IS_ONE = re.compile(r"(.+?) (?:== 1|<= 1|< 2)$")
-_FIRST_GPU = re.compile(r".*(?:device|gpu)\w* = (?:0|.*'cuda:0'.*)$|.*set_device\((?:0|'cuda:0')\)$", re.IGNORECASE)
-_OF_LOCAL_RANK = re.compile(r"set_device\([^%\n]*(?:local_?rank|LOCALID)[^%\n]*\)$", re.IGNORECASE)
+_FIRST_GPU = re.compile(
+    r"(?:device|gpu)\w{0,40} = (?:0$|.{0,100}'cuda:0')|set_device\((?:0|'cuda:0')\)$",
+    re.IGNORECASE,
+)
+_LOCAL_RANK = re.compile(r"local_?rank|LOCALID", re.IGNORECASE)
 
 
 def _takes_only_gpu(text: str) -> bool:
@@ -784,7 +789,7 @@ def _takes_only_gpu(text: str) -> bool:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     nodes = list(ast.walk(tree))
-    if any(isinstance(one, ast.Call) and _OF_LOCAL_RANK.search(ast.unparse(one)) for one in nodes):
+    if any(isinstance(one, ast.Call) and _takes_gpu_of_rank(one) for one in nodes):
         return False
     made = [one for one in nodes if isinstance(one, ast.Assign)]
     counts = {"torch.cuda.device_count()"}
@@ -797,7 +802,15 @@ def _takes_only_gpu(text: str) -> bool:
 
     chosen = [part for one in nodes if isinstance(one, ast.If) and is_of_one(one.test) for part in one.body]
     chosen += [one for one in made if isinstance(one.value, ast.IfExp) and is_of_one(one.value.test)]
-    return any(_FIRST_GPU.match(re.sub(r" if .*", "", ast.unparse(one))) for one in chosen)
+    return any("\n" not in one and _FIRST_GPU.search(one.partition(" if ")[0]) for one in map(ast.unparse, chosen))
+
+
+def _takes_gpu_of_rank(call: ast.Call) -> bool:
+    """Whether a call selects the GPU by the local rank alone: ``torch.cuda.set_device(args.local_rank)``."""
+    if not last_name(call.func).lower().endswith("set_device"):
+        return False
+    given = [ast.unparse(one) for one in (*call.args, *call.keywords)]
+    return any(map(_LOCAL_RANK.search, given)) and not any("%" in one for one in given)
 
 
 def _text_of(target: LintTarget) -> str:

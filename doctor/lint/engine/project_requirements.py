@@ -62,12 +62,12 @@ _LOCKED = re.compile(
 """A package of poetry.lock, uv.lock or pdm.lock, and one of Pipfile.lock."""
 _IMAGE = re.compile(
     r"(?<![\w.-])(?:"
-    r"(?:[\w.-]{1,60}(?::\d+)?[/#+]){0,6}nvidia[/+#](?P<ngc>(?:pytorch[:+_]\d{2}\.\d{2}(?=-py3)|nemo[:+_]\d{2}\.\d{2}))"
-    r"|(?:[\w.-]{1,60}(?::\d+)?[/#]){0,6}(?:(?:pytorch|mosaicml|runpod|anibali|bitnami|bitnamilegacy|cnstark)[/+]pytorch|"
+    r"nvidia[/+#](?P<ngc>(?:pytorch[:+_]\d{2}\.\d{2}(?=-py3)|nemo[:+_]\d{2}\.\d{2}))"
+    r"|(?:(?:pytorch|mosaicml|runpod|anibali|bitnami|bitnamilegacy|cnstark)[/+]pytorch|"
     r"[\w.-]{1,60}/pytorch-training):v?(?P<release>\d\.\d[\d.]*)"
-    r"|[\w.:/-]{0,200}pytorch-(?:gpu|cu\d+)\.(?P<major>\d)-(?P<minor>\d+)"
-    r"|(?:[\w.-]{1,60}(?::\d+)?/){0,6}[\w.-]{1,60}:[\w.-]{0,60}?torch[-_]?(?P<named>\d+\.\d+(?:\.\d+)?)"
-    r"|(?:[\w.-]{1,60}(?::\d+)?/){1,6}[\w.-]{0,60}torch[-_](?P<titled>\d\.\d+(?:\.\d+)?)[\w.-]{0,60}:)",
+    r"|[\w.-]{0,60}pytorch-(?:gpu|cu\d+)\.(?P<major>\d)-(?P<minor>\d+)"
+    r"|[\w.-]{1,60}:[\w.-]{0,60}?torch[-_]?(?P<named>\d+\.\d+(?:\.\d+)?)"
+    r"|[\w.-]{1,60}/[\w.-]{0,60}torch[-_](?P<titled>\d\.\d+(?:\.\d+)?)[\w.-]{0,60}:)",
     re.IGNORECASE,
 )
 """The name of an image and its tag, or of a file that was made of it: images of NVIDIA, whose tags are dates
@@ -114,8 +114,8 @@ _TELLS = re.compile(
 _PAGES = re.compile(
     r"^(?:readme|install(?:ation)?)(?:\.(?:md|rst|txt))?$|^(?:docker|container)file|^[\w.-]+\.(?:dockerfile|def)$|"
     r"^(?:docker-)?compose[\w.-]*\.ya?ml$|"
-    r"^(?:[\w.-]*[-_.\d])?(?:install|setup|env|environment|conda|venv|requirements|deps|dependencies)"
-    r"(?:[-_.\d][\w.-]*|[a-z]*)\.sh$"
+    r"^(?=[\w.-]*\.sh$)(?:[\w.-]*[-_.\d])?"
+    r"(?:install|setup|env|environment|conda|venv|requirements|deps|dependencies)(?:[-_.\d]|[a-z]*\.sh$)"
 )
 """Files with commands that install distributions, or with images; ``.def``: of Apptainer."""
 _READABLE = re.compile(r"\.(?:md|rst)$|^readme|^dockerfile|^containerfile|^makefile$", re.IGNORECASE)
@@ -381,7 +381,10 @@ def is_packaged(path: Path, root: Path) -> bool:
     )
 
 
-_NAME = re.compile(r"^\s*name\s*=\s*[\"']?(?P<name>[A-Za-z][\w.-]*)[\"']?\s*,?\s*(?:#.*)?$", re.MULTILINE)
+_NAME = re.compile(
+    r"^[ \t]*name[ \t]*=[ \t]*(?:\n[ \t]*)?[\"']?(?P<name>[A-Za-z][\w.-]*)[\"']?[ \t]*(?:,[ \t]*)?(?:#.*)?$",
+    re.MULTILINE,
+)
 
 
 def _is_beside_its_package(path: Path, folder: Path) -> bool:

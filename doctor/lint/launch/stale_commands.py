@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _BRINGS_FILES = re.compile(
     r"\bgit\s+(?:clone|submodule|checkout|pull)\b|\b(?:wget|curl|rsync|scp|unzip|tar|gsutil|docker|podman|singularity|"
-    r"apptainer|enroot|pyxis|sky)\b|--container|^\s*(?:[^#\n]*[;&|]\s*)?(?:cp|mv|ln|pushd)\s|\bs3\s+(?:cp|sync)\b",
+    r"apptainer|enroot|pyxis|sky)\b|--container|^(?:[^#\n]*[;&|])?[ \t]*(?:cp|mv|ln|pushd)\s|\bs3\s+(?:cp|sync)\b",
     re.MULTILINE,
 )
 """Commands after which the files are not those of the project."""

@@ -19,7 +19,7 @@ _BINDS = re.compile(
 )
 _BINDERS = (ACCELERATOR, FABRIC, TRAINER, "accelerate.PartialState", "deepspeed.initialize", "torch.cuda.device")
 """Libraries that set the device of a process, and the context manager."""
-_FIRST = re.compile(r"^[\w.()]*rank[\w.()]* == 0(?: and\b|$)")
+_FIRST = re.compile(r"^(?=[\w.()]*rank)[\w.()]* == 0(?: and\b|$)")
 _INITIALIZES = frozenset(
     f"torch.cuda.{name}"
     for name in (

@@ -34,7 +34,7 @@ _IS_OF_A_CHANGE = re.compile(
 
 
 _LISTED = re.compile(
-    r"[\s>*+|`-]*pytorch[ _-]?lightning[`* ]*(?:\||[:=(]{0,2})[` ]*v?(?P<release>\d+\.\d+(?:\.\d+)*)[\s|`)]*",
+    r"[\s>*+|`-]*pytorch[ _-]?lightning[`* ]*(?:(?:\||[:=(]{1,2})[` ]*)?v?(?P<release>\d+\.\d+(?:\.\d+)*)[\s|`)]*",
     re.IGNORECASE,
 )
 """An entry of a list or a row of a table: ``- PyTorch Lightning 1.5.10`` or ``| pytorch-lightning | 1.5.10 |``."""

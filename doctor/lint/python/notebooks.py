@@ -14,7 +14,8 @@ _CELL_MAGIC = re.compile(r"\s*%%(?!time\b|timeit\b|capture\b|prun\b)")
 """Cell magics of other languages; the ones left out run Python."""
 _MAGIC = re.compile(r"\s*(?:[%!?]|[\w,][\w, ]*=\s*[%!])|.*\?\s*$")
 
-_INSTALLS = re.compile(r"\b(?:pip3?|conda|mamba|uv)\b.*\binstall\b")
+_INSTALLER = re.compile(r"\b(?:pip3?|conda|mamba|uv)\b")
+_INSTALLS = re.compile(r"\binstall\b")
 _COMMAND = re.compile(r"\s*!")
 _HEADING = re.compile(
     r"\s*(?:(?P<quotes>\"{3}|'{3}|\"|')\s*(?:[\w.-]+/)*(?P<name>[\w-]+\.py)\s*(?P=quotes)|"
@@ -92,7 +93,8 @@ def _python_of(lines: list[str]) -> list[str]:
 
 def _kept_of(magic: re.Match[str]) -> str:
     """A statement for a magic; what it installs stays as a comment, which may name a release."""
-    return f"pass  # {magic[0]}" if _INSTALLS.search(magic[0]) else "pass"
+    installer = _INSTALLER.search(magic[0])
+    return f"pass  # {magic[0]}" if installer and _INSTALLS.search(magic[0], installer.end()) else "pass"
 
 
 class _LineFinder:

@@ -177,7 +177,7 @@ def _is_for_tests(at: ast.AST) -> bool:
     return isinstance(at, ast.FunctionDef) and at.name in ("test_epoch_end", "test_step_end")
 
 
-_IS_KNOWN = re.compile(r"#.*(?:\bremoved\b|no longer (?:supported|called|exists?|works?))", re.IGNORECASE)
+_IS_KNOWN = re.compile(r"^[^#]*#.*(?:\bremoved\b|no longer (?:supported|called|exists?|works?))", re.IGNORECASE)
 
 
 def _is_known(script: Script, at: ast.AST) -> bool:

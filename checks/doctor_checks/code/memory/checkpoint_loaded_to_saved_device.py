@@ -58,13 +58,13 @@ _SETTINGS = re.compile(
 """Names of what holds settings, and no tensors."""
 _SAVED_FROM_CPU = re.compile(
     r"\{\s*(\w+)\s*:\s*(\w+)(?:\.detach\(\))?(?:\.data)?\.(?:cpu\(\)|to\([\"']cpu)[^{}]*\bfor\s+\1,\s*\2\s+in\b|"
-    r"[Dd]ict\(\s*\[?\s*[\[(]\s*(\w+)\b[^{}=\n]{0,80},\s*(\w+)(?:\.detach\(\))?(?:\.data)?\.(?:cpu\(\)|to\([\"']cpu[\"']\))"
+    r"[Dd]ict\(\s*(?:\[\s*)?[\[(]\s*(\w+)\b[^{}=\n]{0,80},\s*(\w+)(?:\.detach\(\))?(?:\.data)?\.(?:cpu\(\)|to\([\"']cpu[\"']\))"
     r"\s*[\])]\s*for\s+\3,\s*\4\s+in\b|"
     r"\.cpu\(\)\.state_dict\(|\.to\([\"']cpu[\"']\)\.state_dict\(|FullStateDictConfig\([^()]*offload_to_cpu\s?=\s?True|"
     r"StateDictOptions\([^()]*cpu_offload\s?=\s?True|"
     r"tree_map\(\s?lambda (\w+): \5(?:\.detach\(\))?\.(?:cpu\(\)|to\([\"']cpu)|"
-    r"\bfor (\w+), ?(\w+) in [^\n]*(?:named_parameters\(|state_dict|\bstate\b)[^\n]*:\n(?:[^\n]*\n){0,3}?"
-    r"[ \t]+\w+\[\6\] ?= ?\7(?:\.data|\.detach\(\)|\.clone\(\))*\.(?:cpu\(\)|to\([\"']cpu[\"']\))"
+    r"\bfor (\w+), ?(\w+) in (?=[^\n]{0,200}(?:named_parameters\(|state_dict|\bstate\b))[^\n]{0,200}:\n"
+    r"(?:[^\n]*\n){0,3}?[ \t]+\w+\[\6\] ?= ?\7(?:\.data|\.detach\(\)|\.clone\(\))*\.(?:cpu\(\)|to\([\"']cpu[\"']\))"
     r"(?:\.clone\(\))?[ \t]*(?:#|\n)"
 )
 """``{k: v.cpu() for k, v in state.items()}``, also as ``dict([[k, v.cpu()] for k, v in state.items()])`` or in a loop,

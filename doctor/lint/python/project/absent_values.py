@@ -12,7 +12,8 @@ from doctor.lint.python.script import Script, last_name, parsed, per_script
 from doctor.lint.python.value_flow import handed_in
 
 _IS_ZERO = re.compile(
-    r"[\w.]*rank[\w.()]* == 0|[\w.]*\bis_(?:\w+_)?(?:main|master|rank_?0|rank_zero|global_zero)(?:_\w+)?(?:\(\))?",
+    r"(?=[\w.]*rank)[\w.()]* == 0|"
+    r"(?:[\w.]*\.)?is_(?:\w{1,40}_)?(?:main|master|rank_?0|rank_zero|global_zero)(?:_\w{1,40})?(?:\(\))?",
     re.IGNORECASE,
 )
 """Tests that one rank passes, of the job or of each host."""
@@ -122,7 +123,9 @@ def _is_used_outside(script: Script, name: str) -> bool:
 _OF_JOB = re.compile(
     r"init_process_group|hvd\.init|torchrun|DistributedDataParallel|Accelerator\(|torch\.distributed\b"
 )
-_OF_OTHERS = re.compile(r"[\w.]*rank[\w.()]* (?:!= 0|> 0)|not [\w.]*\bis_(?:main|master)\w*(?:\(\))?", re.IGNORECASE)
+_OF_OTHERS = re.compile(
+    r"(?=[\w.]*rank)[\w.()]* (?:!= 0|> 0)|not (?:[\w.]*\.)?is_(?:main|master)\w*(?:\(\))?", re.IGNORECASE
+)
 
 
 def is_none_on_others(script: Script, value: ast.expr) -> bool:

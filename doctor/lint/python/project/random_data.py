@@ -116,7 +116,7 @@ def _says_made_up(script: Script, owner: ast.ClassDef) -> bool:
     return any(map(_MADE_UP.search, texts))
 
 
-_MAKES_TENSORS = re.compile(r"^(?:torch|numpy)\.(?:full|zeros|ones|arange|eye|linspace|tensor|rand\w*|normal)\w*$")
+_MAKES_TENSORS = re.compile(r"^(?:torch|numpy)\.(?:full|zeros|ones|arange|eye|linspace|tensor|rand|normal)\w*$")
 _IS_SIZE = re.compile(
     r"size|len|num|n_|^n$|dim|hidden|shape|depth|width|height|channel|class|seed|count|vocab|seq", re.IGNORECASE
 )

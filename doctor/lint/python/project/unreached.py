@@ -317,8 +317,8 @@ def _is_left_alone(script: Script, name: str, depth: int) -> bool:
 
 
 _MAKES_TRAINER = re.compile(
-    r"\bTrainer(?:\.from_argparse_args)?\(|LightningCLI|\bimport\b[^\n#]*\b(?:Trainer|LightningCLI)\b|"
-    r"(?P<own>\b(?:pl|L|lightning|pytorch_lightning)[\w.]*\.(?:Trainer|Fabric|LightningLite|LightningCLI)\b)|\.fit\("
+    r"\bTrainer(?:\.from_argparse_args)?\(|LightningCLI|\bimport\b[^\n#]{0,200}\b(?:Trainer|LightningCLI)\b|"
+    r"(?P<own>\b(?:pl|L|lightning|pytorch_lightning)[\w.]{0,60}\.(?:Trainer|Fabric|LightningLite|LightningCLI)\b)|\.fit\("
 )
 
 

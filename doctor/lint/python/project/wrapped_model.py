@@ -33,7 +33,7 @@ _DEPTH = 3
 """Functions in a row that a model is handed to."""
 _CONDITIONAL = (ast.If, ast.IfExp, ast.Try, ast.BoolOp, ast.Lambda)
 _MAY_JOIN = re.compile(
-    r"process_?group|init_?dist|dist\w*_?init|init_?method|device_?mesh|(?:set_?up|start|init)\w*(?:dist|ddp|parallel)|"
+    r"process_?group|init_?dist|dist\w{0,40}init|init_?method|device_?mesh|(?:set_?up|start|init)\w{0,40}(?:dist|ddp|parallel)|"
     r"(?:ddp|dist(?:ributed)?|parallel)_?(?:set_?up|start)|launch|spawn|accelerat|deepspeed|lightning|fabric|ignite|"
     r"idist|horovod|hvd|\bray\b|\bxla|xmp|composer|megatron|mmcv|mmengine|detectron|fairscale|fairseq|colossal|bagua|"
     r"smdistributed|torchrec|transformers|oneccl|submitit|exec\(|import \*",

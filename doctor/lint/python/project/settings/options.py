@@ -252,7 +252,7 @@ _READ = r"\b(?:args|opts?|options|FLAGS)\.{name}\b(?!\s*(?:[-+*/|]|//)?=(?!=))|\
 """An attribute of the arguments that is not a target, and the keyword of a wrapper that has its name."""
 _MAKES_ATTRIBUTES = re.compile(
     r"setattr\(|__dict__|\bvars\(|Namespace\(|exec\(|set_defaults\(\*\*|namespace=|parents=|add_argparse_args|"
-    r"add_config_arguments|HfArgumentParser|parse_known_args|import_module|add_\w*arg\w*\(\w*parser"
+    r"add_config_arguments|HfArgumentParser|parse_known_args|import_module|add_\w{0,40}arg\w{0,40}\(\w{0,40}parser"
 )
 """Ways to make attributes of arguments without their names, also by parsers of libraries."""
 _OTHERS = re.compile(r"^\s*(?:self\.)?args\s*=(?!=)(?![^\n]*(?:parse|args|opt|arg_))", re.MULTILINE)

@@ -14,7 +14,7 @@ MOST_READ = 40
 _MAKES_NODES = re.compile(r"\byacs\b|\bfvcore\.common\.config\b")
 """``CfgNode`` of fvcore derives from that of yacs."""
 _TAKES_OPTIONS = re.compile(r"argument_?parser", re.IGNORECASE)
-_ENTRY = re.compile(r"^(?P<indent>[ \t]*)(?P<name>\w+):[ \t]*(?P<value>[^\n]*?)[ \t]*$")
+_ENTRY = re.compile(r"^(?P<indent>[ \t]*)(?P<name>\w+):[ \t]*(?P<value>[^\n]*)$")
 
 
 def entry_values(script: Script, node: ast.expr) -> frozenset[object] | None:
@@ -91,7 +91,7 @@ def _configured(text: str, path: tuple[str, ...]) -> Iterator[object]:
     """What a configuration gives an entry; in braces, it is unknown."""
     sections: list[tuple[int, str]] = []
     for line in text.splitlines():
-        one = _ENTRY.match(line.partition(" #")[0])
+        one = _ENTRY.match(line.partition(" #")[0].rstrip(" \t"))
         if one is None:
             continue
         indent = len(one["indent"])

@@ -19,7 +19,7 @@ _SAYS_SEVERAL = re.compile(
 """Words of pages and launch files of projects whose programs are meant for several ranks."""
 _MADE_FOR_SEVERAL = re.compile(
     r"init_process_group|init_distributed|DistributedSampler|DistributedDataParallel|WORLD_SIZE|LOCAL_RANK|torchrun|"
-    r"accelerate launch|\b(?:spawn|start_processes|\w*launch\w*|Trainer|Fabric|Popen|check_call|Process)\(|"
+    r"accelerate launch|launch\w{0,40}\(|\b(?:spawn|start_processes|Trainer|Fabric|Popen|check_call|Process)\(|"
     r"ScalingConfig|\bsubprocess\b|LightningCLI|TorchDistributor|submitit"
 )
 """Code that joins a job itself, or may start one. An Accelerator in a process that nothing launched is alone."""

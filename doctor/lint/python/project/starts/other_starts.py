@@ -28,17 +28,18 @@ _SAYS_SEVERAL = re.compile(
 _STARTS_ITSELF = re.compile(
     rf"{STARTS_RANKS.pattern}|\b(?:launch|Popen|check_call|Process|run_on_slurm)\(|subprocess\.|os\.system|submitit|"
     r"\b(?:(?P<trainer>(?<!\.)\w*Trainer)|\w*Trainer|\w*(?:Fabric|LightningCLI|LightningLite|ScalingConfig|"
-    r"TorchDistributor|HorovodRunner))\(|"
-    rf"^[^\n]*(?:{_LAUNCHER.pattern})[^\n]*\.py\b",
-    re.MULTILINE,
+    r"TorchDistributor|HorovodRunner))\("
 )
-"""Programs that may start ranks themselves, or say how they are launched."""
+"""Code that may start ranks itself."""
+_PROGRAM_FILE = re.compile(r"\.py\b")
 _STARTS_PROGRAMS = re.compile(r"subprocess|os\.system|\bPopen\(|\bexec[lv]\w*\(|check_call|submitit|\bsh\.|\brun\(")
-_COMMAND = re.compile(
-    rf"(?:{_LAUNCHER.pattern}|\bpython[\d.]*[ \t]|\buv run\b|\bpython[\d.]*\")[^\n]*?"
-    r"(?:(?<![\w./${}-])(?P<file>[\w./${}-]*?(?<![\w-])(?P<stem>[\w-]+)\.py)\b|"
-    r"[ \t](?:-m|--module)[ \t=]+(?!torch\.|accelerate|deepspeed)(?P<module>[A-Za-z_][\w.]*))"
+_STARTER = re.compile(rf"{_LAUNCHER.pattern}|\bpython[\d.]*[ \t]|\buv run\b|\bpython[\d.]*\"")
+_PROGRAM = re.compile(
+    r"(?<![\w./${}-])[\w./${}-]*?(?<![\w-])(?P<stem>[\w-]+)\.py\b|"
+    r"[ \t](?:-m|--module)[ \t=]+(?!torch\.|accelerate|deepspeed)(?P<module>[A-Za-z_][\w.]*)"
 )
+"""A command is a starter and the first program after it. One pattern for both would read the rest of a line without a
+program once for each starter."""
 _MAY_START = re.compile(rf"{_LAUNCHER.pattern}|\bpython|\buv run\b")
 """What a text must contain to start a program, as lists of data in large JSON files do not."""
 _NAMES_PROGRAM = re.compile(
@@ -110,23 +111,31 @@ _BASES = 5
 def _starts_itself(modules: ProjectModules, path: str, depth: int = _BASES) -> bool:
     """Whether a program may start ranks itself. A Trainer whose class, and all that it is made of, the project defines
     does what is written there."""
-    found = _STARTS_ITSELF.finditer(modules.text_at(path))
-    return not all(
-        _is_own_class(modules, path, one["trainer"], depth)
-        if one["trainer"]
-        else _starts_another(modules, path, one[0])
-        for one in found
-    )
+    commands, rest = _apart(modules.text_at(path))
+    if not all(_starts_another(modules, path, one) for one in commands):
+        return True
+    found = _STARTS_ITSELF.finditer(rest)
+    return not all(one["trainer"] and _is_own_class(modules, path, one["trainer"], depth) for one in found)
+
+
+def _apart(text: str) -> tuple[list[str], str]:
+    """The lines of a program that say how one is launched, each up to the last program that it names, and the rest of
+    the text."""
+    if not _LAUNCHER.search(text):
+        return [], text
+    commands, rest = [], []
+    for line in text.split("\n"):
+        launched = _LAUNCHER.search(line)
+        ends = [one.end() for one in _PROGRAM_FILE.finditer(line, launched.end())] if launched else []
+        commands += [line[:end] for end in ends[-1:]]
+        rest.append(line[ends[-1] :] if ends else line)
+    return commands, "\n".join(rest)
 
 
 def _starts_another(modules: ProjectModules, path: str, line: str) -> bool:
     """Whether a comment is the command of another program of the project, as in a copy of it."""
-    command = _COMMAND.search(line) if line.lstrip().startswith("#") else None
-    return (
-        command is not None
-        and _stem_of(command) != PurePath(path).stem
-        and bool(modules.named(path, _stem_of(command)))
-    )
+    command = next(_commands(line), None) if line.lstrip().startswith("#") else None
+    return command is not None and command.stem != PurePath(path).stem and bool(modules.named(path, command.stem))
 
 
 def _is_own_class(modules: ProjectModules, path: str, name: str, depth: int) -> bool:
@@ -166,9 +175,9 @@ def _shown(script: Script, modules: ProjectModules) -> _Shown:
         launches = [text for _, text in modules.mentioning("", launches=True) if _MAY_START.search(text)]
         pages = filter(_MAY_START.search, (*modules.all_pages(script.location), *modules.notebooks("")))
         lines = [line for text in (*launches, *pages) for line in _lines_with_stems(text) if len(line) < _LONGEST_LINE]
-        commands = [one for line in lines for one in _COMMAND.finditer(line)]
-        stems = {_stem_of(one) for one in commands}
-        launched = {_stem_of(one) for one in commands if _LAUNCHER.search(one[0])}
+        commands = [one for line in lines for one in _commands(line)]
+        stems = {one.stem for one in commands}
+        launched = {one.stem for one in commands if _LAUNCHER.search(one.text)}
         found = {one for one in stems - _TOOLS if modules.named(script.path, one)}
         is_open = any(map(_starts_given, launches)) or any(map(_speaks_of_given, lines))
         is_open = is_open or any(_IN_STEM.search(line) and _LAUNCHER.search(line) for line in lines)
@@ -180,7 +189,7 @@ def _shown(script: Script, modules: ProjectModules) -> _Shown:
     return kept
 
 
-_IN_STEM = re.compile(r"\$\{?([A-Za-z_]\w*)\}?(?=[\w${}-]*\.py\b)|\$\{?\d\}?(?=[\w${}-]*\.py\b)")
+_IN_STEM = re.compile(r"\$\{?(?:([A-Za-z_]\w*)(?!\w)|\d)(?=[\w${}-]{0,60}\.py\b)\}?")
 """The variable of ``src/${task}.py``, which decides what is started."""
 
 
@@ -202,9 +211,23 @@ def _first_word(stem: str) -> str:
     return re.split(r"[_\W\d]", stem, maxsplit=1)[0].lower()
 
 
-def _stem_of(command: re.Match[str]) -> str:
-    """The name of the program that a command starts."""
-    return command["stem"] or command["module"].rpartition(".")[2]
+class _Command(NamedTuple):
+    """What starts a program, up to the program; the name of the program, and whether it is that of a file."""
+
+    text: str
+    stem: str
+    is_file: bool
+
+
+def _commands(line: str, start: int = 0) -> Iterator[_Command]:
+    """The commands of a line that start a program, from a place in it."""
+    while starter := _STARTER.search(line, start):
+        program = _PROGRAM.search(line, starter.end())
+        if program is None:
+            return
+        stem = program["stem"] or program["module"].rpartition(".")[2]
+        yield _Command(line[starter.start() : program.end()], stem, program["stem"] is not None)
+        start = program.end()
 
 
 def _starts_given(text: str) -> bool:
@@ -225,8 +248,8 @@ def _speaks_of_given(line: str) -> bool:
     launched = _LAUNCHER.search(line)
     if launched is None:
         return False
-    if command := _COMMAND.match(line, launched.start()):
-        return command["stem"] is not None and _OF_PLACEHOLDER.search(command["stem"]) is not None
+    if command := next(_commands(line, launched.start()), None):
+        return command.is_file and _OF_PLACEHOLDER.search(command.stem) is not None
     named = _NAMES_PROGRAM.search(line)
     return named is None and (_INSTEAD.search(line) is not None or re.search(r"<\w[\w .-]*>", line) is not None)
 
