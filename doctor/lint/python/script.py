@@ -234,6 +234,11 @@ class Script(EnvironmentSource):
         words = " ".join(ast.unparse(node).split())
         return words if len(words) <= longest else words[: longest - 1] + "…"
 
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines of the text, for what reads one of them for each call: splitting it each time is quadratic."""
+        return self.text.splitlines()
+
     # -- names and values
 
     @cached_property

@@ -182,7 +182,7 @@ _IS_KNOWN = re.compile(r"^[^#]*#.*(?:\bremoved\b|no longer (?:supported|called|e
 
 def _is_known(script: Script, at: ast.AST) -> bool:
     line = getattr(at, "lineno", 1)
-    return any(map(_IS_KNOWN.search, script.text.splitlines()[max(line - 2, 0) : line]))
+    return any(map(_IS_KNOWN.search, script.lines[max(line - 2, 0) : line]))
 
 
 class _Complaint(NamedTuple):

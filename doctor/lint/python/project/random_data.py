@@ -111,7 +111,7 @@ def _draws_its_items(script: Script, owner: ast.ClassDef) -> bool:
 def _says_made_up(script: Script, owner: ast.ClassDef) -> bool:
     """Whether the name of a class, its docstring or the line above it says that it makes its data up."""
     first = min([owner.lineno, *(one.lineno for one in owner.decorator_list)])
-    above = script.text.splitlines()[first - 2 : first - 1] if first > 1 else []
+    above = script.lines[first - 2 : first - 1] if first > 1 else []
     texts = (owner.name, ast.get_docstring(owner) or "", *(one for one in above if one.startswith("#")))
     return any(map(_MADE_UP.search, texts))
 

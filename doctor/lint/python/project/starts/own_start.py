@@ -137,7 +137,7 @@ _SHOWS_BUGS = re.compile(
 def shows_bug(script: Script, line: int) -> bool:
     """Whether a comment on a line calls it a bug, and a page of the project presents the file as one with a bug: a
     comment alone may be of an author who has not repaired it yet."""
-    lines = script.text.splitlines()
+    lines = script.lines
     if script.modules is None or not 0 < line <= len(lines) or _SAYS_BUG.search(lines[line - 1]) is None:
         return False
     name = PurePath(script.path).name
