@@ -10,6 +10,8 @@ import pytest
 from doctor.analysis.launch_origin import MAX_HOSTS, expand_hosts
 from doctor.cluster.hostlist import as_hostlist
 from doctor.knowledge import environment_variables
+from doctor.lint.engine import project_requirements
+from doctor.lint.python.project.starts import other_starts
 
 LIMIT = 20
 """Times that four times the size may take of the time for one: sixteen is quadratic work, and small sizes are noisy."""
@@ -74,3 +76,30 @@ def test_names_of_any_length_are_folded() -> None:
     assert as_hostlist(names) == ",".join(sorted(["9" * 6000, "9" * 6000 + "x", "node[1-2]"]))
     small, large = ("9" * size + "x" for size in (20_000, 80_000))
     assert seconds(lambda: as_hostlist([large])) < LIMIT * max(seconds(lambda: as_hostlist([small])), 1e-5)
+
+
+def _arguments(count: int) -> str:
+    return "".join(f"ARG A{number}=b\n" for number in range(count)) + "FROM $A1\n"
+
+
+def _variables(count: int) -> str:
+    return "".join(f"torchrun $n{number}.py\n" for number in range(count))
+
+
+@pytest.mark.parametrize(
+    ("work", "made"),
+    [
+        pytest.param(project_requirements._with_arguments, _arguments, id="arguments of an image"),
+        pytest.param(lambda text: [*other_starts._lines_with_stems(text)], _variables, id="variables of commands"),
+        pytest.param(lambda text: [*other_starts._commands(text)], "srun ".__mul__, id="commands on a line"),
+        pytest.param(other_starts._apart, "srun ".__mul__, id="launchers on a line"),
+        pytest.param(
+            project_requirements._bound_of_cuda,
+            lambda count: "cudatoolkit=11.3 channels:\n - pytorch\n" + "dependencies:" * count,
+            id="a conda environment",
+        ),
+    ],
+)
+def test_texts_of_projects_are_read_a_few_times(work: Callable[[str], object], made: Callable[[int], str]) -> None:
+    small, large = made(200), made(3200)
+    assert seconds(lambda: work(large)) < 3 * LIMIT * max(seconds(lambda: work(small)), 1e-5)

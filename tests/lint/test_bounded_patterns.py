@@ -7,7 +7,7 @@ import pytest
 from doctor.lint.engine import project_files, project_requirements
 from doctor.lint.launch import stale_commands
 from doctor.lint.python import cuda, lightning_version, notebooks
-from doctor.lint.python.project import absent_values, random_data, unreached, wrapped_model
+from doctor.lint.python.project import absent_values, left_over, random_data, unreached, wrapped_model
 from doctor.lint.python.project.settings import options, yacs_entries
 from doctor.lint.python.project.starts import console_starts, other_starts
 from doctor_checks.code.configuration import lightning_call_outdated
@@ -25,12 +25,21 @@ SEARCHED = [
     (project_requirements._PAGES, "install_conda.sh", "reinstall.sh"),
     (project_requirements._PAGES, "00-setup.v2.sh", "setup_3.bash"),
     (project_requirements._PAGES, "create.envs.sh", "setup.sh.bak"),
+    (project_requirements._LISTS_COMMANDS, "how_to_train.txt", "train_requirements.txt"),
     (project_requirements._NAME, 'setup(\n    name = "nets",  # ours\n', "setup(\n    name=NAMES[0],\n"),
     (project_requirements._NAME, "[metadata]\nname =\n    nets\n", "username = nets\n"),
     (stale_commands._BRINGS_FILES, "  cp -r data /scratch\n", "# cp -r data /scratch\n"),
     (stale_commands._BRINGS_FILES, "mkdir a && cd a && mv ../b .\n", "mkdir cp; echo mv.\n"),
     (cuda._FIRST, "dist.get_rank() == 0 and verbose", "dist.get_rank() == 01"),
     (cuda._FIRST, "self.rank == 0", "rank % size == 0"),
+    (left_over.STARTS_PROGRAM, "python3.10 -u a/train.py", "python\ntrain.py"),
+    (unreached._FINDS_BY_NAME, "getattr(sys.modules[__name__], name)", "getattr(sys.modules, name)"),
+    (
+        unreached._OF_ITS_PACKAGE,
+        'import_module(f".{name}", package=__package__)',
+        "import_module(name, package=__package__)",
+    ),
+    (wrapped_model._LEAVES_OPEN, "environ['CUDA_VISIBLE_DEVICES'] = environ['LOCAL_RANK']", "CUDA_VISIBLE_DEVICES=0"),
     (options._MAKES_ATTRIBUTES, "add_all_model_args(parser)", "add_arguments(args)"),
     (console_starts._MADE_FOR_SEVERAL, "relaunch_workers(main)", "launch = main"),
     (console_starts._MADE_FOR_SEVERAL, "mp.spawn(main)", "respawn(main)"),
@@ -86,6 +95,23 @@ def test_images(line: str, release: str) -> None:
     assert next(project_requirements._images_in(line), "") == release
 
 
+def test_arguments_of_image_files() -> None:
+    text = "ARG TAG=23.05\nARG A=nvidia/pytorch\nFROM $A:${TAG}-py3 $AB\nARG TAG=24.07\n"
+    assert "FROM nvidia/pytorch:23.05-py3 $AB\n" in project_requirements._with_arguments(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "release"),
+    [
+        ("channels:\n  - pytorch\ndependencies:\n  - cudatoolkit=11.3\n  - pytorch\n", "1.12"),
+        ("channels:\n  - pytorch\n  - pytorch\ndependencies:\n  - cudatoolkit=11.3\n", ""),
+        ("- pytorch\nchannels:\n  - nvidia\ndependencies:\n  - cudatoolkit=11.3\n  - pytorch\n", ""),
+    ],
+)
+def test_newest_torch_of_a_conda_environment(text: str, release: str) -> None:
+    assert project_requirements._bound_of_cuda(text) == release
+
+
 def test_commands_of_notebooks_that_install() -> None:
     def kept(line: str) -> list[str]:
         return notebooks._python_of(["x = 1", line])
@@ -126,6 +152,15 @@ def test_lines_that_say_how_a_program_is_launched() -> None:
     assert commands == ["# torchrun a.py b.py"]
     assert rest == "  # mp.spawn(\nimport torch\n# srun\n"
     assert other_starts._apart("import a.py\n") == ([], "import a.py\n")
+
+
+def test_variables_of_commands_are_looked_up_once() -> None:
+    sets = "".join(f"n{number}=a{number}\n" for number in range(other_starts._MOST_NAMES + 1))
+    uses = "".join(f"torchrun $n{number}.py\n" for number in range(other_starts._MOST_NAMES + 1))
+    lines = [*other_starts._lines_with_stems(sets + uses)]
+    assert lines[-2] == f"torchrun a{other_starts._MOST_NAMES - 1}.py"
+    assert lines[-1] == f"torchrun $n{other_starts._MOST_NAMES}.py"
+    assert [*other_starts._lines_with_stems("a=b\nfor a in 1 2; do\ntorchrun $a.py\n")][-1] == "torchrun $a.py"
 
 
 def test_variables_in_names_of_programs() -> None:

@@ -121,7 +121,7 @@ _PAGES = re.compile(
 _READABLE = re.compile(r"\.(?:md|rst)$|^readme|^dockerfile|^containerfile|^makefile$", re.IGNORECASE)
 """Files that show how programs are started, without being launch files."""
 _LISTS_COMMANDS = re.compile(
-    r"\.(?:job|pbs|lsf|qsub|bat|ps1|cmd|tex)$|^(?!.*require).*(?:run|train|command|script|note|usage|how|step).*\.txt$|^justfile$",
+    r"\.(?:job|pbs|lsf|qsub|bat|ps1|cmd|tex)$|^(?=.*\.txt$)(?!.*require).*(?:run|train|command|script|note|usage|how|step)|^justfile$",
     re.IGNORECASE,
 )
 _NOT_PAGES = frozenset({"node_modules", "site-packages", "__pycache__", "venv", "wandb"})
@@ -269,19 +269,23 @@ def _images_in(text: str) -> Iterator[str]:
             yield known.rstrip(".")
 
 
+_PYTORCH_OF_CONDA = re.compile(r"^[ \t]*-[ \t]*(?:pytorch::)?pytorch[ \t]*$", re.MULTILINE)
 _OF_IMAGES = re.compile(r"torch|nemo[:+_]", re.IGNORECASE)
 _ARGUMENT = re.compile(
     r"^[ \t]*(?:(?:ARG|export)[ \t]+)?(?P<name>[A-Z]\w*)=[\"']?(?P<value>[\w.:/-]{1,60})[\"']?[ \t]*$", re.MULTILINE
 )
+
+_VARIABLE = re.compile(r"\$(?:\{(?P<braced>[A-Z]\w*)\}|(?P<plain>[A-Z]\w*))")
 
 
 def _with_arguments(text: str) -> str:
     """A text with the default of each ``ARG`` of a Dockerfile, or variable of a script, in place of its name."""
     if "$" not in text:
         return text
+    given: dict[str, str] = {}
     for one in _ARGUMENT.finditer(text):
-        text = re.sub(rf"\$(?:\{{{one['name']}\}}|{one['name']}\b)", one["value"], text)
-    return text
+        given.setdefault(one["name"], one["value"])
+    return _VARIABLE.sub(lambda one: given.get(one["braced"] or one["plain"], one[0]), text)
 
 
 @lru_cache(maxsize=256)
@@ -307,9 +311,9 @@ def _bound_of_cuda(text: str) -> str:
     if cuda is None or re.search(r"(?<![\w/:-])pytorch[ \t]*[=<>]|\btorch[ \t]*[=<>~]", text):
         return ""
     of_command = re.search(r"-c[ \t]+pytorch\b", text) and re.search(r"(?<!-c )(?<![\w-])pytorch(?![\w-])", text)
-    of_file = re.search(r"channels:(?:\s+-[ \t]*[\w-]+)*?\s+-[ \t]*pytorch\s", text) and re.search(
-        r"dependencies:[\s\S]*^[ \t]*-[ \t]*(?:pytorch::)?pytorch[ \t]*$", text, re.MULTILINE
-    )
+    of_channel = re.search(r"channels:(?:\s+-[ \t]*[\w-]+)*?\s+-[ \t]*pytorch\s", text)
+    start = text.find("dependencies:")
+    of_file = of_channel and start >= 0 and _PYTORCH_OF_CONDA.search(text, start)
     newest = _NEWEST_WITH_PYTORCH_CUDA if cuda["package"] == "pytorch-cuda" else _NEWEST_WITH_CUDA
     return newest.get(cuda["cuda"], "") if of_command or of_file else ""
 

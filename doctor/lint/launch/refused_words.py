@@ -317,7 +317,7 @@ def _keywords(one: DeclaredArgument, *, relaxed: bool) -> dict[str, Any]:
 
 _MESSAGES = (
     ("value", re.compile(r"argument (?P<option>.+?): invalid (?P<detail>\w+) value: (?P<words>.*)$", re.DOTALL)),
-    ("choice", re.compile(r"argument (?P<option>.+?): invalid choice: (?P<words>.*?) \(choose from", re.DOTALL)),
+    ("choice", re.compile(r"argument (?P<option>.{1,200}?): invalid choice: (?P<words>.*?) \(choose from", re.DOTALL)),
     ("flag", re.compile(r"argument (?P<option>.+?): ignored explicit argument (?P<words>.*)$", re.DOTALL)),
     ("count", re.compile(r"argument (?P<option>.+?): (?P<detail>expected .*)$", re.DOTALL)),
     ("exclusive", re.compile(r"argument (?P<option>.+?): not allowed with argument (?P<detail>.*)$", re.DOTALL)),

@@ -40,7 +40,7 @@ _SAYS_OLD = re.compile(
 )
 """What a folder's page, or the first lines of a file, say of code that nobody shall start."""
 _FIRST_LINES = 8
-STARTS_PROGRAM = re.compile(r"(?:\bpython[\d.]*|torchrun|launch|deepspeed|\bsrun)\b[^\n]*\.py\b")
+STARTS_PROGRAM = re.compile(r"(?:\bpython[\d.]*|torchrun|launch|deepspeed|\bsrun)\b[^\n]{0,400}\.py\b")
 """A command that starts a program of Python, in a launch file or a page."""
 _RUNS = re.compile(r"\bos\.(?:system|popen)\(|\bsubprocess\b|\bPopen\(")
 

@@ -15,7 +15,7 @@ from doctor.lint.python.script import ProjectModules, Script, last_name, per_scr
 
 _FINDS_BY_NAME = re.compile(
     r"\b(?:import_module|__import__|walk_packages|iter_modules|LightningCLI|getmembers|load_module|module_from_spec)\b|"
-    r"globals\(\)\[|getattr\((?:mod|modules?|models?|lib|package|archs?|networks?|sys\.modules\[[^\]]*\]),"
+    r"globals\(\)\[|getattr\((?:mod|modules?|models?|lib|package|archs?|networks?|sys\.modules\[[^\]]{0,80}\]),"
 )
 """Programs that may use what no text names."""
 _WORDS = ("import_module", "__import__", "walk_packages", "iter_modules", "LightningCLI", "getmembers", "getattr")
@@ -218,7 +218,7 @@ _OF_LITERALS = re.compile(
 )
 """Imports of modules whose names the text has: ``run_module("package.train")``."""
 _OF_ITS_PACKAGE = re.compile(
-    r"import_module\(\s*(?:[\"']\.[\"']\s*\+|f[\"']\.(?=\{))[^\n]*,\s*(?:package\s*=\s*)?(?:__name__|__package__)\s*\)"
+    r"import_module\(\s*(?:[\"']\.[\"']\s*\+|f[\"']\.(?=\{))[^\n]{0,100},\s*(?:package\s*=\s*)?(?:__name__|__package__)\s*\)"
 )
 """Imports of modules beside a file: ``import_module("." + name, __name__)``."""
 _ANYWHERE = "*"

@@ -192,7 +192,7 @@ def _is_spread(script: Script) -> bool:
 
 
 _OF_MODELS = re.compile(r"Model", re.IGNORECASE)
-_LEAVES_OPEN = re.compile(r"ACCELERATE_BYPASS_DEVICE_MAP|CUDA_VISIBLE_DEVICES[^\n]*RANK|set_device\(")
+_LEAVES_OPEN = re.compile(r"ACCELERATE_BYPASS_DEVICE_MAP|CUDA_VISIBLE_DEVICES[^\n]{0,100}RANK|set_device\(")
 
 
 def _is_auto(device_map: ast.expr | None) -> bool:

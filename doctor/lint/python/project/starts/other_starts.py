@@ -191,16 +191,20 @@ def _shown(script: Script, modules: ProjectModules) -> _Shown:
 
 _IN_STEM = re.compile(r"\$\{?(?:([A-Za-z_]\w*)(?!\w)|\d)(?=[\w${}-]{0,60}\.py\b)\}?")
 """The variable of ``src/${task}.py``, which decides what is started."""
+_MOST_NAMES = 50
+"""Variables of a text whose values are looked up: each lookup reads all of the text."""
 
 
 def _lines_with_stems(text: str) -> Iterator[str]:
     """The commands of a text, with the names of programs that it has in variables which it sets once."""
+    values: dict[str, str] = {}
 
     def value_of(found: re.Match[str]) -> str:
         name = found[1]
-        if not name or re.search(rf"\bfor[ \t]+{name}\b|\bread\b[^\n]*\b{name}\b", text):
-            return found[0]
-        value = number_in(f"${name}", text)
+        if name and name not in values and len(values) < _MOST_NAMES:
+            is_changed = re.search(rf"\bfor[ \t]+{name}\b|\bread\b[^\n]{{0,200}}\b{name}\b", text)
+            values[name] = "$" if is_changed else number_in(f"${name}", text)
+        value = values.get(name, "$")
         return found[0] if "$" in value or "`" in value else value
 
     for line in joined_lines(text):
