@@ -18,7 +18,7 @@ _INDEXED = re.compile(r"^cuda:(\d+)$")
 _OF_ONE_HOST = re.compile(r"local_?rank|nproc|device_count|torchrun|spawn|accelerate|localid", re.IGNORECASE)
 """Words of scripts with several ranks on one host; others may have one GPU in each."""
 _MOVES = ("to", "cuda")
-_VISIBLE = re.compile(r"environ(?:\[|\.setdefault\(|\.update\()[^\n]*CUDA_VISIBLE_DEVICES|set_visible_devices")
+_VISIBLE = re.compile(r"environ(?:\[|\.setdefault\(|\.update\()[^\n]{0,200}CUDA_VISIBLE_DEVICES|set_visible_devices")
 _BY_NAME = ("torch.", "transformers.")
 
 
