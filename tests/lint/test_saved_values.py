@@ -143,6 +143,42 @@ def test_what_another_program_saves_decides(tmp_path, saver, is_found):
     assert bool([one for result in report.results for one in result.findings]) == is_found
 
 
+ADAPTS = """\
+import torch
+
+class Adapter:
+    def delta(self, device):
+        found = {"embedding": {}, "net": {}}
+        found["embedding"]["new"] = self.embedding.weight[self.new].detach().cpu()
+        for name, one in self.net.to(device).named_parameters():
+            found["net"][name] = one.cpu().clone()
+        return found
+"""
+ENDS = """\
+path = os.path.join("runs", f"{kind}-{step}.pth")
+save_on_main({"params": unwrap(model).delta("cuda")}, path)
+model.load_state_dict(torch.load(path))
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("", "", []),
+        ("one.cpu().clone()", "one.to('cpu')", []),
+        ("one.cpu().clone()", "one.clone()", ["warning"]),
+        ("one.cpu().clone()", "one.cpu().to(device)", ["warning"]),
+        ("return found", "return found, self.net.state_dict()", ["warning"]),
+        ("        for name", "        found['net'].update(self.net.state_dict())\n        for name", ["warning"]),
+        ("def delta", "@on_gpu\n    def delta", ["warning"]),
+        ("return found", "return self.delta(device)", ["warning"]),
+    ],
+)
+def test_a_method_that_puts_what_it_returns_on_the_cpu(tmp_path, old, new, expected):
+    files = {"train.py": LOADS.partition("state = ")[0] + ENDS, "adapter.py": ADAPTS.replace(old, new)}
+    assert [severity for _, severity in severities_in(tmp_path, files, BOOK)] == expected
+
+
 READS = """\
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.lint.python.rank_branches import statements_above
-from doctor.lint.python.script import Script, last_name
+from doctor.lint.python.script import FunctionNode, Script, last_name, module_of
 from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, TRAINER
 from doctor.lint.python.value_flow import handed_in
 
@@ -29,6 +29,8 @@ _NUMBERS = frozenset(
 """Calls that return numbers, texts, what Python and NumPy draw from, and tensors on the CPU."""
 _ADDS = ("append", "extend", "add")
 _FILLS = ("update", "setdefault", "insert")
+_OF_SAME_DEVICE = frozenset({"clone", "detach", "contiguous", "float", "half", "bfloat16", "double"})
+"""Methods that return a tensor on the device of their own."""
 _OF_PARTS = frozenset({"max", "min", "sum", "abs", "sorted", "dict", "list", "tuple", "set", "OrderedDict", "range"})
 """Calls that return what their arguments are."""
 _ON_CPU = re.compile(r"sched|scaler|sampler|loader|rng|generator|random|counter|timer|progress|early_?stop", re.I)
@@ -267,7 +269,7 @@ def _others(script: Script, name: str) -> Iterator[Script]:
     savers = [(at, text) for at, text in texts if at.endswith(".py") and "save(" in text and at != script.path]
     for shown, text in savers[:MOST_FILES] if len(savers) <= MOST_FILES else ():
         try:
-            yield Script(shown, text)
+            yield module_of(modules, shown, text) if modules is not None else Script(shown, text)
         except (SyntaxError, ValueError, RecursionError):
             return  # what it saves is not known; its own reading reports that
 
@@ -300,12 +302,19 @@ def entries_of(script: Script, text: str) -> Iterator[ast.expr]:
     pairs = [(target, one.value) for one in script.all(ast.Assign) for target in one.targets]
     pairs += [(one.target, one.value) for one in script.all(ast.AugAssign)]
     for target, value in pairs:
-        if isinstance(target, ast.Subscript) and script.text_of(target.value) == text:
+        if isinstance(target, ast.Subscript) and script.text_of(_container(target)) == text:
             yield value
     for call in script.method_calls(*_ADDS):
         receiver = call.func.value if isinstance(call.func, ast.Attribute) else call.func
-        if script.text_of(receiver.value if isinstance(receiver, ast.Subscript) else receiver) == text:
+        if script.text_of(_container(receiver)) == text:
             yield from call.args
+
+
+def _container(node: ast.expr) -> ast.expr:
+    """What an entry is one of, also of an inner container: ``state`` of ``state["net"][name]``."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node
 
 
 def _is_loaded(script: Script, node: ast.AST) -> bool:
@@ -359,7 +368,66 @@ def _returns_plain(script: Script, call: ast.Call, seen: _Seen) -> bool:
         return True  # of bytes; monai/networks/nets/dints.py: ``TopologySearch.decode`` returns arrays of NumPy
     if last in _OF_PARTS and not isinstance(call.func, ast.Attribute):
         return all(_is_plain(script, one, seen) for one in (*call.args, *(word.value for word in call.keywords)))
-    return last in _NUMBERS or _is_loaded(script, call)
+    if last in _NUMBERS or _is_loaded(script, call) or last.endswith("to_cpu"):
+        return True
+    if last == "to" and isinstance(call.func, ast.Attribute):
+        return _names_cpu(script, script.argument(call, "device", 0))
+    if last in _OF_SAME_DEVICE and isinstance(call.func, ast.Attribute):
+        return isinstance(call.func.value, ast.Call) and _is_plain(script, call.func.value, seen)
+    return not _is_of_library(last) and _is_returned_plain(script, last, seen)
+
+
+_OF_MODULES = frozenset({"state_dict", "named_parameters", "parameters", "named_buffers", "buffers", "modules"})
+
+
+def _is_of_library(name: str) -> bool:
+    """Whether each module, dictionary or text has a method of that name, which may be the one that is called."""
+    return name in _OF_MODULES or hasattr(dict, name) or hasattr(str, name) or hasattr(list, name)
+
+
+def _names_cpu(script: Script, device: ast.expr | None) -> bool:
+    if isinstance(device, ast.Call) and script.name(device.func) == "torch.device":
+        device = script.argument(device, "type", 0)
+    return device is not None and script.value(device) == "cpu"
+
+
+def _is_returned_plain(script: Script, name: str, seen: _Seen) -> bool:
+    """Whether the only function or method of a name in a script, or otherwise in its project, returns no tensor of a
+    GPU: ``{"lora": {name: one.cpu() for ...}}``."""
+    followed = {one for one in seen if one[0] == _OF_FUNCTIONS}
+    if not name or (_OF_FUNCTIONS, name) in followed or len(followed) == _MOST_FOLLOWED:
+        return False
+    found = _definition_of(script, name)
+    if found is None or found[1].decorator_list:
+        return False
+    where, function = found
+    returned = [one.value for one in where.inside(function, ast.Return) if one.value is not None]
+    if not returned or next(where.inside(function, ast.Yield), None) is not None:
+        return False
+    return not any(_is_loaded(where, one) for one in returned) and all(
+        _is_plain(where, one, followed | {(_OF_FUNCTIONS, name)}) for one in returned
+    )
+
+
+_MOST_FOLLOWED = 3
+_OF_FUNCTIONS = 0
+"""Marks the names of functions whose results are being read, next to names of scopes."""
+
+
+def _definition_of(script: Script, name: str) -> tuple[Script, FunctionNode] | None:
+    """The only function or method of a name, and its script: in the file, or else in its project."""
+    own = [one for one in script.functions if one.name == name]
+    if own or script.modules is None:
+        return (script, own[0]) if len(own) == 1 else None
+    texts = [(at, text) for at, text in script.modules.mentioning(f"def {name}(") if at.endswith(".py")]
+    if len(texts) != 1:
+        return None
+    try:
+        other = module_of(script.modules, *texts[0])
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    found = [one for one in other.functions if one.name == name]
+    return (other, found[0]) if len(found) == 1 else None
 
 
 def _is_bound_to_plain(script: Script, node: ast.Name | ast.Attribute, seen: _Seen) -> bool:
@@ -374,7 +442,8 @@ def _is_bound_to_plain(script: Script, node: ast.Name | ast.Attribute, seen: _Se
     entries = [*entries_of(script, text)]
     if _is_moved(script, text, entries):
         return True
-    if any(script.text_of(one.func).rpartition(".")[0] == text for one in script.method_calls(*_FILLS)):
+    fills = (one.func for one in script.method_calls(*_FILLS) if isinstance(one.func, ast.Attribute))
+    if any(script.text_of(_container(one.value)) == text for one in fills):
         return False
     if isinstance(node, ast.Name):
         bound = scope.names[node.id] if scope is not None else []
@@ -397,8 +466,10 @@ def _unpacked_from(bound: ast.AST | str) -> ast.AST | str:
 
 
 def _is_empty(bound: ast.AST | str) -> bool:
-    """``{}`` or ``[]``: what is put into it decides."""
-    return (isinstance(bound, ast.Dict) and not bound.keys) or (isinstance(bound, ast.List) and not bound.elts)
+    """``{}``, ``[]`` or ``{"net": {}}``: what is put into it decides."""
+    if isinstance(bound, ast.Dict):
+        return all(map(_is_empty, bound.values))
+    return isinstance(bound, ast.List) and not bound.elts
 
 
 def _is_counted(bound: ast.AST | str) -> bool:
