@@ -37,6 +37,8 @@ from doctor.testing.script_cases import fails, passes
         fails("a metric, which its epoch reduces", _METRIC),
         fails("a hook of rank 0", _HOOK, fixed=_HOOK.replace("})  # !", "}, rank_zero_only=True)")),
         fails("a method that returns on the others", _RETURNS),
+        passes("other scores than the monitored one, which all ranks log", _SCORES.replace("  # !", "")),
+        fails("scores, one of them monitored", _SCORES.replace('"val/loss", loss', '"val/ppl", loss.exp()')),
         passes("a number that nothing monitors", _VALIDATION.replace("  # !", "") + _TRAINER),
         passes("on all ranks", _VALIDATION.replace("        if self.global_rank == 0:\n    ", "")),
         passes("said to be of rank 0", _VALIDATION.replace("loss)  # !", "loss, rank_zero_only=True)")),
@@ -106,9 +108,21 @@ def _severity(script: Script, call: ast.Call) -> Severity | None:
         texts += [one for word in ("monitor", "Trainer") for one in script.modules.mentioning(word)]
     known, has_others = _monitored(texts)
     logged = re.compile("|".join(_names_of(call)))
-    if any(map(logged.fullmatch, known)):
+    matched = {one for one in known if logged.fullmatch(one)}
+    if matched and not matched <= _logged_by_all(script, call):
         return Severity.INFO if logged.pattern == ".*" else Severity.WARNING
     return Severity.INFO if has_others or not any(_TRAINS.search(text) for _, text in texts) else None
+
+
+def _logged_by_all(script: Script, call: ast.Call) -> set[str]:
+    """The names under which other calls of a file log on all ranks, where a call has another name, of which a part is
+    computed: ``self.log(f"val/{name}", value)`` next to ``self.log("val/loss", loss)``."""
+    first = script.argument(call, "name", 0)
+    if isinstance(first, (ast.Constant, ast.Dict)):
+        return set()
+    others = (one for one in script.method_calls("log") if one is not call and _is_lightnings(script, one))
+    names = (script.argument(one, "name", 0) for one in others if rank_condition(script, one) is None)
+    return {one.value for one in names if isinstance(one, ast.Constant) and isinstance(one.value, str)}
 
 
 def _is_of_metric(script: Script, call: ast.Call) -> bool:
@@ -229,6 +243,22 @@ class Net(LightningModule):
 """
 _TRAINER = """
 checkpoint = pl.callbacks.ModelCheckpoint(monitor="lr")
+pl.Trainer(devices=4, callbacks=[checkpoint]).fit(Net())
+"""
+_SCORES = """\
+import lightning.pytorch as pl
+
+class Net(pl.LightningModule):
+    def validation_step(self, batch, batch_idx):
+        loss = self.net(batch).mean()
+        self.log("val/loss", loss, sync_dist=True)
+
+    def on_validation_epoch_end(self):
+        if self.global_rank == 0:
+            for name, value in self.scores().items():
+                self.log(f"val/{name}", value, sync_dist=False)  # !
+
+checkpoint = pl.callbacks.ModelCheckpoint(monitor="val/loss")
 pl.Trainer(devices=4, callbacks=[checkpoint]).fit(Net())
 """
 _METRIC = """\

@@ -40,6 +40,15 @@ from doctor_checks.nccl.variable_superseded import superseded_summary, variable_
             releases=(("torch", "2.0.1"),),
         ),
         passes(
+            "a program that runs with torch below 2.0 alone",
+            'from torch._six import inf\nos.environ["NCCL_ASYNC_ERROR_HANDLING"] = "1"\n',
+        ),
+        fails(
+            "a program that also runs with later ones",
+            "try:\n    from torch._six import inf\nexcept ImportError:\n    from math import inf\n"
+            'os.environ["NCCL_ASYNC_ERROR_HANDLING"] = "1"  # !\n',
+        ),
+        passes(
             "a process that makes itself the only rank",
             'os.environ["WORLD_SIZE"] = "1"\nos.environ["NCCL_ASYNC_ERROR_HANDLING"] = "1"\n',
         ),
@@ -129,6 +138,8 @@ def _is_read_by_none(file: EnvironmentSource, info: VariableInfo) -> bool:
         return True
     if is_older(file.stated_torch, info.superseded or "") is True:
         return True
+    if is_older(_LAST_WITH_SIX, info.superseded or "") is True and _needs_old_torch(file):
+        return True
     if not isinstance(file, LaunchFile) or file.modules is None:
         return False
     text = file.modules.text_at(file.path)
@@ -136,3 +147,22 @@ def _is_read_by_none(file: EnvironmentSource, info: VariableInfo) -> bool:
     if _BENCHMARK.search(text) and programs <= {"srun", "mpirun", "other"}:
         return True
     return info.replaced_by is not None and "torch.distributed.launch" in text and not file.may_tell("torch")
+
+
+_OF_OLD_TORCH = "torch._six"
+_LAST_WITH_SIX = "1.13"
+"""The last line of torch with that module; 2.0 removed it (pull request 94709)."""
+_IMPORTS = (f"from {_OF_OLD_TORCH} import", f"import {_OF_OLD_TORCH}")
+
+
+def _needs_old_torch(file: EnvironmentSource) -> bool:
+    """Whether a module of the project imports one that torch 2.0 removed, at its top level, where nothing catches the
+    error."""
+    if isinstance(file, Script):
+        texts = [file.text]
+        texts += [text for _, text in file.modules.mentioning(_OF_OLD_TORCH)] if file.modules is not None else []
+    elif isinstance(file, LaunchFile) and file.modules is not None:
+        texts = list(file.modules.texts_with(file.path, _OF_OLD_TORCH))
+    else:
+        texts = []
+    return any(line.startswith(_IMPORTS) for text in texts for line in text.splitlines())
