@@ -611,6 +611,19 @@ class ProjectFiles:
         may_come = any(one.parent.is_dir() and may_appear(one.parent, root, stem) for one in named)
         return not may_come and not any(name.endswith(".py") for name, _ in self.mentioning(parts[-1]))
 
+    def lacks_above(self, shown: str, path: str) -> bool:
+        """Whether a file that the launch file at ``shown`` names by a path that starts with ``../`` is surely not
+        there, neither from its folder, nor from one inside or above it."""
+        root = Path(os.path.abspath(self._shown[shown].root))  # noqa: PTH100 - as above
+        place = Path(os.path.abspath(self._shown[shown].path)).parent  # noqa: PTH100 - as above
+        folders = [one for one in (place, *place.parents) if one.is_relative_to(root)]
+        named = [place / path.removeprefix("../"), *(Path(os.path.abspath(one / path)) for one in folders)]  # noqa: PTH100
+        if not folders or any(one.exists() for one in named):
+            return False
+        return not any(
+            one.parent.is_dir() and may_appear(one.parent, root, one.stem) for one in named if one.is_relative_to(root)
+        )
+
     def runs_alone(self, script: str) -> bool:
         """Whether a program that a launch file names is a file of the project, and neither it nor the modules that it
         imports from the project mention ranks or a library that joins a job."""

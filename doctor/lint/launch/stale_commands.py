@@ -92,6 +92,8 @@ def _is_stale(file: LaunchFile, modules: ProjectFiles, launch: Launch) -> bool:
         return False
     if modules.lacks_file(file.path, last.script):
         return True
+    if last.script.startswith("../") and not _CHANGES_FOLDER.search(text):
+        return modules.lacks_above(file.path, last.script)
     return any(modules.lacks_file(file.path, one) for one in _configurations(last) if _is_plain(one))
 
 
