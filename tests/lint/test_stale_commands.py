@@ -74,6 +74,34 @@ def test_other_commands_keep_their_findings(tmp_path, files):
     assert found(tmp_path, PROGRAMS | files) == [("ENV007", "error")]
 
 
+COPIED = {
+    "train.py": "from copied import build\n\nif __name__ == '__main__':\n    build()\n",
+    "README.md": "    python train.py\n",
+    "copied/LICENSE": "MIT\n",
+    "copied/copied/__init__.py": "import torch\n",
+    "copied/main.py": PROGRAM,
+    "copied/scripts/run.sh": start("main.py"),
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, []),
+        ({"README.md": "    python train.py\n    bash copied/scripts/run.sh\n"}, [("ENV007", "error")]),
+        ({"train.py": PROGRAM}, [("ENV007", "error")]),
+        ({"README.md": "See the files.\n"}, [("ENV007", "error")]),
+    ],
+)
+def test_a_launch_file_of_a_copied_library_starts_nothing_here(tmp_path, files, expected):
+    assert found(tmp_path, COPIED | files) == expected
+
+
+def test_a_copy_without_its_license_is_a_part_of_the_project(tmp_path):
+    files = {name: text for name, text in COPIED.items() if not name.endswith("LICENSE")}
+    assert found(tmp_path, files) == [("ENV007", "error")]
+
+
 def test_a_part_of_a_repository_shows_not_all_programs(tmp_path):
     (tmp_path / ".git").mkdir()
     assert found(tmp_path / "part", PROGRAMS | {"run.sh": start("train_old.py")}) == [("ENV007", "error")]

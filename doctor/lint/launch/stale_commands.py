@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +15,7 @@ from doctor.lint.engine.rule import Violation
 from doctor.lint.launch.launch_file import Launch, LaunchFile
 from doctor.lint.launch.partial_text import is_known, is_placeholder
 from doctor.lint.launch.process_launches import is_one_process, joins_no_group
-from doctor.lint.python.project.left_over import is_old_folder
+from doctor.lint.python.project.left_over import copied_library, is_old_folder
 
 if TYPE_CHECKING:
     from doctor.lint.engine.project_files import ProjectFiles
@@ -44,8 +45,9 @@ _OF_ALLOCATIONS = frozenset({"ENV010", "ENV011", "ENV012", "ENV014"})
 def as_launched(file: LaunchFile, rule: str, violation: Violation) -> Violation:
     """The violation in a launch file, as information in preview if it is of commands alone whose program or
     configuration does not exist in the project, since who starts them gets that error first; if the folder of the file
-    is an old one, from which the project names nothing; if it is about an allocation, and the project runs the script
-    in a shell; or if it is about NCCL, and all that the file starts is one process, or programs that join no group."""
+    is an old one, from which the project names nothing, or a copied project that it uses as a library; if it is about
+    an allocation, and the project runs the script in a shell; or if it is about NCCL, and all that the file starts is
+    one process, or programs that join no group."""
     modules, line = file.modules, violation.place.line
     if modules is None or not file.launches:
         return violation
@@ -71,8 +73,13 @@ def _is_run_by_shell(file: LaunchFile, modules: ProjectFiles) -> bool:
 
 
 def _is_left_over(file: LaunchFile, modules: ProjectFiles) -> bool:
-    """Whether a launch file is below a folder for old files, by its name, and nothing in the project names the file."""
-    folders = PurePath(modules.inner_path(file.path)).parent.parts
+    """Whether a launch file is below a folder for old files, by its name, and nothing in the project names the file, or
+    is in a copied project that is used as a library alone."""
+    inner, location = modules.inner_path(file.path), os.path.abspath(file.path)  # noqa: PTH100 - links are kept
+    folders = PurePath(inner).parent.parts
+    if folders and location.endswith(f"/{inner}"):
+        if copied_library(modules, location, location.removesuffix(f"/{inner}")):
+            return True
     return any(map(is_old_folder, folders)) and modules.is_unnamed(file.path)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
 from doctor.core.text import joined_lines
@@ -67,9 +67,21 @@ def left_over_folder(script: Script) -> str:
         if _OLD.match(name) or (_ORIGINAL.match(name) and _has_own_file(script, len(folders) - depth)):
             says_so = _says_old(script, "/".join((root, *folders[:depth])))
             return name if not _is_used_from_outside(script, name, pages=not says_so) else ""
-        if modules.is_copied_project("/".join((root, *folders[:depth])), root) and _is_library(script, name):
+        if _is_copied_library(modules, script.location, "/".join((root, *folders[:depth])), root):
             return name
     return ""
+
+
+def copied_library(modules: ProjectModules, location: str, root: str) -> str:
+    """The folder of a copied project around a file below ``root`` that nothing outside the folder starts or imports,
+    though the project imports or installs others of it, and starts programs; empty if there is none."""
+    folders = PurePath(location).parent.relative_to(root).parts
+    paths = (("/".join((root, *folders[:depth])), name) for depth, name in enumerate(folders, 1))
+    return next((name for path, name in paths if _is_copied_library(modules, location, path, root)), "")
+
+
+def _is_copied_library(modules: ProjectModules, location: str, folder: str, root: str) -> bool:
+    return modules.is_copied_project(folder, root) and _is_library(modules, location, PurePath(folder).name, root)
 
 
 def _has_own_file(script: Script, below: int) -> bool:
@@ -136,21 +148,18 @@ def _is_used_from_outside(script: Script, folder: str, *, pages: bool) -> bool:
     return any(used.search(text) for text in texts)
 
 
-def _is_library(script: Script, folder: str) -> bool:
+def _is_library(modules: ProjectModules, location: str, folder: str, root: str) -> bool:
     """Whether a copied project is only imported from outside, or installed to be (``pip install -e copied/``), and no
-    page or file there starts or imports the script."""
-    modules = script.modules
-    if modules is None:
-        return False
-    pages = modules.pages_at_root(script.location)
-    place = PurePath(script.location)
+    page or file there starts or imports the file at ``location``."""
+    pages = modules.pages_in(root)
+    place = PurePath(location)
     own = re.compile(rf"(?<![\w-]){re.escape(place.name)}\b|\b{re.escape(folder)}\.[\w.]*\b{re.escape(place.stem)}\b")
     imported = re.compile(rf"^\s*(?:from|import)\s+[\w.]*(?<!\w){re.escape(folder)}\b", re.MULTILINE)
     starts = map(
         STARTS_PROGRAM.search, (*pages, *_outside(modules, folder, ".py", launches=True), *_run(modules, folder))
     )
     is_imported = any(map(imported.search, _outside(modules, folder, folder)))
-    if not any(starts) or not (is_imported or _is_installed(script, modules, folder)):
+    if not any(starts) or not (is_imported or _is_installed(modules, pages, folder)):
         return False
     named = (*_outside(modules, folder, place.stem), *pages, *modules.notebooks(place.stem))
     return not any(map(own.search, named))
@@ -162,7 +171,7 @@ def _run(modules: ProjectModules, folder: str) -> Iterator[str]:
     return (line for text in texts for line in joined_lines(text) if not line.lstrip().startswith("#"))
 
 
-def _is_installed(script: Script, modules: ProjectModules, folder: str) -> bool:
+def _is_installed(modules: ProjectModules, pages: Iterable[str], folder: str) -> bool:
     """Whether a page or launch file of a project installs what is in a folder: ``pip install -e ./copied``, or ``cd
     copied`` and ``pip install .``; not a package of that name, nor a repository at an address."""
     word, install = rf"(?<![\w-]){re.escape(folder)}(?![\w.-])", r"\bpip\d?[ \t]+install\b"
@@ -170,5 +179,4 @@ def _is_installed(script: Script, modules: ProjectModules, folder: str) -> bool:
         rf"{install}(?:(?!://)[^\n])*(?:(?:-e|--editable)[ \t=]+[\"']?|/){word}|{install}[^\n]*[\s\"']{word}/|"
         rf"\bcd[ \t][^\n]*{word}[\w./-]*\s*(?:&&|;)?\s*(?:\w+[ \t]+-m[ \t]+)?{install}"
     )
-    pages = modules.pages_at_root(script.location)
     return any(map(of_folder.search, (*pages, *_outside(modules, folder, folder, launches=True))))
