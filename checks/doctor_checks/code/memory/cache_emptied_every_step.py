@@ -13,6 +13,7 @@ from doctor.testing.script_cases import fails, passes
 
 _STEPS = ("training_step", "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "optimizer_step")
 _MAKES = re.compile(r"_?(?:make|build|create|init|new|set_?up)", re.IGNORECASE)
+_RESETS = ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_reserved")
 _STEPS_OF_OTHERS = ("on_step_end", "on_step_begin", "on_substep_end")
 
 
@@ -34,6 +35,7 @@ _STEPS_OF_OTHERS = ("on_step_end", "on_step_begin", "on_substep_end")
         fails(
             "an optimizer that is asked for", _MADE_TRIALS.replace("make_", "get_").replace("cache()", "cache()  # !")
         ),
+        passes("a step whose memory is measured", _MEASURED),
         passes("another hook, a hook that returns in most steps, and a function that is run once", _OTHER_HOOK),
     ),
 )
@@ -45,8 +47,18 @@ def cache_emptied_every_step(script: Script) -> Iterator[Violation]:
     Fix: Remove the call, and set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` if memory is fragmented.
     """
     for call in script.calls("torch.cuda.empty_cache", "torch.accelerator.empty_cache"):
-        if where := _step_around(script, call):
+        where = _step_around(script, call)
+        if where and not _measures_memory(script, call):
             yield Violation(call, f"{script.text_of(call)} runs in every step: {where}")
+
+
+def _measures_memory(script: Script, call: ast.Call) -> bool:
+    """Whether the program is there to measure memory: each step has a peak of its own, or a history is recorded."""
+    if any(last_name(one.func) == "_record_memory_history" for one in script.all(ast.Call)):
+        return True
+    around = script.nearest(call, ast.For, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)
+    inside = script.inside(around, ast.Call) if around is not None else ()
+    return any(last_name(one.func) in _RESETS for one in inside)
 
 
 def _step_around(script: Script, call: ast.Call) -> str:
@@ -170,6 +182,9 @@ while steps < limit:
     for batch in loader:
         step(batch)
 """
+_MEASURED: str = _FUNCTION.replace("  # !", "").replace(
+    "    loss.b", "    torch.cuda.reset_peak_memory_stats()\n    loss.b"
+)
 _EACH_EPOCH = """\
 for epoch in range(10):
     for x, y in loader:
