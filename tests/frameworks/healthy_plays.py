@@ -6,6 +6,7 @@ import contextlib
 import copy
 import faulthandler
 import gc
+import hashlib
 import logging
 import multiprocessing
 import os
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 from moments import every_step, in_model, in_row, once
 from shared_helpers import HOLDER, Scorer, Side, compute, scores_shortly, started
+from torch.utils.data import DataLoader
 
 WORK = "import time\nend = time.process_time() + 4\nwhile time.process_time() < end: sum(range(1000))"
 EVALUATION = "import sys, time\ntime.sleep(8)\nprint(sum(range(1_000_000)))"
@@ -820,6 +822,76 @@ class HealthyPlays:
             self.kept.append(bytearray(b"\1") * (4 << 20))
         if self.step % 30 == 0:
             self.kept.clear()
+
+    def until_all_end(self, loader):
+        """The batches of this rank, and then rows of zeros, until the data of all ranks has ended."""
+        batches = iter(loader)
+        while True:
+            rows = next(batches, None)
+            left = torch.tensor([float(rows is not None)])
+            dist.all_reduce(left)
+            if not left:
+                return
+            yield torch.zeros(4, 8) if rows is None else rows
+
+    @every_step
+    def hashes_in_threads(self, model):
+        """Hash parts of a file in twelve threads in every tenth step, on all ranks."""
+        if self.step % 10 == 0:
+            with concurrent.futures.ThreadPoolExecutor(12) as pool:
+                parts = list(
+                    pool.map(lambda number: hashlib.sha256(bytes([number]) * (4 << 20)).hexdigest(), range(12))
+                )
+            print(f"hashed {len(parts)} parts")
+
+    @every_step
+    def next_phase(self, model):
+        """Build the data of the next phase for some seconds in one step, which are more on a rank than on another."""
+        if self.step == 30:
+            time.sleep(5 + 2 * self.rank)
+
+    @every_step
+    def validates_anew(self, model):
+        """Begin anew to read validation rows with a worker, in every twentieth step on all ranks."""
+        if self.step % 20 == 0:
+            rows = DataLoader(torch.ones(40, 8).unbind(), 4, num_workers=1)
+            print(f"validated: {sum(float(batch.sum()) for batch in rows)}")
+
+    @every_step
+    def opens_many(self, model):
+        """Keep 600 files open for fifty steps, on the main rank."""
+        if self.rank == 0 and self.step == 10:
+            self.kept = [(self.folder / f"shard-{number}").open("w") for number in range(600)]
+        if self.step == 60:
+            while self.kept:
+                self.kept.pop().close()
+
+    @every_step
+    def rewards_in_threads(self, model):
+        """Score answers in sixteen threads in every tenth step, each as long as it takes, and gather the sums."""
+        if self.step % 10:
+            return
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            list(pool.map(time.sleep, [self.own.uniform(0, 1.5) for _ in range(16)]))
+        dist.all_gather_object([None] * self.world, self.own.random())
+
+    @every_step
+    def asks_many_actors(self, model):
+        """Ask three actors of Ray at once in every tenth step, which were made in the first one."""
+        if self.step % 10:
+            return
+        import ray
+
+        while len(self.kept) < 3:
+            self.kept.append(ray.remote(Side).options(num_cpus=0).remote())
+        print(ray.get([actor.answers.remote() for actor in self.kept]))
+
+    @every_step
+    def saves_uneven(self, model):
+        """Save parts of another size on each rank in every thirtieth step, and wait for each other."""
+        if self.step % 30 == 0:
+            self.saves(model, 1 + 2 * self.rank)
+            dist.barrier()
 
 
 class Samples:

@@ -404,6 +404,38 @@ class LoopsAndLocks:
         print(asyncio.run(answered()))
 
     @once
+    def upgrades_lock(self, model):
+        """Write to a cache that this thread is reading (https://github.com/Abhigyan-Shekhar/Waggle-mcp/issues/67)."""
+        lock = ReadWriteLock()
+        with lock.read(), lock.write():
+            self.kept.append("not in the cache yet")
+
+    @once
+    def swallows_cancel(self, model):
+        """Ask a judge for two seconds, by a client that takes the end of this time for an error and asks again.
+
+        https://github.com/python/cpython/pull/7216
+        """
+        asyncio.run(asyncio.wait_for(asks_again(), 2))
+
+    @once
+    def fast_forwards(self, model):
+        """Read all batches of before to skip them, on a rank without the saved position of its data.
+
+        https://github.com/huggingface/transformers/issues/11284
+        """
+        for number in range(660_000):
+            torch.full((8,), float(number))
+            time.sleep(0.005)
+
+    @once
+    def factors_answer(self, model):
+        """Simplify an answer, whose large number is factored (https://github.com/huggingface/Math-Verify/issues/65)."""
+        import sympy
+
+        print(sympy.factorint(sympy.nextprime(10**34) * sympy.nextprime(3 * 10**36)))
+
+    @once
     def lock(self, model):
         """Take a lock that a thread holds."""
         lock = threading.Lock()
@@ -454,6 +486,39 @@ def asks_silent():
     """Read from a server that does not answer."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         return client.recv(1)
+
+
+async def asks_again():
+    """Ask a judge until it answers, whatever happens."""
+    while True:
+        try:
+            await asyncio.sleep(LONG)
+        except BaseException as error:
+            print(f"asked again after {error!r}")
+
+
+class ReadWriteLock:
+    """A lock for many readers or one writer."""
+
+    def __init__(self):
+        self.changed, self.readers = threading.Condition(), 0
+
+    @contextlib.contextmanager
+    def read(self):
+        """Keep writers out."""
+        with self.changed:
+            self.readers += 1
+        yield
+        with self.changed:
+            self.readers -= 1
+            self.changed.notify_all()
+
+    @contextlib.contextmanager
+    def write(self):
+        """Wait until nobody reads."""
+        with self.changed:
+            self.changed.wait_for(lambda: not self.readers)
+            yield
 
 
 class Shipping(logging.Handler):

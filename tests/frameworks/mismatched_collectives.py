@@ -5,6 +5,7 @@ import math
 import os
 import random
 import signal
+import threading
 import time
 
 import torch
@@ -698,6 +699,69 @@ class MismatchedCollectives:
             return False
         self.note()
         return True
+
+    @every_step
+    def thread_in_group(self, model):
+        """Meet in a thread, in the group of the training: on a rank before the next step, on the others after it.
+
+        https://github.com/pytorch/pytorch/pull/131895
+        """
+        if self.step != self.at:
+            return
+        thread = threading.Timer(0 if self.here else 1, dist.barrier)
+        thread.daemon = True
+        thread.start()
+        if self.here:
+            self.note()
+            time.sleep(0.2)
+
+    @every_step
+    def gathers_lazily(self, model):
+        """Export weights that are gathered one by one in every tenth step, of which a rank takes only the first two.
+
+        https://github.com/verl-project/verl/pull/6002
+        """
+        if self.step % 10:
+            return
+        for number, weight in enumerate(one.full_tensor() for one in model.parameters()):
+            if self.here and self.step == self.at and number == 1:
+                self.note()
+                print(f"exported until the limit of a file: {weight.shape}")
+                break
+        dist.barrier()
+
+    @every_step
+    def tags_skewed(self, model):
+        """Pass something around in every tenth step, which a rank once expects with the tag of an earlier step.
+
+        https://github.com/meta-pytorch/torchcomms/pull/2964
+        """
+        if self.step % 10:
+            return
+        tag = self.step
+        if self.here and self.step == self.at:
+            self.note()
+            tag -= 10
+        passed = dist.isend(torch.ones(4), (self.rank + 1) % self.world, tag=self.step)
+        dist.recv(torch.empty(4), (self.rank - 1) % self.world, tag=tag)
+        passed.wait()
+
+    @once
+    def summary_alone(self, model):
+        """Log a summary of the communication on the main rank (https://github.com/deepspeedai/DeepSpeed/pull/2012)."""
+        import deepspeed
+
+        deepspeed.comm.log_summary()
+
+    @once
+    def timers_alone(self, model):
+        """Time a step with the timers of Megatron-LM, on the rank that is profiled.
+
+        https://github.com/NovaSky-AI/SkyRL/pull/2181
+        """
+        from megatron.core.timers import Timers
+
+        Timers(log_level=2, log_option="all")("forward-backward", log_level=1).start(barrier=True)
 
     @once
     def evaluate(self, model):

@@ -171,9 +171,16 @@ class Plant(
             self.lock_of_log.acquire()
         if self.name == "forked_pool" and self.here:
             self.begins_to_read()
-        more = {"more": 1, "fewer": -1, "stream": -10, "join": 7, "joined_by_minimum": 5, "cycles_shorter": -15}.get(
-            self.name, 0
-        )
+        more = {
+            "more": 1,
+            "fewer": -1,
+            "stream": -10,
+            "join": 7,
+            "joined_by_minimum": 5,
+            "cycles_shorter": -15,
+            "goes_on_empty": -7,
+            "restarts_iterator": -40,
+        }.get(self.name, 0)
         if more and abs(more) == 1:
             self.note()
         return self.steps + (more if self.here else 0)

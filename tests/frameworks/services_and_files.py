@@ -319,6 +319,20 @@ class ServicesAndFiles:
         print(hub.getresponse().status)
 
     @once
+    def datagram_lost(self, model):
+        """Ask a server of the time by a datagram, which is dropped, without a limit of time.
+
+        https://github.com/esnet/iperf/pull/222
+        """
+        with (
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as clock,
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client,
+        ):
+            clock.bind(("127.0.0.1", 0))
+            client.sendto(b"\x1b" + bytes(47), clock.getsockname())
+            print(client.recvfrom(48))
+
+    @once
     def socket(self, model):
         """Read from a server that does not answer."""
         with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:

@@ -623,6 +623,63 @@ class Stragglers:
             ray.kill(actor)
 
     @from_then_on
+    def permutes_index(self, model):
+        """Permute the index of all samples for each batch (https://github.com/ServiceNow/Fast-LLM/issues/132)."""
+        print(numpy.random.default_rng(self.step).permutation(2_500_000)[:4])
+
+    @from_then_on
+    def writes_embedding(self, model):
+        """Write embeddings as text in every twenty-fifth step (https://github.com/pytorch/pytorch/issues/51445)."""
+        if self.step % 25:
+            return
+        with (self.folder / "tensors.tsv").open("w") as file:
+            file.writelines("\t".join(map(str, row)) + "\n" for row in torch.rand(25_000, 100).tolist())
+
+    @from_then_on
+    def waits_singly(self, model):
+        """Take the answers of many tasks of Ray one by one, in every twenty-fifth step.
+
+        https://github.com/ray-project/ray/issues/49905
+        """
+        if self.step % 25:
+            return
+        import ray
+
+        left = [ray.put(number) for number in range(2000)]
+        while left:
+            _, left = ray.wait(left)
+
+    @from_then_on
+    def draws_boxes(self, model):
+        """Draw boxes with a font that is loaded for each, in every twenty-fifth step.
+
+        https://github.com/pytorch/vision/issues/3072
+        """
+        if self.step % 25:
+            return
+        from PIL import Image, ImageDraw, ImageFont
+
+        drawing = ImageDraw.Draw(Image.new("RGB", (1600, 1200)))
+        for number in range(5_000):
+            left, top = number * 37 % 1500, number * 41 % 1100
+            drawing.rectangle((left, top, left + 40, top + 60))
+            drawing.text((left, top), f"person {number}", font=ImageFont.load_default(12))
+
+    @from_then_on
+    def convolves(self, model):
+        """Add an echo by a direct convolution (https://github.com/iver56/audiomentations/issues/30)."""
+        print(numpy.convolve(numpy.ones(60_000), numpy.ones(6_000)).sum())
+
+    @from_then_on
+    def iterates_frame(self, model):
+        """Weigh samples by a loop over the rows of a table (https://github.com/ddmms/ml-peg/pull/616)."""
+        import pandas
+
+        if not self.kept:
+            self.kept.append(pandas.DataFrame({"name": ["a"] * 2500, "weight": [0.5] * 2500}))
+        print(sum(row["weight"] for _, row in self.kept[0].iterrows()))
+
+    @from_then_on
     def straggle_sleep(self, model):
         """Sleep."""
         time.sleep(0.06)

@@ -29,6 +29,9 @@ from torch.utils.data import (
     random_split,
 )
 
+OWN_ROWS = ("more", "fewer", "join", "joined_by_minimum", "cycles_shorter", "strided_split", "goes_on_empty")
+"""Plays in which each rank has rows of its own."""
+
 
 class Rows(Dataset):
     """Rows that the plant reads, from number ``first`` on."""
@@ -111,7 +114,7 @@ def loader_of(plant, collate=None):
         return DataLoader(Stream(plant, batches * BATCH), BATCH, **options)
     if plant.name == "no_sampler":
         return DataLoader(Rows(plant, batches * BATCH), BATCH, shuffle=True, **options)
-    if plant.name in ("more", "fewer", "join", "joined_by_minimum", "cycles_shorter", "strided_split"):
+    if plant.name in OWN_ROWS:
         return DataLoader(plant.own_rows(Rows, batches), BATCH, **options)
     left_over = 3 if plant.name == "drop_last" else 0
     rows = Rows(plant, plant.world * batches * plant.batch + left_over)
@@ -166,8 +169,10 @@ def rest_of(plant, loader, epoch):
     plant.lists_files(epoch)
     if plant.name in ("prefetch_dead", "reads_ahead"):
         return plant.prefetched(loader)
-    if plant.name == "cycles_shorter":
+    if plant.name in ("cycles_shorter", "restarts_iterator"):
         return plant.cycles(loader)
+    if plant.name == "goes_on_empty":
+        return plant.until_all_end(loader)
     if plant.name != "skip_ahead" or not plant.here or epoch:
         return loader
     from accelerate import skip_first_batches
@@ -315,6 +320,31 @@ def fsdp2(plant):
     dist.destroy_process_group()
 
 
+def megatron(plant):
+    """A loop around the DistributedDataParallel of Megatron-LM, which asks for a device; its kernels need a GPU."""
+    torch.cuda.current_device = lambda: "cpu"
+    from megatron.core import parallel_state
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.transformer import TransformerConfig
+
+    start(plant)
+    parallel_state.initialize_model_parallel()
+    config = TransformerConfig(num_layers=1, hidden_size=WIDTH, num_attention_heads=1, use_cpu_initialization=True)
+    reduces = DistributedDataParallelConfig(check_for_nan_in_grad=plant.name == "checks_nan")
+    model = DistributedDataParallel(config, reduces, Net(plant))
+    model.broadcast_params()
+
+    def backward(loss):
+        loss.backward()
+        model.finish_grad_sync()
+        for one in model.parameters():
+            one.grad = one.main_grad.clone()
+        model.zero_grad_buffer()
+
+    loop(plant, model, loader_of(plant), backward, parts_of(plant, model))
+    dist.destroy_process_group()
+
+
 def accelerate(plant):
     """A loop that Accelerate prepared."""
     from accelerate import Accelerator, DataLoaderConfiguration
@@ -446,6 +476,7 @@ def lightning(plant):
         plant.name, options["callbacks"] = "early_stop_of_trainer", [EarlyStopping("val", patience=1)]
     if plant.name == "metric_missing":
         options["callbacks"] = [EarlyStopping("score", check_on_train_epoch_end=True)]
+    plant.limits(options)
     plant.trainer = trainer = Trainer(
         max_epochs=plant.epochs, devices=plant.world, accelerator="cpu", strategy="ddp", logger=False,
         enable_progress_bar=False, enable_checkpointing=False, default_root_dir=plant.folder, num_sanity_val_steps=0,
@@ -494,10 +525,12 @@ def transformers(plant):
     start_trainer = partial(
         trainer_of(plant, Trainer),
         Outputs(), arguments, data_collator=lambda rows: {"rows": torch.stack(list(rows))},
-        train_dataset=Rows(plant, plant.world * plant.steps * BATCH),
+        train_dataset=Rows(plant, plant.world * plant.steps * BATCH - plant.rows_lacking()),
         eval_dataset=Rows(plant, plant.world * BATCH * 200, 1_000_000), callbacks=[after_steps(plant, TrainerCallback)],
     )  # fmt: skip
     start_trainer().train()
+    if plant.name == "two_stages":
+        start_trainer().train()
     if plant.name == "resumes":
         start_trainer().train(resume_from_checkpoint=str(plant.folder / "out" / "checkpoint-80"))
     plant.reaches("after_loop")
@@ -677,7 +710,9 @@ def trl(plant):
 
 FRAMEWORKS = {
     one.__name__: one
-    for one in (ddp, fsdp1, fsdp2, accelerate, fabric, lightning, transformers, ray, zero1, zero2, zero3, trl)
+    for one in (
+        ddp, fsdp1, fsdp2, megatron, accelerate, fabric, lightning, transformers, ray, zero1, zero2, zero3, trl,
+    )
 }  # fmt: skip
 
 if __name__ == "__main__":
