@@ -134,6 +134,11 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
             _FROM_CPU.replace(_EACH, "model.state_dict()").replace("(checkpoint))", "(checkpoint))  # !"),
             fixed={"(checkpoint))": '(checkpoint, map_location="cpu"))'},
         ),
+        passes("the branch beside one that maps it", _IN_BRANCHES.format(other="path")),
+        fails(
+            "the branch beside one that maps another file",
+            _IN_BRANCHES.format(other="teacher").replace("(path)", "(path)  # !"),
+        ),
         passes("an entry for one process", _ONE_PROCESS),
         passes(
             "a GPU for each rank",
@@ -197,7 +202,9 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
     for call in script.calls("torch.load", "torch.jit.load"):
         if script.function_of(call) not in run_by_all(script) or is_of_one_rank(script, call) or script.is_open(call):
             continue
-        if _has_one_process(script, call) or _is_after_training(script, call) or _is_given_published(script, call):
+        if _has_one_process(script, call) or _is_mapped_otherwise(script, call):
+            continue
+        if _is_after_training(script, call) or _is_given_published(script, call):
             continue
         where = script.argument(call, "map_location", 1)
         if where is None or script.value(where) is None:
@@ -245,6 +252,22 @@ def _has_one_process(script: Script, call: ast.Call) -> bool:
         return False
     names = {script.name(one.func) for one in script.inside(function, ast.Call)}
     return "torch.nn.DataParallel" in names and names.isdisjoint(WRAPPERS)
+
+
+def _is_mapped_otherwise(script: Script, call: ast.Call) -> bool:
+    """Whether the other branch loads the same file with a ``map_location``: the program thought of several ranks, and
+    this branch is that of one process."""
+    inner: ast.AST = call
+    for outer in script.around(call):
+        if isinstance(outer, ast.If) and inner is not outer.test and call.args:
+            other = outer.orelse if inner in outer.body else outer.body
+            loads = (one for part in other for one in script.inside(part, ast.Call) if one.args)
+            same = (one for one in loads if script.name(one.func) == script.name(call.func))
+            shown = ast.unparse(call.args[0])
+            if any(script.argument(one, "map_location", 1) and ast.unparse(one.args[0]) == shown for one in same):
+                return True
+        inner = outer
+    return False
 
 
 def _is_after_training(script: Script, call: ast.Call) -> bool:
@@ -580,6 +603,18 @@ state = torch.load("last.ckpt", map_location="cuda:0")  # !
 also = torch.load("ema.ckpt", torch.device("cuda", 0))  # !
 moved = torch.load("teacher.ckpt", lambda storage, place: storage.cuda(0))  # !
 model = DistributedDataParallel(model)
+"""
+_IN_BRANCHES = """\
+import torch
+
+dist.init_process_group("nccl")
+path, teacher = "model.pt", "teacher.pt"
+if args.half:
+    state = torch.load(path)
+else:
+    state = torch.load({other}, map_location=f"cuda:{{args.gpu}}")
+model = DDP(build().cuda())
+model.module.load_state_dict(state["model"])
 """
 _ONTO_CPU = """\
 dist.init_process_group("nccl")
