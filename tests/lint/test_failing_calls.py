@@ -12,6 +12,12 @@ SETS_UP = "setup.py"
 TRAINS = "def train(net, steps):\n" + indented(HANG)
 RUNS = "class Runs:\n    def __init__(self, net, steps=1):\n" + indented(HANG, 8)
 IN_LOOP = "def main(batches):\n    for batch in batches:\n        {use}\n" + indented(HANG, 8) + "{more}\nmain([])\n"
+METHODS = (
+    "def load(path):\n    return path\n\nclass Runs:\n    def train(self, batches):\n        {first}\n"
+    "        for batch in batches:\n            self.advance(1)\n\n    def advance(self, number):\n"
+    + indented(HANG, 8)
+    + "\nRuns().train([])\n"
+)
 VAIN = {
     "a required argument is missing": f"{TRAINS}\ntrain(1)\n",
     "an unknown argument": f"{TRAINS}\ntrain(1, steps=2, rate=3)\n",
@@ -28,6 +34,10 @@ VAIN = {
     ),
     "a sampler for a loader that shuffles": "from torch.utils.data import DataLoader, RandomSampler\n"
     "sampler = RandomSampler(data)\nloader = DataLoader(data, 8, True, sampler)\n" + HANG,
+    "a list that the loop makes below": IN_LOOP.format(use="seen.append(batch)", more="        seen = []\n"),
+    "a list that the loop replaces": IN_LOOP.format(use="seen = seen + [batch]", more=""),
+    "a method, from a loop of another": METHODS.format(first="load()"),
+    "a method, with too many arguments": METHODS.format(first="pass").replace("self.advance(1)", "self.advance(1, 2)"),
     "in a condition": IN_LOOP.format(use="if len(seen): print(batch)", more="    seen = []\n"),
 }
 REACHED = {
@@ -50,7 +60,16 @@ REACHED = {
     "a list that a branch of the loop makes above": IN_LOOP.format(
         use="if batch:\n            seen = []\n        seen.append(batch)", more=""
     ),
-    "a list that the loop makes": IN_LOOP.format(use="seen.append(batch)", more="        seen = []\n"),
+    "a list that the loop makes for its next rounds": IN_LOOP.format(
+        use="if batch:\n            seen.append(batch)", more="        seen = []\n"
+    ),
+    "a list that an inner loop reads in later rounds": IN_LOOP.format(
+        use="for one in batch:\n            seen.append(one)", more="        seen = []\n"
+    ),
+    "a list that the loop makes in one line": IN_LOOP.format(use="seen = [batch]; seen = seen + [1]", more=""),
+    "a method that is called well": METHODS.format(first="load(1)"),
+    "a method that a base may call": METHODS.format(first="load()").replace("class Runs", "class Runs(Base)"),
+    "a method that is also called elsewhere": METHODS.format(first="load()") + "\nRuns().advance(2)\n",
     "a list of the module": "seen = []\n" + IN_LOOP.format(use="seen.append(batch)", more="    print(seen)\n"),
     "a name that a star gives": "from tools import *\n\nsave(1)\n\ndef save(step):\n" + indented(HANG) + "\nsave(2)\n",
     "a global name": "def fill():\n    global save\n    save = print\n\nfill()\nsave(1)\n\ndef save(step):\n"

@@ -13,7 +13,7 @@ from doctor.lint.python.project.imported_functions import collective_of, importe
 from doctor.lint.python.rank_branches import has_rank_conditions, rank_condition
 from doctor.lint.python.reachable_functions import is_certain
 from doctor.lint.python.script import Script, last_name, per_script, step_at
-from doctor.lint.python.training import ACCELERATOR, FSDP, several_ranks
+from doctor.lint.python.training import ACCELERATOR, FSDP, runs_one_process, several_ranks
 from doctor.lint.python.wrapped_models import (
     FORWARD_OF_DDP,
     HandedModel,
@@ -98,6 +98,7 @@ _OF_PROJECTS = (
 _PLAIN = frozenset(_OF_PROJECTS.split())
 """Names of collectives in projects' own modules that can't be read."""
 
+_OF_TRAINERS = ("lightning.pytorch.Trainer().", "lightning.fabric.Fabric().")
 _LAST = (
     _GATHERING
     | _OF_AN_ENGINE
@@ -106,6 +107,16 @@ _LAST = (
     | {one.rpartition(".")[2] for one in COLLECTIVES}
 )
 """Last parts of the names of collectives; other calls are not resolved."""
+
+
+def _is_of_one_process(script: Script, call: ast.Call) -> bool:
+    """Whether the Trainer or Fabric of a call runs in the calling process alone: ``Trainer(devices=1)`` selects
+    ``SingleDeviceStrategy`` (trainer/connectors/accelerator_connector.py), whose methods wait for nobody."""
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+    while isinstance(owner, ast.Attribute):
+        owner = owner.value
+    made = [owner, *script.values_of(owner)]
+    return any(runs_one_process(script, one) for one in made if isinstance(one, ast.Call))
 
 
 class CollectiveCall(NamedTuple):
@@ -165,6 +176,8 @@ class CollectiveCalls:
             return ""
         name = script.name(call.func)
         if name in COLLECTIVES:
+            if name.startswith(_OF_TRAINERS) and _is_of_one_process(script, call):
+                return ""
             is_local = script.value(script.argument(call, "no_dist")) is True  # a checkpoint of this process alone
             return "" if is_local or _is_of_replicas(script, name) else COLLECTIVES[name]
         if bare == "compute" and METRIC.match(name.rpartition(".")[0]) and several_ranks(script) is not None:

@@ -156,6 +156,19 @@ def trains_on_several(script: Script, trainer: ast.Call) -> bool:
     )
 
 
+def runs_one_process(script: Script, trainer: ast.Call) -> bool:
+    """Whether a Trainer or a Fabric certainly runs one process: one device is written, or CPUs and no number of them,
+    and no strategy for several."""
+    devices = script.value(script.argument(trainer, "devices", 2 if script.name(trainer.func) == TRAINER else None))
+    if trains_on_several(script, trainer):
+        return False
+    if devices in (1, "1", (0,)) and not isinstance(devices, bool):
+        return True
+    is_on_cpu = script.value(script.argument(trainer, "accelerator")) == "cpu"
+    is_whole = not script.is_open(trainer) and not script.is_given(trainer, "num_nodes")
+    return is_on_cpu and is_whole and not any(script.is_given(trainer, one) for one in ("devices", "strategy"))
+
+
 def _is_one_process(script: Script, trainer: ast.Call, devices: object, nodes: object) -> bool:
     """Whether it runs one process: one device, CPUs with the default of one, or replicas inside one process."""
     accelerator = script.value(script.argument(trainer, "accelerator"))

@@ -26,7 +26,7 @@ from doctor.lint.python.rank_branches import (
     rank_condition,
 )
 from doctor.lint.python.script import last_name
-from doctor.lint.python.training import is_without_gradients, trains_on_several
+from doctor.lint.python.training import is_without_gradients
 from doctor.lint.python.wrapped_models import FORWARD_OF_DDP, is_wrapped_later, parameter_names
 from doctor.testing.script_cases import fails, passes
 
@@ -181,7 +181,7 @@ def rank_condition_around_collective(script: Script) -> Iterator[Violation]:
     """
     exits: set[tuple[ast.AST, str]] = set()
     for one in collectives_and_forwards(script).all():
-        if _may_be_alone(script, one) or _is_of_one_device(script, one.call) or _is_without_barrier(script, one.call):
+        if _may_be_alone(script, one) or _is_without_barrier(script, one.call):
             continue
         condition = unmatched_condition(script, one)
         first = main_first(script, one.call) if condition is None else None
@@ -373,17 +373,6 @@ def _saves_together(script: Script, call: ast.Call) -> bool:
     made = [one for one in script.values_of(owner) if isinstance(one, ast.Call)]
     given = (script.argument(one, name) for one in made for name in ("deepspeed_plugin", "fsdp_plugin"))
     return any(one is not None and any(isinstance(value, ast.Call) for value in script.values_of(one)) for one in given)
-
-
-def _is_of_one_device(script: Script, call: ast.Call) -> bool:
-    if not script.name(call.func).startswith(("lightning.pytorch.Trainer().", "lightning.fabric.Fabric().")):
-        return False
-    owner = call.func.value if isinstance(call.func, ast.Attribute) else call.func
-    made = [one for one in script.values_of(owner) if isinstance(one, ast.Call)]
-    return any(
-        script.value(script.argument(one, "devices")) in (1, "1", (0,)) and not trains_on_several(script, one)
-        for one in made
-    )
 
 
 _OF_A_GROUP = re.compile(

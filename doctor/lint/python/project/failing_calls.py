@@ -16,7 +16,7 @@ from doctor.knowledge.releases import release
 from doctor.lint.engine.releases import Releases
 from doctor.lint.python.gpu_use import block_with_ranks, runs_alone
 from doctor.lint.python.project.absent_values import reads_absent_value
-from doctor.lint.python.project.call_graph import INERT
+from doctor.lint.python.project.call_graph import CALLED_BY_TORCH, INERT, PLAIN_BASES
 from doctor.lint.python.project.failing_start import names_by_star
 from doctor.lint.python.project.never_used import is_defined_nowhere
 from doctor.lint.python.project.settings.options import lacks_option
@@ -63,6 +63,8 @@ def fails_before(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
         return True
     if any(lacks_option(script, one) and not _is_conditional(script, one, node) for one in ast.walk(node)):
         return True
+    if depth and _is_method_vain(script, node, depth):
+        return True
     holder = _holder(script, node)
     if holder is None or depth == 0 or holder.decorator_list:
         return False
@@ -72,6 +74,34 @@ def fails_before(script: Script, node: ast.AST, depth: int = _DEPTH) -> bool:
         and all(_is_use_vain(script, one, holder, depth) for one in uses)
         and not _is_imported_by_others(script, holder)
     )
+
+
+def _is_method_vain(script: Script, node: ast.AST, depth: int) -> bool:
+    """Whether a place is in a method of a plain class, which only the file uses, and all uses of the method are calls
+    that it refuses, or places that no run gets to."""
+    around = [node, *script.around(node)]
+    owner = next((one for one in around if isinstance(one, ast.ClassDef)), None)
+    method = around[around.index(owner) - 1] if owner is not None else None
+    if owner is None or not isinstance(method, _FUNCTIONS) or method.decorator_list or _is_hook(method.name):
+        return False
+    is_plain = all(last_name(one) in PLAIN_BASES for one in owner.bases) and not owner.keywords
+    if not isinstance(script.parent(owner), ast.Module) or not is_plain:
+        return False
+    uses = [one for one in script.all(ast.Attribute) if one.attr == method.name]
+    words = len(re.findall(rf"\b{re.escape(method.name)}\b", script.text))
+    if not uses or words != len(uses) + 1 or _is_imported_by_others(script, owner):
+        return False
+    return all(method not in script.around(one) and _fails_at(script, one, depth - 1) for one in uses)
+
+
+def _is_hook(name: str) -> bool:
+    return name.startswith("__") or name in CALLED_BY_TORCH
+
+
+def _fails_at(script: Script, use: ast.Attribute, depth: int) -> bool:
+    call = script.parent(use)
+    is_refused = isinstance(call, ast.Call) and call.func is use and refuses(script, call)
+    return is_refused or fails_before(script, use, depth)
 
 
 def _run_before(script: Script, node: ast.AST) -> Iterator[ast.stmt]:
@@ -370,10 +400,18 @@ def _is_unbound(script: Script, name: ast.Name) -> bool:
     loops = [one for one in around[: around.index(scope)] if isinstance(one, _LOOPS)]
     return bool(binders) and all(
         one is not None
-        and one.lineno > (name.end_lineno or name.lineno)
-        and (not _is_in_any(script, one, loops) or _is_in_branch_of(script, one, loops))
+        and (one.lineno > (name.end_lineno or name.lineno) or _is_target_of(script, one, name))
+        and (_is_in_first_round(script, one, around) or _is_in_branch_of(script, one, loops))
         for one in binders
     )
+
+
+def _is_target_of(script: Script, binder: ast.stmt | ast.expr, name: ast.Name) -> bool:
+    """Whether an assignment binds a name after it has read it: ``scale = scale.detach()``."""
+    own = script.statement_of(binder)
+    value = own.value if isinstance(own, (ast.Assign, ast.AnnAssign)) else None
+    parts = [] if value is None else list(ast.walk(value))
+    return name in parts and binder not in parts
 
 
 def _is_of_main(script: Script, around: Sequence[ast.AST]) -> bool:
@@ -388,8 +426,19 @@ def _may_be_starred(script: Script, name: str) -> bool:
     return names is None or name in names
 
 
-def _is_in_any(script: Script, node: ast.AST, outer: Sequence[ast.AST]) -> bool:
-    return any(one in outer for one in script.around(node))
+_STRAIGHT = (ast.expr, ast.keyword, *_EXECUTED, ast.With, ast.AsyncWith, ast.withitem)
+"""What may be around a place that each round of a loop comes to."""
+
+
+def _is_in_first_round(script: Script, binder: ast.AST, around: Sequence[ast.AST]) -> bool:
+    """Whether a place below which a name is bound is read before that in the first round of the loops around both: none
+    is around both, or no branch and no other loop is between the innermost of them and the place."""
+    of_binder = list(script.around(binder))
+    shared = next((one for one in around if isinstance(one, _LOOPS) and one in of_binder), None)
+    if shared is None:
+        return True
+    between = itertools.takewhile(lambda one: one is not shared, around)
+    return all(isinstance(one, _STRAIGHT) and not isinstance(one, _NOT_ALWAYS) for one in between)
 
 
 def _is_in_branch_of(script: Script, node: ast.AST, loops: Sequence[ast.AST]) -> bool:

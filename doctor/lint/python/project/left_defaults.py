@@ -146,7 +146,7 @@ def _values_of_setting(script: Script, node: ast.expr, depth: int) -> Values | N
 
 
 def _entry_of(script: Script, node: ast.Subscript) -> ast.expr | None:
-    """The option that the only dictionary of a name in the file has under a key, if nothing else in the file changes
+    """The option or literal that the only dictionary of a name in the file has under a key, if nothing else in the file changes
     it: ``settings = {"plain": args.plain}``. Functions get the dictionary under its name, alone or in a tuple."""
     key, name = script.value(node.slice), node.value.id if isinstance(node.value, ast.Name) else ""
     changes = re.compile(rf"\b{name}(?:\[[^\]\n]*\]\s*[-+*/|]?=(?!=)|\.(?:update|pop|setdefault|clear)\()")
@@ -159,7 +159,29 @@ def _entry_of(script: Script, node: ast.Subscript) -> ast.expr | None:
         return None
     pairs = zip(value.keys, value.values, strict=True)
     found = [given for one, given in pairs if one is not None and script.value(one) == key]
-    return found[0] if len(found) == 1 and isinstance(found[0], ast.Attribute) else None
+    return found[0] if len(found) == 1 and isinstance(found[0], (ast.Attribute, ast.Constant)) else None
+
+
+def is_off_in_text(script: Script, node: ast.AST) -> bool:
+    """Whether a place is in a branch that switches leave out which the file sets to a literal once, and nothing changes
+    later: ``ddp = False`` above ``if ddp:``."""
+    inner = node
+    for outer in script.around(node):
+        if isinstance(outer, ast.If) and inner is not outer.test and _is_of_literals(script, outer.test):
+            is_in_body = any(inner is one for one in outer.body)
+            if outcome(script, outer.test, options=True) is (not is_in_body):
+                return True
+        inner = outer
+    return False
+
+
+def _is_of_literals(script: Script, test: ast.expr) -> bool:
+    """Whether a condition reads nothing but names that have one literal."""
+    parts = [one for one in ast.walk(test) if isinstance(one, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))]
+    scopes = [(script.scope_of(one, one.id), one.id) for one in parts if isinstance(one, ast.Name)]
+    bound = [scope.names[name] if scope is not None else [] for scope, name in scopes]
+    is_known = all(len(one) == 1 and isinstance(one[0], ast.Constant) for one in bound)
+    return bool(parts) and len(bound) == len(parts) and is_known
 
 
 def has_no_rounds(script: Script, loop: ast.AST) -> bool:
@@ -190,8 +212,11 @@ def _is_in_branch_left_out(script: Script, value: object, depth: int) -> bool:
 
 
 def _bound_values(script: Script, bound: object, depth: int, *, options: bool) -> Values | None:
-    """The values of the only thing that a name is bound to. A literal is one for the user to change."""
+    """The values of the only thing that a name is bound to. A literal is one for the user to change: a switch or
+    number counts among the ``options``, since a start of the project as it is has that value."""
     one = bound[0] if isinstance(bound, (list, tuple)) and len(bound) == 1 else None
+    if options and isinstance(one, ast.Constant) and isinstance(one.value, (bool, int)):
+        return frozenset({one.value})
     if isinstance(one, ast.arg):
         value = _left_default(script, one)
         return None if value is UNKNOWN else frozenset({value})

@@ -21,7 +21,7 @@ from doctor.lint.python.project.failing_calls import (
     training_fails,
 )
 from doctor.lint.python.project.imported_functions import may_be_imported
-from doctor.lint.python.project.left_defaults import has_no_rounds, outcome
+from doctor.lint.python.project.left_defaults import has_no_rounds, is_off_in_text, outcome
 from doctor.lint.python.project.left_over import is_of_documentation
 from doctor.lint.python.project.never_used import cannot_run, fails_to_spawn, is_notebook_of_one_process
 from doctor.lint.python.project.settings.compared_ranks import is_never_certain
@@ -469,7 +469,7 @@ def is_made_for_one(script: Script) -> bool:
         return True
     if _leaves_models_apart(script) or _is_run_with_one(script) or _has_one_worker(script) or _divides_never(script):
         return True
-    if _has_one_device(script) or _sets_one_rank(script) or _has_batch_of_one(script):
+    if _has_one_device(script) or _sets_one_rank(script) or _has_batch_of_one(script) or _joins_never(script):
         return True
     if script.modules is None or STARTS_RANKS.search(script.text):
         return False
@@ -588,6 +588,15 @@ def _sets_one_rank(script: Script) -> bool:
     given = [call.args for call in script.calls("os.environ.setdefault") if len(call.args) == 2]
     is_one = any(script.value(name) == "WORLD_SIZE" and script.value(size) == "1" for name, size in given)
     return is_one and all(count == 1 for count in shown_counts(script))
+
+
+def _joins_never(script: Script) -> bool:
+    """Whether a program makes its group only in branches that switches in its text leave out: ``ddp = False``."""
+    made = list(script.calls(GROUP))
+    others = (ACCELERATOR, FABRIC, TRAINER)
+    if not made or not is_program(script) or any(True for _ in script.calls(*others)):
+        return False
+    return all(is_off_in_text(script, one) for one in made)
 
 
 def _is_one_in_configurations(script: Script, given: ast.expr | None) -> bool:
