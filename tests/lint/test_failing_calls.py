@@ -18,6 +18,12 @@ METHODS = (
     + indented(HANG, 8)
     + "\nRuns().train([])\n"
 )
+OBJECTS = (
+    "class Env:\n    def __init__(self, width):\n        self.width = width\n\n"
+    "    def reset(self):\n        return 1\n\ndef main():\n    env = Env(1)\n    env.{use}\n"
+    + indented(HANG)
+    + "\nmain()\n"
+)
 VAIN = {
     "a required argument is missing": f"{TRAINS}\ntrain(1)\n",
     "an unknown argument": f"{TRAINS}\ntrain(1, steps=2, rate=3)\n",
@@ -36,6 +42,7 @@ VAIN = {
     "sampler = RandomSampler(data)\nloader = DataLoader(data, 8, True, sampler)\n" + HANG,
     "a list that the loop makes below": IN_LOOP.format(use="seen.append(batch)", more="        seen = []\n"),
     "a list that the loop replaces": IN_LOOP.format(use="seen = seen + [batch]", more=""),
+    "a method that the class does not have": OBJECTS.format(use="set_batch(1)"),
     "a method, from a loop of another": METHODS.format(first="load()"),
     "a method, with too many arguments": METHODS.format(first="pass").replace("self.advance(1)", "self.advance(1, 2)"),
     "in a condition": IN_LOOP.format(use="if len(seen): print(batch)", more="    seen = []\n"),
@@ -67,6 +74,10 @@ REACHED = {
         use="for one in batch:\n            seen.append(one)", more="        seen = []\n"
     ),
     "a list that the loop makes in one line": IN_LOOP.format(use="seen = [batch]; seen = seen + [1]", more=""),
+    "a method that the class has": OBJECTS.format(use="reset()"),
+    "a method that a base may have": OBJECTS.format(use="set_batch(1)").replace("class Env", "class Env(Base)"),
+    "a method that something sets": OBJECTS.format(use="set_batch(1)") + "Env.set_batch = print\n",
+    "a method of any name": OBJECTS.format(use="set_batch(1)").replace("def reset(self", "def __getattr__(self, name"),
     "a method that is called well": METHODS.format(first="load(1)"),
     "a method that a base may call": METHODS.format(first="load()").replace("class Runs", "class Runs(Base)"),
     "a method that is also called elsewhere": METHODS.format(first="load()") + "\nRuns().advance(2)\n",

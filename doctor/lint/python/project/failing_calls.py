@@ -340,7 +340,7 @@ def _fails(script: Script, statement: ast.stmt) -> bool:
             if isinstance(one.ctx, ast.Load) and not _is_conditional(script, one, part) and _is_unbound(script, one):
                 return True
         for call in script.inside(part, ast.Call):
-            is_refused = refuses(script, call) or logs_without_run(script, call)
+            is_refused = refuses(script, call) or lacks_method(script, call) or logs_without_run(script, call)
             if is_refused and not _is_conditional(script, call, part):
                 return True
         for read in script.inside(part, ast.Attribute):
@@ -569,6 +569,47 @@ def _binds(node: ast.AST, name: str) -> bool:
     if isinstance(node, ast.alias):
         return (node.asname or node.name.partition(".")[0]) == name
     return isinstance(node, (*_FUNCTIONS, ast.ClassDef)) and node.name == name
+
+
+def lacks_method(script: Script, call: ast.Call) -> bool:
+    """Whether a call is of a method which the only class of the project that the object may be of does not have, nor
+    gets from anything: ``env = Env(args)`` above ``env.set_batch(batch)``."""
+    method = call.func
+    if not isinstance(method, ast.Attribute) or not isinstance(method.value, ast.Name):
+        return False
+    values = script.values_of(method.value)
+    scope = script.scope_of(method.value, method.value.id)
+    if scope is None or len(values) != 1 or len(scope.names[method.value.id]) != 1:
+        return False
+    made = _meant(script, values[0].func) if isinstance(values[0], ast.Call) else []
+    owners = [one for one in made if isinstance(one, ast.ClassDef)]
+    if not made or len(owners) != len(made) or not all(_is_without(one, method.attr) for one in owners):
+        return False
+    sets = re.compile(rf"\.{re.escape(method.attr)}\s*=(?!=)|[\"']{re.escape(method.attr)}[\"']")
+    texts = [script.text]
+    if script.modules is not None:
+        texts += [text for _, text in script.modules.mentioning(method.attr)]
+    return not any(map(sets.search, texts))
+
+
+_GIVES_ANY = frozenset({"__getattr__", "__getattribute__", "__new__", "__dict__", "setattr", "exec", "vars"})
+"""Ways of a class to have attributes that its text does not name."""
+
+
+def _is_without(owner: ast.ClassDef, name: str) -> bool:
+    """Whether a class of no other bases than plain ones binds no attribute of a name."""
+    if owner.decorator_list or owner.keywords or not all(last_name(one) in ("object", "ABC") for one in owner.bases):
+        return False
+    words = {word for one in ast.walk(owner) for word in _words_of(one)}
+    return name not in words and not words & _GIVES_ANY
+
+
+def _words_of(node: ast.AST) -> tuple[str, ...]:
+    if isinstance(node, ast.Name):
+        return (node.id,)
+    if isinstance(node, ast.Attribute):
+        return (node.attr,)
+    return (node.name,) if isinstance(node, (*_FUNCTIONS, ast.ClassDef)) else ()
 
 
 def _meant_method(script: Script, function: ast.Attribute) -> list[_Meant]:

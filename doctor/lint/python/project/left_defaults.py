@@ -146,8 +146,8 @@ def _values_of_setting(script: Script, node: ast.expr, depth: int) -> Values | N
 
 
 def _entry_of(script: Script, node: ast.Subscript) -> ast.expr | None:
-    """The option or literal that the only dictionary of a name in the file has under a key, if nothing else in the file changes
-    it: ``settings = {"plain": args.plain}``. Functions get the dictionary under its name, alone or in a tuple."""
+    """The option or literal that the only dictionary of a name in the file has under a key, if nothing else in the file
+    changes it: ``settings = {"plain": args.plain}``. Functions get it under its name, alone or in a tuple."""
     key, name = script.value(node.slice), node.value.id if isinstance(node.value, ast.Name) else ""
     changes = re.compile(rf"\b{name}(?:\[[^\]\n]*\]\s*[-+*/|]?=(?!=)|\.(?:update|pop|setdefault|clear)\()")
     if not isinstance(key, str) or not name or changes.search(script.text):
