@@ -2199,3 +2199,41 @@ class Net({base}):
 def test_the_forward_pass_of_an_imported_model_without_buffers(tmp_path, layer, base, expected):
     files = {"solver.py": _HELD, "nets/__init__.py": "", "nets/model.py": _NETS.format(layer=layer, base=base)}
     assert found(tmp_path, files) == expected
+
+
+MAKES_GROUP = "    if ddp:\n" + indented(JOINS, 8)
+SWITCHES = {
+    "off": ("ddp = False\n\ndef main():\n" + MAKES_GROUP + indented(HANG, 8), "info"),
+    "off, the group alone": ("ddp = False\n\ndef main():\n" + MAKES_GROUP + indented(HANG), "info"),
+    "off, of a function": ("def main():\n    ddp = 0\n" + MAKES_GROUP + indented(HANG), "info"),
+    "off, an entry": (
+        "use = {'ddp': False}\n\ndef main():\n    if use['ddp']:\n" + indented(JOINS, 8) + indented(HANG, 8),
+        "info",
+    ),
+    "on": ("ddp = True\n\ndef main():\n" + MAKES_GROUP + indented(HANG), "error"),
+    "on, an entry": (
+        "use = {'ddp': True}\n\ndef main():\n    if use['ddp']:\n" + indented(JOINS, 8) + indented(HANG, 8),
+        "error",
+    ),
+    "set later": (
+        "ddp = False\n\ndef main():\n    global ddp\n    ddp = True\n" + MAKES_GROUP + indented(HANG),
+        "error",
+    ),
+    "an entry that is set later": (
+        "use = {'ddp': False}\nuse['ddp'] = True\n\ndef main():\n    if use['ddp']:\n"
+        + indented(JOINS, 8)
+        + indented(HANG, 8),
+        "error",
+    ),
+    "off, with another group": (
+        "ddp = False\n\ndef main():\n" + MAKES_GROUP + "    else:\n" + indented(JOINS, 8) + indented(HANG),
+        "error",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_switches_that_the_text_sets_once(tmp_path, name):
+    text, severity = SWITCHES[name]
+    files = {"train.py": HEAD + text + "\nif __name__ == '__main__':\n    main()\n", "other.py": ""}
+    assert found(tmp_path, files) == [("CODE005", severity)]

@@ -151,6 +151,14 @@ from doctor.testing.script_cases import fails, passes
             ),
         ),
         passes("one process alone tests, with a Trainer of one device", _ALONE),
+        passes("one process alone tests, with a Trainer of one device in a function", _ALONE_IN_FUNCTION),
+        passes("a Trainer on CPUs", _ALONE_IN_FUNCTION.replace("devices=1", "accelerator='cpu'")),
+        fails(
+            "with a Trainer of several devices in a function",
+            _ALONE_IN_FUNCTION.replace("devices=1", "devices=8").replace(
+                "test(model, data)\n", "test(model, data)  # !\n"
+            ),
+        ),
         passes("a condition on the rank in another function", _ELSEWHERE),
         passes("the first rank makes them per request, in an object that it hands to a server", _SERVED),
         fails(
@@ -1110,6 +1118,19 @@ def main(model, data):
     if trainer.is_global_zero:
         tester = L.Trainer(devices=1, num_nodes=1)
         tester.test(model, data)
+"""
+_ALONE_IN_FUNCTION = """\
+import lightning as L
+
+def test(model, data):
+    trainer = L.Trainer(devices=1, logger=False)
+    return trainer.predict(model, data)
+
+def main(model, data):
+    trainer = L.Trainer(devices=8, strategy="ddp")
+    trainer.fit(model, data)
+    if trainer.is_global_zero:
+        test(model, data)
 """
 _ELSEWHERE = """\
 from lightning.pytorch.utilities import rank_zero_only
