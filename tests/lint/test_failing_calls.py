@@ -24,6 +24,11 @@ OBJECTS = (
     + indented(HANG)
     + "\nmain()\n"
 )
+INNER = (
+    "def load(path):\n    return path\n\ndef work():\n    {first}\n\ndef main():\n    work()\n"
+    + indented(HANG)
+    + "\nmain()\n"
+)
 VAIN = {
     "a required argument is missing": f"{TRAINS}\ntrain(1)\n",
     "an unknown argument": f"{TRAINS}\ntrain(1, steps=2, rate=3)\n",
@@ -42,6 +47,9 @@ VAIN = {
     "sampler = RandomSampler(data)\nloader = DataLoader(data, 8, True, sampler)\n" + HANG,
     "a list that the loop makes below": IN_LOOP.format(use="seen.append(batch)", more="        seen = []\n"),
     "a list that the loop replaces": IN_LOOP.format(use="seen = seen + [batch]", more=""),
+    "the function that is called above reads what nothing defines": INNER.format(first="print(nothing)"),
+    "the function that is called above calls one that fails": INNER.format(first="load()"),
+    "its constructor": INNER.format(first="load()").replace("def work():", "class work:\n  def __init__(self):"),
     "a method that the class does not have": OBJECTS.format(use="set_batch(1)"),
     "a method, from a loop of another": METHODS.format(first="load()"),
     "a method, with too many arguments": METHODS.format(first="pass").replace("self.advance(1)", "self.advance(1, 2)"),
@@ -74,6 +82,15 @@ REACHED = {
         use="for one in batch:\n            seen.append(one)", more="        seen = []\n"
     ),
     "a list that the loop makes in one line": IN_LOOP.format(use="seen = [batch]; seen = seen + [1]", more=""),
+    "the function that is called above may return before": INNER.format(
+        first="if load:\n        return\n    print(nothing)"
+    ),
+    "the function that is called above may not read it": INNER.format(first="if load:\n        print(nothing)"),
+    "the function that is called above catches it": INNER.format(
+        first="try:\n        load()\n    except TypeError:\n        pass"
+    ),
+    "a generator that is called above": INNER.format(first="load()\n    yield 1"),
+    "a function that calls itself": INNER.format(first="work()"),
     "a method that the class has": OBJECTS.format(use="reset()"),
     "a method that a base may have": OBJECTS.format(use="set_batch(1)").replace("class Env", "class Env(Base)"),
     "a method that something sets": OBJECTS.format(use="set_batch(1)") + "Env.set_batch = print\n",

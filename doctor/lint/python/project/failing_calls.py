@@ -329,6 +329,7 @@ def _answers(_script: Script) -> dict[ast.stmt, bool]:
 def _is_known_to_fail(script: Script, statement: ast.stmt) -> bool:
     answers = _answers(script)
     if statement not in answers:
+        answers[statement] = False  # while it is searched: functions that call each other
         answers[statement] = _fails(script, statement)
     return answers[statement]
 
@@ -341,11 +342,31 @@ def _fails(script: Script, statement: ast.stmt) -> bool:
                 return True
         for call in script.inside(part, ast.Call):
             is_refused = refuses(script, call) or lacks_method(script, call) or logs_without_run(script, call)
-            if is_refused and not _is_conditional(script, call, part):
+            if not _is_conditional(script, call, part) and (is_refused or _fails_inside(script, call)):
                 return True
         for read in script.inside(part, ast.Attribute):
             if lacks_option(script, read) and not _is_conditional(script, read, part):
                 return True
+    return False
+
+
+def _fails_inside(script: Script, call: ast.Call) -> bool:
+    """Whether the function of the file that a call runs fails in each run, before it may return."""
+    called = [_called(one)[0] for one in _meant(script, call.func)]
+    return bool(called) and all(one is not None and _fails_in_each_run(script, one) for one in called)
+
+
+def _fails_in_each_run(script: Script, function: FunctionNode) -> bool:
+    known = script.all(type(function))
+    if not isinstance(function, ast.FunctionDef) or not any(one is function for one in known):
+        return False
+    if any(True for kind in (ast.Yield, ast.YieldFrom) for _ in script.inside(function, kind)):
+        return False  # a generator runs when it is read
+    for one in function.body:
+        if _is_known_to_fail(script, one):
+            return True
+        if any(True for _ in script.inside(one, ast.Return)):
+            return False
     return False
 
 
@@ -395,8 +416,10 @@ def _is_unbound(script: Script, name: ast.Name) -> bool:
     if isinstance(scope, ast.Module) and (_UNKNOWN_NAMES.search(script.text) or _may_be_starred(script, name.id)):
         return False
     binders = _binders(script, scope).get(name.id, [])
-    if not binders and isinstance(scope, ast.Module):
-        return _is_of_main(script, around) and is_defined_nowhere(script, name.id)
+    if not binders:
+        is_called = isinstance(around[0], ast.Call) and around[0].func is name  # an example may leave out functions
+        is_run = _is_of_main(script, around) if isinstance(scope, ast.Module) else _is_of_project(script)
+        return is_run and (not is_called or isinstance(scope, ast.Module)) and is_defined_nowhere(script, name.id)
     loops = [one for one in around[: around.index(scope)] if isinstance(one, _LOOPS)]
     return bool(binders) and all(
         one is not None
@@ -417,7 +440,11 @@ def _is_target_of(script: Script, binder: ast.stmt | ast.expr, name: ast.Name) -
 def _is_of_main(script: Script, around: Sequence[ast.AST]) -> bool:
     """Whether a place is below ``if __name__ == "__main__":`` of a project's file: an example may leave out names."""
     tests = (ast.unparse(one.test) for one in around if isinstance(one, ast.If))
-    return script.modules is not None and not script.modules.is_one_file and "__name__ == '__main__'" in tests
+    return _is_of_project(script) and "__name__ == '__main__'" in tests
+
+
+def _is_of_project(script: Script) -> bool:
+    return script.modules is not None and not script.modules.is_one_file
 
 
 def _may_be_starred(script: Script, name: str) -> bool:
