@@ -123,6 +123,8 @@ TUNED = "export NCCL_MIN_NCHANNELS=32 NCCL_ALGO=Tree\n"
         (f"IMAGE=docker://rocm/pytorch:rocm6.2_ubuntu22.04_py3.10\n{TUNED}{START}", []),
         (f"pip install torch --index-url https://download.pytorch.org/whl/rocm6.1\n{TUNED}{START}", []),
         (f"export ROCM_PATH=/opt/rocm-6.0.0\n{TUNED}{START}", []),
+        (f"SIF=/images/lumi-pytorch-rocm-6.2.4-python-3.12-pytorch-v2.6.0.sif\n{TUNED}{START}", []),
+        (f"OUTPUT=/runs/pytorch-rocm-6.2.4/log.txt\n{TUNED}{START}", ["NCCL002", "NCCL004"]),
         (f"module load rocm\n{TUNED}{START}", ["NCCL002"]),
         (f"module load rocm/7.0.1\n{TUNED}{START}", ["NCCL002"]),
         (f"# module load rocm/6.3.1\n{TUNED}{START}", ["NCCL002", "NCCL004"]),

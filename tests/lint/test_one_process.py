@@ -2210,6 +2210,18 @@ SWITCHES = {
         "use = {'ddp': False}\n\ndef main():\n    if use['ddp']:\n" + indented(JOINS, 8) + indented(HANG, 8),
         "info",
     ),
+    "off, beside a function that a comment names": (
+        "ddp = False\n\ndef join():\n"
+        + indented(JOINS)
+        + "\ndef main():\n    # join()\n"
+        + MAKES_GROUP
+        + indented(HANG),
+        "info",
+    ),
+    "off, beside a function that is called": (
+        "ddp = False\n\ndef join():\n" + indented(JOINS) + "\ndef main():\n    join()\n" + MAKES_GROUP + indented(HANG),
+        "error",
+    ),
     "on": ("ddp = True\n\ndef main():\n" + MAKES_GROUP + indented(HANG), "error"),
     "on, an entry": (
         "use = {'ddp': True}\n\ndef main():\n    if use['ddp']:\n" + indented(JOINS, 8) + indented(HANG, 8),

@@ -286,9 +286,20 @@ def _is_never_named(script: Script, function: FunctionNode) -> bool:
 def _is_named_again(script: Script, name: str) -> bool:
     """Whether the file of a function, besides its definition, or another file of the project has its name."""
     named = re.compile(rf"\b{re.escape(name)}\b")
-    if script.modules is None or len(named.findall(script.text)) > 1:
+    if script.modules is None or (len(named.findall(script.text)) > 1 and _is_in_code(script, name)):
         return True
     return any(shown != script.path and named.search(text) for shown, text in script.modules.mentioning(name))
+
+
+def _is_in_code(script: Script, name: str) -> bool:
+    """Whether a name, also in a string, is in more than comments of a file."""
+    return any(
+        name in (getattr(one, "id", ""), getattr(one, "attr", ""))
+        or (isinstance(one, ast.Constant) and name in str(one.value))
+        or (isinstance(one, ast.alias) and name in (one.name, one.asname))
+        for kind in (ast.Name, ast.Attribute, ast.Constant, ast.alias)
+        for one in script.all(kind)
+    )
 
 
 def _is_reached_nowhere(script: Script, node: ast.AST) -> bool:
@@ -591,12 +602,15 @@ def _sets_one_rank(script: Script) -> bool:
 
 
 def _joins_never(script: Script) -> bool:
-    """Whether a program makes its group only in branches that switches in its text leave out: ``ddp = False``."""
+    """Whether a program makes its group only in branches that switches in its text leave out: ``ddp = False``; or in
+    functions that nothing names."""
     made = list(script.calls(GROUP))
     others = (ACCELERATOR, FABRIC, TRAINER)
     if not made or not is_program(script) or any(True for _ in script.calls(*others)):
         return False
-    return all(is_off_in_text(script, one) for one in made)
+    around = {one: script.function_of(one) for one in made}
+    left = [one for one, function in around.items() if function is None or _is_named_again(script, function.name)]
+    return bool(left) and all(is_off_in_text(script, one) for one in left)
 
 
 def _is_one_in_configurations(script: Script, given: ast.expr | None) -> bool:
