@@ -530,8 +530,8 @@ def refuses(script: Script, call: ast.Call) -> bool:
     each other."""
     if script.name(call.func) == _LOADER:
         return _is_shuffled_twice(script, call)
-    if script.is_open(call):
-        return False
+    if script.is_open(call) or any(one.arg is None for one in call.keywords):
+        return False  # what a dictionary holds is not followed
     called = [_called(one) for one in _meant(script, call.func)]
     return bool(called) and all(one is not None and not _takes(one.args, call, given) for one, given in called)
 
