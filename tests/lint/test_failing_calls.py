@@ -61,8 +61,8 @@ REACHED = {
     "one of two calls": f"{TRAINS}\ntrain(1, 2)\ntrain(1)\n",
     "a class with a default": f"{RUNS}\nRuns(1)\n",
     "any arguments": TRAINS.replace("steps", "*steps, **more") + "\ntrain(1, 2, rate=3)\n",
-    "arguments of a dictionary": "def load(path, rate):\n    return path\n\ndef main():\n    given = dict(path=1, rate=2)\n"
-    "    load(**given)\n" + indented(HANG) + "\nmain()\n",
+    "arguments of a dictionary": "def load(path, rate):\n    return path\n\ndef main():\n"
+    "    given = dict(path=1, rate=2)\n    load(**given)\n" + indented(HANG) + "\nmain()\n",
     "a function that is decorated": "@given(1)\n" + TRAINS + "\ntrain()\n",
     "a loader that shuffles or has a sampler": "from torch.utils.data import DataLoader, RandomSampler\n"
     "sampler = RandomSampler(data) if data else None\nloader = DataLoader(data, 8, sampler is None, sampler)\n" + HANG,

@@ -89,8 +89,8 @@ _ROCM = re.compile(
     r"(?P<release>\d[\d.]*)?",
     re.MULTILINE,
 )
-"""What says that a job runs on ROCm: a module, an image of AMD, wheels for it, the folder that it is in, and the file of
-a container that is named after it, as LUMI's are (``lumi-pytorch-rocm-6.2.4-python-3.12-pytorch-v2.6.0.sif``)."""
+"""What says that a job runs on ROCm: a module, an image of AMD, wheels for it, the folder that it is in, and the file
+of a container that is named after it, as LUMI's are (``lumi-pytorch-rocm-6.2.4-python-3.12-pytorch-v2.6.0.sif``)."""
 NEWEST_ROCM = "7"
 """The newest line of ROCm, for a job that names none."""
 _CUDA_OF_CONDA = re.compile(r"\b(?P<package>cudatoolkit|pytorch-cuda)[ \t]*={1,2}[ \t]*(?P<cuda>\d+\.\d)")
