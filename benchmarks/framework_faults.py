@@ -42,7 +42,7 @@ from typing import Any
 
 import psutil
 from evidence_pages import add_part, folded, word_of, write_between
-from frameworks import NAMES
+from frameworks import NAMES, PACKAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
@@ -236,7 +236,8 @@ def play_and_print(play: Play, *, is_kept: bool) -> Result:
         return {"name": play["name"], "skipped": f"needs {package}"}
     with tempfile.TemporaryDirectory(prefix="rankdoctor-play-", ignore_cleanup_errors=True) as folder:
         result = perform(play, Path(folder))
-    result["versions"] = {name: metadata.version(name) for name in sorted({package, "torch"})}
+    names = {PACKAGES.get(package, package), "torch"}
+    result["versions"] = {name: metadata.version(name) for name in sorted(names)}
     with _writing:
         if is_kept:
             lines = ",\n".join(json.dumps(one) for one in [*kept(), result])
