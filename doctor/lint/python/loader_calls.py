@@ -277,14 +277,15 @@ def is_endless(script: Script, loader: ast.Call, name: str) -> bool:
 
 
 def is_cut_short(script: Script, name: str) -> bool:
-    """Whether every loop over a loader takes a number of batches: ``islice(loader, 50)``, or ``break`` at a count."""
+    """Whether every loop over a loader takes a number of batches: ``islice(loader, 50)``, or ``break`` at a count or at
+    the end of the first one."""
     read = list(loops_over(script, name))
     return bool(read) and all(_takes_some(script, one) for one in read)
 
 
 def _takes_some(script: Script, loop: ast.For) -> bool:
     called = {last_name(one) for one in ast.walk(loop.iter) if isinstance(one, ast.Call)}
-    if "islice" in called or {"zip", "range"} <= called:
+    if "islice" in called or {"zip", "range"} <= called or isinstance(loop.body[-1], ast.Break):
         return True
     counters = (
         {one.id for one in ast.walk(loop.target) if isinstance(one, ast.Name)} if "enumerate" in called else set()

@@ -144,6 +144,11 @@ _DECIDES = re.compile(
             _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)")
             + "for number, batch in enumerate(test_loader):\n    if number == 50:\n        break\n    test(batch)\n",
         ),
+        passes(
+            "one batch",
+            _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)")
+            + "for batch in test_loader:\n    test(batch)\n    break\n",
+        ),
         fails(
             "until something is found",
             _script("DataLoader(test_set, 64, sampler=shares, drop_last=True)  # !")

@@ -45,6 +45,8 @@ _DP = "torch.nn.DataParallel"
         passes("to evaluate a model that an object holds", _EVALUATES_HELD),
         passes("without gradients", _EVALUATES.replace("no_grad()", "set_grad_enabled(False)")),
         fails("to train a model that an object holds", _TRAINS_HELD),
+        fails("a model, and a head that nothing calls", _HEAD_ASIDE.format(mark="", called="model(x)")),
+        fails("a model, and a head that is called", _HEAD_ASIDE.format(mark="  # !", called="head(model(x))")),
         passes("bound anew before it is used", _REPLACED),
         passes("bound anew in the branch that trains", _REPLACED_IN_BRANCH),
         fails("the other branch binds it too", _OTHER_BRANCH),
@@ -80,7 +82,7 @@ def data_parallel(script: Script) -> Iterator[Violation]:
             continue
         if _names_one(script, call) or runs_alone(script, call) or _only_evaluates(script, call):
             continue
-        if _is_replaced(script, call) or _is_loss_beside_model(script, call):
+        if _is_replaced(script, call) or _is_loss_beside_model(script, call) or _is_never_called(script, call):
             continue
         if shown is None:
             certain = not offered
@@ -217,6 +219,21 @@ def _is_one_in(script: Script, value: ast.expr, devices: ast.expr, depth: int) -
         return len(counts) == 1 and _is_at_most_one(script, counts[0])
     name = value.attr if isinstance(value, ast.Attribute) else script.value(getattr(value, "slice", None))
     return isinstance(name, str) and lists_one(script, name)
+
+
+_ASIDE = frozenset({"train", "eval", "cuda", "to", "parameters", "named_parameters", "state_dict", "zero_grad"})
+"""What calls no ``forward``."""
+
+
+def _is_never_called(script: Script, call: ast.Call) -> bool:
+    """Whether nothing in the function around it calls what it is bound to, or hands it on: no step copies it."""
+    kept, function = script.parent(call), script.function_of(call)
+    target = kept.targets[0] if isinstance(kept, ast.Assign) and len(kept.targets) == 1 else None
+    if function is None or not isinstance(target, ast.Name):
+        return False
+    reads = [one for one in script.inside(function, ast.Name) if one.id == target.id and isinstance(one.ctx, ast.Load)]
+    later = [script.parent(one) for one in reads if one.lineno > (kept.end_lineno or kept.lineno)]
+    return bool(later) and all(isinstance(one, ast.Attribute) and one.attr in _ASIDE for one in later)
 
 
 def _is_replaced(script: Script, call: ast.Call) -> bool:
@@ -479,6 +496,17 @@ for x, y in loader:
     optimizer.zero_grad()
     criterion(model(x.cuda()), y.cuda()).backward()
     optimizer.step()
+"""
+_HEAD_ASIDE = """\
+import torch
+
+def train(model, head, loader, optimizer):
+    model = torch.nn.DataParallel(model)  # !
+    head = torch.nn.DataParallel(head){mark}
+    head.train()
+    for x, y in loader:
+        criterion({called}, y).backward()
+        optimizer.step()
 """
 _NAMED_DEVICES = """\
 from torch.nn import DataParallel
