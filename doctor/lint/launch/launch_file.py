@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -90,6 +90,17 @@ class EnvironmentSource:
         return known.oldest("torch"), newest or (known.get("torch", "") if known.is_certain("torch") else "")
 
 
+def import_six(texts: Iterable[str]) -> bool:
+    """Whether one of these modules imports ``torch._six`` outside of ``try``."""
+    return any(line.startswith(_IMPORTS_SIX) for text in texts for line in text.splitlines())
+
+
+SIX = "torch._six"
+LAST_WITH_SIX = "1.13"
+"""The last line of torch with that module; 2.0 removed it (pull request 94709)."""
+_IMPORTS_SIX = (f"from {SIX} import", f"import {SIX}")
+
+
 @dataclass(frozen=True)
 class Launch:
     """A program that is started: that of a launcher (:class:`doctor.knowledge.launchers.LaunchCommand`), ``python`` or
@@ -168,6 +179,18 @@ class LaunchFile(EnvironmentSource):
     notes: tuple[str, ...] = ()
     releases: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     modules: ProjectFiles | None = field(default=None, kw_only=True)
+
+    @property
+    def permitted_torch(self) -> tuple[str, str]:
+        """The oldest and the newest torch that the project permits, also by what it imports."""
+        oldest, newest = super().permitted_torch
+        return oldest, newest or (LAST_WITH_SIX if self.imports_six else "")
+
+    @property
+    def imports_six(self) -> bool:
+        """Whether a module of the project imports ``torch._six``, which torch 2.0 removed, at its top level, where
+        nothing catches the error."""
+        return self.modules is not None and import_six(self.modules.texts_with(self.path, SIX))
 
     def may_tell(self, distribution: str) -> bool:
         """Whether the release of a distribution is known, bounded or the newest one, or the file is linted alone."""

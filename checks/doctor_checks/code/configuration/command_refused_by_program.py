@@ -102,6 +102,14 @@ class _Program(NamedTuple):
             releases=(("torch", "1.13"),),
         ),
         shell_passes(
+            "the local rank of a torch that a module needs",
+            "python -m torch.distributed.launch --nproc_per_node=4 train.py",
+            beside={
+                "train.py": "from torch._six import inf\n"
+                + _TRAIN.replace("--amp", "--local_rank").replace("action='store_true'", "type=int")
+            },
+        ),
+        shell_passes(
             "the local rank in a variable",
             "python -m torch.distributed.launch --use_env --nproc_per_node=4 train.py",
             beside={"train.py": _TRAIN},
@@ -263,7 +271,7 @@ def _of_launcher(file: LaunchFile, launch: Launch, program: _Program, added: Add
         fix=f"Declare it in {name}: `add_argument({declared}, type=int)`, or {remedy}.",
         effect=effect,
         severity=None if is_certain else Severity.WARNING,
-        once=f"{program.path} {added.option}",
+        once=added.option,
     )
 
 

@@ -9,7 +9,7 @@ from doctor.api import FileFails, FilePasses, Script, Severity, Violation, is_ol
 from doctor.knowledge.environment_variables import VariableInfo, without_loss
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.releases import bundled_nccl
-from doctor.lint.launch.launch_file import EnvironmentSource, LaunchFile
+from doctor.lint.launch.launch_file import LAST_WITH_SIX, SIX, EnvironmentSource, LaunchFile, import_six
 from doctor.lint.launch.process_launches import is_one_process, joins_no_group
 from doctor.lint.python.project.starts.other_accelerators import uses_no_nccl
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
@@ -138,7 +138,7 @@ def _is_read_by_none(file: EnvironmentSource, info: VariableInfo) -> bool:
         return True
     if is_older(file.stated_torch, info.superseded or "") is True:
         return True
-    if is_older(_LAST_WITH_SIX, info.superseded or "") is True and _needs_old_torch(file):
+    if is_older(LAST_WITH_SIX, info.superseded or "") is True and _needs_old_torch(file):
         return True
     if not isinstance(file, LaunchFile) or file.modules is None:
         return False
@@ -149,20 +149,8 @@ def _is_read_by_none(file: EnvironmentSource, info: VariableInfo) -> bool:
     return info.replaced_by is not None and "torch.distributed.launch" in text and not file.may_tell("torch")
 
 
-_OF_OLD_TORCH = "torch._six"
-_LAST_WITH_SIX = "1.13"
-"""The last line of torch with that module; 2.0 removed it (pull request 94709)."""
-_IMPORTS = (f"from {_OF_OLD_TORCH} import", f"import {_OF_OLD_TORCH}")
-
-
 def _needs_old_torch(file: EnvironmentSource) -> bool:
-    """Whether a module of the project imports one that torch 2.0 removed, at its top level, where nothing catches the
-    error."""
-    if isinstance(file, Script):
-        texts = [file.text]
-        texts += [text for _, text in file.modules.mentioning(_OF_OLD_TORCH)] if file.modules is not None else []
-    elif isinstance(file, LaunchFile) and file.modules is not None:
-        texts = list(file.modules.texts_with(file.path, _OF_OLD_TORCH))
-    else:
-        texts = []
-    return any(line.startswith(_IMPORTS) for text in texts for line in text.splitlines())
+    if not isinstance(file, Script):
+        return isinstance(file, LaunchFile) and file.imports_six
+    others = (text for _, text in file.modules.mentioning(SIX)) if file.modules is not None else ()
+    return import_six((file.text, *others))
