@@ -26,7 +26,6 @@ from doctor.lint.python.project.loader_loops import computed_over, trains
 from doctor.lint.python.project.one_process import never_runs
 from doctor.lint.python.project.settings.option_values import values_in_own_file
 from doctor.lint.python.rank_branches import rank_condition
-from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import ACCELERATOR, SAMPLER, is_test, several_ranks
 from doctor.lint.python.value_flow import handed_in
@@ -204,7 +203,6 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
     for loader in loaders(script):
         if (
             not loader.evaluates
-            or _is_tried_out(script, loader.call)
             or _is_whole(script, loader.call)
             or is_unused(script, loader)
             or _is_trained_on(script, loader)
@@ -325,16 +323,6 @@ def _knows_no_ranks(script: Script, sampler: ast.expr) -> bool:
 _WHOLE = tuple(
     f"torch.utils.data.{part}{name}Sampler" for part in ("", "sampler.") for name in ("Sequential", "Random")
 )
-
-
-def _is_tried_out(script: Script, call: ast.Call) -> bool:
-    """Whether it is in the part of a module for ``__main__``, which tries it out in one process: none of the calls that
-    show several ranks are reached from there."""
-    tests = (one.test for one in script.around(call) if isinstance(one, ast.If))
-    if script.function_of(call) is not None or not any("__main__" in ast.unparse(one) for one in tests):
-        return False
-    shown = several_ranks(script)
-    return shown is not None and script.function_of(shown) not in run_by_all(script)
 
 
 def _is_whole(script: Script, loader: ast.Call) -> bool:

@@ -56,6 +56,7 @@ from doctor.lint.python.rank_branches import (
     statements_before,
     stops_several,
 )
+from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import FunctionNode, ProjectModules, Script, module_of, per_script
 from doctor.lint.python.training import ACCELERATOR, FABRIC, GROUP, SAMPLER, TRAINER, is_one_in_all_calls, several_ranks
 
@@ -127,7 +128,7 @@ def _as_started(script: Script, rule: str, severity: Severity, violation: Violat
         return replace(violation, severity=Severity.INFO, preview=True)
     if rule not in OF_SEVERAL_RANKS:
         return violation
-    if runs_in_one_process(script, at) or is_notebook_of_one_process(script):
+    if runs_in_one_process(script, at) or _is_tried_out(script, at) or is_notebook_of_one_process(script):
         return None
     if rule in _OF_DEVICES and _has_one_gpu_each(script):
         return None
@@ -451,6 +452,16 @@ def runs_in_one_process(script: Script, node: ast.AST, depth: int = _DEPTH) -> b
         and all(never_runs(script, one) or runs_in_one_process(script, one, depth - 1) for one in uses)
         and not may_be_imported(script, function.name)
     )
+
+
+def _is_tried_out(script: Script, node: ast.AST) -> bool:
+    """Whether a place is in the part of a module for ``__main__``, which tries it out in one process: none of the calls
+    that show several ranks are reached from there."""
+    tests = (one.test for one in script.around(node) if isinstance(one, ast.If))
+    if script.function_of(node) is not None or not any("__main__" in ast.unparse(one) for one in tests):
+        return False
+    shown = several_ranks(script)
+    return shown is not None and script.function_of(shown) not in run_by_all(script)
 
 
 def _statements_beside(script: Script, node: ast.AST) -> Iterator[ast.stmt]:
