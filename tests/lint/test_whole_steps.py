@@ -58,3 +58,34 @@ ANOTHER = "class Head:\n    def learn(self, x):\n        return x\n"
 )
 def test_a_whole_step_in_a_method_goes_past_the_wrapper(tmp_path, files, found):
     assert severities_in(tmp_path, {"agents.py": AGENT, "train.py": TRAIN} | files, BOOK) == found
+
+
+FREEZES = """\
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("nccl")
+model = build()
+for name, param in model.named_parameters():
+    if {test}:
+        {freezes}
+model = DDP(model.cuda())
+for x, y in loader:
+    loss = criterion(model.module.{part}(x), y)
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("part", "freezes", "severity"),
+    [
+        ("text", "param.requires_grad_(False)", "info"),
+        ("text", "param.requires_grad = False", "info"),
+        ("text", "param.requires_grad = True", "error"),
+        ("forward", "param.requires_grad_(False)", "error"),
+    ],
+)
+def test_parts_of_a_model_that_is_frozen_by_names(tmp_path, part, freezes, severity):
+    text = FREEZES.format(test='"visual" not in name', freezes=freezes, part=part)
+    assert severities_in(tmp_path, {"train.py": text}, BOOK, preview=True) == [("CODE033", severity)]

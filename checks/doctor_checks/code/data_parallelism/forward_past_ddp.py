@@ -90,12 +90,31 @@ def forward_past_ddp(script: Script) -> Iterator[Violation]:
     Fix: Call the wrapper instead, and move methods that bypass it into the module's forward().
     """
     for call, words in calls_past_wrapper(script):
+        is_unsure = _may_be_frozen(script, call, words)
         yield Violation(
             call,
             f"{script.text_of(call.func)}(...) bypasses the DDP wrapper `{words}`: gradients are not reduced",
             fix=_fix(script, call, words),
             once=_part(script, call, words),
+            severity=Severity.INFO if is_unsure else None,
+            preview=is_unsure,
         )
+
+
+def _may_be_frozen(script: Script, call: ast.Call, words: str) -> bool:
+    """Whether a part of the module is called, and the program freezes parameters of that module by their names: a part
+    without gradients needs no reduction."""
+    if _part(script, call, words) in ("", "forward"):
+        return False
+    listed = (f"{words}.named_parameters()", f"{words}.module.named_parameters()")
+    named = [one for one in script.all(ast.For) if script.text_of(one.iter) in listed]
+    return any(_freezes(branch) for loop in named for branch in script.inside(loop, ast.If))
+
+
+def _freezes(branch: ast.If) -> bool:
+    """``param.requires_grad_(False)``, ``param.requires_grad = False``."""
+    statements = (ast.unparse(one) for one in (*branch.body, *branch.orelse))
+    return any(one.endswith((".requires_grad_(False)", ".requires_grad = False")) for one in statements)
 
 
 def _part(script: Script, call: ast.Call, words: str) -> str:
