@@ -229,7 +229,7 @@ def _is_never_called(script: Script, call: ast.Call) -> bool:
     """Whether nothing in the function around it calls what it is bound to, or hands it on: no step copies it."""
     kept, function = script.parent(call), script.function_of(call)
     target = kept.targets[0] if isinstance(kept, ast.Assign) and len(kept.targets) == 1 else None
-    if function is None or not isinstance(target, ast.Name):
+    if function is None or not isinstance(kept, ast.Assign) or not isinstance(target, ast.Name):
         return False
     reads = [one for one in script.inside(function, ast.Name) if one.id == target.id and isinstance(one.ctx, ast.Load)]
     later = [script.parent(one) for one in reads if one.lineno > (kept.end_lineno or kept.lineno)]
