@@ -53,7 +53,7 @@ def cache_emptied_every_step(script: Script) -> Iterator[Violation]:
 
 
 def _measures_memory(script: Script, call: ast.Call) -> bool:
-    """Whether the program is there to measure memory: each step has a peak of its own, or a history is recorded."""
+    """Whether the program is there to measure memory: each step resets the peak, or a history is recorded."""
     if any(last_name(one.func) == "_record_memory_history" for one in script.all(ast.Call)):
         return True
     around = script.nearest(call, ast.For, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)
