@@ -329,7 +329,7 @@ SAMPLES = """\
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-def main(args, seen, unseen):
+def main(args, seen, unseen, model, optimizer):
     torch.distributed.init_process_group("nccl")
     if args.long:
         {first} = DistributedSampler(seen)
@@ -342,7 +342,7 @@ def main(args, seen, unseen):
             model(batch).sum().backward()
             optimizer.step()
 
-main(parse(), read("a"), read("b"))
+main(parse(), read("a"), read("b"), *build())
 """
 
 

@@ -193,6 +193,7 @@ def test_commands_that_give_more_than_the_default_of_a_field(tmp_path):
 )
 def test_one_epoch_by_default_has_one_order(tmp_path, files, severity):
     one = SHUFFLES.replace("default=3", "default=1").replace("range(1, num", "range(start_epoch, num")
+    one = one.replace("import argparse\n", "import argparse\nimport sys\n\nstart_epoch = int(sys.argv[1])\n")
     assert found(tmp_path, {"train.py": one, "other.py": "import torch\n", **files}) == [("CODE011", severity)]
 
 
