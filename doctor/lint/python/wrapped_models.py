@@ -151,6 +151,37 @@ def _has_no_buffers(script: Script, model: ast.expr, depth: int = 6) -> bool:
     return other is not None and owner is not None and _makes_no_buffers(other, owner, depth - 1)
 
 
+def shows_buffers(script: Script) -> bool:
+    """Whether a model that the file wraps in DDP surely has buffers: one of torchvision, a layer that keeps statistics,
+    or one of a class of the project that registers buffers or has such layers."""
+    return any(_has_buffers(script, call.args[0]) for call in script.calls(DDP) if call.args)
+
+
+_WITH_BUFFERS = re.compile(r"^torchvision\.models\.|^torch\.nn\.(?:\w+\.)*(?:Sync)?BatchNorm")
+_REGISTERS = re.compile(r"\bregister_buffer\(|BatchNorm\dd\(")
+
+
+def _has_buffers(script: Script, model: ast.expr, depth: int = 6) -> bool:
+    if depth == 0:
+        return False
+    if isinstance(model, (ast.Name, ast.Attribute)):
+        values = [one for one in script.values_of(model) if not _is_wrapping(script, one) and one is not model]
+        return any(_has_buffers(script, one, depth - 1) for one in values)
+    if not isinstance(model, ast.Call):
+        return False
+    if isinstance(model.func, ast.Attribute) and model.func.attr in _SAME_MODEL:
+        return _has_buffers(script, model.func.value, depth - 1)
+    name = script.name(model.func)
+    if _WITH_BUFFERS.match(name) or name.endswith("convert_sync_batchnorm"):
+        return True
+    if _WITHOUT_BUFFERS.match(name):
+        return any(_has_buffers(script, one, depth - 1) for one in model.args)
+    owner = script.class_definition(model.func)
+    if owner is None and (other := _script_of(script, model.func)) is not None:
+        owner = other.bindings.classes.get(last_name(model.func))
+    return owner is not None and _REGISTERS.search(ast.unparse(owner)) is not None
+
+
 def _is_none(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and value.value is None
 

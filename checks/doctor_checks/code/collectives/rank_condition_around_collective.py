@@ -27,7 +27,7 @@ from doctor.lint.python.rank_branches import (
 )
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import is_without_gradients
-from doctor.lint.python.wrapped_models import FORWARD_OF_DDP, is_wrapped_later, parameter_names
+from doctor.lint.python.wrapped_models import FORWARD_OF_DDP, is_wrapped_later, parameter_names, shows_buffers
 from doctor.testing.script_cases import fails, passes
 
 
@@ -218,6 +218,7 @@ def _run_by_some(script: Script, one: CollectiveCall, condition: RankCondition) 
     depends = depends or _is_stopped(script, one.call) or _is_last(script, condition)
     # The function may ask first whether the model is sharded, without which nothing waits.
     depends = depends or (one.through is not None and not one.certain and one.word.endswith("state_dict"))
+    depends = depends or (one.word == FORWARD_OF_DDP and not shows_buffers(script))
     option = _option_of(script, one)
     is_certain = one.certain and not depends and not option
     is_advice = _is_advice(script, one)
