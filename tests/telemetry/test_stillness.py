@@ -1,12 +1,13 @@
 """For how long a thread stands: a lock is still, a loop that computes is not."""
 
 import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
-from doctor.monitor.telemetry.stacks.stillness import Stillness
+from doctor.monitor.telemetry.stacks.stillness import SHORT, Stillness
 
 pytestmark = pytest.mark.real_time
 
@@ -62,6 +63,18 @@ def test_a_loop_of_naps_at_one_place_stands_and_one_that_is_woken_often_does_not
     stop.set()
     thread.join()
     assert (found > 0.7) is stands
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="time.sleep() tells the kernel no end")
+@pytest.mark.parametrize(("seconds", "stands"), [(20.0, False), (3600.0, True)])
+def test_one_sleep_stands_if_it_takes_long(seconds, stands):
+    thread = threading.Thread(target=time.sleep, args=(seconds,), daemon=True)
+    thread.start()
+    time.sleep(0.05)
+    stillness = Stillness(thread.ident, thread.native_id)
+    stillness.look(in_one_call=True, naps=True)
+    time.sleep(SHORT + 0.3)
+    assert (stillness.look(in_one_call=True, naps=True) > SHORT) is stands
 
 
 def test_a_thread_that_polls_stands_and_one_that_computes_when_it_is_woken_does_not():

@@ -195,15 +195,29 @@ def receives_from(native_id: int, proc: Path = Path("/proc")) -> tuple[int, str]
     return (descriptor, link) if descriptor is not None and link.startswith("socket:") else None
 
 
+def sleep_ends_soon(native_id: int, proc: Path = Path("/proc")) -> bool:
+    """Return whether a thread of this process is in a sleep that surely ends within :data:`_FAR` seconds."""
+    process = proc / "self"
+    number, arguments = system_call(process / "task" / str(native_id) / "syscall")
+    kind = _CALLS.get(platform.machine(), {}).get(number if number is not None else -1, "")
+    left = _left_of_sleep(arguments, process) if kind == "sleep" else None
+    return left is not None and left <= _FAR
+
+
 def _sleeps_for_long(arguments: Sequence[int | None], process: Path) -> bool:
-    """Return whether clock_nanosleep(2) ends more than :data:`_FAR` seconds from now, as ``time.sleep`` calls it.
+    left = _left_of_sleep(arguments, process)
+    return left is not None and left > _FAR
+
+
+def _left_of_sleep(arguments: Sequence[int | None], process: Path) -> float | None:
+    """Return the seconds until clock_nanosleep(2) ends, as ``time.sleep`` calls it; ``None`` if they are unknown.
 
     Since Python 3.11, with a time of the clock that does not jump.
     """
     if len(arguments) < 3 or arguments[:2] != (_MONOTONIC, _ABSOLUTE) or not arguments[2]:
-        return False
+        return None
     until = _in_memory("qq", arguments[2], process)
-    return until is not None and until[0] - monotonic() > _FAR
+    return until[0] - monotonic() if until is not None else None
 
 
 def _is_limited(number: int | None, arguments: Sequence[int | None]) -> bool:

@@ -32,6 +32,8 @@ that waits for a locked database is woken 10 times a second (``sqliteDefaultBusy
 a loop of small forward passes with pauses of 50 ms more than 0.5 %. So does what tries a lock file 20 times a second
 (filelock), which its frames show."""
 
+SHORT = 2.0
+"""Seconds up to which it does not matter how long a thread sleeps."""
 _LOADER, _AWAITS = "/torch/utils/data/dataloader.py", "_try_get_data"
 LOOK_AT_WORKERS, SWITCHES_OF_LOOK, NEAR = 5.0, 4, 10
 """Seconds after which a DataLoader that waits for a batch looks whether its workers live (``MP_STATUS_CHECK_INTERVAL``,
@@ -66,7 +68,8 @@ class Stillness:
         """Return the seconds for which the thread has been still; takes some microseconds.
 
         ``in_one_call``: count only the time that it has not been woken in, or with ``naps`` less than :data:`NAPS`
-        times a second, or :data:`POLLS` times to do next to nothing; 0 if that is unknown.
+        times a second, or :data:`POLLS` times to do next to nothing; 0 if that is unknown, or if all of that time was
+        one sleep that ends within a minute.
         """
         switches = self._switches() if in_one_call else 0
         if switches is None:
@@ -77,7 +80,14 @@ class Stillness:
         woken = switches - self._switched > self._most_switches(now - self._since, ran, naps=naps)
         if woken or key != self._key or cpu - self._cpu > CPU_SHARE * (now - self._since) + CPU_SECONDS:
             self._key, self._since, self._cpu, self._switched, self._ran = key, now, cpu, switches, ran
+        if in_one_call and switches == self._switched and now - self._since > SHORT and self._wakes_by_itself():
+            return 0.0
         return now - self._since
+
+    def _wakes_by_itself(self) -> bool:
+        from doctor.monitor.telemetry.stacks.blocking_call import sleep_ends_soon  # no healthy step needs it
+
+        return sleep_ends_soon(self._native_id)
 
     def _most_switches(self, seconds: float, ran: int | None, *, naps: bool) -> float:
         if not naps:
