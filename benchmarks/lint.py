@@ -3,7 +3,7 @@
     python benchmarks/lint.py --speed [PATH…]
     python benchmarks/lint.py --hits [PATH…] [--new] [--write]
     python benchmarks/lint.py --rivals [--write]
-    python benchmarks/lint.py --sources DIR [--half tuned|held|fresh|third|…|twenty-fifth|development] [--show]
+    python benchmarks/lint.py --sources DIR [--half tuned|held|fresh|third|…|twenty-sixth|development] [--show]
 
 Without PATHs: the installed sources of the libraries below. ``--hits`` prints every hit with its line and what was
 judged of it (``lint_hits.json``: whether somebody who read the line says that it is right, and why); a hit that nobody

@@ -48,6 +48,7 @@ Part: TypeAlias = Literal[
     "twenty-third",
     "twenty-fourth",
     "twenty-fifth",
+    "twenty-sixth",
     "development",
 ]
 Half: TypeAlias = Literal["tuned", "held"] | Part
