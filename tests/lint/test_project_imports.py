@@ -111,10 +111,10 @@ def test_a_rank_test_of_another_module(tmp_path):
 def test_a_wrapped_model_that_another_module_runs(tmp_path):
     train = (
         "from torch.nn.parallel import DistributedDataParallel as DDP\nfrom evaluation import evaluate\n"
-        "model = DDP(build())\nif rank == 0:\n    evaluate({model}, loader)\n"
+        "import torchvision\nmodel = DDP(torchvision.models.resnet18())\nif rank == 0:\n    evaluate({model}, loader)\n"
     )
     files = {"evaluation.py": "def evaluate(net, loader):\n    for x in loader:\n        net(x)\n"}
-    assert places(tmp_path, files | {"train.py": train.format(model="model")}) == [("CODE005", "train.py", 5)]
+    assert places(tmp_path, files | {"train.py": train.format(model="model")}) == [("CODE005", "train.py", 6)]
     assert places(tmp_path, files | {"train.py": train.format(model="model.module")}) == []
 
 

@@ -165,7 +165,8 @@ def _has_buffers(script: Script, model: ast.expr, depth: int = 6) -> bool:
     if depth == 0:
         return False
     if isinstance(model, (ast.Name, ast.Attribute)):
-        values = [one for one in script.values_of(model) if not _is_wrapping(script, one) and one is not model]
+        bound = (*script.values_of(model), *handed_in(script, model))
+        values = [one for one in bound if not _is_wrapping(script, one) and one is not model]
         return any(_has_buffers(script, one, depth - 1) for one in values)
     if not isinstance(model, ast.Call):
         return False
@@ -176,10 +177,16 @@ def _has_buffers(script: Script, model: ast.expr, depth: int = 6) -> bool:
         return True
     if _WITHOUT_BUFFERS.match(name):
         return any(_has_buffers(script, one, depth - 1) for one in model.args)
-    owner = script.class_definition(model.func)
-    if owner is None and (other := _script_of(script, model.func)) is not None:
-        owner = other.bindings.classes.get(last_name(model.func))
-    return owner is not None and _REGISTERS.search(ast.unparse(owner)) is not None
+    other = script if script.class_definition(model.func) is not None else _script_of(script, model.func)
+    owner = other.bindings.classes.get(last_name(model.func)) if other is not None else None
+    if other is None or owner is None:
+        return False
+    calls = [one for one in ast.walk(owner) if isinstance(one, ast.Call)]
+    parts = [one for one in calls if last_name(one.func) in other.bindings.classes]
+    bases = (other.bindings.classes[one] for one in map(last_name, owner.bases) if one in other.bindings.classes)
+    return any(_REGISTERS.search(ast.unparse(one)) for one in (owner, *bases)) or any(
+        _has_buffers(other, one, depth - 1) for one in parts if one is not model
+    )
 
 
 def _is_none(value: ast.expr) -> bool:
